@@ -1,0 +1,1 @@
+"""Tokens in, tokens out. No HTTP, no text, no torch. Importing the package costs nothing."""

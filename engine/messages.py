@@ -1,0 +1,115 @@
+"""The wire contract between API processes and the engine: msgspec structs, msgpack encoded.
+
+Knows no numpy, no torch, no HTTP. Token ids and log-probabilities travel as little-endian bytes
+(int32, float32), so that neither side makes a Python object per token.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How to sample the completions of one prompt. Order: temperature, min_p, top_k, top_p."""
+
+    max_tokens: int = 16
+    """Longest completion in tokens, at least 1; cut to what the context has left."""
+    n: int = 1
+    """Completions of this prompt, at least 1. Sample i draws from the random stream (seed, i)."""
+    temperature: float = 1.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_k: int = 0
+    """Keep the k most likely tokens (ties with the k-th are kept); 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the fewest most likely tokens whose probabilities reach it; 1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the most likely one; 0 keeps all."""
+    seed: int = 0
+    """Of the random stream, 0 … 2**64 - 1. Whoever builds the request draws one if none is given."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a completion, besides the end-of-text token."""
+    ignore_eos: bool = False
+    """Do not end at the end-of-text token."""
+    logprobs: bool = False
+    """Send the log-probability of each sampled token."""
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):
+    """One prompt and the `params.n` completions wanted of it."""
+
+    id: str
+    prompt_token_ids: bytes
+    """int32 little-endian, at least one token."""
+    params: SamplingParams
+    priority: int = 0
+    """Higher is admitted first."""
+    emit: Literal["final", "delta"] = "final"
+    """`delta` sends new tokens after each step; `final` sends each completion once, when done."""
+
+
+class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
+    """Forget the request; no further Output is sent for it. Unknown ids are ignored."""
+
+    id: str
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
+    """First message of a client, and its heartbeat; answered with a Status."""
+
+
+class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """New tokens of one completion. A set `finish_reason` makes it the completion's last."""
+
+    id: str
+    index: int
+    """Which of the request's completions, 0 … n - 1."""
+    token_ids: bytes = b""
+    """int32 little-endian; includes the stop token that ended the completion."""
+    logprobs: bytes = b""
+    """float32 little-endian, one per token, when asked for: log-probability under the model's
+    distribution after temperature (before top-k, top-p and min-p); temperature 0 reads as 1."""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Why, when `finish_reason` is "error"."""
+
+
+class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outputs"):
+    """All that one step has for one API process."""
+
+    outputs: list[Output]
+
+
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refusal"):
+    """The request was not accepted, or the engine can no longer finish it. Ends all of it."""
+
+    id: str
+    code: str
+    """An SRMError code."""
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
+    """What the engine is and how it does."""
+
+    state: Literal["ready", "draining"]
+    num_slots: int
+    running: int
+    """Sequences that hold a slot."""
+    waiting: int
+    """Sequences accepted and not yet started."""
+    steps: int
+    """Steps since the engine started."""
+    n_ctx: int
+    vocab_size: int
+    fingerprint: str
+    """Of config and weights, hexadecimal."""
+
+
+ToEngine = Request | Abort | Hello
+FromEngine = Outputs | Refusal | Status

@@ -1,0 +1,1 @@
+"""Text and HTTP. Never imports max, torch or engine internals."""

@@ -1,0 +1,1 @@
+"""Gradients: the only package that imports torch."""
