@@ -1,7 +1,7 @@
 """One step's inputs and outputs, as arrays. R rows, T tokens, D decode rows.
 
 Rows 0 … D - 1 decode: one token each, and each samples. Rows D … R - 1 prefill: they only move
-state. Reading `read_slots[i]` and writing `write_slots[i]`, row i feeds its tokens at `positions[i]`
+state. Row i reads `read_slots[i]`, writes `write_slots[i]` and feeds its tokens at `positions[i]`
 and on; a row at position 0 ignores what its read slot holds. No slot that a row writes is read or
 written by another row of the same batch.
 """

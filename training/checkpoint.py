@@ -1,0 +1,59 @@
+"""Write and read model folders: `config.json`, `model.safetensors`, `tokenizer.json`.
+
+Matrices are stored in bfloat16; the mixer's α, β and decay stay float32 (0.999 is 1.0 in
+bfloat16). Files appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import ModelConfig
+from engine.errors import CheckpointError
+from training.model import SRM
+
+
+def save_model(model: SRM, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors` into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: (value.float() if ".mixer_heads." in name else value.bfloat16()).contiguous()
+        for name, value in model.state_dict().items()
+    }
+    save_file(tensors, folder / "model.safetensors.partial", metadata={"format": "pt"})
+    (folder / "model.safetensors.partial").replace(folder / "model.safetensors")
+    config = msgspec.json.format(msgspec.json.encode(model.config), indent=2)
+    write_whole(folder / "config.json", config + b"\n")
+
+
+def load_model(folder: Path) -> SRM:
+    """The model of a folder, in float32. Raises CheckpointError if it is not one."""
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=ModelConfig)
+        tensors = load_file(folder / "model.safetensors")
+    except (OSError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    model = SRM(config)
+    try:
+        model.load_state_dict({name: value.float() for name, value in tensors.items()})
+    except RuntimeError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    return model
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def save_run(path: Path, state: dict[str, object]) -> None:
+    """Write a run's resumable state (weights, optimizer, step, losses) in one step."""
+    partial = path.with_name(path.name + ".partial")
+    torch.save(state, partial)
+    partial.replace(path)

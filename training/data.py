@@ -1,0 +1,64 @@
+"""Batches of problem text as token ids. Batch i is a function of (seed, i) alone, so a run resumes
+exactly where it stopped, and no batch needs the ones before it.
+
+Most batches hold one problem per row, right-padded; every `PACKED_EVERY`-th fills whole contexts
+with problems one after the other, so that every position is trained and several problems in one
+context are nothing new.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training.tasks import Problem, problems
+from training.tokenizer import END_ID
+
+PACKED_EVERY = 8
+IGNORED = -100
+"""The target that cross-entropy skips."""
+
+
+class ProblemBatches:
+    """Batches of about `tokens` tokens: inputs and targets, int64 [rows, length]."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, tokens: int, n_ctx: int) -> None:
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._tokens = tokens
+        self._n_ctx = n_ctx
+        self._row_length = min(64, n_ctx)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index % PACKED_EVERY == PACKED_EVERY - 1:
+            return self._packed(index)
+        count = self._tokens // self._row_length
+        drawn = islice(problems("train", (self._seed << 32) + index), count)
+        rows = [ids[: self._row_length + 1] for ids in encode(self._tokenizer, list(drawn))]
+        length = max(len(row) for row in rows) - 1
+        inputs = torch.full((count, length), END_ID)
+        targets = torch.full((count, length), IGNORED)
+        for i, row in enumerate(rows):
+            inputs[i, : len(row) - 1] = torch.tensor(row[:-1])
+            targets[i, : len(row) - 1] = torch.tensor(row[1:])
+        return inputs, targets
+
+    def _packed(self, index: int) -> tuple[Tensor, Tensor]:
+        count = max(1, self._tokens // self._n_ctx)
+        wanted = count * (self._n_ctx + 1)
+        stream = problems("train", (self._seed << 32) + index)
+        ids: list[int] = []
+        while len(ids) < wanted:
+            for row in encode(self._tokenizer, list(islice(stream, 64))):
+                ids += row
+        rows = torch.tensor(ids[:wanted]).view(count, self._n_ctx + 1)
+        return rows[:, :-1], rows[:, 1:]
+
+
+def encode(tokenizer: Tokenizer, batch: list[Problem]) -> list[list[int]]:
+    """Prompt and solution of each problem, from the begin token to the end token."""
+    texts = [problem.prompt + problem.solution for problem in batch]
+    return [[*encoding.ids, END_ID] for encoding in tokenizer.encode_batch(texts)]
