@@ -122,7 +122,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.channel_mixing_layer(self.channel_norm(x))
-        return x + self.token_mixing_layer(self.token_norm(x))
+        mixed: Tensor = self.token_mixing_layer(self.token_norm(x))
+        return x + mixed
 
     def step(self, x: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
         x = x + self.channel_mixing_layer(self.channel_norm(x))
