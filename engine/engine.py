@@ -1,0 +1,168 @@
+"""Engine: a scheduler and a runner, stepped by whoever owns it; the in-process API.
+
+`step` is the specification; `step_overlapped` gives the same tokens and keeps the device busy while
+the host thinks. Knows no processes, sockets or text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine import metrics
+from engine.batch import Batch, Launched, Runner
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import Overloaded, RequestError
+from engine.messages import Output, Request, SamplingParams, Status
+from engine.scheduler import Scheduler
+
+
+class _Step(NamedTuple):
+    """A batch under way."""
+
+    batch: Batch
+    launched: Launched
+    started: float
+
+
+class Engine:
+    """Continuous batching of requests on one runner. Not thread-safe."""
+
+    def __init__(
+        self, model: ModelConfig, runner: Runner, config: EngineConfig, fingerprint: str = ""
+    ) -> None:
+        self.scheduler = Scheduler(model, config)
+        self.num_steps = 0
+        self._model = model
+        self._runner = runner
+        self._fingerprint = fingerprint
+        self._in_flight: _Step | None = None
+        self._last_completed = 0.0
+        metrics.NUM_SLOTS.set(config.num_slots)
+        self._update_gauges()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._in_flight is not None or self.scheduler.num_requests > 0
+
+    def add(self, request: Request) -> None:
+        """Accept a request, or raise a RequestError that says why not."""
+        try:
+            self.scheduler.add(request)
+        except RequestError:
+            metrics.REQUESTS.labels("refused").inc()
+            raise
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; no further Output of it follows. Unknown ids are ignored."""
+        if self.scheduler.abort(request_id):
+            metrics.REQUESTS.labels("aborted").inc()
+
+    def step(self) -> list[Output]:
+        """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
+        outputs = self._complete(self._in_flight)
+        self._in_flight = None
+        return outputs + self._complete(self._launch())
+
+    def step_overlapped(self) -> list[Output]:
+        """Launch one batch, then complete the one launched before: the same tokens, a step later.
+
+        Scheduling before the last step's tokens are known is possible because tokens stay on the
+        device and every sequence's length limit is known beforehand. A sequence that a stop token
+        ends has one row too many under way by then; `Scheduler.complete` drops it.
+        """
+        launched = self._launch()
+        landing, self._in_flight = self._in_flight, launched
+        return self._complete(landing)
+
+    def status(self) -> Status:
+        table = self.scheduler.table
+        return Status(
+            state="ready",
+            num_slots=table.num_slots,
+            running=table.num_owned,
+            waiting=self.scheduler.num_waiting,
+            steps=self.num_steps,
+            n_ctx=self._model.n_ctx,
+            vocab_size=self._model.vocab_size,
+            fingerprint=self._fingerprint,
+        )
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[Output]]:
+        """Complete every prompt; returns, prompt by prompt, the n final Outputs by index.
+
+        Prompt i is sampled with seed `params.seed + i`, so that equal prompts differ. The engine
+        must have no other work. Raises RequestError if a prompt is refused.
+        """
+        assert not self.has_work, "generate() needs the engine for itself"
+        finished: list[list[Output]] = [[] for _ in prompts]
+        waiting = [
+            Request(
+                id=str(i),
+                prompt_token_ids=np.asarray(prompt, "<i4").tobytes(),
+                params=msgspec.structs.replace(params, seed=(params.seed + i) % 2**64),
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        waiting.reverse()
+        try:
+            while waiting or self.has_work:
+                self._add_while_room(waiting)
+                for output in self.step_overlapped():
+                    finished[int(output.id)].append(output)
+        except RequestError:
+            for request_id in self.scheduler.request_ids():
+                self.abort(request_id)
+            self.step()
+            raise
+        return [sorted(outputs, key=lambda output: output.index) for outputs in finished]
+
+    def _add_while_room(self, waiting: list[Request]) -> None:
+        while waiting:
+            try:
+                self.scheduler.add(waiting[-1])
+            except Overloaded:
+                return
+            waiting.pop()
+
+    def _launch(self) -> _Step | None:
+        started = time.monotonic()
+        batch = self.scheduler.schedule()
+        return None if batch is None else _Step(batch, self._runner.launch(batch), started)
+
+    def _complete(self, step: _Step | None) -> list[Output]:
+        if step is None:
+            return []
+        result = step.launched.wait()
+        requests = self.scheduler.num_requests
+        outputs = self.scheduler.complete(step.batch, result)
+        self.num_steps += 1
+        metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
+        for reason, count in Counter(output.finish_reason for output in outputs).items():
+            if reason is not None:
+                metrics.SEQUENCES.labels(reason).inc(count)
+        self._measure(step)
+        return outputs
+
+    def _measure(self, step: _Step) -> None:
+        now = time.monotonic()
+        metrics.STEPS.inc()
+        metrics.DECODE_TOKENS.inc(step.batch.num_decode)
+        metrics.PREFILL_TOKENS.inc(step.batch.num_tokens - step.batch.num_decode)
+        metrics.BATCH_ROWS.observe(step.batch.num_rows)
+        metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
+        self._last_completed = now
+        self._update_gauges()
+
+    def _update_gauges(self) -> None:
+        metrics.RUNNING.set(self.scheduler.table.num_owned)
+        metrics.WAITING.set(self.scheduler.num_waiting)
+        metrics.FREE_SLOTS.set(self.scheduler.table.num_free)

@@ -1,0 +1,302 @@
+"""The scheduler: add, abort, schedule, complete. Admission is its only decision.
+
+A sequence is a slot and never grows, so nothing is paged, predicted or preempted: a slot in hand is
+a promise kept, and overload is refused at the door. Pure: no device, clock, randomness or I/O; the
+same calls give the same batches. Keeps: every accepted sequence gets exactly one terminal Output,
+unless its request is aborted; no slot that a row writes is touched by another row of its batch.
+
+A request waits, then prefills its prompt once (all but the last token), then its n sequences start
+as slots fall free, each fed the last prompt token first. With n > 1 the prompt is prefilled into a
+prefix slot, which every sequence reads in its first step and which is freed after the last of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.batch import I32, I64, Batch, StepResult
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import InvalidRequest, Overloaded
+from engine.messages import FinishReason, Output, Request
+from engine.sequence import Line, SequenceGroup, accept
+from engine.slots import SlotTable, StopSets
+
+RETRY_AFTER_S = 1
+"""What an overloaded engine tells its callers. Waiting requests start within steps, not minutes."""
+
+
+RUNNING, STOP, LENGTH, ERROR = range(4)
+FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
+NOT_FINITE = "the model's output was not finite"
+
+
+class Chunk(NamedTuple):
+    """The part of a prompt that one prefill row feeds."""
+
+    slot: int
+    position: int
+    tokens: I32
+
+
+class Scheduler:
+    """Which sequences the next step feeds, and what its result means for them."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        self.table = SlotTable(config.num_slots, model.n_ctx)
+        self.stop_sets = StopSets(model.vocab_size)
+        self.num_waiting = 0  # sequences accepted and not started
+        self._model = model
+        self._config = config
+        # Prefixes are promises to sequences that have no slot yet: too many would leave none.
+        self._max_prefixes = config.num_slots // 2
+        self._by_id: dict[str, SequenceGroup] = {}
+        self._by_first_id: dict[int, SequenceGroup] = {}
+        self._waiting = Line()  # for a slot to prefill into
+        self._prefilling = Line()  # in their slot, for room in a batch
+        self._forking = Line()  # prefilled, for slots to start in
+        self._next_id = 0
+        self._turn = 0  # the slot whose turn it is when not all can be served
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._by_id)
+
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def request_ids(self) -> list[str]:
+        return list(self._by_id)
+
+    def add(self, request: Request) -> None:
+        """Accept a request, or raise the RequestError that says why not."""
+        group = accept(request, self._model, self._next_id)
+        count, limit = request.params.n, self._config.max_waiting
+        if request.id in self._by_id:
+            raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
+        if count > limit:
+            raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
+        if group.needs_prefix and not self._max_prefixes:
+            raise InvalidRequest(f"n must be 1 on an engine of one slot, got {count}", "n")
+        if self.num_waiting + count > limit:
+            raise Overloaded(
+                f"{self.num_waiting} of at most {limit} sequences are waiting", RETRY_AFTER_S
+            )
+        self._next_id += count
+        self._by_id[request.id] = self._by_first_id[group.first_id] = group
+        self._waiting.push(group)
+        self.num_waiting += count
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request and free its slots at once; False if there is no such request.
+
+        A step under way may still write these slots. That is safe for the reason given in
+        `complete`.
+        """
+        group = self._by_id.get(request_id)
+        if group is None:
+            return False
+        for line in (self._waiting, self._prefilling, self._forking):
+            line.discard(group)
+        self.num_waiting -= group.unstarted
+        self.table.free(np.flatnonzero(self.table.first_id == group.first_id))
+        self._forget(group)
+        return True
+
+    def schedule(self) -> Batch | None:
+        """The next step's batch, or None when there is nothing to feed.
+
+        The tables advance here, before the device has run: the step after can be scheduled at once.
+        """
+        self._admit()
+        slots = self._take_turns()
+        chunks = self._prefill(self._config.max_step_tokens - len(slots))
+        if not len(slots) and not chunks:
+            return None
+        batch = self._batch(slots, chunks)
+        first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
+        self.table.advance(slots, batch.ends)
+        # Only now, so that no row of this batch can have been given a slot that another one reads.
+        self._release_prefixes(first_ids)
+        return batch
+
+    def complete(self, batch: Batch, result: StepResult) -> list[Output]:
+        """Record what a step sampled; end, and free, the sequences it ended.
+
+        What depends on time comes from the batch: the table may be one step ahead already. For the
+        same reason a slot freed here may still be written by the step now under way. The slot can
+        be given out in the schedule after that one at the earliest, steps run in the order
+        launched, and position 0 ignores what a slot holds, so the late write harms nobody.
+        """
+        table = self.table
+        slots, ends = batch.write_slots[: batch.num_decode], batch.ends
+        tokens, logprobs = result.token_ids, result.logprobs
+        is_live = table.sequence_id[slots] == batch.sequence_ids
+        if not is_live.all():  # aborted, or ended by the step before this one
+            slots, ends = slots[is_live], ends[is_live]
+            tokens, logprobs = tokens[is_live], logprobs[is_live]
+        table.record(slots, tokens, logprobs)
+        is_failed = tokens < 0
+        is_stop = self.stop_sets.table[table.stop_row[slots], tokens]
+        reasons = np.select([is_failed, is_stop, ends], [ERROR, STOP, LENGTH], RUNNING)
+        emits = np.flatnonzero((reasons != RUNNING) | table.is_streaming[slots])
+        outputs = self._outputs(slots[emits], reasons[emits])
+        table.free(slots[reasons != RUNNING])
+        return outputs
+
+    def _admit(self) -> None:
+        """Give free slots out, in serving order, to prompts and to sequences that can start."""
+        room = self._config.max_step_tokens - sum(
+            group.num_unprefilled for group in self._prefilling
+        )
+        while self.table.num_free:
+            line = self._next_line(room)
+            if line is None:
+                return
+            group = line.pop()
+            if group.stop_row < 0:
+                group.stop_row = self.stop_sets.acquire(group.stop_ids)
+            if group.num_unprefilled:
+                self._begin_prefill(group)
+                room -= group.num_unprefilled
+            else:
+                self._start(group)
+
+    def _next_line(self, room: int) -> Line | None:
+        """The line whose first group gets the next free slot."""
+        waiting, forking = self._waiting.peek(), self._forking.peek()
+        if waiting is not None and waiting.num_unprefilled:
+            # A slot taken before the next batches can prefill into it would only stand idle.
+            has_prefix = not waiting.needs_prefix or self.table.num_prefix < self._max_prefixes
+            if room <= 0 or not has_prefix:
+                waiting = None
+        if forking is not None and (waiting is None or forking.order > waiting.order):
+            return self._forking
+        return self._waiting if waiting is not None else None
+
+    def _begin_prefill(self, group: SequenceGroup) -> None:
+        if group.needs_prefix:
+            group.prefill_slot = self.table.take_prefix(group.first_id)
+        else:
+            group.prefill_slot = int(self.table.take(group, 1)[0])
+            self._count_started(group, 1)
+        self._prefilling.push(group)
+
+    def _start(self, group: SequenceGroup) -> None:
+        """Start as many of a prefilled group's sequences as there are slots."""
+        count = min(group.unstarted, self.table.num_free)
+        slots = self.table.take(group, count)
+        self.table.is_running[slots] = True
+        self._count_started(group, count)
+        if group.needs_prefix:
+            group.unforked += count
+        if group.unstarted:
+            self._forking.push(group)
+
+    def _count_started(self, group: SequenceGroup, count: int) -> None:
+        group.started += count
+        self.num_waiting -= count
+
+    def _take_turns(self) -> I32:
+        """Slots to decode: i32[at most max_step_rows], ascending from the slot whose turn it is."""
+        running = np.flatnonzero(self.table.is_running).astype(np.int32)
+        limit = self._config.max_step_rows
+        if len(running) <= limit:
+            return running
+        first = int(np.searchsorted(running, self._turn))
+        chosen = running.take(np.arange(first, first + limit), mode="wrap")
+        self._turn = int(chosen[-1]) + 1
+        return chosen
+
+    def _prefill(self, room: int) -> list[Chunk]:
+        """Chunks of prompts, of `room` tokens together at most; a finished prompt moves on."""
+        chunks = []
+        while room and (group := self._prefilling.peek()) is not None:
+            start = group.prefilled
+            size = min(room, group.num_unprefilled)
+            chunks.append(Chunk(group.prefill_slot, start, group.prompt[start : start + size]))
+            group.prefilled += size
+            room -= size
+            if group.num_unprefilled:
+                break  # it is out of room, and stays first in line
+            self._prefilling.pop()
+            if group.needs_prefix:
+                self._forking.push(group)
+            else:
+                self.table.is_running[group.prefill_slot] = True
+        return chunks
+
+    def _batch(self, slots: I32, chunks: list[Chunk]) -> Batch:
+        table = self.table
+        prefill_slots = np.array([chunk.slot for chunk in chunks], np.int32)
+        prefill_positions = np.array([chunk.position for chunk in chunks], np.int32)
+        lengths = np.ones(len(slots) + len(chunks), np.int32)
+        lengths[len(slots) :] = [len(chunk.tokens) for chunk in chunks]
+        row_offsets = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=row_offsets[1:])
+        return Batch(
+            sequence_ids=table.sequence_id[slots],
+            read_slots=np.concatenate([table.read_slot[slots], prefill_slots]),
+            write_slots=np.concatenate([slots, prefill_slots]),
+            positions=np.concatenate([table.position[slots], prefill_positions]),
+            row_offsets=row_offsets,
+            token_ids=np.concatenate([table.next_token[slots], *(c.tokens for c in chunks)]),
+            ends=table.remaining[slots] == 1,
+            temperature=table.temperature[slots],
+            top_k=table.top_k[slots],
+            top_p=table.top_p[slots],
+            min_p=table.min_p[slots],
+            seeds=table.seed[slots],
+        )
+
+    def _release_prefixes(self, first_ids: I64) -> None:
+        """Count first steps, given the group of each; a prefix that no one will read is freed."""
+        groups, counts = np.unique(first_ids, return_counts=True)
+        for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            group = self._by_first_id[first_id]
+            group.unforked -= count
+            if not group.unforked and not group.unstarted:
+                self.table.free(np.array([group.prefill_slot], np.int32))
+
+    def _outputs(self, slots: I32, reasons: I64) -> list[Output]:
+        """What to say about these slots' sequences. Loops over departures and streams only."""
+        table = self.table
+        outputs = []
+        columns = (
+            slots,
+            table.sequence_id[slots],
+            table.first_id[slots],
+            np.where(table.is_streaming[slots], table.num_outputs[slots] - 1, 0),
+            table.num_outputs[slots] - (reasons == ERROR),  # an error is no token
+            table.wants_logprobs[slots],
+            reasons,
+        )
+        for slot, sequence_id, first_id, start, stop, wants_logprobs, reason in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            group = self._by_first_id[first_id]
+            logprobs = b""
+            if wants_logprobs:
+                assert table.output_logprobs is not None
+                logprobs = table.output_logprobs[slot, start:stop].tobytes()
+            outputs.append(
+                Output(
+                    id=group.request.id,
+                    index=sequence_id - first_id,
+                    token_ids=table.output_tokens[slot, start:stop].tobytes(),
+                    logprobs=logprobs,
+                    finish_reason=FINISH_REASONS[reason],
+                    error=NOT_FINITE if reason == ERROR else None,
+                )
+            )
+            if reason != RUNNING:
+                group.unfinished -= 1
+                if not group.unfinished:
+                    self._forget(group)
+        return outputs
+
+    def _forget(self, group: SequenceGroup) -> None:
+        del self._by_id[group.request.id], self._by_first_id[group.first_id]
+        if group.stop_row >= 0:
+            self.stop_sets.release(group.stop_ids)

@@ -1,0 +1,175 @@
+"""SequenceGroup: an accepted request and how far its n sequences are; Line: groups that wait.
+
+A group is one object whatever n is: a prefill, a count and a cursor. What a single sequence needs
+while it runs is a row of `engine.slots.SlotTable`. Knows no slots' contents and no device. Keeps:
+a group exists only if everything its caller sent has been checked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.batch import I32, I64, U64
+from engine.config import ModelConfig
+from engine.errors import ContextTooLong, InvalidRequest
+from engine.messages import Request, SamplingParams
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """The n sequences sampled from one prompt. Sample i is the sequence `first_id + i`."""
+
+    request: Request
+    prompt: I32  # i32[prompt length]
+    stop_ids: frozenset[int]
+    first_id: int
+    max_outputs: int
+    """Tokens each sequence may sample: max_tokens, cut to what the context has left."""
+    unfinished: int
+    """Sequences without a terminal Output."""
+    started: int = 0
+    """Sequences that were given a slot: the cursor."""
+    prefilled: int = 0
+    """Prompt tokens fed by prefill rows."""
+    prefill_slot: int = NO_SLOT
+    """Where the prompt is prefilled: the only sequence's slot, or the prefix that n fork from."""
+    unforked: int = 0
+    """Started sequences whose first step, which reads the prefix slot, is still to come."""
+    stop_row: int = -1
+    """Row of the stop table, from the first slot on."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Served first is largest: higher priority, then earlier arrival."""
+        return (self.request.priority, -self.first_id)
+
+    @property
+    def unstarted(self) -> int:
+        return self.request.params.n - self.started
+
+    @property
+    def num_unprefilled(self) -> int:
+        """Prompt tokens still to prefill. The last one never is: it is the first decode row."""
+        return len(self.prompt) - 1 - self.prefilled
+
+    @property
+    def needs_prefix(self) -> bool:
+        """More than one sequence shares a prefill: it needs a slot of its own to fork from."""
+        return self.request.params.n > 1 and len(self.prompt) > 1
+
+
+class Line:
+    """Groups that wait for the same thing, in serving order."""
+
+    def __init__(self) -> None:
+        self._groups: list[SequenceGroup] = []  # the next one is last, so that taking it is cheap
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        return reversed(self._groups)
+
+    def push(self, group: SequenceGroup) -> None:
+        insort(self._groups, group, key=_order)
+
+    def peek(self) -> SequenceGroup | None:
+        return self._groups[-1] if self._groups else None
+
+    def pop(self) -> SequenceGroup:
+        return self._groups.pop()
+
+    def discard(self, group: SequenceGroup) -> None:
+        """Take the group out if it is here."""
+        index = bisect_left(self._groups, group.order, key=_order)
+        if index < len(self._groups) and self._groups[index] is group:
+            del self._groups[index]
+
+
+def _order(group: SequenceGroup) -> tuple[int, int]:
+    return group.order
+
+
+def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup:
+    """Check everything a request says against the model; RequestError says what does not fit."""
+    params = request.params
+    _check_ranges(params)
+    prompt = _prompt(request.prompt_token_ids, model)
+    for token in params.stop_token_ids:
+        if not 0 <= token < model.vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids holds {token}; ids are 0 … {model.vocab_size - 1}",
+                "stop_token_ids",
+            )
+    stop_ids = frozenset(params.stop_token_ids)
+    return SequenceGroup(
+        request=request,
+        prompt=prompt,
+        stop_ids=stop_ids if params.ignore_eos else stop_ids | {model.eos_token_id},
+        first_id=first_id,
+        # The last sampled token is not fed, so a full context may still sample one.
+        max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
+        unfinished=params.n,
+    )
+
+
+def _prompt(data: bytes, model: ModelConfig) -> I32:
+    if not data or len(data) % 4:
+        raise InvalidRequest(
+            f"prompt_token_ids must be one or more int32, got {len(data)} bytes", "prompt_token_ids"
+        )
+    prompt = np.frombuffer(data, "<i4").astype(np.int32)
+    if len(prompt) > model.n_ctx:
+        raise ContextTooLong(
+            f"the prompt has {len(prompt)} tokens; this model's context holds {model.n_ctx}",
+            "prompt_token_ids",
+        )
+    outside = prompt[(prompt < 0) | (prompt >= model.vocab_size)]
+    if len(outside):
+        raise InvalidRequest(
+            f"prompt_token_ids holds {outside[0]}; ids are 0 … {model.vocab_size - 1}",
+            "prompt_token_ids",
+        )
+    return prompt
+
+
+MIN_TEMPERATURE = 1e-4
+MAX_TEMPERATURE = 1e4
+"""Within these, logits divided by the temperature stay finite in float32."""
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    temperature = params.temperature
+    checks = (
+        ("max_tokens", params.max_tokens >= 1, "at least 1"),
+        ("n", params.n >= 1, "at least 1"),
+        (
+            "temperature",
+            temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE,
+            f"0, or {MIN_TEMPERATURE:g} … {MAX_TEMPERATURE:g}",
+        ),
+        ("top_k", 0 <= params.top_k < 2**31, "0 (off) … 2**31 - 1"),
+        ("top_p", 0 < params.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", 0 <= params.min_p <= 1, "0 … 1"),
+        ("seed", 0 <= params.seed < 2**64, "0 … 2**64 - 1"),
+    )
+    for name, is_valid, allowed in checks:
+        if not is_valid:
+            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
+
+
+def sample_seeds(seed: int, indices: I64) -> U64:
+    """Of the random streams (seed, index): u64[len(indices)], splitmix64's outputs after `seed`."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
+        mixed = np.uint64(seed) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,68 @@
+"""Fixtures that more than one folder of tests uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from engine.checkpoint import Weights
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.messages import Request, SamplingParams
+from tests.numpy_runner import NumpyRunner, tiny_weights
+
+MakeEngine = Callable[..., Engine]
+MakeRequest = Callable[..., Request]
+
+
+@pytest.fixture(scope="session")
+def weights() -> Weights:
+    return tiny_weights()
+
+
+@pytest.fixture
+def make_engine(weights: Weights) -> MakeEngine:
+    """make_engine(num_slots=8, …): an engine on the numpy runner, settings as in EngineConfig."""
+
+    def make(
+        num_slots: int = 8,
+        max_step_rows: int = 8,
+        max_step_tokens: int = 64,
+        max_waiting: int = 100,
+        model: Weights = weights,
+    ) -> Engine:
+        config = EngineConfig(
+            num_slots=num_slots,
+            max_step_rows=max_step_rows,
+            max_step_tokens=max_step_tokens,
+            max_waiting=max_waiting,
+        )
+        runner = NumpyRunner(model, num_slots)
+        return Engine(model.config, runner, config, model.fingerprint)
+
+    return make
+
+
+@pytest.fixture
+def make_request() -> MakeRequest:
+    """make_request("a", [5, 6], n=2, priority=1, emit="delta"): the rest are sampling params."""
+
+    def make(
+        request_id: str = "a",
+        prompt: list[int] | None = None,
+        priority: int = 0,
+        emit: str = "final",
+        **params: object,
+    ) -> Request:
+        tokens = [5, 6, 7] if prompt is None else prompt
+        return Request(
+            id=request_id,
+            prompt_token_ids=np.array(tokens, "<i4").tobytes(),
+            params=SamplingParams(**{"ignore_eos": True, **params}),  # type: ignore[arg-type]
+            priority=priority,
+            emit="delta" if emit == "delta" else "final",
+        )
+
+    return make

@@ -1,0 +1,201 @@
+"""A second Runner, in float64 numpy: the meaning of a batch, small enough to be checked by eye.
+
+It computes when waited for, not when launched, as late as a device could: a host that changes a
+launched batch, or counts on a step having run, fails here. It also holds the host to the promises
+in `engine/batch.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.batch import FROM_DEVICE, I32, Batch, StepResult
+from engine.checkpoint import LayerWeights, Weights
+from engine.config import ModelConfig
+
+F64 = npt.NDArray[np.float64]
+
+TINY = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=64, vocab_size=32)
+
+
+def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:
+    """Random weights whose tokens depend on the whole context."""
+    random = np.random.default_rng(seed)
+    width, heads, n_ctx = config.d_model, config.num_heads, config.n_ctx
+
+    def normal(*shape: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
+        return (random.standard_normal(shape) * scale).astype(np.float32)
+
+    def layer() -> LayerWeights:
+        is_column = np.arange(heads)[:, None] < heads // 2
+        alpha, ones = normal(heads, n_ctx), np.ones((heads, n_ctx), np.float32)
+        return LayerWeights(
+            channel_norm_weight=1 + normal(width, scale=0.1),
+            channel_norm_bias=normal(width, scale=0.1),
+            up_weight=normal(width, 4 * width, scale=width**-0.5),
+            up_bias=normal(4 * width, scale=0.1),
+            down_weight=normal(4 * width, width, scale=width**-0.5),
+            down_bias=normal(width, scale=0.1),
+            token_norm_weight=1 + normal(width, scale=0.1),
+            token_norm_bias=normal(width, scale=0.1),
+            proj_in_weight=normal(width, width, scale=width**-0.5),
+            proj_in_bias=normal(width, scale=0.1),
+            alpha_in=np.where(is_column, ones, alpha),
+            alpha_out=np.where(is_column, alpha, ones),
+            beta=normal(heads, n_ctx, scale=0.1),
+            decay=random.uniform(0.9, 1.0, heads).astype(np.float32),
+            proj_out_weight=normal(width, width, scale=width**-0.5),
+            proj_out_bias=normal(width, scale=0.1),
+        )
+
+    return Weights(
+        config=config,
+        embedding=normal(config.vocab_size, width),
+        head=normal(width, config.vocab_size, scale=width**-0.5),
+        layers=tuple(layer() for _ in range(config.num_layers)),
+        fingerprint=f"tiny-{seed}",
+    )
+
+
+class NumpyRunner:
+    """Runs batches on a pool of `num_slots` slots."""
+
+    def __init__(self, weights: Weights, num_slots: int) -> None:
+        config = weights.config
+        # Rubbish, as on a device: only a host that starts at position 0 never sees it.
+        self._states = np.full((num_slots, config.num_layers, config.d_model), np.nan)
+        self._last_token = np.full(num_slots, -9, np.int32)
+        self._weights = weights
+        self._launched: deque[NumpyLaunched] = deque()
+
+    def launch(self, batch: Batch) -> NumpyLaunched:
+        check_batch(batch, self._weights.config, len(self._states))
+        launched = NumpyLaunched(self, batch)
+        self._launched.append(launched)
+        return launched
+
+    def run_until(self, launched: NumpyLaunched) -> None:
+        while launched.result is None:
+            step = self._launched.popleft()
+            step.result = self._run(step.batch)
+
+    def _run(self, batch: Batch) -> StepResult:
+        # All reads come before all writes: no row may depend on another one of its batch.
+        before, last_token = self._states.copy(), self._last_token.copy()
+        logits = np.zeros((batch.num_decode, self._weights.config.vocab_size))
+        for row in range(batch.num_rows):
+            read, write = batch.read_slots[row], batch.write_slots[row]
+            start, position = batch.row_offsets[row], int(batch.positions[row])
+            state = before[read] if position else np.zeros_like(before[read])
+            for offset in range(batch.row_offsets[row + 1] - start):
+                token = int(batch.token_ids[start + offset])
+                if token == FROM_DEVICE:
+                    token = int(last_token[read])
+                output, state = feed(self._weights, token, position + offset, state)
+            self._states[write] = state
+            if row < batch.num_decode:
+                logits[row] = output
+        sampled = [
+            sample(logits[row], batch, row) for row in range(batch.num_decode)
+        ]  # (token, log-probability)
+        tokens = np.array([token for token, _ in sampled], np.int32)
+        self._last_token[batch.write_slots[: batch.num_decode]] = tokens
+        return StepResult(tokens, np.array([logprob for _, logprob in sampled], np.float32))
+
+
+class NumpyLaunched:
+    """A step that runs when someone waits for it, or for a later one."""
+
+    def __init__(self, runner: NumpyRunner, batch: Batch) -> None:
+        self.batch = batch
+        self.result: StepResult | None = None
+        self._runner = runner
+
+    def wait(self) -> StepResult:
+        self._runner.run_until(self)
+        assert self.result is not None
+        return self.result
+
+
+def feed(weights: Weights, token: int, position: int, state: F64) -> tuple[F64, F64]:
+    """One token through the model: logits f64[V] and the new state f64[layers, d]."""
+    if not 0 <= token < weights.config.vocab_size:  # the sequence's last sample was not finite
+        return np.full(weights.config.vocab_size, np.nan), np.full_like(state, np.nan)
+    x = weights.embedding[token].astype(np.float64)
+    new_state = np.empty_like(state)
+    for index, layer in enumerate(weights.layers):
+        normed = _norm(x, layer.channel_norm_weight, layer.channel_norm_bias)
+        up = normed @ layer.up_weight + layer.up_bias
+        x = x + (up / (1 + np.exp(-up))) @ layer.down_weight + layer.down_bias
+        mixed = _norm(x, layer.token_norm_weight, layer.token_norm_bias)
+        if layer.proj_in_weight is not None and layer.proj_in_bias is not None:
+            mixed = mixed @ layer.proj_in_weight + layer.proj_in_bias
+        per_head = mixed.reshape(weights.config.num_heads, -1)
+        s = layer.alpha_in[:, position, None] * per_head
+        s = s + layer.decay[:, None] * state[index].reshape(per_head.shape)
+        new_state[index] = s.ravel()
+        mixed = (layer.alpha_out[:, position, None] * s + layer.beta[:, position, None]).ravel()
+        if layer.proj_out_weight is not None and layer.proj_out_bias is not None:
+            mixed = mixed @ layer.proj_out_weight + layer.proj_out_bias
+        x = x + mixed
+    return x @ weights.head, new_state
+
+
+def _norm(x: F64, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]) -> F64:
+    normed: F64 = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * weight + bias
+    return normed
+
+
+def sample(logits: F64, batch: Batch, row: int) -> tuple[int, float]:
+    """The token drawn and its log-probability, by the definition in `SamplingParams`."""
+    if not np.isfinite(logits).all():
+        return -1, 0.0
+    temperature = float(batch.temperature[row])
+    scaled = (logits - logits.max()) / (temperature or 1.0)
+    logprobs = scaled - np.log(np.exp(scaled).sum())
+    if temperature == 0:
+        token = int(logits.argmax())
+        return token, float(logprobs[token])
+    p = np.exp(logprobs)
+    p[p < batch.min_p[row] * p.max()] = 0
+    if 0 < batch.top_k[row] < len(p):
+        p[p < np.sort(p)[-batch.top_k[row]]] = 0
+    order = np.argsort(-p, kind="stable")
+    reached_before = np.cumsum(p[order]) - p[order] >= batch.top_p[row] * p.sum()
+    if batch.top_p[row] < 1:
+        p[order[reached_before]] = 0
+    key = np.array([batch.seeds[row], batch.positions[row]], np.uint64)
+    uniform = int(np.random.Philox(key=key).random_raw()) / 2**64
+    token = int(np.searchsorted(np.cumsum(p), uniform * p.sum(), side="right"))
+    return token, float(logprobs[token])
+
+
+def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
+    """Assert what `engine/batch.py` promises about a batch."""
+    rows, decode = batch.num_rows, batch.num_decode
+    int32 = (batch.read_slots, batch.write_slots, batch.positions, batch.row_offsets)
+    assert all(array.dtype == np.int32 for array in (*int32, batch.token_ids, batch.top_k))
+    assert batch.sequence_ids.dtype == np.int64 and batch.seeds.dtype == np.uint64
+    assert all(array.dtype == np.float32 for array in (batch.temperature, batch.top_p, batch.min_p))
+    assert len(batch.write_slots) == len(batch.positions) == len(batch.row_offsets) - 1 == rows > 0
+    per_decode_row = (batch.sequence_ids, batch.temperature, batch.top_k, batch.top_p, batch.min_p)
+    assert all(len(array) == decode for array in (*per_decode_row, batch.seeds))
+    lengths = np.diff(batch.row_offsets)
+    assert batch.row_offsets[0] == 0 and batch.row_offsets[-1] == batch.num_tokens
+    assert (lengths[:decode] == 1).all() and (lengths > 0).all()
+    assert (batch.positions >= 0).all() and (batch.positions + lengths <= config.n_ctx).all()
+    _check_tokens(batch.token_ids, decode, config.vocab_size)
+    slots = np.concatenate([batch.read_slots, batch.write_slots])
+    assert slots.min() >= 0 and slots.max() < num_slots
+    assert len(np.unique(batch.write_slots)) == rows, "two rows write one slot"
+    writer = {int(slot): row for row, slot in enumerate(batch.write_slots)}
+    for row, slot in enumerate(batch.read_slots):
+        assert writer.get(int(slot), row) == row, "a row reads a slot that another one writes"
+
+
+def _check_tokens(token_ids: I32, num_decode: int, vocab_size: int) -> None:
+    assert (token_ids < vocab_size).all() and (token_ids >= FROM_DEVICE).all()
+    assert (token_ids[num_decode:] >= 0).all(), "a prefill row must say its tokens"
