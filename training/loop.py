@@ -34,8 +34,8 @@ class Schedule(msgspec.Struct, frozen=True):
     learning_rate: float
     warmup_steps: int
     weight_decay: float
+    save_every: int
     clip_norm: float = 1.0
-    save_every: int = 100
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: linear up over the warm-up, then linear down to zero."""

@@ -37,6 +37,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_rate: float = 1.5e-3
     warmup_steps: int = 200
     weight_decay: float = 0.01
+    save_every: int = 100
     seed: int = 0
     d_model: int = 256
     num_layers: int = 8
@@ -47,7 +48,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads; 0 is as many as torch chooses."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "n_ctx", "warmup_steps", "max_vocab_size"):
+        for name in ("steps", "batch_tokens", "n_ctx", "warmup_steps", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
@@ -77,6 +78,7 @@ def pretrain(config: TrainConfig) -> list[float]:
         learning_rate=config.learning_rate,
         warmup_steps=config.warmup_steps,
         weight_decay=config.weight_decay,
+        save_every=config.save_every,
     )
     losses = train(model, batches, schedule, config.output)
     save_model(model, config.output)

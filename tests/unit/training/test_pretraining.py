@@ -1,0 +1,126 @@
+"""Training learns, resumes exactly, and leaves a folder that loads."""
+
+from __future__ import annotations
+
+from itertools import islice, pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from engine.checkpoint import load_checkpoint
+from engine.errors import CheckpointError, ConfigError
+from training.checkpoint import load_model
+from training.data import IGNORED, PACKED_EVERY, ProblemBatches
+from training.loop import Schedule
+from training.pretrain import TrainConfig, pretrain
+from training.tasks import problems
+from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    texts = (p.prompt + p.solution for p in islice(problems("train", 0), 500))
+    return train_tokenizer(texts, 600)
+
+
+def _tiny(folder: Path, steps: int, **changes: object) -> TrainConfig:
+    base = TrainConfig(
+        output=folder,
+        steps=steps,
+        batch_tokens=256,
+        warmup_steps=2,
+        d_model=16,
+        num_layers=2,
+        num_heads=2,
+        n_ctx=64,
+        max_vocab_size=400,
+        threads=1,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def test_tokenizer_begins_texts_and_gives_them_back(tokenizer: Tokenizer) -> None:
+    text = "Question: Ava has 3 pears – naïve, 数, \x00 and all.\nAnswer: 3\n#### 3"
+    ids = tokenizer.encode(text).ids
+    assert ids[0] == BEGIN_ID
+    assert tokenizer.decode(ids) == text
+
+
+def test_batches_are_a_function_of_seed_and_index(tokenizer: Tokenizer) -> None:
+    batches = ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=128)
+    for index in (0, PACKED_EVERY - 1):
+        first, again = batches[index], ProblemBatches(tokenizer, 1, 512, 128)[index]
+        assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert not torch.equal(batches[1][0][:2, :20], batches[2][0][:2, :20])
+
+
+def test_targets_are_the_next_tokens_and_padding_is_ignored(tokenizer: Tokenizer) -> None:
+    inputs, targets = ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=128)[0]
+    for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
+        length = target.index(IGNORED) if IGNORED in target else len(target)
+        assert row[1:length] == target[: length - 1]
+        assert row[0] == BEGIN_ID
+        assert all(t == IGNORED for t in target[length:])
+        if length < len(target):
+            assert target[length - 1] == END_ID
+
+
+def test_packed_batches_fill_the_context(tokenizer: Tokenizer) -> None:
+    inputs, targets = ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=128)[PACKED_EVERY - 1]
+    assert inputs.shape == (4, 128)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert (inputs == END_ID).sum() > 4
+
+
+def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> None:
+    losses = pretrain(_tiny(tmp_path, steps=60, learning_rate=1e-2))
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+    weights, model = load_checkpoint(tmp_path), load_model(tmp_path)
+    assert weights.config == model.config
+    assert torch.equal(torch.from_numpy(weights.embedding), model.input_layer.weight)
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pretrain(_tiny(tmp_path / "whole", steps=12))
+    reached = Schedule.rate
+
+    def stop_at_eight(schedule: Schedule, step: int) -> float:
+        if step == 8:
+            raise KeyboardInterrupt
+        return reached(schedule, step)
+
+    config = _tiny(tmp_path / "halves", steps=12, save_every=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "rate", stop_at_eight)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(config)
+    assert pretrain(config) == whole
+    halves = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves")]
+    assert halves[0] == halves[1]
+
+
+def test_a_run_of_another_shape_is_refused(tmp_path: Path) -> None:
+    pretrain(_tiny(tmp_path, steps=1))
+    with pytest.raises(ConfigError, match="another model"):
+        pretrain(_tiny(tmp_path, steps=2, d_model=32))
+
+
+def test_learning_rate_warms_up_and_decays_to_zero() -> None:
+    schedule = Schedule(
+        steps=100, learning_rate=1.0, warmup_steps=10, weight_decay=0.0, save_every=1
+    )
+    rates = [schedule.rate(step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(1 / 90)
+    assert all(a > b for a, b in pairwise(rates[10:]))
+
+
+def test_a_broken_folder_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_model(tmp_path)
