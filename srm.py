@@ -9,12 +9,15 @@ from engine.errors import SRMError
 
 USAGE = """usage: srm COMMAND [options]
 
-  serve   answer OpenAI-style requests over HTTP
-  train   generate data, train a tokenizer and pretrain a model
-  bench   measure the engine on this machine
+  serve     answer OpenAI-style requests over HTTP
+  train     generate problems, train a tokenizer and pretrain a model
+  evaluate  greedy accuracy and pass@k on held-out problems
+  bench     measure the engine on this machine
 
 `srm COMMAND --help` explains each.
 """
+
+TRAINING = {"train", "evaluate"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     command, rest = (args[0], args[1:]) if args else ("--help", [])
     try:
-        return _find(command)(rest)
+        return _find(command)([command, *rest] if command in TRAINING else rest)
     except SRMError as error:
         print(f"srm {command}: {error.message}", file=sys.stderr)
         return error.exit_code
@@ -33,10 +36,10 @@ def _find(command: str) -> Callable[[list[str]], int]:
         from server.launch import main as serve
 
         return serve
-    if command == "train":
-        from training.__main__ import main as train
+    if command in TRAINING:
+        from training.__main__ import main as training
 
-        return train
+        return training
     if command == "bench":
         from engine.bench import main as bench
 

@@ -8,6 +8,8 @@ the graph is initialised, not when it is compiled.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from max.driver import Device
 from max.dtype import DType
 from max.graph import (
@@ -26,6 +28,11 @@ from engine.config import ModelConfig
 from engine.kernels import embed, mix, sample
 from engine.linear import KERNELS, layer_norm, linear, linear_shape
 
+MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
+"""Weights that are multiplied by: in the layout of `linear`."""
+PER_POSITION = ("alpha_in", "alpha_out", "beta")
+SCALARS = {*PER_POSITION, "decay"}
+"""Weights of the mixer: always float32, since 0.999 is 1.0 in bfloat16."""
 SAMPLING_INPUTS = {
     "temperature": DType.float32,
     "top_k": DType.int32,
@@ -59,50 +66,17 @@ def build_step_graph(config: ModelConfig, device: Device) -> Graph:
         custom_extensions=[KERNELS],
     ) as graph:
         states, last_token = (value.buffer for value in graph.inputs[:2])
-        tokens, read, write, positions, offsets = (value.tensor for value in graph.inputs[2:7])
-        sampling = [value.tensor for value in graph.inputs[7:]]
-        weights = _StepWeights(config, on)
-        x = embed(last_token, tokens, read, weights.table("embedding"))
+        token_ids, *rest = (value.tensor for value in graph.inputs[2:])
+        rows, sampling = _Rows(*rest[:4]), rest[4:]
+        weights, width, vocab = _Weights(config, on), config.d_model, config.vocab_size
+        x = embed(last_token, token_ids, rows.read_slots, weights.table("embedding", vocab, width))
         for index in range(config.num_layers):
             layer = weights.layer(index)
             x = _mix_channels(layer, x)
-            x = _mix_tokens(layer, x, states, index, read, write, positions, offsets)
-        logits = linear(x, weights.head(), config.vocab_size, rows=Dim("decode"))
-        sampled = sample(last_token, logits, *sampling, positions, write)
-        graph.output(*sampled)
+            x = _mix_tokens(layer, x, states, index, rows)
+        logits = linear(x, weights.matrix("head", width, vocab), vocab, rows=Dim("decode"))
+        graph.output(*sample(last_token, logits, *sampling, rows.positions, rows.write_slots))
     return graph
-
-
-class _StepWeights:
-    """Declares the graph's weights, by the names of `checkpoint.named_tensors`."""
-
-    def __init__(self, config: ModelConfig, on: DeviceRef, prefix: str = "") -> None:
-        self.config = config
-        self._on = on
-        self._prefix = prefix
-        self._dtype = compute_dtype(on)
-
-    def layer(self, index: int) -> _StepWeights:
-        return _StepWeights(self.config, self._on, f"layers.{index}.")
-
-    def table(self, name: str) -> TensorValue:
-        return self._weight(name, self._dtype, self.config.vocab_size, self.config.d_model)
-
-    def head(self) -> TensorValue:
-        return self.matrix("head", self.config.d_model, self.config.vocab_size)
-
-    def matrix(self, name: str, rows: int, columns: int) -> TensorValue:
-        return self._weight(name, self._dtype, *linear_shape(rows, columns, self._on))
-
-    def vector(self, name: str, length: int) -> TensorValue:
-        return self._weight(name, self._dtype, length)
-
-    def scalars(self, name: str, *shape: int) -> TensorValue:
-        """Of the mixer: always float32, since 0.999 is 1.0 in bfloat16."""
-        return self._weight(name, DType.float32, *shape)
-
-    def _weight(self, name: str, dtype: DType, *shape: int) -> TensorValue:
-        return Weight(self._prefix + name, dtype, shape, device=self._on)
 
 
 def compute_dtype(on: DeviceRef) -> DType:
@@ -110,42 +84,82 @@ def compute_dtype(on: DeviceRef) -> DType:
     return DType.bfloat16 if on.is_gpu() else DType.float32
 
 
-def _mix_channels(layer: _StepWeights, x: TensorValue) -> TensorValue:
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Declares the graph's weights under the names of `checkpoint.named_tensors`."""
+
+    config: ModelConfig
+    on: DeviceRef
+    prefix: str = ""
+
+    def layer(self, index: int) -> _Weights:
+        return replace(self, prefix=f"layers.{index}.")
+
+    def scalars(self, name: str, *shape: int) -> TensorValue:
+        return self._declare(name, DType.float32, *shape)
+
+    def table(self, name: str, *shape: int) -> TensorValue:
+        return self._declare(name, compute_dtype(self.on), *shape)
+
+    def matrix(self, name: str, rows: int, columns: int) -> TensorValue:
+        return self.table(name, *linear_shape(rows, columns, self.on))
+
+    def norm(self, name: str, x: TensorValue) -> TensorValue:
+        weight, bias = (
+            self.table(f"{name}_{part}", self.config.d_model) for part in ("weight", "bias")
+        )
+        return layer_norm(x, weight, bias)
+
+    def project(
+        self,
+        name: str,
+        x: TensorValue,
+        columns: int,
+        silu: bool = False,
+        residual: TensorValue | None = None,
+    ) -> TensorValue:
+        matrix = self.matrix(f"{name}_weight", int(x.shape[1]), columns)
+        bias = self.table(f"{name}_bias", columns)
+        return linear(x, matrix, columns, bias=bias, silu=silu, residual=residual)
+
+    def _declare(self, name: str, dtype: DType, *shape: int) -> TensorValue:
+        return Weight(self.prefix + name, dtype, shape, device=self.on)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where each row of the batch reads and writes its state, and which tokens are its own."""
+
+    read_slots: TensorValue  # i32[rows]
+    write_slots: TensorValue  # i32[rows]
+    positions: TensorValue  # i32[rows]
+    row_offsets: TensorValue  # i32[rows + 1]
+
+
+def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
     width = layer.config.d_model
-    normed = _norm(layer, "channel_norm", x)
-    up, up_bias = layer.matrix("up_weight", width, 4 * width), layer.vector("up_bias", 4 * width)
-    inner = linear(normed, up, 4 * width, bias=up_bias, silu=True)
-    down, down_bias = layer.matrix("down_weight", 4 * width, width), layer.vector("down_bias", width)
-    return linear(inner, down, width, bias=down_bias, residual=x)
+    inner = layer.project("up", layer.norm("channel_norm", x), 4 * width, silu=True)
+    return layer.project("down", inner, width, residual=x)
 
 
 def _mix_tokens(
-    layer: _StepWeights,
-    x: TensorValue,
-    states: BufferValue,
-    index: int,
-    read: TensorValue,
-    write: TensorValue,
-    positions: TensorValue,
-    offsets: TensorValue,
+    layer: _Weights, x: TensorValue, states: BufferValue, index: int, rows: _Rows
 ) -> TensorValue:
     config = layer.config
-    width, per_position = config.d_model, (config.num_heads, config.n_ctx)
-    scalars = [layer.scalars(name, *per_position) for name in ("alpha_in", "alpha_out", "beta")]
-    decay = layer.scalars("decay", config.num_heads)
-    number = ops.constant(index, DType.int32, DeviceRef.CPU())
-    where = (read, write, positions, offsets)
-    normed = _norm(layer, "token_norm", x)
-    if not config.use_projections:
-        return mix(states, number, normed, *where, *scalars, decay, residual=x)
-    into, into_bias = layer.matrix("proj_in_weight", width, width), layer.vector("proj_in_bias", width)
-    mixed = mix(
-        states, number, linear(normed, into, width, bias=into_bias), *where, *scalars, decay
+    projected = config.use_projections
+    y = layer.norm("token_norm", x)
+    if projected:
+        y = layer.project("proj_in", y, config.d_model)
+    y = mix(
+        states,
+        ops.constant(index, DType.int32, DeviceRef.CPU()),
+        y,
+        rows.read_slots,
+        rows.write_slots,
+        rows.positions,
+        rows.row_offsets,
+        *(layer.scalars(name, config.num_heads, config.n_ctx) for name in PER_POSITION),
+        layer.scalars("decay", config.num_heads),
+        residual=None if projected else x,
     )
-    out, out_bias = layer.matrix("proj_out_weight", width, width), layer.vector("proj_out_bias", width)
-    return linear(mixed, out, width, bias=out_bias, residual=x)
-
-
-def _norm(layer: _StepWeights, name: str, x: TensorValue) -> TensorValue:
-    width = layer.config.d_model
-    return layer_norm(x, layer.vector(name + "_weight", width), layer.vector(name + "_bias", width))
+    return layer.project("proj_out", y, config.d_model, residual=x) if projected else y

@@ -1,18 +1,29 @@
-"""`python -m training`, which is `srm train`."""
+"""`python -m training train | evaluate`, which are `srm train` and `srm evaluate`."""
 
 from __future__ import annotations
 
 import sys
 
+import msgspec
+
 from engine.config import load
+from engine.errors import ConfigError
+from training.evaluate import EvaluateConfig, evaluate
 from training.pretrain import TrainConfig, pretrain
 
 
 def main(argv: list[str]) -> int:
-    """Pretrain with the settings given; return the exit code."""
-    config = load(TrainConfig, argv, prog="srm train")
-    losses = pretrain(config)
-    print(f"{config.output}: {len(losses)} steps, last loss {losses[-1]:.4f}")
+    """Run the command that argv names with the settings that follow; return the exit code."""
+    command, settings = (argv[0], argv[1:]) if argv else ("", [])
+    if command == "train":
+        config = load(TrainConfig, settings, prog="srm train")
+        losses = pretrain(config)
+        print(f"{config.output}: {len(losses)} steps, last loss {losses[-1]:.4f}")
+    elif command == "evaluate":
+        found = evaluate(load(EvaluateConfig, settings, prog="srm evaluate"))
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        raise ConfigError(f"training has the commands train and evaluate, not {command!r}")
     return 0
 
 

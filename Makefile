@@ -1,0 +1,67 @@
+# One word per habit. `make serve` and `make test` set up all they need.
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?= models/demo
+DEVICE ?= cpu
+BIN := .venv/bin
+SOURCES := engine server training tests srm.py
+MOJO := mojo_kernels
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve fmt lint types test test-all test-gpu kernels bench check clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.venv/serve: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "srm needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	@echo "Installing the server (about 0.5 GB to download, once) ..."
+	$(BIN)/pip install --progress-bar on -r requirements.lock
+	@touch $@
+
+.venv/dev: .venv/serve requirements-dev.lock
+	@echo "Installing what training and the tests need (torch among it) ..."
+	$(BIN)/pip install --progress-bar on -r requirements-dev.lock
+	@touch $@
+
+setup: .venv/dev  ## a .venv with everything
+
+serve: .venv/serve  ## answer completions: PORT=8123 MODEL=dir DEVICE=cpu|gpu make serve
+	@$(BIN)/python srm.py serve --model $(MODEL) --host $(HOST) --port $(PORT) --device $(DEVICE)
+
+fmt: .venv/dev  ## format Python and Mojo
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/mojo format $(MOJO)
+
+lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	tests/lint_mojo.sh $(BIN) $(MOJO)
+
+types: .venv/dev  ## mypy --strict
+	$(BIN)/mypy $(SOURCES)
+
+test: .venv/dev  ## everything but the slow tests
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: .venv/dev  ## the slow ones too
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: .venv/dev  ## on a machine with a GPU
+	$(BIN)/python -m pytest -m gpu
+
+kernels: .venv/serve  ## compile the whole bf16 step graph for an H100 or H200, without one
+	$(BIN)/python -m engine.precompile --d-model 512
+	$(BIN)/python -m engine.precompile --d-model 1024
+
+bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
+	$(BIN)/python srm.py bench engine
+
+check: lint types test kernels  ## what CI runs
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

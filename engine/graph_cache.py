@@ -1,0 +1,104 @@
+"""Compiled step graphs on disk: compile once per model shape and machine, read ever after.
+
+The key covers everything a compiled graph depends on: the model's shape, the sources of graph and
+kernels, the MAX version, the device and the processor. A file that cannot be read is compiled anew
+and replaced. Knows no weights: they are bound later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import logging
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from max.driver import Device
+from max.engine import CompiledModel, InferenceSession, read
+
+from engine import kernels, linear, model
+from engine.config import ModelConfig
+from engine.errors import ConfigError
+from engine.linear import KERNELS
+from engine.model import build_step_graph
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 5.0
+
+
+def load_or_compile(
+    session: InferenceSession, config: ModelConfig, device: Device, folder: Path
+) -> CompiledModel:
+    """The step graph of this model shape for this device, from `folder` where it is there."""
+    path = cache_path(config, device, folder)
+    if path.exists():
+        try:
+            return read(path)
+        except (ValueError, RuntimeError, OSError) as error:
+            log.warning("cannot read the compiled graph %s (%s): compiling again", path, error)
+    with _progress("compiling the step graph, once for this model shape"):
+        compiled = session.compile(build_step_graph(config, device))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        compiled.export_mef(partial)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cache_dir = {folder}: cannot keep the compiled graph: {error}"
+        ) from None
+    return compiled
+
+
+def cache_path(config: ModelConfig, device: Device, folder: Path) -> Path:
+    """Where the graph is kept: the name holds a digest of all that a compiled graph depends on."""
+    shape = (
+        config.d_model,
+        config.num_layers,
+        config.num_heads,
+        config.n_ctx,
+        config.vocab_size,
+        config.use_projections,
+    )
+    target = (device.label, device.architecture_name if not device.is_host else _processor())
+    digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
+    modules = (kernels, linear, model)
+    sources = [Path(module.__file__ or "") for module in modules]
+    for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
+        digest.update(source.name.encode() + source.read_bytes())
+    return folder / f"step-{digest.hexdigest()[:20]}.mef"
+
+
+def _processor() -> str:
+    """Model and instruction sets of this machine's processor: compiled code is made for them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """Log that something long goes on, and how long it took."""
+    started, done = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not done.wait(PROGRESS_EVERY_S):
+            log.info("%s: %.0f s so far", what, time.monotonic() - started)
+
+    log.info("%s", what)
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    log.info("%s: took %.0f s", what, time.monotonic() - started)

@@ -1,0 +1,61 @@
+"""`python -m engine.precompile`: compile the step graph for a GPU on a machine that has none.
+
+The graph, Mojo kernels included, is compiled for a virtual device, so a broken GPU path fails where
+there is no GPU, and an image can ship the result: put it into the serving machine's `cache_dir`.
+Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+from max import driver
+from max.engine import InferenceSession
+
+from engine.config import ModelConfig, load
+from engine.graph_cache import cache_path, load_or_compile
+
+
+class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model shape to compile, and for what."""
+
+    d_model: int = 1024
+    num_layers: int = 8
+    num_heads: int = 4
+    n_ctx: int = 512
+    vocab_size: int = 8192
+    gpu_arch: str = "sm_90a"
+    host_cpu: str = "x86-64-v3"
+    output: Path = Path("build/graphs")
+
+
+def precompile(config: PrecompileConfig) -> Path:
+    """Compile into `config.output`, unless it is there already; returns the file."""
+    driver.set_virtual_device_api("cuda")
+    driver.set_virtual_device_target_arch(config.gpu_arch)
+    driver.set_virtual_cpu_target(config.host_cpu)
+    driver.set_virtual_device_count(1)
+    device = driver.Accelerator()
+    model = ModelConfig(
+        d_model=config.d_model,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        n_ctx=config.n_ctx,
+        vocab_size=config.vocab_size,
+    )
+    load_or_compile(InferenceSession(devices=[device]), model, device, config.output)
+    return cache_path(model, device, config.output)
+
+
+def main(argv: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    path = precompile(load(PrecompileConfig, argv, prog="python -m engine.precompile"))
+    logging.info("%s: %.1f MB", path, path.stat().st_size / 1e6)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""ModelRunner: binds weights to the compiled step graph and runs batches on the device.
+
+Steps run in the order launched, on one thread beside the caller's. Knows no sequences and no
+requests. The states of all sequences are in its StatePool.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+
+from engine.batch import Batch, StepResult
+from engine.checkpoint import Weights, named_tensors
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.graph_cache import load_or_compile
+from engine.linear import pack_linear
+from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS
+from engine.state_pool import StatePool
+
+log = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step under way."""
+
+    _future: Future[StepResult]
+
+    def wait(self) -> StepResult:
+        """Block until the step is done; raises what the device raised."""
+        return self._future.result()
+
+
+class ModelRunner:
+    """The `Runner` that serves: MAX on a CPU or a GPU."""
+
+    def __init__(self, weights: Weights, config: EngineConfig) -> None:
+        self.device = open_device(config.device)
+        self._session = InferenceSession(devices=[self.device])
+        self._compiled = load_or_compile(
+            self._session, weights.config, self.device, config.cache_dir.expanduser()
+        )
+        self.load_weights(weights)
+        self._pool = StatePool(weights.config, config.num_slots, self.device)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        return LaunchedStep(self._thread.submit(self._run, batch))
+
+    def load_weights(self, weights: Weights) -> None:
+        """Use these weights, of the compiled shape, from the next step on; compiles nothing."""
+        started = time.monotonic()
+        registry = {
+            name: _device_weight(name, value, self.device) for name, value in named_tensors(weights)
+        }
+        self._model: Model = self._session.init(self._compiled, weights_registry=registry)
+        log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Let the step under way finish, then stop the thread."""
+        self._thread.shutdown()
+
+    def _run(self, batch: Batch) -> StepResult:
+        inputs = (
+            batch.token_ids,
+            batch.read_slots,
+            batch.write_slots,
+            batch.positions,
+            batch.row_offsets,
+            *(getattr(batch, name) for name in SAMPLING_INPUTS),
+        )
+        tokens, logprobs = self._model.execute(
+            self._pool.states,
+            self._pool.last_token,
+            *(_upload(array, self.device) for array in inputs),
+        )
+        return StepResult(tokens.to_numpy(), logprobs.to_numpy())
+
+
+def open_device(kind: str) -> Device:
+    """The CPU or the first GPU. Raises ConfigError where there is none."""
+    if kind == "cpu":
+        return CPU()
+    if accelerator_count() == 0:
+        raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
+    return Accelerator()
+
+
+def _device_weight(name: str, value: Array, device: Device) -> Buffer:
+    """A weight in the layout and dtype the step graph declares for it on this device."""
+    kind = name.rsplit(".", maxsplit=1)[-1]
+    if device.is_host:
+        return _upload(pack_linear(value) if kind in MATRICES else value, device)
+    return _upload(value, device) if kind in SCALARS else _upload_bfloat16(value, device)
+
+
+def _upload_bfloat16(value: Array, device: Device) -> Buffer:
+    """float32 rounded to the nearest bfloat16, ties to even; numpy has no such type."""
+    bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    halves = Buffer.from_numpy(rounded.astype(np.uint16))
+    return halves.view(DType.bfloat16, value.shape).to(device)
+
+
+def _upload(array: Array, device: Device) -> Buffer:
+    buffer = Buffer.from_numpy(np.ascontiguousarray(array))
+    return buffer if device.is_host else buffer.to(device)

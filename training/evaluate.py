@@ -1,0 +1,125 @@
+"""`srm evaluate`: greedy accuracy and pass@k on held-out problems, sampled by the engine.
+
+pass@k is the unbiased estimator 1 - C(n - c, k) / C(n, k), for c right of n samples of a problem
+(Chen et al. 2021, https://arxiv.org/abs/2107.03374).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig
+from engine.engine import Engine
+from engine.errors import CheckpointError
+from engine.messages import Output, SamplingParams
+from engine.runner import ModelRunner
+from training.tasks import Problem, problems, reward
+
+COMPLETION_TOKENS = 96
+"""More than any solution has."""
+
+
+class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm evaluate`."""
+
+    model: Path = DEMO_MODEL
+    problems: int = 200
+    samples: int = 1_000
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("problems", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """What `srm evaluate` found; written as JSON."""
+
+    model: str
+    fingerprint: str
+    problems: int
+    samples: int
+    temperature: float
+    greedy: float
+    pass_at: dict[str, float]
+    """pass@k by k."""
+    pass_at_1_by_kind: dict[str, float]
+    generated_tokens: int
+    seconds: float
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that at least one of k samples is right, when `right` of `samples` were."""
+    if not 0 <= right <= samples or not 1 <= k <= samples:
+        raise ValueError(f"needs 0 ≤ right ≤ samples and 1 ≤ k ≤ samples: {right}, {samples}, {k}")
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def evaluate(config: EvaluateConfig) -> Evaluation:
+    """Sample every held-out problem `samples` times, and once greedily."""
+    weights = load_checkpoint(config.model)
+    tokenizer = _tokenizer(config.model)
+    engine_config = EngineConfig(model=config.model)
+    engine = Engine(weights.config, ModelRunner(weights, engine_config), engine_config)
+    drawn = list(islice(problems("held-out", config.seed), config.problems))
+    prompts = [tokenizer.encode(problem.prompt).ids for problem in drawn]
+
+    greedy = engine.generate(prompts, SamplingParams(max_tokens=COMPLETION_TOKENS, temperature=0.0))
+    started = time.monotonic()
+    params = SamplingParams(
+        max_tokens=COMPLETION_TOKENS,
+        n=config.samples,
+        temperature=config.temperature,
+        seed=config.seed,
+    )
+    sampled = engine.generate(prompts, params)
+    seconds = time.monotonic() - started
+
+    greedy_right = _right(tokenizer, drawn, greedy)
+    right = _right(tokenizer, drawn, sampled)
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for problem, count in zip(drawn, right, strict=True):
+        by_kind[problem.kind].append(count / config.samples)
+    ks = [k for k in (1, 10, 100, 1_000, 10_000) if k <= config.samples]
+    return Evaluation(
+        model=config.model.name,
+        fingerprint=weights.fingerprint,
+        problems=config.problems,
+        samples=config.samples,
+        temperature=config.temperature,
+        greedy=sum(greedy_right) / len(drawn),
+        pass_at={
+            str(k): float(np.mean([pass_at_k(config.samples, c, k) for c in right])) for k in ks
+        },
+        pass_at_1_by_kind={kind: float(np.mean(v)) for kind, v in sorted(by_kind.items())},
+        generated_tokens=sum(len(o.token_ids) // 4 for outputs in sampled for o in outputs),
+        seconds=seconds,
+    )
+
+
+def _right(tokenizer: Tokenizer, drawn: list[Problem], outputs: list[list[Output]]) -> list[int]:
+    """How many of each problem's completions are right."""
+    counts = []
+    for problem, samples in zip(drawn, outputs, strict=True):
+        ids = [np.frombuffer(output.token_ids, "<i4").tolist() for output in samples]
+        texts = tokenizer.decode_batch(ids, skip_special_tokens=True)
+        counts.append(int(sum(reward(problem, text) for text in texts)))
+    return counts
+
+
+def _tokenizer(model: Path) -> Tokenizer:
+    path = model / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing")
+    return Tokenizer.from_file(str(path))
