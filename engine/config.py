@@ -80,6 +80,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting: int = 100_000
     cache_dir: Path = Path("~/.cache/srm")
     overlap: bool = True
+    endpoint: str = "tcp://127.0.0.1:8765"
+    """Where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
+    drain_s: float = 30.0
+    """How long a stopping engine process may take to finish what is running."""
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "max_step_rows", "max_step_tokens", "max_waiting"):
@@ -87,6 +91,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_step_tokens <= self.max_step_rows:
             raise ValueError("max_step_tokens must be larger than max_step_rows")
+        if not self.endpoint.startswith(("ipc://", "tcp://")):
+            raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
+        if not self.drain_s >= 0:
+            raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
 
 
 T = TypeVar("T", bound=msgspec.Struct)

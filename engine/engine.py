@@ -51,6 +51,10 @@ class Engine:
         """Whether a step would do anything."""
         return self._in_flight is not None or self.scheduler.num_requests > 0
 
+    def has_request(self, request_id: str) -> bool:
+        """Whether Outputs of this request are still to come."""
+        return self.scheduler.has_request(request_id)
+
     def add(self, request: Request) -> None:
         """Accept a request, or raise a RequestError that says why not."""
         try:
@@ -63,6 +67,7 @@ class Engine:
         """Forget a request; no further Output of it follows. Unknown ids are ignored."""
         if self.scheduler.abort(request_id):
             metrics.REQUESTS.labels("aborted").inc()
+            self._update_gauges()  # there may be no further step to do it
 
     def step(self) -> list[Output]:
         """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""

@@ -1,0 +1,40 @@
+"""`python -m engine`: load a checkpoint, compile the step graph, serve it to API processes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from engine.checkpoint import load_checkpoint
+from engine.config import EngineConfig, load
+from engine.engine import Engine
+from engine.errors import SRMError
+from engine.process import serve
+from engine.runner import ModelRunner
+
+logger = logging.getLogger("engine")
+
+
+def main(argv: list[str]) -> int:
+    """Run the engine process until it is told to stop; its exit code."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        config = load(EngineConfig, argv, prog="python -m engine")
+        logger.info("loading %s", config.model)
+        weights = load_checkpoint(config.model)
+        logger.info(
+            "compiling the step graph for %s (seconds, or a minute at first)", config.device
+        )
+        runner = ModelRunner(weights, config)
+        return serve(Engine(weights.config, runner, config, weights.fingerprint), config)
+    except SRMError as error:
+        logger.error("%s", error.message)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

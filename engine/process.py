@@ -1,0 +1,214 @@
+"""The engine process: inbox → step → outbox, until told to stop.
+
+One thread owns the engine and a ZeroMQ ROUTER socket. Between steps it reads what API processes
+sent; after a step it sends one message to each process that the step concerns. Knows no HTTP, text
+or device. Keeps: whatever a client sends, the loop goes on, and whatever happens to the engine,
+every request a live client sent is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections import defaultdict
+from types import FrameType
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ConfigError, EngineUnavailable, RequestError, SRMError, StepFailed
+from engine.messages import (
+    Abort,
+    FromEngine,
+    Hello,
+    Output,
+    Outputs,
+    Refusal,
+    Request,
+    ToEngine,
+)
+
+logger = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_S = 10.0
+"""A client says Hello every second or so; silent for this long, it is taken for dead."""
+IDLE_WAIT_MS = 250
+"""How long an idle engine sleeps before it looks at the clock and at signals again."""
+MAX_INBOX = 10_000
+"""Messages read between two steps, so that senders cannot hold up those who are running."""
+LINGER_MS = 1_000
+"""How long the last messages may take to leave a closing socket."""
+
+
+class _Named(msgspec.Struct):
+    """The least of a message that an answer needs."""
+
+    id: str
+
+
+class EngineProcess:
+    """Serves one engine to the clients of one endpoint."""
+
+    def __init__(
+        self, engine: Engine, config: EngineConfig, client_timeout_s: float = CLIENT_TIMEOUT_S
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._client_timeout_s = client_timeout_s
+        self._step = engine.step_overlapped if config.overlap else engine.step
+        self._last_heard: dict[bytes, float] = {}  # of each client
+        self._owner: dict[str, bytes] = {}  # the client of each request
+        self._deadline: float | None = None  # set: draining, and until when
+        self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = LINGER_MS
+        # A ROUTER drops what exceeds its high-water mark. Nothing may be lost, so there is none:
+        # a client that reads too slowly is bounded by its requests, a dead one by its timeout.
+        self._socket.sndhwm = 0
+        try:
+            self._socket.bind(config.endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot listen on endpoint {config.endpoint}: {error}") from None
+
+    def drain(self) -> None:
+        """Refuse new requests, finish what runs, then return from `run`. Twice: do not finish."""
+        now = time.monotonic()
+        self._deadline = now if self._deadline is not None else now + self._config.drain_s
+
+    def run(self) -> int:
+        """Serve until drained or broken; the process's exit code."""
+        try:
+            while not self._is_over():
+                self._read_inbox()
+                self._drop_dead_clients()
+                if self._engine.has_work:
+                    self._send_outputs(self._step())
+            self._refuse_all(EngineUnavailable("the engine is shutting down"))
+            return 0
+        except Exception:  # the process boundary: nothing here can be mended, so say it and stop
+            logger.exception("the engine failed; stopping")
+            self._refuse_all(StepFailed("the engine failed while this request was running"))
+            return StepFailed.exit_code
+        finally:
+            self._context.destroy(linger=LINGER_MS)
+
+    def _is_over(self) -> bool:
+        if self._deadline is None:
+            return False
+        return not self._engine.has_work or time.monotonic() >= self._deadline
+
+    def _read_inbox(self) -> None:
+        """Handle what has arrived; wait for something only if there is nothing to step."""
+        if not self._engine.has_work and not self._socket.poll(IDLE_WAIT_MS):
+            return
+        for _ in range(MAX_INBOX):
+            try:
+                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._last_heard[client] = time.monotonic()
+            self._receive(client, b"".join(frames))
+
+    def _receive(self, client: bytes, payload: bytes) -> None:
+        try:
+            message = self._decoder.decode(payload)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._refuse_malformed(client, payload, error)
+            return
+        if isinstance(message, Hello):
+            self._send_status(client)
+        elif isinstance(message, Abort):
+            if self._owner.get(message.id) == client:
+                del self._owner[message.id]
+                self._engine.abort(message.id)
+        else:
+            self._add(client, message)
+
+    def _add(self, client: bytes, request: Request) -> None:
+        try:
+            if self._deadline is not None:
+                raise EngineUnavailable("the engine is draining and takes no new requests")
+            self._engine.add(request)
+        except (RequestError, EngineUnavailable) as error:
+            self._send(client, _refusal(request.id, error))
+        else:
+            self._owner[request.id] = client
+
+    def _refuse_malformed(self, client: bytes, payload: bytes, error: Exception) -> None:
+        """Whoever sent it may be waiting: answer if the message at least says for which id."""
+        logger.warning("ignored a malformed message of %d bytes: %s", len(payload), error)
+        try:
+            named = msgspec.msgpack.decode(payload, type=_Named)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return
+        if named.id not in self._owner:
+            self._send(client, _refusal(named.id, RequestError(f"malformed message: {error}")))
+
+    def _drop_dead_clients(self) -> None:
+        oldest = time.monotonic() - self._client_timeout_s
+        for client in [client for client, heard in self._last_heard.items() if heard < oldest]:
+            del self._last_heard[client]
+            request_ids = [name for name, owner in self._owner.items() if owner == client]
+            if request_ids:
+                logger.warning("aborted %d requests of a silent client", len(request_ids))
+            for request_id in request_ids:
+                self._engine.abort(request_id)
+                # It may only have been slow, and still be waiting.
+                self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
+
+    def _send_outputs(self, outputs: list[Output]) -> None:
+        """One message per client, however many of its sequences moved."""
+        by_client: defaultdict[bytes, list[Output]] = defaultdict(list)
+        for output in outputs:
+            by_client[self._owner[output.id]].append(output)
+        for client, its_outputs in by_client.items():
+            self._send(client, Outputs(its_outputs))
+        for output in outputs:
+            if output.finish_reason is not None and not self._engine.has_request(output.id):
+                self._owner.pop(output.id, None)
+
+    def _send_status(self, client: bytes) -> None:
+        status = self._engine.status()
+        if self._deadline is not None:
+            status = msgspec.structs.replace(status, state="draining")
+        self._send(client, status)
+
+    def _refuse_all(self, error: SRMError) -> None:
+        for request_id in list(self._owner):
+            self._refuse(request_id, error)
+
+    def _refuse(self, request_id: str, error: SRMError) -> None:
+        self._send(self._owner.pop(request_id), _refusal(request_id, error))
+
+    def _send(self, client: bytes, message: FromEngine) -> None:
+        self._socket.send_multipart([client, self._encoder.encode(message)])
+
+
+def _refusal(request_id: str, error: SRMError) -> Refusal:
+    return Refusal(
+        id=request_id,
+        code=error.code,
+        message=error.message,
+        param=getattr(error, "param", None),
+        retry_after_s=getattr(error, "retry_after_s", None),
+    )
+
+
+def serve(engine: Engine, config: EngineConfig) -> int:
+    """Serve the engine until SIGTERM or SIGINT; the process's exit code. Main thread only."""
+    process = EngineProcess(engine, config)
+
+    def stop(signal_number: int, _frame: FrameType | None) -> None:
+        logger.info("%s: draining", signal.Signals(signal_number).name)
+        process.drain()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    logger.info("ready on %s", config.endpoint)
+    return process.run()
