@@ -6,7 +6,9 @@ SRMError                 .code: stable string   .message: for the caller
 ├─ RequestError          the caller's fault; ends one request
 │  ├─ InvalidRequest     .param names the field
 │  ├─ ContextTooLong
+│  ├─ BodyTooLarge
 │  ├─ NotFound
+│  │  └─ ModelNotFound
 │  └─ Overloaded         .retry_after_s
 └─ EngineError           ours
    ├─ EngineUnavailable  starting, draining or gone
@@ -57,8 +59,16 @@ class ContextTooLong(RequestError):
     code = "context_length_exceeded"
 
 
+class BodyTooLarge(RequestError):
+    code = "body_too_large"
+
+
 class NotFound(RequestError):
     code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
 
 
 class Overloaded(RequestError):

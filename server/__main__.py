@@ -1,0 +1,70 @@
+"""`python -m server serve | api`: the supervisor with both processes, or one API process."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from engine.client import EngineClient
+from engine.config import load
+from engine.errors import SRMError
+from server import launch
+from server.app import create_app
+from server.config import ServerConfig
+from server.text import Text
+
+
+def serve_api(argv: list[str]) -> int:
+    """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
+    config = load(ServerConfig, argv, prog="python -m server api")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    text = Text(config.model)
+    if config.listen_fd >= 0:
+        listener = socket.socket(fileno=config.listen_fd)
+    else:
+        listener = launch.listen(config.host, config.port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(config, EngineClient(config.endpoint), text),
+            loop="uvloop",
+            http="httptools",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(config.drain_s),
+        )
+    )
+    for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself what it has handled
+        signal.signal(signum, _ignore)
+    server.run(sockets=[listener])
+    return 0
+
+
+def _ignore(_signum: int, _frame: FrameType | None) -> None:
+    """A graceful stop is not a failure: exit 0."""
+
+
+_COMMANDS = {"serve": launch.main, "api": serve_api}
+
+
+def main(argv: list[str]) -> int:
+    command = _COMMANDS.get(argv[0]) if argv else None
+    if command is None:
+        print("usage: python -m server serve | api [options]", file=sys.stderr)
+        return 2
+    try:
+        return command(argv[1:])
+    except SRMError as error:
+        print(f"{argv[0]}: {error.message}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

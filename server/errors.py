@@ -1,0 +1,95 @@
+"""The one table from our errors to HTTP: status, OpenAI error type, whether a retry makes sense.
+
+Every error body of the server has the nested shape `{"error": {message, type, param, code}}`, also
+those the framework raises. Knows nothing of routes or of what went wrong.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine import errors
+
+_TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first match decides
+    (errors.Overloaded, 503, "server_overloaded"),  # not 429: TRL retries only 5xx
+    (errors.NotFound, 404, "not_found_error"),
+    (errors.BodyTooLarge, 413, "invalid_request_error"),
+    (errors.RequestError, 400, "invalid_request_error"),
+    (errors.EngineUnavailable, 503, "service_unavailable"),
+    (errors.SRMError, 500, "api_error"),
+)
+_RETRIED_4XX = {408, 409, 429}
+_ENGINE_RESTART_S = 2
+"""When to try again while the engine is starting or gone."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+INTERNAL = ErrorBody(ErrorDetail("internal server error", "api_error", None, "internal_error"))
+"""What the caller is told of a bug of ours; the log has the rest."""
+
+
+def body_of(error: errors.SRMError) -> ErrorBody:
+    """The error as it is sent, in a reply or inside a stream."""
+    _, kind = _status_and_type(error)
+    return ErrorBody(ErrorDetail(error.message, kind, getattr(error, "param", None), error.code))
+
+
+def response(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> Response:
+    """An error reply. Tells the SDK not to retry what would fail again in the same way."""
+    headers = dict(headers or {})
+    if 400 <= status < 500 and status not in _RETRIED_4XX:
+        headers["x-should-retry"] = "false"
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+async def srm_error(_request: Request, error: Exception) -> Response:
+    """Handler of every SRMError."""
+    assert isinstance(error, errors.SRMError)
+    status, _ = _status_and_type(error)
+    headers = {}
+    if isinstance(error, errors.Overloaded):
+        headers["retry-after"] = str(error.retry_after_s)
+    elif isinstance(error, errors.EngineUnavailable):
+        headers["retry-after"] = str(_ENGINE_RESTART_S)
+    return response(status, body_of(error), headers)
+
+
+async def framework_error(request: Request, error: Exception) -> Response:
+    """Handler of what the framework raises itself: unknown route, wrong method."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    kind = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    body = ErrorBody(ErrorDetail(message, kind, None, status.name.lower()))
+    return response(status, body, dict(error.headers or {}))
+
+
+async def validation_error(_request: Request, error: Exception) -> Response:
+    """Handler of parameters the framework refuses; 400 as OpenAI has it, not 422."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:])
+    detail = ErrorDetail(
+        f"{param}: {first['msg']}", "invalid_request_error", param, errors.InvalidRequest.code
+    )
+    return response(400, ErrorBody(detail))
+
+
+def _status_and_type(error: errors.SRMError) -> tuple[int, str]:
+    return next((status, name) for kind, status, name in _TABLE if isinstance(error, kind))

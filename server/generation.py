@@ -1,0 +1,197 @@
+"""The completions of one HTTP request: prompts to engine requests, outputs back to text.
+
+Yields what is new as fast as it is asked for, so a slow reader gets fewer, larger deltas and no
+queue of events grows. Closing the iterator cancels everything that still runs. Knows no HTTP.
+
+Randomness: sample k of a prompt draws from the stream (seed, k). A given seed is every prompt's, so
+a completion does not depend on which other prompts are in the list; without one, each prompt gets a
+seed of its own, so equal prompts give different completions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from array import array
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from engine.client import EngineClient
+from engine.errors import ContextTooLong, InvalidRequest, StepFailed
+from engine.messages import Output, Request, SamplingParams
+from server.protocol import CompletionRequest, Usage
+from server.sample import Delta, Sample, StopStrings, join
+from server.text import Text
+
+_GREEDY_BELOW = 1e-4
+"""Temperatures below are read as 0: dividing by them would overflow float32."""
+
+
+class Generation:
+    """Runs one checked request; choice index = prompt index x n + sample."""
+
+    def __init__(
+        self, id: str, request: CompletionRequest, prompts: list[bytes], text: Text
+    ) -> None:
+        """`prompts` are token ids, int32 little-endian, that `check_prompts` has seen."""
+        self.id = id
+        self.request = request
+        self.prompts = prompts
+        self.created_unix = int(time.time())
+        self.started = time.monotonic()
+        self.first_output: float | None = None
+        self.completion_tokens = 0
+        self._text = text
+        self._stops = StopStrings(request.stops) if request.stops else None
+        self._params = _sampling_params(request, text)
+        self._samples: dict[int, Sample] = {}  # by choice index, from their first output on
+        self._unfinished = [request.n] * len(prompts)
+        self._prompt_json: dict[int, msgspec.Raw] = {}
+        self._arrived: asyncio.Queue[tuple[int, Output] | asyncio.Task[None]] = asyncio.Queue()
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.request.n
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        prompt_tokens = sum(len(prompt) // 4 for prompt in self.prompts)
+        return Usage(prompt_tokens, self.completion_tokens, prompt_tokens + self.completion_tokens)
+
+    def prompt_json(self, index: int) -> msgspec.Raw:
+        """Token ids of the prompt of a choice, encoded once for all that share it."""
+        prompt = index // self.request.n
+        if prompt not in self._prompt_json:
+            ids = memoryview(self.prompts[prompt]).cast("i").tolist()
+            self._prompt_json[prompt] = msgspec.Raw(msgspec.json.encode(ids))
+        return self._prompt_json[prompt]
+
+    async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
+        """What is new since the last time, one delta per choice with news; to be iterated once.
+
+        Raises what the engine refuses the request with. A refusal of any prompt ends them all.
+        """
+        tasks = [
+            asyncio.create_task(self._receive(client, prompt))
+            for prompt in range(len(self.prompts))
+        ]
+        for task in tasks:
+            task.add_done_callback(self._arrived.put_nowait)
+        try:
+            while any(self._unfinished):
+                news = [await self._arrived.get()]
+                while not self._arrived.empty():
+                    news.append(self._arrived.get_nowait())
+                if deltas := self._take(news, tasks):
+                    yield deltas
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive(self, client: EngineClient, prompt: int) -> None:
+        request = Request(
+            id=f"{self.id}-{prompt}",
+            prompt_token_ids=self.prompts[prompt],
+            params=msgspec.structs.replace(self._params, seed=self._seed()),
+            emit="delta" if self.request.stream or self._stops else "final",
+        )
+        async for output in client.generate(request):
+            self._arrived.put_nowait((prompt, output))
+
+    def _seed(self) -> int:
+        given = self.request.seed
+        return secrets.randbits(64) if given is None else given % 2**64
+
+    def _take(
+        self,
+        news: list[tuple[int, Output] | asyncio.Task[None]],
+        tasks: list[asyncio.Task[None]],
+    ) -> list[Delta]:
+        fresh: dict[int, list[Delta]] = {}
+        for item in news:
+            if isinstance(item, asyncio.Task):
+                if not item.cancelled():
+                    item.result()
+                continue
+            prompt, output = item
+            sample = self._sample(prompt * self.request.n + output.index)
+            if sample.finished:  # by a stop string; the engine is not told of single samples
+                continue
+            if output.finish_reason == "error":
+                raise StepFailed(output.error or "the model produced no finite probabilities")
+            delta = sample.feed(output)
+            self.completion_tokens += len(delta.token_ids)
+            fresh.setdefault(delta.index, []).append(delta)
+            if sample.finished:
+                self._unfinished[prompt] -= 1
+                if not self._unfinished[prompt]:
+                    tasks[prompt].cancel()
+        if fresh and self.first_output is None:
+            self.first_output = time.monotonic()
+        return [join(deltas) for deltas in fresh.values()]
+
+    def _sample(self, index: int) -> Sample:
+        sample = self._samples.get(index)
+        if sample is None:
+            sample = Sample(index, self._text, self._stops, self._params.stop_token_ids)
+            self._samples[index] = sample
+        return sample
+
+
+async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
+    """Token ids of each prompt. Raises ContextTooLong or InvalidRequest naming the numbers."""
+    limit = text.model.n_ctx
+    prompts: list[bytes] = []
+    strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+    token_lists = [prompt for prompt in request.prompt if isinstance(prompt, list)]
+    for prompt in strings:  # too long for any tokenization: no need to tokenize it
+        at_least = len(prompt) // text.longest_token
+        if at_least > limit:
+            raise _too_long(f"at least {at_least}", limit)
+    if strings:
+        prompts = await asyncio.to_thread(text.encode, strings)
+    else:
+        for ids in token_lists:
+            if max(ids) >= text.model.vocab_size:
+                raise InvalidRequest(
+                    f"prompt has token id {max(ids)}; ids go from 0 to {text.model.vocab_size - 1}",
+                    "prompt",
+                )
+            prompts.append(array("i", ids).tobytes())
+    for encoded in prompts:
+        if not encoded:
+            raise InvalidRequest("prompt must have at least one token", "prompt")
+        if len(encoded) // 4 > limit:
+            raise _too_long(str(len(encoded) // 4), limit)
+    return prompts
+
+
+def _too_long(num_tokens: str, limit: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"prompt has {num_tokens} tokens; the model's context is {limit}", "prompt"
+    )
+
+
+def _sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
+    limits = text.model
+    for token in request.stop_token_ids:
+        if token >= limits.vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids has {token}; ids go from 0 to {limits.vocab_size - 1}",
+                "stop_token_ids",
+            )
+    return SamplingParams(
+        max_tokens=min(request.max_tokens, limits.n_ctx),
+        n=request.n,
+        temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
+        top_k=min(max(request.top_k, 0), limits.vocab_size),
+        top_p=request.top_p,
+        min_p=request.min_p,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        logprobs=request.logprobs is not None,
+    )

@@ -1,0 +1,136 @@
+"""`srm serve`: one engine process and one API process on this machine, under one supervisor.
+
+Owns what the two share: the listening socket, a private folder (metrics, engine socket), and the
+settings of both as one flat set of flags, of which each is passed its own. Works from any folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+from engine.config import EngineConfig, load
+from engine.errors import ConfigError
+from server.config import ServerConfig
+from server.supervisor import Child, Supervisor
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PRIVATE = {"endpoint", "listen_fd"}
+"""Settings of the children that are made here and not given."""
+
+
+def main(argv: list[str], engine_module: str = "engine") -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises ConfigError.
+
+    The engine is started as `python -m engine_module` with the flags of EngineConfig.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    server, engine = load_settings(argv)
+    with (
+        listen(server.host, server.port) as listener,
+        tempfile.TemporaryDirectory(prefix="srm-") as folder,
+    ):
+        supervisor = _supervisor(server, engine, engine_module, listener, Path(folder))
+        return asyncio.run(supervisor.run(announce(server.model_name, server.host, listener)))
+
+
+def _supervisor(
+    server: ServerConfig,
+    engine: EngineConfig,
+    engine_module: str,
+    listener: socket.socket,
+    folder: Path,
+) -> Supervisor:
+    metrics = folder / "metrics"
+    metrics.mkdir()
+    endpoint = f"ipc://{folder}/engine"
+    server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listener.fileno())
+    engine = msgspec.structs.replace(engine, endpoint=endpoint)
+    environment = {
+        **os.environ,
+        "PROMETHEUS_MULTIPROC_DIR": str(metrics),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
+    }
+    python = [sys.executable, "-P", "-m"]  # -P: a folder `engine` where we are started is not ours
+    return Supervisor(
+        engine=Child("engine", [*python, engine_module, *flags(engine)], environment, metrics),
+        api=Child(
+            "api", [*python, "server", "api", *flags(server)], environment, metrics, listener
+        ),
+        drain_s=server.drain_s,
+    )
+
+
+def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
+    """Both structs from one set of sources. Raises ConfigError for what neither knows."""
+    fields: dict[str, tuple[str, Any, Any]] = {}
+    for kind in (EngineConfig, ServerConfig):
+        hints = get_type_hints(kind)
+        for field in msgspec.structs.fields(kind):
+            fields[field.name] = (field.name, hints[field.name], field.default)
+    public = [field for name, field in fields.items() if name not in _PRIVATE]
+    settings = msgspec.structs.asdict(
+        load(msgspec.defstruct("ServeConfig", public), argv, prog="srm serve")
+    )
+    try:
+        return _part(settings, ServerConfig), _part(settings, EngineConfig)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _part(settings: dict[str, Any], kind: type[T]) -> T:
+    return kind(**{name: settings[name] for name in kind.__struct_fields__ if name in settings})
+
+
+def flags(config: msgspec.Struct) -> list[str]:
+    """The settings as the command line that gives them."""
+    return [
+        f"--{name.replace('_', '-')}={value}"
+        for name, value in msgspec.structs.asdict(config).items()
+    ]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError if there can be none, as when the port is in use."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"host = {host!r}, port = {port}: cannot listen: {reason}") from None
+
+
+async def announce(model_name: str, host: str, listener: socket.socket) -> None:
+    """Say where and how to send a request, once one would be answered."""
+    port = listener.getsockname()[1]
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    while not await _is_ready(host, port):
+        await asyncio.sleep(0.1)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    sys.stdout.write(
+        f"Serving {model_name} on {url}\n"
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' "
+        """-d '{"prompt": "Once upon a time", "max_tokens": 32}'\n"""
+    )
+    sys.stdout.flush()
+
+
+async def _is_ready(host: str, port: int) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(b"GET /ready HTTP/1.1\r\nHost: srm\r\nConnection: close\r\n\r\n")
+        return b" 200 " in await reader.readline()
+    except OSError:  # the API process crashed: its successor will answer
+        return False
+    finally:
+        writer.close()

@@ -1,0 +1,92 @@
+"""Every metric of the API processes, declared once, and GET /metrics.
+
+With `PROMETHEUS_MULTIPROC_DIR` set, all processes write to that folder and any API process answers
+for all of them, the engine included; without it a process answers for itself. Metrics move once
+per request or per event of a stream, never per token. Labels come from fixed sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from fastapi import APIRouter
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
+)
+from starlette.responses import Response
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_EVENT_SECONDS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+_COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+
+HTTP_REQUESTS = Counter(
+    "http_requests_total", "Replies, by route, method and status.", ("handler", "method", "status")
+)
+HTTP_SECONDS = Histogram(
+    "http_request_seconds",
+    "From the request's first byte to the reply's last.",
+    ("handler", "method"),
+    buckets=_SECONDS,
+)
+HTTP_IN_FLIGHT = Gauge(
+    "http_requests_in_flight", "Requests being answered.", multiprocess_mode="livesum"
+)
+TIME_TO_FIRST_TOKEN = Histogram(
+    "srm_time_to_first_token_seconds",
+    "From a completion request to its first output.",
+    buckets=_FIRST_TOKEN_SECONDS,
+)
+INTER_TOKEN_LATENCY = Histogram(
+    "srm_inter_token_latency_seconds",
+    "Between two events of a stream.",
+    buckets=_EVENT_SECONDS,
+)
+E2E_REQUEST_LATENCY = Histogram(
+    "srm_e2e_request_latency_seconds",
+    "From a completion request to its last token.",
+    buckets=_SECONDS,
+)
+PROMPT_TOKENS = Counter("srm_prompt_tokens_total", "Prompt tokens of answered requests.")
+COMPLETION_TOKENS = Counter(
+    "srm_completion_tokens_total", "Tokens delivered by answered and cancelled requests."
+)
+REQUEST_PROMPT_TOKENS = Histogram(
+    "srm_request_prompt_tokens", "Prompt tokens of a request.", buckets=_COUNTS
+)
+REQUEST_COMPLETION_TOKENS = Histogram(
+    "srm_request_generation_tokens", "Tokens of a request, all choices.", buckets=_COUNTS
+)
+REQUEST_CHOICES = Histogram(
+    "srm_request_params_n", "Completions asked for by a request.", buckets=_COUNTS
+)
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def metrics() -> Response:
+    """Prometheus text format."""
+    return Response(await asyncio.to_thread(_collect), media_type=CONTENT_TYPE_LATEST)
+
+
+def _collect() -> bytes:
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return generate_latest(REGISTRY)
+    merged = CollectorRegistry()
+    multiprocess.MultiProcessCollector(merged)  # type: ignore[no-untyped-call]  # untyped library
+    return generate_latest(merged)

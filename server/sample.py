@@ -1,0 +1,159 @@
+"""One completion as text, while its tokens arrive: bytes to characters, stop strings, offsets.
+
+Whatever the cuts between deliveries, the pieces joined are the text of the whole. Bytes that may
+still become a character, or the beginning of a stop string, are held back until they are decided.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from engine.messages import FinishReason, Output
+from server.text import Text
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+_LOWEST_LOGPROB = -9999.0
+"""What minus infinity is sent as: JSON has no infinities."""
+
+
+class StopStrings:
+    """Finds where a completion's bytes reach one of the given strings, or may be about to."""
+
+    def __init__(self, stops: list[str]) -> None:
+        """`stops` has at least one string, none empty."""
+        spelled = [stop.encode() for stop in stops]
+        self._pattern = re.compile(b"|".join(map(re.escape, spelled)))
+        self._beginnings = {stop[:length] for stop in spelled for length in range(1, len(stop))}
+        self._longest_beginning = max(map(len, spelled)) - 1
+
+    def search(self, data: bytes) -> tuple[int, int] | None:
+        """Begin and end of the first stop string in `data`."""
+        match = self._pattern.search(data)
+        return match.span() if match else None
+
+    def undecided(self, data: bytes) -> int:
+        """How many of the last bytes may be the beginning of a stop string."""
+        for length in range(min(self._longest_beginning, len(data)), 0, -1):
+            if data[-length:] in self._beginnings:
+                return length
+        return 0
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one completion has new."""
+
+    index: int
+    """Of the choice."""
+    is_first: bool
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    """One per token, or none."""
+    text_offset: list[int]
+    """Characters before each token whose log-probability is given."""
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+def join(deltas: list[Delta]) -> Delta:
+    """All of a completion from its deltas, in order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return Delta(
+        index=deltas[0].index,
+        is_first=deltas[0].is_first,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=[value for delta in deltas for value in delta.logprobs],
+        text_offset=[offset for delta in deltas for offset in delta.text_offset],
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+    )
+
+
+class Sample:
+    """One completion. `finished` is set once; nothing may be fed after it."""
+
+    __slots__ = (
+        "_decoder",
+        "_held",
+        "_index",
+        "_is_first",
+        "_num_characters",
+        "_offset_decoder",
+        "_stop_token_ids",
+        "_stops",
+        "_text",
+        "finished",
+    )
+
+    def __init__(
+        self, index: int, text: Text, stops: StopStrings | None, stop_token_ids: Iterable[int]
+    ) -> None:
+        self._index = index
+        self._text = text
+        self._stops = stops
+        self._stop_token_ids = stop_token_ids
+        self._is_first = True
+        self._decoder = _Utf8("replace")
+        self._offset_decoder = _Utf8("replace")
+        self._num_characters = 0
+        self._held = b""
+        self.finished = False
+
+    def feed(self, output: Output) -> Delta:
+        """Take what the engine sent, in order. A stop string ends the completion early."""
+        token_ids = memoryview(output.token_ids).cast("i").tolist()
+        finish_reason = output.finish_reason
+        stop_reason: str | int | None = None
+        spoken = output.token_ids
+        if finish_reason == "stop":  # the token that stopped it is not text
+            spoken = spoken[:-4]
+            if token_ids[-1] in self._stop_token_ids:
+                stop_reason = token_ids[-1]
+        data = self._held + self._text.decode(spoken)
+        if self._stops is not None:
+            found = self._stops.search(data)
+            if found:
+                begin, end = found
+                num_tokens = self._tokens_to_reach(end - len(self._held), spoken)
+                token_ids = token_ids[:num_tokens]
+                finish_reason, stop_reason = "stop", data[begin:end].decode()
+                data, self._held = data[:begin], b""
+            else:
+                undecided = 0 if finish_reason else self._stops.undecided(data)
+                data, self._held = data[: len(data) - undecided], data[len(data) - undecided :]
+        self.finished = finish_reason is not None
+        delta = Delta(
+            index=self._index,
+            is_first=self._is_first,
+            text=self._decoder.decode(data, final=self.finished),
+            token_ids=token_ids,
+            logprobs=[],
+            text_offset=[],
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
+        self._is_first = False
+        if output.logprobs:
+            self._add_logprobs(delta, output)
+        return delta
+
+    def _tokens_to_reach(self, num_bytes: int, token_ids: bytes) -> int:
+        """How many of the tokens it takes to have `num_bytes` bytes."""
+        sizes = accumulate(map(len, self._text.pieces(token_ids)))
+        return next(count for count, size in enumerate(sizes, 1) if size >= num_bytes)
+
+    def _add_logprobs(self, delta: Delta, output: Output) -> None:
+        num_tokens = len(delta.token_ids)
+        values = memoryview(output.logprobs).cast("f").tolist()[:num_tokens]
+        delta.logprobs = [max(value, _LOWEST_LOGPROB) for value in values]
+        for piece in self._text.pieces(output.token_ids[: 4 * num_tokens]):
+            delta.text_offset.append(self._num_characters)
+            self._num_characters += len(self._offset_decoder.decode(piece))

@@ -1,0 +1,115 @@
+"""Text to token ids and back, for byte-level BPE tokenizers.
+
+Decoding is a table from token id to bytes and one join, so a completion costs one call however long
+it is, and a character split over tokens comes out whole: bytes are joined before they are decoded.
+Knows nothing of requests. Special tokens have no bytes: they are never text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+
+from engine.config import ModelConfig
+from engine.errors import CheckpointError
+
+assert sys.byteorder == "little"  # token ids travel as little-endian bytes and are used in place
+
+
+class Text:
+    """The tokenizer of one checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load `config.json` and `tokenizer.json`. Raises CheckpointError naming the file."""
+        self.model = _read_model_config(folder / "config.json")
+        path = folder / "tokenizer.json"
+        source = _read(path)
+        try:
+            self._tokenizer = Tokenizer.from_str(source)
+            spec = json.loads(source)
+        except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+            raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
+        if (spec.get("decoder") or {}).get("type") != "ByteLevel":
+            raise CheckpointError(f"{path}: only byte-level BPE tokenizers are supported")
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        largest = max(vocab.values(), default=-1)
+        if not 0 <= largest < self.model.vocab_size:
+            raise CheckpointError(
+                f"{path}: token id {largest} lies outside the model's {self.model.vocab_size}"
+            )
+        self._bytes = _byte_table(self._tokenizer, vocab, self.model.vocab_size)
+        self.labels = _labels(self._bytes, vocab)
+        """How each token is written where one token is shown alone."""
+        self.longest_token = max(map(len, vocab))
+        """Most characters of text that one token can stand for."""
+
+    def encode(self, prompts: list[str]) -> list[bytes]:
+        """Token ids of each prompt, int32 little-endian, with what the tokenizer prepends."""
+        return [array("i", one.ids).tobytes() for one in self._tokenizer.encode_batch(prompts)]
+
+    def decode(self, token_ids: bytes) -> bytes:
+        """UTF-8 of int32 little-endian token ids; may end, or begin, inside a character."""
+        return b"".join(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
+
+    def pieces(self, token_ids: bytes) -> list[bytes]:
+        """The bytes of each token."""
+        return [self._bytes[token] for token in memoryview(token_ids).cast("i")]
+
+
+def _read_model_config(path: Path) -> ModelConfig:
+    try:
+        return msgspec.json.decode(_read(path), type=ModelConfig)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from None
+
+
+def _byte_table(tokenizer: Tokenizer, vocab: dict[str, int], size: int) -> list[bytes]:
+    """Bytes of every token id below `size`; ids the tokenizer does not have are empty."""
+    table = [b""] * size
+    byte_of = _bytes_of_characters()
+    added = tokenizer.get_added_tokens_decoder()
+    for token, token_id in vocab.items():
+        if token_id in added:
+            table[token_id] = b"" if added[token_id].special else token.encode()
+        else:
+            try:
+                table[token_id] = bytes(byte_of[character] for character in token)
+            except KeyError:
+                raise CheckpointError(f"token {token!r} is not spelled in byte-level BPE") from None
+    return table
+
+
+def _labels(table: list[bytes], vocab: dict[str, int]) -> list[str]:
+    """Text of each token; special tokens by name, parts of characters as `bytes:\\xe2\\x82`."""
+    names = {token_id: name for name, token_id in vocab.items()}
+    labels = []
+    for token_id, data in enumerate(table):
+        try:
+            labels.append(data.decode() or names.get(token_id, f"token_id:{token_id}"))
+        except UnicodeDecodeError:
+            labels.append("bytes:" + "".join(f"\\x{byte:02x}" for byte in data))
+    return labels
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Byte-level BPE spells each byte as one visible character; this is the way back.
+
+    Printable Latin-1 characters stand for themselves, the other bytes for U+0100 and on.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    table = {chr(byte): byte for byte in visible}
+    table.update({chr(0x100 + order): byte for order, byte in enumerate(hidden)})
+    return table

@@ -1,0 +1,108 @@
+"""`srm serve` as a process of its own, with the numpy engine: what the tests over HTTP talk to."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from engine.config import ModelConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT_MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=128, vocab_size=320)
+_START_S = 30
+
+
+def write_text_model(folder: Path, model: ModelConfig = TEXT_MODEL) -> None:
+    """A checkpoint without weights: `config.json` and a byte-level BPE `tokenizer.json`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,  # fewer than the model has: the rest are ids without text
+        special_tokens=["<|begin_of_text|>", "<|end_of_text|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat with the other cat"] * 9, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_bytes(msgspec.json.encode(model))
+
+
+class Server:
+    """A running `srm serve`. Leaves with SIGTERM, and must then have exit code 0."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        """Waits until it is ready."""
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-c"),
+                "import sys; from server.launch import main; "
+                "sys.exit(main(sys.argv[1:], engine_module='tests.numpy_engine'))",
+                *(f"--model={folder}", "--port=0", *flags),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        if not self._ready.wait(_START_S) or not self._url():
+            self.process.kill()
+            raise AssertionError("srm serve did not start:\n" + "".join(self.lines))
+        self.url = self._url()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith("Serving "):
+                self._ready.set()
+        self._ready.set()
+
+    def _url(self) -> str:
+        found = re.search(r"^Serving \S+ on (\S+)$", "".join(self.lines), re.MULTILINE)
+        return found[1] if found else ""
+
+    def metric(self, name: str) -> float:
+        """The sum of the samples of a metric, over all labels."""
+        text = httpx.get(f"{self.url}/metrics").text
+        values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, values))
+
+    def stop(self, timeout_s: float = 30) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 30) -> int:
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            assert self.stop() == 0, "".join(self.lines)
