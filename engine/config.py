@@ -109,7 +109,8 @@ def load(
     """Build a frozen settings struct from defaults, `--config FILE`, environment and flags.
 
     Every field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment and
-    `--num-slots` on the command line. Raises ConfigError naming source, field and value.
+    `--num-slots` on the command line, lists comma-separated. Raises ConfigError naming source,
+    field and value.
     """
     hints = get_type_hints(kind)
     parser = argparse.ArgumentParser(prog=prog, argument_default=argparse.SUPPRESS)
@@ -157,9 +158,13 @@ def _apply(
     for name, value in values.items():
         if name not in hints or name not in kind.__struct_fields__:
             raise ConfigError(f"{source}: unknown setting {name!r}")
+        if get_origin(hints[name]) is tuple and isinstance(value, str):
+            parts: Any = [part for part in value.split(",") if part]
+        else:
+            parts = value
         try:
             settings[name] = msgspec.convert(
-                value, hints[name], strict=False, dec_hook=_decode_extension
+                parts, hints[name], strict=False, dec_hook=_decode_extension
             )
         except msgspec.ValidationError as error:
             raise ConfigError(f"{source}: {name} = {value!r}: {error}") from None

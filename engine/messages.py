@@ -29,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the most likely one; 0 keeps all."""
     seed: int = 0
-    """Of the random stream, 0 … 2**64 - 1; whoever builds the request draws one if none is given."""
+    """Of the random stream, 0 … 2**64 - 1; drawn by the server if the caller gives none."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion, besides the end-of-text token."""
     ignore_eos: bool = False

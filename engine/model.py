@@ -52,36 +52,86 @@ def build_step_graph(config: ModelConfig, device: Device) -> Graph:
     f32[decode]. The meaning of each is that of `engine.batch.Batch`.
     """
     on = DeviceRef.from_device(device)
-    rows = [TensorType(DType.int32, ["rows"], on) for _ in ("read", "write", "positions")]
-    with Graph(
-        "srm_step",
-        input_types=[
-            BufferType(DType.float32, ["slots", config.state_width], on),
-            BufferType(DType.int32, ["slots"], on),
-            TensorType(DType.int32, ["tokens"], on),
-            *rows,
-            TensorType(DType.int32, ["row_bounds"], on),
-            *(TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()),
-        ],
-        custom_extensions=[KERNELS],
-    ) as graph:
-        states, last_token = (value.buffer for value in graph.inputs[:2])
-        token_ids, *rest = (value.tensor for value in graph.inputs[2:])
-        rows, sampling = _Rows(*rest[:4]), rest[4:]
-        weights, width, vocab = _Weights(config, on), config.d_model, config.vocab_size
-        x = embed(last_token, token_ids, rows.read_slots, weights.table("embedding", vocab, width))
-        for index in range(config.num_layers):
-            layer = weights.layer(index)
-            x = _mix_channels(layer, x)
-            x = _mix_tokens(layer, x, states, index, rows)
-        logits = linear(x, weights.matrix("head", width, vocab), vocab, rows=Dim("decode"))
-        graph.output(*sample(last_token, logits, *sampling, rows.positions, rows.write_slots))
+    sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
+    types = [*_batch_types(config, on), *sampling_types]
+    with Graph("srm_step", input_types=types, custom_extensions=[KERNELS]) as graph:
+        batch = _BatchInputs.of(graph)
+        sampling = {
+            name: value.tensor
+            for name, value in zip(SAMPLING_INPUTS, graph.inputs[NUM_BATCH_INPUTS:], strict=True)
+        }
+        logits = _head(config, on, _blocks(config, on, batch), rows=Dim("decode"))
+        where = {"positions": batch.positions, "write_slots": batch.write_slots}
+        graph.output(*sample(batch.last_token, logits, **sampling, **where))
+    return graph
+
+
+def build_logits_graph(config: ModelConfig, device: Device) -> Graph:
+    """The same step without the sampler: logits f32[tokens, V] of every token fed.
+
+    Inputs are those of the step graph without SAMPLING_INPUTS. `last_token` is not changed.
+    """
+    on = DeviceRef.from_device(device)
+    types = _batch_types(config, on)
+    with Graph("srm_logits", input_types=types, custom_extensions=[KERNELS]) as graph:
+        graph.output(_head(config, on, _blocks(config, on, _BatchInputs.of(graph))))
     return graph
 
 
 def compute_dtype(on: DeviceRef) -> DType:
     """Of matrices and activations: bfloat16 on a GPU, float32 on a CPU."""
     return DType.bfloat16 if on.is_gpu() else DType.float32
+
+
+NUM_BATCH_INPUTS = 7
+
+
+def _batch_types(config: ModelConfig, on: DeviceRef) -> list[BufferType | TensorType]:
+    return [
+        BufferType(DType.float32, ["slots", config.state_width], on),
+        BufferType(DType.int32, ["slots"], on),
+        TensorType(DType.int32, ["tokens"], on),
+        *(TensorType(DType.int32, ["rows"], on) for _ in range(3)),
+        TensorType(DType.int32, ["row_bounds"], on),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchInputs:
+    """The pool, and where each row of the batch reads, writes and stands."""
+
+    states: BufferValue  # f32[slots, L * d]
+    last_token: BufferValue  # i32[slots]
+    token_ids: TensorValue  # i32[tokens]
+    read_slots: TensorValue  # i32[rows]
+    write_slots: TensorValue  # i32[rows]
+    positions: TensorValue  # i32[rows]
+    row_offsets: TensorValue  # i32[rows + 1]
+
+    @classmethod
+    def of(cls, graph: Graph) -> _BatchInputs:
+        states, last_token = (value.buffer for value in graph.inputs[:2])
+        tensors = [value.tensor for value in graph.inputs[2:NUM_BATCH_INPUTS]]
+        return cls(states, last_token, *tensors)
+
+
+def _blocks(config: ModelConfig, on: DeviceRef, batch: _BatchInputs) -> TensorValue:
+    """Residual stream [tokens, d] after all blocks."""
+    weights = _Weights(config, on)
+    table = weights.table("embedding", config.vocab_size, config.d_model)
+    x = embed(batch.last_token, batch.token_ids, batch.read_slots, table)
+    for index in range(config.num_layers):
+        layer = weights.layer(index)
+        x = _mix_channels(layer, x)
+        x = _mix_tokens(layer, x, batch, index)
+    return x
+
+
+def _head(
+    config: ModelConfig, on: DeviceRef, x: TensorValue, rows: Dim | None = None
+) -> TensorValue:
+    matrix = _Weights(config, on).matrix("head", config.d_model, config.vocab_size)
+    return linear(x, matrix, config.vocab_size, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,40 +176,28 @@ class _Weights:
         return Weight(self.prefix + name, dtype, shape, device=self.on)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Where each row of the batch reads and writes its state, and which tokens are its own."""
-
-    read_slots: TensorValue  # i32[rows]
-    write_slots: TensorValue  # i32[rows]
-    positions: TensorValue  # i32[rows]
-    row_offsets: TensorValue  # i32[rows + 1]
-
-
 def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
     width = layer.config.d_model
     inner = layer.project("up", layer.norm("channel_norm", x), 4 * width, silu=True)
     return layer.project("down", inner, width, residual=x)
 
 
-def _mix_tokens(
-    layer: _Weights, x: TensorValue, states: BufferValue, index: int, rows: _Rows
-) -> TensorValue:
+def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int) -> TensorValue:
     config = layer.config
     projected = config.use_projections
     y = layer.norm("token_norm", x)
     if projected:
         y = layer.project("proj_in", y, config.d_model)
     y = mix(
-        states,
+        batch.states,
         ops.constant(index, DType.int32, DeviceRef.CPU()),
         y,
-        rows.read_slots,
-        rows.write_slots,
-        rows.positions,
-        rows.row_offsets,
-        *(layer.scalars(name, config.num_heads, config.n_ctx) for name in PER_POSITION),
-        layer.scalars("decay", config.num_heads),
+        batch.read_slots,
+        batch.write_slots,
+        batch.positions,
+        batch.row_offsets,
+        **{name: layer.scalars(name, config.num_heads, config.n_ctx) for name in PER_POSITION},
+        decay=layer.scalars("decay", config.num_heads),
         residual=None if projected else x,
     )
     return layer.project("proj_out", y, config.d_model, residual=x) if projected else y
