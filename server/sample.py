@@ -26,15 +26,18 @@ class StopStrings:
 
     def __init__(self, stops: list[str]) -> None:
         """`stops` has at least one string, none empty."""
-        spelled = [stop.encode() for stop in stops]
-        self._pattern = re.compile(b"|".join(map(re.escape, spelled)))
-        self._beginnings = {stop[:length] for stop in spelled for length in range(1, len(stop))}
-        self._longest_beginning = max(map(len, spelled)) - 1
+        self._stops = [stop.encode() for stop in stops]
+        self._any = re.compile(b"|".join(map(re.escape, self._stops)))
+        self._beginnings = {stop[:size] for stop in self._stops for size in range(1, len(stop))}
+        self._longest_beginning = max(map(len, self._stops)) - 1
 
     def search(self, data: bytes) -> tuple[int, int] | None:
-        """Begin and end of the first stop string in `data`."""
-        match = self._pattern.search(data)
-        return match.span() if match else None
+        """Begin and end of the stop string that is complete first; of several, the longest."""
+        if not self._any.search(data):
+            return None
+        found = ((data.find(stop), len(stop)) for stop in self._stops)
+        end, begin = min((begin + size, begin) for begin, size in found if begin >= 0)
+        return begin, end
 
     def undecided(self, data: bytes) -> int:
         """How many of the last bytes may be the beginning of a stop string."""

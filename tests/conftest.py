@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.messages import Request, SamplingParams
 from tests.numpy_runner import NumpyRunner, tiny_weights
+from tests.serving import SERVER_FLAGS, Server, write_text_model
 
 MakeEngine = Callable[..., Engine]
 MakeRequest = Callable[..., Request]
@@ -66,3 +68,18 @@ def make_request() -> MakeRequest:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model's config and tokenizer, named `tiny`."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_text_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(text_model: Path) -> Iterator[Server]:
+    """`srm serve` on the numpy engine, for all tests that leave it as it was."""
+    with Server(text_model, *SERVER_FLAGS) as running:
+        yield running

@@ -18,6 +18,15 @@ from engine.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT_MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=128, vocab_size=320)
+NUM_SLOTS = 64
+MAX_WAITING = 3_000
+MAX_BODY_BYTES = 1_000_000
+SERVER_FLAGS = (
+    f"--num-slots={NUM_SLOTS}",
+    f"--max-step-rows={NUM_SLOTS}",
+    f"--max-waiting={MAX_WAITING}",
+    f"--max-body-bytes={MAX_BODY_BYTES}",
+)
 _START_S = 30
 
 

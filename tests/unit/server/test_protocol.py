@@ -1,0 +1,199 @@
+"""What a completion request may say, and what it is told when it says something else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.errors import InvalidRequest
+from server.protocol import MAX_CHOICES, CompletionRequest, StreamOptions, parse_completion
+
+
+def parse(**fields: Any) -> CompletionRequest:
+    return parse_completion(json.dumps({"prompt": "x", **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", ["a"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ],
+)
+def test_every_form_of_prompt_is_a_list_of_prompts(prompt: Any, expected: Any) -> None:
+    assert parse(prompt=prompt).prompt == expected
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[], [[]], [[5], []], 5, True, {}, ["a", 5], [5, "a"], [[5], "a"], [-1], [2**31], [1.5]],
+)
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest, match="prompt must be a string, a list") as refused:
+        parse(prompt=prompt)
+    assert refused.value.param == "prompt"
+
+
+def test_null_is_absent_and_defaults_are_openais() -> None:
+    nulls = dict.fromkeys(CompletionRequest.__struct_fields__, None)
+    assert parse(**{**nulls, "prompt": "x", "best_of": None, "echo": None}) == CompletionRequest(
+        prompt=["x"], n=1, max_tokens=16, temperature=1.0, top_p=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", 5),
+        ("n", 0),
+        ("n", MAX_CHOICES + 1),
+        ("n", "2"),
+        ("n", 2.0),
+        ("n", True),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 101),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("seed", 1.0),
+        ("stop", 5),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", ["a"] * 129),
+        ("stop", "a" * 257),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", 5),
+        ("ignore_eos", 1),
+        ("stream", "true"),
+        ("stream_options", {"include_usage": 1}),
+        ("stream_options", {"other": True}),
+        ("logprobs", 1),
+        ("logprobs", True),
+        ("return_token_ids", 0),
+        ("user", 7),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field} must be .+; got ") as refused:
+        parse(**{field: value})
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", MAX_CHOICES),
+        ("max_tokens", 10**12),
+        ("temperature", 0),
+        ("top_p", 1),
+        ("top_k", -1),
+        ("seed", 2**64 - 1),
+        ("seed", -(2**63)),
+        ("stop", ["a"] * 128),
+        ("stop", "é" * 256),
+        ("logprobs", 0),
+        ("user", "someone"),
+    ],
+)
+def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
+    assert getattr(parse(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral", "asking"),
+    [
+        ("echo", False, True),
+        ("echo", False, 0),
+        ("suffix", "", "end"),
+        ("best_of", 1, 2),
+        ("logit_bias", {}, {"5": 1}),
+        ("presence_penalty", 0.0, 0.5),
+        ("frequency_penalty", 0, -1),
+        ("repetition_penalty", 1.0, 1.1),
+        ("repetition_penalty", 1, True),
+        ("min_tokens", 0, 3),
+        ("skip_special_tokens", True, False),
+        ("prompt_logprobs", None, 0),
+        ("allowed_token_ids", None, [1]),
+    ],
+)
+def test_what_is_not_honoured_may_be_neutral_and_nothing_else(
+    field: str, neutral: Any, asking: Any
+) -> None:
+    assert parse(**{field: neutral}) == parse()
+    with pytest.raises(InvalidRequest, match=f"^{field} = .* is not supported") as refused:
+        parse(**{field: asking})
+    assert refused.value.param == field
+
+
+def test_best_of_may_be_n() -> None:
+    assert parse(n=3, best_of=3).n == 3
+
+
+def test_an_unknown_field_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="'max_token' is not a field") as refused:
+        parse(max_token=5)
+    assert refused.value.param == "max_token"
+
+
+def test_stream_options_need_a_stream() -> None:
+    options = {"include_usage": True}
+    request = parse(stream=True, stream_options=options)
+    assert request.stream_options == StreamOptions(include_usage=True)
+    with pytest.raises(InvalidRequest, match="only with stream"):
+        parse(stream_options=options)
+
+
+def test_prompts_times_n_is_limited() -> None:
+    with pytest.raises(InvalidRequest, match="n = 50001 of 2 prompts"):
+        parse(prompt=["a", "b"], n=MAX_CHOICES // 2 + 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"  \n",
+        b"{",
+        b"[]",
+        b"5",
+        b"null",
+        b'"prompt"',
+        b"{} {}",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\xed\xa0\x80"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"prompt": 1e999}',
+        b"[" * 100_000,
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="body"):
+        parse_completion(body)
+
+
+def test_a_missing_prompt_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="prompt is required") as refused:
+        parse_completion(b'{"model": "tiny"}')
+    assert refused.value.param == "prompt"
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse(n="x" * 10_000)
+    assert len(refused.value.message) < 200

@@ -1,0 +1,144 @@
+"""A completion cut at any token boundaries reads the same as in one piece."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.messages import FinishReason, Output
+from server.sample import Delta, Sample, StopStrings, join
+from server.text import Text
+from tests.serving import TEXT_MODEL
+
+EOS = 1
+
+
+@pytest.fixture(scope="module")
+def text(text_model: Path) -> Text:
+    return Text(text_model)
+
+
+def run(
+    text: Text,
+    ids: list[int],
+    cuts: list[int],
+    stops: list[str] | None = None,
+    finish_reason: FinishReason = "length",
+    stop_token_ids: tuple[int, ...] = (),
+) -> list[Delta]:
+    """The deltas of the tokens `ids`, delivered in pieces."""
+    sample = Sample(0, text, StopStrings(stops) if stops else None, stop_token_ids)
+    bounds = sorted({0, len(ids), *(cut for cut in cuts if 0 < cut < len(ids))})
+    deltas = []
+    for begin, end in pairwise(bounds):
+        piece = ids[begin:end]
+        output = Output(
+            id="a",
+            index=0,
+            token_ids=array("i", piece).tobytes(),
+            logprobs=array("f", [-float(token) for token in piece]).tobytes(),
+            finish_reason=finish_reason if end == len(ids) else None,
+        )
+        deltas.append(sample.feed(output))
+        if sample.finished:
+            break
+    assert sample.finished
+    return deltas
+
+
+def ids_of(text: Text, data: bytes) -> list[int]:
+    """One token per byte."""
+    by_byte = {text.pieces(array("i", [i]).tobytes())[0]: i for i in range(TEXT_MODEL.vocab_size)}
+    return [by_byte[data[i : i + 1]] for i in range(len(data))]
+
+
+tokens = st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1), min_size=1, max_size=40)
+cuts = st.lists(st.integers(0, 40))
+
+
+@given(tokens, cuts)
+def test_cut_anywhere_it_reads_the_same(text: Text, ids: list[int], cuts: list[int]) -> None:
+    (whole,) = run(text, ids, [])
+    joined = join(run(text, ids, cuts))
+    assert joined == whole
+    assert whole.text == text.decode(array("i", ids).tobytes()).decode("utf-8", "replace")
+    assert whole.token_ids == ids
+
+
+@given(st.text(), cuts)
+def test_no_piece_shows_half_a_character(text: Text, string: str, cuts: list[int]) -> None:
+    ids = ids_of(text, string.encode()) or [EOS]
+    deltas = run(text, ids, cuts)
+    assert "".join(delta.text for delta in deltas) == string
+    assert all(delta.text in string for delta in deltas)
+
+
+@given(st.text("ab", max_size=30), cuts, st.lists(st.text("ab", min_size=1, max_size=4)))
+def test_the_stop_string_complete_first_ends_it_however_delivered(
+    text: Text, string: str, cuts: list[int], stops: list[str]
+) -> None:
+    ids = ids_of(text, string.encode()) or [EOS]
+    joined = join(run(text, ids, cuts, stops))
+    found = [stop for stop in sorted(stops, key=len) if stop in string]
+    if found:
+        ends = {string.find(stop) + len(stop): stop for stop in found}
+        end, stop = min(ends.items())
+        assert (joined.finish_reason, joined.stop_reason) == ("stop", stop)
+        assert joined.text + stop == string[:end]
+        assert len(joined.token_ids) == end
+    else:
+        assert (joined.text, joined.finish_reason, joined.stop_reason) == (string, "length", None)
+
+
+@given(st.text("ab", max_size=30), cuts, st.text("abé", min_size=1, max_size=4))
+def test_one_stop_string_gives_the_text_before_it(
+    text: Text, string: str, cuts: list[int], stop: str
+) -> None:
+    ids = ids_of(text, string.encode()) or [EOS]
+    assert join(run(text, ids, cuts, [stop])).text == string.partition(stop)[0]
+
+
+def test_what_may_become_a_stop_string_is_held_back(text: Text) -> None:
+    deltas = run(text, ids_of(text, b"1##2##END3"), list(range(10)), ["##END"])
+    assert [delta.text for delta in deltas] == ["1", "", "", "##2", "", "", "", "", ""]
+    assert [len(delta.token_ids) for delta in deltas] == [1] * 9
+    assert deltas[-1].finish_reason == "stop"
+
+
+def test_what_was_held_back_comes_when_the_completion_ends(text: Text) -> None:
+    deltas = run(text, ids_of(text, b"1##"), [1, 2], ["##END"])
+    assert [delta.text for delta in deltas] == ["1", "", "##"]
+
+
+def test_a_stop_string_inside_a_token_cuts_inside_it(text: Text) -> None:
+    (the,) = [i for i, label in enumerate(text.labels) if label == " the"]
+    delta = join(run(text, [the, the], [], ["he"]))
+    assert (delta.text, delta.token_ids, delta.stop_reason) == (" t", [the], "he")
+
+
+def test_the_token_that_stops_is_counted_and_not_read(text: Text) -> None:
+    a, b = ids_of(text, b"ab")
+    delta = join(run(text, [a, b], [1], finish_reason="stop", stop_token_ids=(b,)))
+    assert (delta.text, delta.token_ids, delta.stop_reason) == ("a", [a, b], b)
+    delta = join(run(text, [a, EOS], [1], finish_reason="stop"))
+    assert (delta.text, delta.token_ids, delta.stop_reason) == ("a", [a, EOS], None)
+
+
+def test_offsets_count_characters_and_logprobs_are_finite(text: Text) -> None:
+    ids = ids_of(text, "aé€b".encode())
+    assert join(run(text, ids, [2, 3])).text_offset == [0, 1, 1, 2, 2, 2, 3]
+    sample = Sample(0, text, None, ())
+    output = Output(
+        id="a",
+        index=0,
+        token_ids=array("i", ids[:1]).tobytes(),
+        logprobs=array("f", [-math.inf]).tobytes(),
+        finish_reason="length",
+    )
+    assert sample.feed(output).logprobs == [-9999.0]

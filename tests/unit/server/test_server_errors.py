@@ -1,0 +1,39 @@
+"""Every error of the tree has a status and says whether to try again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from fastapi import Request
+
+from engine import errors
+from server.errors import srm_error
+
+REQUEST = Request({"type": "http", "method": "POST", "path": "/", "headers": []})
+
+
+def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterator[type[errors.SRMError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from every_error(child)
+
+
+@pytest.mark.parametrize("kind", list(every_error()))
+async def test_every_error_has_an_openai_shape(kind: type[errors.SRMError]) -> None:
+    error = errors.Overloaded("full", 3) if kind is errors.Overloaded else kind("what happened")
+    reply = await srm_error(REQUEST, error)
+    detail = json.loads(bytes(reply.body))["error"]
+    assert set(detail) == {"message", "type", "param", "code"}
+    assert detail["message"] == error.message
+    assert detail["code"] == kind.code
+    is_callers = issubclass(kind, errors.RequestError) and kind is not errors.Overloaded
+    assert (400 <= reply.status_code < 500) == is_callers
+    assert (reply.headers.get("x-should-retry") == "false") == is_callers
+    assert (reply.status_code == 503) == ("retry-after" in reply.headers)
+
+
+async def test_the_field_at_fault_is_named() -> None:
+    reply = await srm_error(REQUEST, errors.InvalidRequest("n must be …", "n"))
+    assert json.loads(bytes(reply.body))["error"]["param"] == "n"

@@ -1,0 +1,86 @@
+"""The byte table against the tokenizer library, and what a bad folder is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from engine.errors import CheckpointError
+from server.text import Text
+from tests.serving import TEXT_MODEL, write_text_model
+
+
+@pytest.fixture(scope="module")
+def text(text_model: Path) -> Text:
+    return Text(text_model)
+
+
+@pytest.fixture
+def folder(text_model: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(text_model, tmp_path / "copy"))
+
+
+@given(st.text())
+def test_decoding_gives_back_what_was_encoded(text: Text, prompt: str) -> None:
+    (encoded,) = text.encode([prompt])
+    assert encoded[:4] == b"\0\0\0\0"  # begin of text
+    assert text.decode(encoded).decode() == prompt
+    assert len(prompt) <= text.longest_token * len(encoded) // 4
+
+
+@given(st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1)))
+def test_decoding_any_tokens_agrees_with_the_library(
+    text: Text, text_model: Path, ids: list[int]
+) -> None:
+    tokenizer = Tokenizer.from_file(str(text_model / "tokenizer.json"))
+    data = array("i", ids).tobytes()
+    assert text.decode(data).decode("utf-8", "replace") == tokenizer.decode(ids)
+    assert b"".join(text.pieces(data)) == text.decode(data)
+
+
+def test_every_token_has_a_label(text: Text) -> None:
+    assert len(text.labels) == TEXT_MODEL.vocab_size
+    assert all(text.labels)
+    assert text.labels[1] == "<|end_of_text|>"
+    assert text.labels[text.model.vocab_size - 1] == "token_id:319"
+    assert "bytes:\\xe2" in text.labels
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b"{}"])
+def test_a_missing_or_damaged_file_is_named(folder: Path, name: str, content: bytes | None) -> None:
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name):
+        Text(folder)
+
+
+def test_a_tokenizer_that_is_not_byte_level_is_refused(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": None}))
+    with pytest.raises(CheckpointError, match="byte-level"):
+        Text(folder)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 200}))
+    with pytest.raises(CheckpointError, match=r"\d+ lies outside the model's 200"):
+        Text(folder)
+
+
+def test_write_text_model_is_deterministic(folder: Path, tmp_path: Path) -> None:
+    write_text_model(tmp_path / "again")
+    assert (tmp_path / "again" / "tokenizer.json").read_bytes() == (
+        folder / "tokenizer.json"
+    ).read_bytes()
