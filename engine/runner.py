@@ -62,9 +62,7 @@ class ModelRunner:
     def load_weights(self, weights: Weights) -> None:
         """Use these weights, of the compiled shape, from the next step on; compiles nothing."""
         started = time.monotonic()
-        registry = {
-            name: _device_weight(name, value, self.device) for name, value in named_tensors(weights)
-        }
+        registry = device_weights(weights, self.device)
         self._model: Model = self._session.init(self._compiled, weights_registry=registry)
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
 
@@ -98,8 +96,12 @@ def open_device(kind: str) -> Device:
     return Accelerator()
 
 
+def device_weights(weights: Weights, device: Device) -> dict[str, Buffer]:
+    """Every weight by name, in the layout and dtype the step graph declares for this device."""
+    return {name: _device_weight(name, value, device) for name, value in named_tensors(weights)}
+
+
 def _device_weight(name: str, value: Array, device: Device) -> Buffer:
-    """A weight in the layout and dtype the step graph declares for it on this device."""
     kind = name.rsplit(".", maxsplit=1)[-1]
     if device.is_host:
         return _upload(pack_linear(value) if kind in MATRICES else value, device)
