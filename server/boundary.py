@@ -6,15 +6,17 @@ logged here and answered with 500, so nothing below has to catch it. Never logs 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.errors import EngineUnavailable
 from server import errors, metrics
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,12 @@ class Boundary:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             status = _CLIENT_GONE
+        except asyncio.CancelledError:  # a stop that has waited long enough ends what still runs
+            if not status:
+                stopping = EngineUnavailable("the server is shutting down")
+                await (await errors.srm_error(Request(scope), stopping))(
+                    scope, receive, send_with_id
+                )
         except Exception:
             log.exception("request failed request_id=%s", request_id)
             if status:  # too late for another one: the connection breaks, and the client sees it

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 import msgspec
@@ -75,6 +76,7 @@ class Server:
             self.process.kill()
             raise AssertionError("srm serve did not start:\n" + "".join(self.lines))
         self.url = self._url()
+        self.http = httpx.Client(base_url=self.url, timeout=60)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -88,11 +90,17 @@ class Server:
         found = re.search(r"^Serving \S+ on (\S+)$", "".join(self.lines), re.MULTILINE)
         return found[1] if found else ""
 
-    def metric(self, name: str) -> float:
-        """The sum of the samples of a metric, over all labels."""
-        text = httpx.get(f"{self.url}/metrics").text
-        values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
-        return sum(map(float, values))
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of the samples of a metric, of those that have a label with this value."""
+        samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        return sum(float(value) for labels, value in samples if not label or f'"{label}"' in labels)
+
+    def get(self, path: str) -> httpx.Response:
+        return self.http.get(path)
+
+    def post(self, **fields: Any) -> httpx.Response:
+        """A completion request; the prompt is "the cat" if none is given."""
+        return self.http.post("/v1/completions", json={"prompt": "the cat", **fields})
 
     def stop(self, timeout_s: float = 30) -> int:
         """SIGTERM, and the exit code."""
@@ -102,6 +110,9 @@ class Server:
     def wait(self, timeout_s: float = 30) -> int:
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
+        self.http.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         return code
 
     def __enter__(self) -> Server:

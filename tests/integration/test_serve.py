@@ -1,0 +1,178 @@
+"""`srm serve` as processes: starting, crashing, draining, leaving nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving import ROOT, SERVER_FLAGS, Server
+
+LONG = {"max_tokens": 120, "ignore_eos": True}
+
+
+@pytest.fixture
+def own_server(text_model: Path) -> Iterator[Server]:
+    """One that the test may break."""
+    with Server(text_model, *SERVER_FLAGS) as running:
+        yield running
+
+
+def children(server: Server) -> dict[str, int]:
+    """Process ids of the engine and the API."""
+    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
+    found = {}
+    for pid in map(int, pids.split()):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        found["api" if b"api" in command else "engine"] = pid
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_ready(server: Server, within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while server.get("/ready").status_code != 200:
+        assert time.monotonic() < deadline, "not ready again"
+        time.sleep(0.05)
+
+
+def test_it_says_where_it_serves_and_how_to_ask(server: Server) -> None:
+    start = next(i for i, line in enumerate(server.lines) if line.startswith("Serving"))
+    assert re.fullmatch(r"Serving tiny on http://127\.0\.0\.1:\d+\n", server.lines[start])
+    command = server.lines[start + 1].strip()
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
+    assert '"object":"text_completion"' in answer.stdout
+
+
+def test_a_killed_engine_fails_what_ran_and_comes_back(own_server: Server) -> None:
+    replies: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: replies.append(own_server.post(n=2_000, **LONG)))
+    asking.start()
+    while not own_server.metric("srm_engine_running_sequences"):
+        time.sleep(0.01)
+    os.kill(children(own_server)["engine"], signal.SIGKILL)
+    asking.join(10)
+    assert replies[0].status_code == 503
+    assert replies[0].json()["error"]["type"] == "service_unavailable"
+    assert own_server.get("/health").status_code == 200
+    refused = own_server.post()
+    if refused.status_code != 200:  # unless it is back already
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+    wait_until_ready(own_server)
+    assert own_server.post(max_tokens=2).status_code == 200
+
+
+def test_a_killed_engine_ends_a_stream_with_an_error_event(own_server: Server) -> None:
+    request = {"prompt": "the cat", "n": 2_000, "stream": True, **LONG}
+    with own_server.http.stream("POST", "/v1/completions", json=request) as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: {")
+        os.kill(children(own_server)["engine"], signal.SIGKILL)
+        *_, error, done = (line for line in lines if line)
+    assert '"type":"service_unavailable"' in error
+    assert done == "data: [DONE]"
+
+
+def test_a_killed_api_comes_back_on_the_same_port(own_server: Server) -> None:
+    os.kill(children(own_server)["api"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            wait_until_ready(own_server)
+            break
+        except httpx.TransportError:
+            time.sleep(0.05)
+    assert own_server.post(max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_finishes_what_runs_and_leaves_nothing(text_model: Path, signum: int) -> None:
+    running = Server(text_model, *SERVER_FLAGS)
+    pids = children(running)
+    replies: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: replies.append(running.post(n=20, **LONG)))
+    asking.start()
+    while not running.metric("srm_engine_running_sequences"):
+        time.sleep(0.01)
+    running.process.send_signal(signum)
+    asking.join(30)
+    assert replies[0].status_code == 200
+    assert replies[0].json()["usage"]["completion_tokens"] == 20 * 120
+    assert running.wait() == 0, "".join(running.lines)
+    assert not any(is_running(pid) for pid in pids.values())
+
+
+def test_a_stop_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
+    running = Server(text_model, *SERVER_FLAGS, "--drain-s=0.5")
+    replies: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: replies.append(running.post(n=2_900, **LONG)))
+    asking.start()
+    while not running.metric("srm_engine_running_sequences"):
+        time.sleep(0.01)
+    started = time.monotonic()
+    assert running.stop() == 0
+    assert time.monotonic() - started < 8
+    asking.join(5)
+    assert replies[0].status_code == 503
+    assert "shutting down" in replies[0].json()["error"]["message"]
+
+
+def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
+    running = Server(text_model, *SERVER_FLAGS)
+    pids = children(running)
+    assert set(pids) == {"engine", "api"}
+    running.process.kill()
+    assert running.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + 5
+    while any(is_running(pid) for pid in pids.values()):
+        assert time.monotonic() < deadline, "orphans"
+        time.sleep(0.02)
+
+
+def start(*flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`srm serve` that is expected to fail."""
+    command = [sys.executable, str(ROOT / "srm.py"), "serve", *flags]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_missing_checkpoint_ends_it_with_3_and_says_which(tmp_path: Path) -> None:
+    failed = start(f"--model={tmp_path / 'nothing'}", "--port=0", cwd=tmp_path)
+    assert failed.returncode == 3
+    assert "nothing/config.json" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--nonsense=1", "unrecognized arguments: --nonsense=1"),
+        ("--num-slots=0", "num_slots must be at least 1"),
+        ("--port=banana", "port = 'banana'"),
+    ],
+)
+def test_a_bad_flag_ends_it_with_2_and_is_named(flag: str, message: str) -> None:
+    failed = start(flag)
+    assert failed.returncode == 2
+    assert message in failed.stderr
+
+
+def test_a_port_in_use_ends_it_with_2_and_is_named(server: Server, text_model: Path) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    failed = start(f"--model={text_model}", f"--port={port}")
+    assert failed.returncode == 2
+    assert f"port = {port}: cannot listen: Address already in use" in failed.stderr
