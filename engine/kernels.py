@@ -1,0 +1,136 @@
+"""The typed Python face of the Mojo ops of `mojo_kernels/srm`, as graph operations.
+
+T tokens, R rows, D decode rows (the first D rows, one token each, tokens 0 … D - 1), S slots,
+L layers, d channels, H heads, n context positions, V vocabulary. The graph that an op is added to
+must have been made with `custom_extensions=[KERNELS]`. Indices are not checked on the device: that
+they lie in range is the scheduler's promise.
+"""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import BufferValue, TensorType, TensorValue, ops
+
+
+def embed(
+    last_token: BufferValue,
+    token_ids: TensorValue,
+    read_slots: TensorValue,
+    table: TensorValue,
+) -> TensorValue:
+    """Look tokens up; token t = -1 is `last_token[read_slots[t]]`, allowed for decode rows.
+
+    Args:
+        last_token: i32[S], read.
+        token_ids: i32[T].
+        read_slots: i32[R].
+        table: float[V, d].
+
+    Returns:
+        float[T, d], the table's dtype.
+    """
+    return ops.inplace_custom(
+        "srm_embed",
+        table.device,
+        [last_token, token_ids, read_slots, table],
+        out_types=[
+            TensorType(table.dtype, [token_ids.shape[0], table.shape[1]], table.device),
+        ],
+    )[0].tensor
+
+
+def mix(
+    state: BufferValue,
+    layer: TensorValue,
+    x: TensorValue,
+    read_slots: TensorValue,
+    write_slots: TensorValue,
+    positions: TensorValue,
+    row_offsets: TensorValue,
+    alpha_in: TensorValue,
+    alpha_out: TensorValue,
+    beta: TensorValue,
+    decay: TensorValue,
+    residual: TensorValue | None = None,
+) -> TensorValue:
+    """Run one layer's recurrence over a ragged batch and move the states on.
+
+    Per channel of head h at position p: `s = alpha_in[h, p] * x + decay[h] * s` and
+    `y = alpha_out[h, p] * s + beta[h, p] (+ residual)`. A row at position 0 starts from zero.
+
+    Args:
+        state: float[S, L * d], mutated: layer l of a slot is columns l * d … (l + 1) * d - 1.
+        layer: i32 scalar on the host.
+        x: float[T, d].
+        read_slots: i32[R], where each row's state comes from.
+        write_slots: i32[R], where it goes; no other row may read or write there.
+        positions: i32[R], of each row's first token.
+        row_offsets: i32[R + 1], row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1.
+        alpha_in: f32[H, n], 1 in a column head.
+        alpha_out: f32[H, n], 1 in a row head.
+        beta: f32[H, n].
+        decay: f32[H].
+        residual: float[T, d], added to the output.
+
+    Returns:
+        float[T, d], the dtype of `x`.
+    """
+    return ops.inplace_custom(
+        "srm_mix",
+        x.device,
+        [
+            *(state, layer, x, read_slots, write_slots, positions, row_offsets),
+            *(alpha_in, alpha_out, beta, decay),
+            x if residual is None else residual,
+        ],
+        out_types=[x.type],
+        parameters={"has_residual": residual is not None},
+    )[0].tensor
+
+
+def sample(
+    last_token: BufferValue,
+    logits: TensorValue,
+    temperature: TensorValue,
+    top_k: TensorValue,
+    top_p: TensorValue,
+    min_p: TensorValue,
+    seeds: TensorValue,
+    positions: TensorValue,
+    write_slots: TensorValue,
+) -> tuple[TensorValue, TensorValue]:
+    """Sample a token for every decode row and remember it in the row's write slot.
+
+    A row's result depends on that row alone, and its randomness on seed and position alone. The
+    definition of each truncation is in `mojo_kernels/srm/sampler.mojo`.
+
+    Args:
+        last_token: i32[S], mutated at write_slots[:D]: the token, or 0 where there is none.
+        logits: float[D, V].
+        temperature: f32[D], 0 is greedy.
+        top_k: i32[D], 0 is off.
+        top_p: f32[D], 1 is off.
+        min_p: f32[D], 0 is off.
+        seeds: u64[D].
+        positions: i32[R], the first D are used.
+        write_slots: i32[R], the first D are used.
+
+    Returns:
+        Tokens i32[D], -1 where the logits have NaN or +inf or nothing finite; and
+        log-probabilities f32[D], after temperature and before truncation, 0 where the token is -1.
+    """
+    values = [
+        *(last_token, logits, temperature, top_k, top_p, min_p),
+        *(seeds, positions, write_slots),
+    ]
+    rows, device = logits.shape[0], logits.device
+    tokens, logprobs = ops.inplace_custom(
+        "srm_sample",
+        device,
+        values,
+        out_types=[
+            TensorType(DType.int32, [rows], device),
+            TensorType(DType.float32, [rows], device),
+        ],
+    )
+    return tokens.tensor, logprobs.tensor

@@ -1,0 +1,170 @@
+"""A row of logits on one core, vectors running along it: `CPURow`.
+
+Logits and weights live in scratch memory, padded to whole chunks, in the order of their tokens;
+`keep` moves what is left together. Weights are added in float32 within a chunk, in float64 across.
+"""
+
+from std.math import align_up, iota
+from std.memory.alloc import unsafe_alloc
+from std.sys import simd_width_of
+from std.sys.intrinsics import compressed_store
+from std.utils.numerics import neg_inf
+
+from ._logit_row import LogitRow, Tally, rank, unrank, walk, weight
+
+comptime CHUNK = 256
+comptime WIDTH = simd_width_of[DType.float32]()
+comptime VECTOR = 4 * WIDTH  # several registers, to hide latency; divides CHUNK
+
+
+struct CPURow[dtype: DType](LogitRow):
+    """To be `load`ed before use; one object serves many rows of the same length.
+    """
+
+    var source: Pointer[
+        Scalar[Self.dtype], MutUntrackedOrigin
+    ]  # [vocab] the row loaded
+    var logits: Pointer[
+        Float32, MutUntrackedOrigin
+    ]  # [size] those kept, then -inf
+    var weights: Pointer[Float32, MutUntrackedOrigin]  # [size], then 0
+    var tokens: Pointer[
+        Int32, MutUntrackedOrigin
+    ]  # [size] whose they are, unless all are kept
+    var masses: Pointer[
+        Float64, MutUntrackedOrigin
+    ]  # sum of the weights of each chunk
+    var vocab: Int
+    var size: Int
+
+    def __init__(
+        out self,
+        source: Pointer[Scalar[Self.dtype], MutUntrackedOrigin],
+        vocab: Int,
+    ):
+        var padded = align_up(vocab, CHUNK)
+        self.source = source
+        self.logits = unsafe_alloc[Float32](padded)
+        self.weights = unsafe_alloc[Float32](padded)
+        self.tokens = unsafe_alloc[Int32](padded)
+        self.masses = unsafe_alloc[Float64](padded // CHUNK)
+        self.vocab = vocab
+        self.size = vocab
+
+    def __deinit__(deinit self):
+        self.logits.unsafe_free()
+        self.weights.unsafe_free()
+        self.tokens.unsafe_free()
+        self.masses.unsafe_free()
+
+    def load(mut self, source: Pointer[Scalar[Self.dtype], MutUntrackedOrigin]):
+        """Take a row up."""
+        self.source = source
+        self.size = self.vocab
+        var whole = self.vocab // WIDTH * WIDTH
+        for i in range(0, whole, WIDTH):
+            var logits = source.unsafe_load[width=WIDTH](i)
+            self.logits.unsafe_store(i, logits.cast[DType.float32]())
+        for i in range(whole, self.vocab):
+            self.logits[unsafe_offset=i] = self.logit(i)
+        for i in range(self.vocab, self.padded()):
+            self.logits[unsafe_offset=i] = neg_inf[DType.float32]()
+
+    def padded(self) -> Int:
+        """The length of `logits` and `weights`."""
+        return align_up(self.size, CHUNK)
+
+    def largest(self) -> Float32:
+        var best = SIMD[DType.uint32, VECTOR](0)
+        for i in range(0, self.padded(), VECTOR):
+            best = max(best, rank(self.logits.unsafe_load[width=VECTOR](i)))
+        return unrank(best.reduce_max())
+
+    def weigh(mut self, top: Float32, scale: Float32) -> Float64:
+        for i in range(0, self.padded(), VECTOR):
+            var logits = self.logits.unsafe_load[width=VECTOR](i)
+            self.weights.unsafe_store(i, weight(logits, top, scale))
+        return self.add_up()
+
+    def add_up(mut self) -> Float64:
+        """Set `masses` from `weights`; return the sum."""
+        var total = Float64(0)
+        for chunk in range(self.padded() // CHUNK):
+            var sum = SIMD[DType.float32, VECTOR](0)
+            for i in range(chunk * CHUNK, (chunk + 1) * CHUNK, VECTOR):
+                sum += self.weights.unsafe_load[width=VECTOR](i)
+            var mass = Float64(sum.reduce_add())
+            self.masses[unsafe_offset=chunk] = mass
+            total += mass
+        return total
+
+    def keep(mut self, threshold: Float32) -> Tally:
+        var all_kept = self.size == self.vocab
+        var size = 0
+        for i in range(0, self.padded(), WIDTH):
+            var logits = self.logits.unsafe_load[width=WIDTH](i)
+            var weights = self.weights.unsafe_load[width=WIDTH](i)
+            var tokens = iota[DType.int32, WIDTH](Int32(i))
+            if not all_kept:
+                tokens = self.tokens.unsafe_load[width=WIDTH](i)
+            var kept = logits.ge(threshold)
+            compressed_store(logits, self.logits.unsafe_offset(size), kept)
+            compressed_store(weights, self.weights.unsafe_offset(size), kept)
+            compressed_store(tokens, self.tokens.unsafe_offset(size), kept)
+            size += Int(kept.cast[DType.uint8]().reduce_add())
+        self.size = size
+        for i in range(size, self.padded()):
+            self.logits[unsafe_offset=i] = neg_inf[DType.float32]()
+            self.weights[unsafe_offset=i] = 0
+        return Tally(size, self.add_up())
+
+    def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
+        var count = SIMD[DType.int32, VECTOR](0)
+        var mass = Float64(0)
+        for chunk in range(0, self.padded(), CHUNK):
+            var sum = SIMD[DType.float32, VECTOR](0)
+            for i in range(chunk, chunk + CHUNK, VECTOR):
+                var kept = self.logits.unsafe_load[width=VECTOR](i).ge(
+                    threshold
+                )
+                count += kept.cast[DType.int32]()
+                comptime if by_mass:
+                    sum += kept.select(
+                        self.weights.unsafe_load[width=VECTOR](i), 0
+                    )
+            comptime if by_mass:
+                mass += Float64(sum.reduce_add())
+        return Tally(Int(count.reduce_add()), mass)
+
+    def first(self, logit: Float32) -> Int:
+        var i = 0
+        while (
+            not self.logits.unsafe_load[width=VECTOR](i).eq(logit).reduce_or()
+        ):
+            i += VECTOR
+        while self.logits[unsafe_offset=i] != logit:
+            i += 1
+        return i
+
+    def draw(self, u: Float64) -> Int:
+        def mass_of(chunk: Int) {imm} -> Float64:
+            return self.masses[unsafe_offset=chunk]
+
+        def weight_of(i: Int) {imm} -> Float64:
+            return Float64(self.weights[unsafe_offset=i])
+
+        var chunks = self.padded() // CHUNK
+        var total = Float64(0)
+        for chunk in range(chunks):
+            total += mass_of(chunk)
+        var target = u * total
+        var chunk, before = walk(mass_of, 0, chunks, 0, target)
+        var i, _ = walk(
+            weight_of, chunk * CHUNK, (chunk + 1) * CHUNK, before, target
+        )
+        return i if self.size == self.vocab else Int(
+            self.tokens[unsafe_offset=i]
+        )
+
+    def logit(self, token: Int) -> Float32:
+        return self.source[unsafe_offset=token].cast[DType.float32]()

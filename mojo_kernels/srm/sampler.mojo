@@ -1,0 +1,216 @@
+"""Sampler (`srm_sample`): one token per decode row, drawn from that row's logits alone.
+
+    z = logits / temperature,  p = softmax(z)
+    kept: p >= min_p * max p; of these the top_k largest (0: all); of these, renormalised, the
+          smallest set of likeliest tokens with mass >= top_p (>= 1: all). Ties stay together.
+    token: where the running mass of the kept, in index order, passes u * (mass of the kept)
+    logprob = log p[token], over all tokens
+
+u in [0, 1) has 53 bits of Philox4x32-10 with key = seed and counter = position. Temperature 0 is
+greedy: the lowest index of the maximum, and log softmax of the raw logits. A row with NaN or +inf,
+or with nothing but -inf, gives token -1, logprob 0 and last token 0.
+
+All three truncations are a threshold on the logit. The k-th largest logit and the edge of top_p are
+found without sorting, by bisection over the float's order-preserving integer image, so exactly.
+`_sample_row` is the algorithm; it asks a `LogitRow` for sums over the row: `CPURow` (rows are split
+over the cores, vectors run along a row) or `GPURow` (a block per row).
+
+    tokens      [D]     int32             out
+    logprobs    [D]     float32           out
+    last_token  [S]     int32             mutated at write_slots[:D]
+    logits      [D, V]  any float         in
+    temperature, top_p, min_p  [D]  float32  in; top_k  [D]  int32  in; seeds  [D]  uint64  in
+    positions   [R]     int32             in, the first D are used
+    write_slots [R]     int32             in, the first D are used
+"""
+
+import extensibility
+from extensibility import InputTensor, OutputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
+from max.algorithm import sync_parallelize
+from max.gpu import block_idx, thread_idx
+from max.gpu.host import DeviceContext
+from std.math import log
+from std.random.philox import Random
+from std.utils.numerics import isfinite
+
+from ._cpu_row import CPURow
+from ._gpu_row import GPURow
+from ._logit_row import FLOOR, LogitRow, rank, unrank
+from .parallel import num_tasks
+
+comptime _BLOCK = 256  # threads of a GPU block
+
+
+def _uniform(seed: UInt64, position: Int) -> Float64:
+    """A number in [0, 1), the same for the same arguments on every device."""
+    var generator = Random(seed=seed, offset=UInt64(position))
+    var bits = generator.step().cast[DType.uint64]()
+    return Float64((bits[0] >> 5) << 26 | bits[1] >> 6) * 2.0**-53
+
+
+def _smallest_set[
+    Row: LogitRow, //, by_mass: Bool
+](row: Row, low: Float32, high: Float32, most: Int, target: Float64) -> Float32:
+    """The largest threshold, `low` or above, that still keeps the `target` count or mass.
+
+    `low` keeps enough, namely `most` tokens; `high` is the largest logit.
+    """
+    var enough = rank(low)
+    var too_few = rank(high) + 1
+    var kept_enough = most
+    var kept_too_few = 0
+    # When a single token lies between the two, it is the last one needed, wherever exactly it lies.
+    while too_few - enough > 1 and kept_enough - kept_too_few > 1:
+        var middle = enough + (too_few - enough) // 2
+        var kept = row.tally[by_mass](unrank(middle))
+        if (kept.mass if by_mass else Float64(kept.count)) >= target:
+            enough = middle
+            kept_enough = kept.count
+        else:
+            too_few = middle
+            kept_too_few = kept.count
+    return unrank(enough)
+
+
+def _sample_row[
+    Row: LogitRow, //
+](
+    mut row: Row,
+    temperature: Float32,
+    top_k: Int,
+    top_p: Float32,
+    min_p: Float32,
+    u: Float64,
+) -> Tuple[Int32, Float32]:
+    """The token and its log-probability; -1 and 0 where the row is no distribution.
+    """
+    var top = row.largest()
+    if not isfinite(top):
+        return (Int32(-1), Float32(0))
+    var greedy = temperature == 0
+    # The inverse of a tiny temperature must stay finite, for the top token's own 0 * scale.
+    var scale = Float32(1) if greedy else min(
+        1 / temperature, Float32.MAX_FINITE
+    )
+    var mass = row.weigh(top, scale)
+    var token: Int
+    if greedy:
+        token = row.first(top)
+    else:
+        if top_k > 0 or top_p < 1 or min_p > 0:
+            _truncate(row, top, temperature, top_k, top_p, min_p)
+        token = row.draw(u)
+    return (Int32(token), (row.logit(token) - top) * scale - log(Float32(mass)))
+
+
+def _truncate[
+    Row: LogitRow, //
+](
+    mut row: Row,
+    top: Float32,
+    temperature: Float32,
+    top_k: Int,
+    top_p: Float32,
+    min_p: Float32,
+):
+    """Drop the tokens that may not be drawn. `top` is the largest logit."""
+    # Tokens without weight go first, whatever min_p: they could not be drawn anyway.
+    var floor = max(FLOOR, log(min_p)) if min_p > 0 else FLOOR
+    var low = max(top + temperature * floor, Float32.MIN_FINITE)
+    var kept = row.keep(low)
+    if 0 < top_k < kept.count:
+        low = _smallest_set[by_mass=False](
+            row, low, top, kept.count, Float64(top_k)
+        )
+        kept = row.keep(low)
+    if top_p < 1:
+        low = _smallest_set[by_mass=True](
+            row, low, top, kept.count, Float64(top_p) * kept.mass
+        )
+        _ = row.keep(low)
+
+
+@extensibility.register("srm_sample")
+struct _Sample:
+    """The op."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        tokens: OutputTensor[dtype=DType.int32, rank=1, ...],
+        logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
+        last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
+        logits: InputTensor[rank=2, ...],
+        temperature: InputTensor[dtype=DType.float32, rank=1, ...],
+        top_k: InputTensor[dtype=DType.int32, rank=1, ...],
+        top_p: InputTensor[dtype=DType.float32, rank=1, ...],
+        min_p: InputTensor[dtype=DType.float32, rank=1, ...],
+        seeds: InputTensor[dtype=DType.uint64, rank=1, ...],
+        positions: InputTensor[dtype=DType.int32, rank=1, ...],
+        write_slots: InputTensor[dtype=DType.int32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var num_rows = logits.dim_size(0)
+        var vocab = logits.dim_size(1)
+        var token_ptr = tokens.unsafe_ptr()
+        var logprob_ptr = logprobs.unsafe_ptr()
+        var last_ptr = last_token.unsafe_ptr()
+        var logit_ptr = logits.unsafe_ptr().unsafe_origin_cast[
+            MutUntrackedOrigin
+        ]()
+        var temperature_ptr = temperature.unsafe_ptr()
+        var top_k_ptr = top_k.unsafe_ptr()
+        var top_p_ptr = top_p.unsafe_ptr()
+        var min_p_ptr = min_p.unsafe_ptr()
+        var seed_ptr = seeds.unsafe_ptr()
+        var position_ptr = positions.unsafe_ptr()
+        var slot_ptr = write_slots.unsafe_ptr()
+
+        @always_inline
+        def sample[Row: LogitRow, //](mut row: Row, i: Int, writes: Bool) {var}:
+            var token, logprob = _sample_row(
+                row,
+                temperature_ptr[unsafe_offset=i],
+                Int(top_k_ptr[unsafe_offset=i]),
+                top_p_ptr[unsafe_offset=i],
+                min_p_ptr[unsafe_offset=i],
+                _uniform(
+                    seed_ptr[unsafe_offset=i],
+                    Int(position_ptr[unsafe_offset=i]),
+                ),
+            )
+            if writes:
+                token_ptr[unsafe_offset=i] = token
+                logprob_ptr[unsafe_offset=i] = logprob
+                last_ptr[unsafe_offset=Int(slot_ptr[unsafe_offset=i])] = max(
+                    token, 0
+                )
+
+        comptime if target == "cpu":
+            var tasks = num_tasks(num_rows * vocab)
+
+            def sample_share(task: Int) {imm}:
+                var row = CPURow(logit_ptr, vocab)
+                for i in range(
+                    task * num_rows // tasks, (task + 1) * num_rows // tasks
+                ):
+                    row.load(logit_ptr.unsafe_offset(i * vocab))
+                    sample(row, i, True)
+
+            sync_parallelize(sample_share, tasks)
+        else:
+            var width = Int64(vocab)
+
+            def sample_block() {var}:
+                var i = block_idx.x
+                var row = GPURow[block_size=_BLOCK](
+                    logit_ptr.unsafe_offset(i * Int(width)), Int(width)
+                )
+                sample(row, i, thread_idx.x == 0)
+
+            if num_rows > 0:
+                ctx.enqueue_function(
+                    sample_block, grid_dim=num_rows, block_dim=_BLOCK
+                )

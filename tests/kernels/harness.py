@@ -1,0 +1,109 @@
+"""Runs single ops of `engine.kernels` on numpy arrays, on a CPU or a GPU.
+
+Each op is a graph of its own with every dimension symbolic. All graphs form one module, because
+MAX's compile time hardly depends on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from max.driver import Buffer, Device
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorValue
+
+from engine import kernels
+from engine.linear import KERNELS
+
+Array = npt.NDArray[Any]
+Inputs = list[BufferType | TensorType]
+
+HOST = DeviceRef.CPU()
+I32, U64, F32 = DType.int32, DType.uint64, DType.float32
+
+
+class Ops:
+    """The ops "embed", "mix", "mix_add" (with a residual) and "sample", compiled for a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._inputs = _inputs(DeviceRef.from_device(device))
+        module = Module()
+        libraries: list[Path] = []
+        for name, op in (
+            ("embed", kernels.embed),
+            ("mix", kernels.mix),
+            ("mix_add", kernels.mix),
+            ("sample", kernels.sample),
+        ):
+            libraries = _add_graph(module, name, op, self._inputs[name])
+        session = InferenceSession(devices=[device])
+        self._models = session.load_all(module, custom_extensions=libraries)
+
+    def run(self, name: str, *arrays: Array) -> list[Array]:
+        """Run an op on its inputs in order. Arrays that the op mutates are mutated."""
+        inputs = self._inputs[name]
+        buffers = []
+        for array, kind in zip(arrays, inputs, strict=True):
+            assert array.dtype == kind.dtype.to_numpy(), (array.dtype, kind)
+            buffer = Buffer.from_numpy(array)  # shares the array's memory
+            buffers.append(buffer if kind.device == HOST else buffer.to(self._device))
+        outputs = [output.to_numpy() for output in self._models[name].execute(*buffers)]
+        for array, kind, buffer in zip(arrays, inputs, buffers, strict=True):
+            if isinstance(kind, BufferType) and kind.device != HOST:
+                array[...] = buffer.to_numpy()
+        return outputs
+
+
+def _inputs(on: DeviceRef) -> dict[str, Inputs]:
+    rows = TensorType(I32, ["rows"], on)
+    last_token = BufferType(I32, ["slots"], on)
+    x = TensorType(F32, ["tokens", "width"], on)
+    per_position = TensorType(F32, ["heads", "n_ctx"], on)
+    mix: Inputs = [
+        BufferType(F32, ["slots", "pool_width"], on),
+        TensorType(I32, [], HOST),
+        x,
+        *(rows, rows, rows),
+        TensorType(I32, ["bounds"], on),
+        *(per_position, per_position, per_position),
+        TensorType(F32, ["heads"], on),
+    ]
+    return {
+        "embed": [
+            last_token,
+            TensorType(I32, ["tokens"], on),
+            rows,
+            TensorType(F32, ["vocab", "width"], on),
+        ],
+        "mix": mix,
+        "mix_add": [*mix, x],
+        "sample": [
+            last_token,
+            TensorType(F32, ["decode", "vocab"], on),
+            *(TensorType(dtype, ["decode"], on) for dtype in (F32, I32, F32, F32, U64)),
+            *(rows, rows),
+        ],
+    }
+
+
+def _add_graph(
+    module: Module,
+    name: str,
+    op: Callable[..., TensorValue | tuple[TensorValue, ...]],
+    inputs: Inputs,
+) -> list[Path]:
+    """Returns the compiled Mojo packages that the graph needs."""
+    with Graph(name, input_types=inputs, custom_extensions=[KERNELS], module=module) as graph:
+        values = (
+            value.buffer if isinstance(kind, BufferType) else value.tensor
+            for value, kind in zip(graph.inputs, inputs, strict=True)
+        )
+        outputs = op(*values)
+        graph.output(*(outputs if isinstance(outputs, tuple) else (outputs,)))
+    libraries: list[Path] = graph.kernel_libraries_paths
+    return libraries

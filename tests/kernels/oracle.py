@@ -1,0 +1,116 @@
+"""What the ops of `mojo_kernels/srm` compute, in float64 numpy with plain loops.
+
+Written from the definitions in the ops' docstrings and nothing else; slow and obvious.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.generic]
+F64 = npt.NDArray[np.float64]
+
+MASK_32 = 0xFFFFFFFF
+
+
+def embed(last_token: Array, token_ids: Array, read_slots: Array, table: Array) -> Array:
+    """float[T, d]."""
+    return np.array(
+        [
+            table[last_token[read_slots[t]] if token == -1 else token]
+            for t, token in enumerate(token_ids)
+        ],
+        table.dtype,
+    ).reshape(len(token_ids), table.shape[1])
+
+
+def mix(
+    state: F64,
+    layer: int,
+    x: F64,
+    read_slots: Array,
+    write_slots: Array,
+    positions: Array,
+    row_offsets: Array,
+    alpha_in: F64,
+    alpha_out: F64,
+    beta: F64,
+    decay: F64,
+) -> tuple[F64, F64]:
+    """(y[T, d], state[S, L * d] afterwards)."""
+    width = x.shape[1]
+    head = np.arange(width) // (width // len(decay))
+    columns = slice(layer * width, (layer + 1) * width)
+    y = np.zeros(x.shape)
+    after = state.copy()
+    for row, position in enumerate(positions):
+        s = state[read_slots[row], columns] if position else np.zeros(width)
+        for t in range(row_offsets[row], row_offsets[row + 1]):
+            p = position + t - row_offsets[row]
+            s = alpha_in[head, p] * x[t] + decay[head] * s
+            y[t] = alpha_out[head, p] * s + beta[head, p]
+        after[write_slots[row], columns] = s
+    return y, after
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10: four 32-bit words of randomness."""
+    (a, b, c, d), (k, m) = counter, key
+    for _ in range(10):
+        first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (
+            second >> 32 ^ b ^ k,
+            second & MASK_32,
+            first >> 32 ^ d ^ m,
+            first & MASK_32,
+        )
+        k, m = (k + 0x9E3779B9) & MASK_32, (m + 0xBB67AE85) & MASK_32
+    return a, b, c, d
+
+
+def uniform(seed: int, position: int) -> float:
+    """53 bits in [0, 1)."""
+    a, b, _, _ = philox((position, 0, 0, 0), (seed & MASK_32, seed >> 32))
+    return ((a >> 5) * 2**26 + (b >> 6)) / 2**53
+
+
+def softmax(z: F64) -> F64:
+    weights: F64 = np.exp(z - z.max())
+    weights /= weights.sum()
+    return weights
+
+
+def truncated(logits: F64, temperature: float, top_k: int, top_p: float, min_p: float) -> F64:
+    """The probabilities that are sampled from, f64[V]; 0 where a token is not kept."""
+    p = softmax(logits / temperature)
+    kept = p >= min_p * p.max()
+    if 0 < top_k < kept.sum():
+        kept &= logits >= np.sort(logits[kept])[-top_k]
+    p[~kept] = 0
+    p /= p.sum()
+    if top_p < 1:
+        mass = 0.0
+        for threshold in np.unique(logits[kept])[::-1]:
+            mass += p[kept & (logits == threshold)].sum()
+            if mass >= top_p:
+                break
+        p[logits < threshold] = 0
+        p /= p.sum()
+    return p
+
+
+def sample(
+    logits: F64, temperature: float, top_k: int, top_p: float, min_p: float, u: float
+) -> tuple[int, float]:
+    """(token, logprob) of one row, for one uniform."""
+    if np.isnan(logits).any() or not math.isfinite(logits.max()):
+        return -1, 0.0
+    if temperature == 0:
+        token = int(logits.argmax())
+        return token, math.log(softmax(logits)[token])
+    p = truncated(logits, temperature, top_k, top_p, min_p)
+    token = int(np.flatnonzero(p.cumsum() > u)[0])
+    return token, math.log(softmax(logits / temperature)[token])
