@@ -70,9 +70,6 @@ class Line:
     def __init__(self) -> None:
         self._groups: list[SequenceGroup] = []  # the next one is last, so that taking it is cheap
 
-    def __len__(self) -> int:
-        return len(self._groups)
-
     def __iter__(self) -> Iterator[SequenceGroup]:
         return reversed(self._groups)
 

@@ -1,0 +1,103 @@
+"""Every slot has one owner; equal stop sets share a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.batch import FROM_DEVICE
+from engine.sequence import accept
+from engine.slots import FREE, PREFIX, SlotTable, StopSets
+from tests.conftest import MakeRequest
+from tests.numpy_runner import TINY
+
+
+def test_slots_are_free_prefix_or_owned(make_request: MakeRequest) -> None:
+    table = SlotTable(8, 64)
+    group = accept(make_request(n=5), TINY, 100)
+    group.prefill_slot = table.take_prefix(group.first_id)
+    slots = table.take(group, 3)
+    assert (table.num_free, table.num_prefix, table.num_owned) == (4, 1, 3)
+    assert len({group.prefill_slot, *slots.tolist()}) == 4
+    assert table.sequence_id[group.prefill_slot] == PREFIX
+    assert table.sequence_id[slots].tolist() == [100, 101, 102]
+    table.free(np.append(slots, group.prefill_slot))
+    assert (table.num_free, table.num_prefix, table.num_owned) == (8, 0, 0)
+    assert (table.sequence_id == FREE).all()
+
+
+def test_a_taken_slot_says_what_its_first_row_needs(make_request: MakeRequest) -> None:
+    table = SlotTable(8, 64)
+    group = accept(make_request(prompt=[3, 4, 5], n=4, max_tokens=7, top_k=3), TINY, 0)
+    group.prefill_slot, group.started = 6, 2
+    slots = table.take(group, 2)
+    assert table.sequence_id[slots].tolist() == [2, 3]
+    assert table.position[slots].tolist() == [2, 2]
+    assert table.remaining[slots].tolist() == [7, 7]
+    assert table.read_slot[slots].tolist() == [6, 6]
+    assert table.next_token[slots].tolist() == [5, 5]
+    assert table.top_k[slots].tolist() == [3, 3]
+    assert len(set(table.seed[slots].tolist())) == 2
+    table.advance(slots, np.array([False, True]))
+    assert table.position[slots].tolist() == [3, 3]
+    assert table.remaining[slots].tolist() == [6, 6]
+    assert table.read_slot[slots].tolist() == slots.tolist()
+    assert table.next_token[slots].tolist() == [FROM_DEVICE] * 2
+
+
+def test_logprobs_take_memory_only_once_asked_for(make_request: MakeRequest) -> None:
+    table = SlotTable(8, 64)
+    quiet = table.take(accept(make_request(), TINY, 0), 1)
+    assert table.output_logprobs is None
+    asking = table.take(accept(make_request(logprobs=True), TINY, 1), 1)
+    slots = np.append(quiet, asking)
+    table.record(slots, np.array([8, 9], np.int32), np.array([-1, -2], np.float32))
+    assert table.output_tokens[slots, 0].tolist() == [8, 9]
+    assert table.output_logprobs is not None
+    assert table.output_logprobs[asking, 0].tolist() == [-2]
+
+
+def test_freeing_twice_or_taking_too_many_is_our_bug(make_request: MakeRequest) -> None:
+    table = SlotTable(2, 64)
+    group = accept(make_request(n=3), TINY, 0)
+    with pytest.raises(AssertionError, match="than are free"):
+        table.take(group, 3)
+    slots = table.take(group, 1)
+    table.free(slots)
+    with pytest.raises(AssertionError, match="twice"):
+        table.free(slots)
+
+
+def test_equal_stop_sets_share_a_row() -> None:
+    sets = StopSets(32)
+    small, large = frozenset({1}), frozenset(range(31))
+    row = sets.acquire(small)
+    assert sets.acquire(frozenset({1})) == row
+    other = sets.acquire(large)
+    assert other != row
+    assert np.flatnonzero(sets.table[row]).tolist() == [1]
+    assert np.flatnonzero(sets.table[other]).tolist() == list(range(31))
+
+
+def test_a_row_is_used_again_after_its_last_user() -> None:
+    sets = StopSets(32)
+    row = sets.acquire(frozenset({1, 2}))
+    sets.acquire(frozenset({1, 2}))
+    sets.release(frozenset({1, 2}))
+    assert sets.acquire(frozenset({3})) != row
+    sets.release(frozenset({1, 2}))
+    assert sets.acquire(frozenset()) == row
+    assert not sets.table[row].any()
+
+
+def test_the_stop_table_grows_with_its_sets() -> None:
+    sets = StopSets(32)
+    rows = {token: sets.acquire(frozenset({token})) for token in range(20)}
+    assert len(set(rows.values())) == 20
+    for token, row in rows.items():
+        assert np.flatnonzero(sets.table[row]).tolist() == [token]
+    for token in range(20):
+        sets.release(frozenset({token}))
+    for token in range(32):
+        sets.acquire(frozenset({token}))
+    assert len(sets.table) == 32
