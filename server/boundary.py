@@ -77,6 +77,6 @@ def _record(scope: Scope, status: int, seconds: float, request_id: str) -> None:
     method = scope["method"] if scope["method"] in _METHODS else "other"
     metrics.HTTP_REQUESTS.labels(route, method, str(status)).inc()
     metrics.HTTP_SECONDS.labels(route, method).observe(seconds)
-    level = logging.DEBUG if route in _PROBES and status < 400 else logging.INFO
+    level = logging.DEBUG if route in _PROBES else logging.INFO
     text = "%s %s status=%d seconds=%.4f request_id=%s"
     log.log(level, text, method, route, status, seconds, request_id)

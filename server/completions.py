@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
 from engine.client import EngineClient
@@ -35,6 +35,9 @@ from server.sample import Delta, join
 from server.text import Text
 
 _encode = msgspec.json.Encoder().encode
+_NOTHING = Raw(b"null")
+_LOWEST_LOGPROB = -9999.0
+"""What minus infinity is sent as: JSON has no infinities."""
 
 
 class Completions:
@@ -70,14 +73,17 @@ class Completions:
     async def whole(self, generation: Generation) -> bytes:
         """The reply in one piece."""
         parts: dict[int, list[Delta]] = {}
+        choices = [_NOTHING] * generation.num_choices
         try:
             async with aclosing(generation.deltas(self._client)) as batches:
                 async for deltas in batches:
                     for delta in deltas:
                         parts.setdefault(delta.index, []).append(delta)
+                        if delta.finish_reason is not None:
+                            whole = join(parts.pop(delta.index))
+                            choices[whole.index] = Raw(_encode(self._choice(generation, whole)))
         finally:
             _record(generation)
-        choices = [self._choice(generation, join(parts[index])) for index in range(len(parts))]
         return self._encode(generation, choices, generation.usage)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -91,7 +97,7 @@ class Completions:
             async with aclosing(generation.deltas(self._client)) as batches:
                 async for deltas in batches:
                     choices = [
-                        self._choice(generation, delta)
+                        Raw(_encode(self._choice(generation, delta)))
                         for delta in deltas
                         if delta.text or delta.finish_reason or wants_tokens
                     ]
@@ -112,7 +118,7 @@ class Completions:
             _record(generation)
 
     def _encode(
-        self, generation: Generation, choices: list[Choice], usage: Usage | UnsetType | None
+        self, generation: Generation, choices: list[Raw], usage: Usage | UnsetType | None
     ) -> bytes:
         status = self._client.status
         return _encode(
@@ -137,20 +143,21 @@ class Completions:
         if request.logprobs is not None:
             choice.logprobs = self._logprobs(request, delta)
         if request.return_token_ids:
-            choice.token_ids = delta.token_ids
+            choice.token_ids = _ints(delta.token_ids)
             if delta.is_first:
                 choice.prompt_token_ids = generation.prompt_json(delta.index)
         return choice
 
     def _logprobs(self, request: CompletionRequest, delta: Delta) -> Logprobs:
         if request.return_tokens_as_token_ids:
-            tokens = [f"token_id:{token}" for token in delta.token_ids]
+            tokens = [f"token_id:{token}" for token in _ints(delta.token_ids)]
         else:
-            tokens = [self._text.labels[token] for token in delta.token_ids]
+            tokens = [self._text.labels[token] for token in _ints(delta.token_ids)]
+        logprobs = [max(p, _LOWEST_LOGPROB) for p in memoryview(delta.logprobs).cast("f")]
         return Logprobs(
             tokens=tokens,
-            token_logprobs=delta.logprobs,
-            top_logprobs=[{t: p} for t, p in zip(tokens, delta.logprobs, strict=True)],
+            token_logprobs=logprobs,
+            top_logprobs=[{token: p} for token, p in zip(tokens, logprobs, strict=True)],
             text_offset=delta.text_offset,
         )
 
@@ -204,6 +211,10 @@ async def _read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise BodyTooLarge(f"the body is larger than {limit} bytes")
     return bytes(body)
+
+
+def _ints(token_ids: bytes) -> list[int]:
+    return memoryview(token_ids).cast("i").tolist()
 
 
 def _json(body: bytes) -> Response:

@@ -124,7 +124,7 @@ class Generation:
             if output.finish_reason == "error":
                 raise StepFailed(output.error or "the model produced no finite probabilities")
             delta = sample.feed(output)
-            self.completion_tokens += len(delta.token_ids)
+            self.completion_tokens += delta.num_tokens
             fresh.setdefault(delta.index, []).append(delta)
             if sample.finished:
                 self._unfinished[prompt] -= 1

@@ -251,7 +251,8 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     """Unix time in seconds."""
     model: str
-    choices: list[Choice]
+    choices: list[msgspec.Raw]
+    """Each a Choice, encoded when it was ready."""
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
 

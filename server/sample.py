@@ -17,9 +17,6 @@ from server.text import Text
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
-_LOWEST_LOGPROB = -9999.0
-"""What minus infinity is sent as: JSON has no infinities."""
-
 
 class StopStrings:
     """Finds where a completion's bytes reach one of the given strings, or may be about to."""
@@ -55,13 +52,18 @@ class Delta:
     """Of the choice."""
     is_first: bool
     text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    """One per token, or none."""
+    token_ids: bytes
+    """int32 little-endian."""
+    logprobs: bytes
+    """float32 little-endian, one per token, or none."""
     text_offset: list[int]
     """Characters before each token whose log-probability is given."""
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // 4
 
 
 def join(deltas: list[Delta]) -> Delta:
@@ -72,8 +74,8 @@ def join(deltas: list[Delta]) -> Delta:
         index=deltas[0].index,
         is_first=deltas[0].is_first,
         text="".join(delta.text for delta in deltas),
-        token_ids=[token for delta in deltas for token in delta.token_ids],
-        logprobs=[value for delta in deltas for value in delta.logprobs],
+        token_ids=b"".join(delta.token_ids for delta in deltas),
+        logprobs=b"".join(delta.logprobs for delta in deltas),
         text_offset=[offset for delta in deltas for offset in delta.text_offset],
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
@@ -112,51 +114,47 @@ class Sample:
 
     def feed(self, output: Output) -> Delta:
         """Take what the engine sent, in order. A stop string ends the completion early."""
-        token_ids = memoryview(output.token_ids).cast("i").tolist()
+        token_ids = spoken = output.token_ids
         finish_reason = output.finish_reason
         stop_reason: str | int | None = None
-        spoken = output.token_ids
         if finish_reason == "stop":  # the token that stopped it is not text
-            spoken = spoken[:-4]
-            if token_ids[-1] in self._stop_token_ids:
-                stop_reason = token_ids[-1]
+            spoken = token_ids[:-4]
+            last = int.from_bytes(token_ids[-4:], "little")
+            if last in self._stop_token_ids:
+                stop_reason = last
         data = self._held + self._text.decode(spoken)
         if self._stops is not None:
             found = self._stops.search(data)
             if found:
                 begin, end = found
                 num_tokens = self._tokens_to_reach(end - len(self._held), spoken)
-                token_ids = token_ids[:num_tokens]
+                token_ids = token_ids[: 4 * num_tokens]
                 finish_reason, stop_reason = "stop", data[begin:end].decode()
                 data, self._held = data[:begin], b""
             else:
                 undecided = 0 if finish_reason else self._stops.undecided(data)
                 data, self._held = data[: len(data) - undecided], data[len(data) - undecided :]
         self.finished = finish_reason is not None
-        delta = Delta(
+        is_first, self._is_first = self._is_first, False
+        return Delta(
             index=self._index,
-            is_first=self._is_first,
-            text=self._decoder.decode(data, final=self.finished),
+            is_first=is_first,
+            text=self._decoder.decode(data, self.finished),
             token_ids=token_ids,
-            logprobs=[],
-            text_offset=[],
+            logprobs=output.logprobs[: len(token_ids)],
+            text_offset=self._offsets(token_ids) if output.logprobs else [],
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )
-        self._is_first = False
-        if output.logprobs:
-            self._add_logprobs(delta, output)
-        return delta
 
     def _tokens_to_reach(self, num_bytes: int, token_ids: bytes) -> int:
         """How many of the tokens it takes to have `num_bytes` bytes."""
         sizes = accumulate(map(len, self._text.pieces(token_ids)))
         return next(count for count, size in enumerate(sizes, 1) if size >= num_bytes)
 
-    def _add_logprobs(self, delta: Delta, output: Output) -> None:
-        num_tokens = len(delta.token_ids)
-        values = memoryview(output.logprobs).cast("f").tolist()[:num_tokens]
-        delta.logprobs = [max(value, _LOWEST_LOGPROB) for value in values]
-        for piece in self._text.pieces(output.token_ids[: 4 * num_tokens]):
-            delta.text_offset.append(self._num_characters)
+    def _offsets(self, token_ids: bytes) -> list[int]:
+        offsets = []
+        for piece in self._text.pieces(token_ids):
+            offsets.append(self._num_characters)
             self._num_characters += len(self._offset_decoder.decode(piece))
+        return offsets

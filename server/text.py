@@ -58,7 +58,7 @@ class Text:
 
     def pieces(self, token_ids: bytes) -> list[bytes]:
         """The bytes of each token."""
-        return [self._bytes[token] for token in memoryview(token_ids).cast("i")]
+        return list(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
 
 
 def _read_model_config(path: Path) -> ModelConfig:
