@@ -35,7 +35,7 @@ class Generation:
     def __init__(
         self, id: str, request: CompletionRequest, prompts: list[bytes], text: Text
     ) -> None:
-        """`prompts` are token ids, int32 little-endian, that `check_prompts` has seen."""
+        """`prompts` are token ids, int32 little-endian, from `encode_prompts`."""
         self.id = id
         self.request = request
         self.prompts = prompts
