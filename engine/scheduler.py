@@ -130,7 +130,8 @@ class Scheduler:
         launched, and position 0 ignores what a slot holds, so the late write harms nobody.
         """
         table = self.table
-        slots, ends = batch.write_slots[: batch.num_decode], batch.ends
+        # int64 is what numpy indexes with: it would convert an int32 index at every use.
+        slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
         tokens, logprobs = result.token_ids, result.logprobs
         is_live = table.sequence_id[slots] == batch.sequence_ids
         if not is_live.all():  # aborted, or ended by the step before this one
@@ -198,9 +199,9 @@ class Scheduler:
         group.started += count
         self.num_waiting -= count
 
-    def _take_turns(self) -> I32:
-        """Slots to decode: i32[at most max_step_rows], ascending from the slot whose turn it is."""
-        running = np.flatnonzero(self.table.is_running).astype(np.int32)
+    def _take_turns(self) -> I64:
+        """Slots to decode: i64[at most max_step_rows], ascending from the slot whose turn it is."""
+        running = np.flatnonzero(self.table.is_running)
         limit = self._config.max_step_rows
         if len(running) <= limit:
             return running
@@ -227,7 +228,7 @@ class Scheduler:
                 self.table.is_running[group.prefill_slot] = True
         return chunks
 
-    def _batch(self, slots: I32, chunks: list[Chunk]) -> Batch:
+    def _batch(self, slots: I64, chunks: list[Chunk]) -> Batch:
         table = self.table
         prefill_slots = np.array([chunk.slot for chunk in chunks], np.int32)
         prefill_positions = np.array([chunk.position for chunk in chunks], np.int32)
@@ -238,7 +239,7 @@ class Scheduler:
         return Batch(
             sequence_ids=table.sequence_id[slots],
             read_slots=np.concatenate([table.read_slot[slots], prefill_slots]),
-            write_slots=np.concatenate([slots, prefill_slots]),
+            write_slots=np.concatenate([slots.astype(np.int32), prefill_slots]),
             positions=np.concatenate([table.position[slots], prefill_positions]),
             row_offsets=row_offsets,
             token_ids=np.concatenate([table.next_token[slots], *(c.tokens for c in chunks)]),
@@ -259,7 +260,7 @@ class Scheduler:
             if not group.unforked and not group.unstarted:
                 self.table.free(np.array([group.prefill_slot], np.int32))
 
-    def _outputs(self, slots: I32, reasons: I64) -> list[Output]:
+    def _outputs(self, slots: I64, reasons: I64) -> list[Output]:
         """What to say about these slots' sequences. Loops over departures and streams only."""
         table = self.table
         outputs = []

@@ -101,7 +101,7 @@ class SlotTable:
         self._free[self.num_free : self.num_free + len(slots)] = slots
         self.num_free += len(slots)
 
-    def advance(self, slots: I32 | I64, ends: Bool) -> None:
+    def advance(self, slots: I64, ends: Bool) -> None:
         """The slots' next decode rows are in a batch: make up the ones after."""
         self.position[slots] += 1
         self.remaining[slots] -= 1
@@ -109,7 +109,7 @@ class SlotTable:
         self.next_token[slots] = FROM_DEVICE
         self.is_running[slots[ends]] = False
 
-    def record(self, slots: I32, tokens: I32, logprobs: F32) -> None:
+    def record(self, slots: I64, tokens: I32, logprobs: F32) -> None:
         """Store one sampled token per slot."""
         count = self.num_outputs[slots]
         self.output_tokens[slots, count] = tokens

@@ -21,6 +21,7 @@ ENGINE_ORDER = (
     "slots",
     "scheduler",
     "checkpoint",
+    "random_model",
     "linear",
     "kernels",
     "model",

@@ -30,7 +30,7 @@ def test_a_taken_slot_says_what_its_first_row_needs(make_request: MakeRequest) -
     table = SlotTable(8, 64)
     group = accept(make_request(prompt=[3, 4, 5], n=4, max_tokens=7, top_k=3), TINY, 0)
     group.prefill_slot, group.started = 6, 2
-    slots = table.take(group, 2)
+    slots = table.take(group, 2).astype(np.int64)
     assert table.sequence_id[slots].tolist() == [2, 3]
     assert table.position[slots].tolist() == [2, 2]
     assert table.remaining[slots].tolist() == [7, 7]
@@ -50,7 +50,7 @@ def test_logprobs_take_memory_only_once_asked_for(make_request: MakeRequest) -> 
     quiet = table.take(accept(make_request(), TINY, 0), 1)
     assert table.output_logprobs is None
     asking = table.take(accept(make_request(logprobs=True), TINY, 1), 1)
-    slots = np.append(quiet, asking)
+    slots = np.append(quiet, asking).astype(np.int64)
     table.record(slots, np.array([8, 9], np.int32), np.array([-1, -2], np.float32))
     assert table.output_tokens[slots, 0].tolist() == [8, 9]
     assert table.output_logprobs is not None
