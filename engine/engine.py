@@ -39,6 +39,7 @@ class Engine:
         self.scheduler = Scheduler(model, config)
         self.num_steps = 0
         self._model = model
+        self._max_waiting = config.max_waiting
         self._runner = runner
         self._fingerprint = fingerprint
         self._in_flight: _Step | None = None
@@ -93,6 +94,7 @@ class Engine:
             num_slots=table.num_slots,
             running=table.num_owned,
             waiting=self.scheduler.num_waiting,
+            max_waiting=self._max_waiting,
             steps=self.num_steps,
             n_ctx=self._model.n_ctx,
             vocab_size=self._model.vocab_size,

@@ -103,6 +103,8 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Sequences that hold a slot."""
     waiting: int
     """Sequences accepted and not yet started."""
+    max_waiting: int
+    """Most of these; a caller that asks for more at once can never be served."""
     steps: int
     """Steps since the engine started."""
     n_ctx: int

@@ -17,7 +17,7 @@ from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
 from engine.client import EngineClient
-from engine.errors import BodyTooLarge, ModelNotFound
+from engine.errors import BodyTooLarge, InvalidRequest, ModelNotFound
 from server import metrics
 from server.generation import Generation, encode_prompts
 from server.protocol import (
@@ -67,8 +67,20 @@ class Completions:
         request = parse_completion(body)
         if request.model is not None:
             self.model(request.model)
+        self._check_fits(request)
         prompts = await encode_prompts(request, self._text)
         return Generation(id, request, prompts, self._text)
+
+    def _check_fits(self, request: CompletionRequest) -> None:
+        """Refuse what the engine could not take even when idle: a retry would not help."""
+        status = self._client.status
+        choices = len(request.prompt) * request.n
+        if status is not None and choices > status.max_waiting:
+            raise InvalidRequest(
+                f"n = {request.n} of {len(request.prompt)} prompts: this server takes at most "
+                f"max_waiting = {status.max_waiting} completions at once",
+                "n",
+            )
 
     async def whole(self, generation: Generation) -> bytes:
         """The reply in one piece."""

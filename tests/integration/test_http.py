@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serving import MAX_BODY_BYTES, NUM_SLOTS, TEXT_MODEL, Server
+from tests.serving import MAX_BODY_BYTES, MAX_WAITING, NUM_SLOTS, TEXT_MODEL, Server
 
 
 def complete(server: Server, **fields: Any) -> dict[str, Any]:
@@ -256,6 +256,17 @@ def test_overload_is_503_with_retry_after_before_any_body(server: Server, is_str
         assert "x-should-retry" not in reply.headers
         assert reply.json()["error"]["type"] == "server_overloaded"
     wait_until_idle(server)
+
+
+@pytest.mark.parametrize("fields", [{"n": MAX_WAITING + 1}, {"prompt": ["x"] * 2, "n": 2_000}])
+def test_more_completions_than_may_ever_wait_are_not_to_be_retried(
+    server: Server, fields: dict[str, Any]
+) -> None:
+    reply = server.post(max_tokens=1, **fields)
+    assert reply.status_code == 400
+    assert reply.headers["x-should-retry"] == "false"
+    assert reply.json()["error"]["param"] == "n"
+    assert f"max_waiting = {MAX_WAITING}" in reply.json()["error"]["message"]
 
 
 def test_probes_and_metrics_answer(server: Server) -> None:
