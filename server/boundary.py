@@ -16,7 +16,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import EngineUnavailable
 from server import errors, metrics
 
 log = logging.getLogger(__name__)
@@ -58,10 +57,8 @@ class Boundary:
             status = _CLIENT_GONE
         except asyncio.CancelledError:  # a stop that has waited long enough ends what still runs
             if not status:
-                stopping = EngineUnavailable("the server is shutting down")
-                await (await errors.srm_error(Request(scope), stopping))(
-                    scope, receive, send_with_id
-                )
+                reply = await errors.srm_error(Request(scope), errors.STOPPING)
+                await reply(scope, receive, send_with_id)
         except Exception:
             log.exception("request failed request_id=%s", request_id)
             if status:  # too late for another one: the connection breaks, and the client sees it

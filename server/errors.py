@@ -43,6 +43,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
 INTERNAL = ErrorBody(ErrorDetail("internal server error", "api_error", None, "internal_error"))
 """What the caller is told of a bug of ours; the log has the rest."""
 
+STOPPING = errors.EngineUnavailable("the server is shutting down")
+"""What requests are told that a stop waits for no longer."""
+
 
 def body_of(error: errors.SRMError) -> ErrorBody:
     """The error as it is sent, in a reply or inside a stream."""

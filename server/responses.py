@@ -54,7 +54,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one JSON document each; ends with `[DONE]`, also after an error.
+    """Server-sent events, one JSON document each; ends with `[DONE]`, even after an error or a stop.
 
     The status is sent when this is called, so whoever makes it fetches `first` before and lets
     what goes wrong until then be an HTTP error. Always closes `events`.
@@ -77,6 +77,8 @@ class EventStream(Response):
                     await _send_event(send, event)
             except SRMError as error:
                 await _send_event(send, msgspec.json.encode(errors.body_of(error)))
+            except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
+                await _send_event(send, msgspec.json.encode(errors.body_of(errors.STOPPING)))
             except Exception:
                 log.exception("stream failed")
                 await _send_event(send, msgspec.json.encode(errors.INTERNAL))

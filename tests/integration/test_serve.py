@@ -133,6 +133,20 @@ def test_a_stop_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
     assert "shutting down" in replies[0].json()["error"]["message"]
 
 
+def test_a_stop_that_waits_no_longer_ends_a_stream_with_an_error_event(text_model: Path) -> None:
+    running = Server(text_model, *SERVER_FLAGS, "--drain-s=0.5")
+    request = {"prompt": "the cat", "n": 2_900, "stream": True, **LONG}
+    with running.http.stream("POST", "/v1/completions", json=request) as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: {")
+        running.process.send_signal(signal.SIGTERM)
+        *_, error, done = (line for line in lines if line)
+    assert running.wait() == 0
+    assert error.startswith('data: {"error":')
+    assert "shutting down" in error
+    assert done == "data: [DONE]"
+
+
 def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
     running = Server(text_model, *SERVER_FLAGS)
     pids = children(running)
