@@ -55,6 +55,7 @@ class EngineClient:
         self._endpoint = endpoint
         self._heartbeat_s = heartbeat_s
         self._engine_timeout_s = engine_timeout_s
+        self._is_connected = False
         self._status: Status | None = None
         self._status_at = 0.0
         self._has_status = asyncio.Event()
@@ -73,8 +74,7 @@ class EngineClient:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        # Nothing is queued for an engine that is not there: it would start with dead requests.
-        self._socket.immediate = True
+        # No high-water mark, so that sending never waits; the engine bounds what it accepts.
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -117,8 +117,7 @@ class EngineClient:
         queue = self._queues[request.id] = asyncio.Queue()
         unfinished = request.params.n
         try:
-            if not self._send(request):
-                raise EngineUnavailable("the engine is not connected")
+            self._send(request)
             while unfinished:
                 item = await queue.get()
                 if isinstance(item, SRMError):
@@ -130,11 +129,11 @@ class EngineClient:
             if unfinished:
                 self._send(Abort(request.id))
 
-    def _send(self, message: ToEngine) -> bool:
-        """Whether it could be sent. Never waits: a NOBLOCK send has ended when it returns."""
-        sent = self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        assert isinstance(sent, asyncio.Future)
-        return sent.exception() is None
+    def _send(self, message: ToEngine) -> None:
+        """Queue a message. What the engine never got before it went, the next one gets in order:
+        the Abort of a lost request follows the request."""
+        if not self._socket.closed:
+            self._socket.send(self._encoder.encode(message))
 
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""
@@ -150,8 +149,10 @@ class EngineClient:
                 event = (await recv_monitor_message(self._monitor))["event"]
                 if event == zmq.EVENT_DISCONNECTED:
                     # The engine knows us by this connection: it cannot answer over another one.
+                    self._is_connected = False
                     self._lose("the connection to the engine was lost")
                 else:
+                    self._is_connected = True
                     self._send(Hello())
 
     def _receive(self, message: FromEngine) -> None:
@@ -176,7 +177,8 @@ class EngineClient:
             silent_s = time.monotonic() - self._status_at
             if self._status is not None and silent_s > self._engine_timeout_s:
                 self._lose(f"the engine has not answered for {silent_s:.0f} s")
-            self._send(Hello())
+            if self._is_connected:
+                self._send(Hello())
 
     def _lose(self, why: str) -> None:
         self._status = None

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from engine.batch import FROM_DEVICE, I32, Batch, StepResult
 from engine.checkpoint import LayerWeights, Weights
 from engine.config import ModelConfig
+from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
 
@@ -150,27 +151,15 @@ def _norm(x: F64, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]
 
 
 def sample(logits: F64, batch: Batch, row: int) -> tuple[int, float]:
-    """The token drawn and its log-probability, by the definition in `SamplingParams`."""
-    if not np.isfinite(logits).all():
-        return -1, 0.0
-    temperature = float(batch.temperature[row])
-    scaled = (logits - logits.max()) / (temperature or 1.0)
-    logprobs = scaled - np.log(np.exp(scaled).sum())
-    if temperature == 0:
-        token = int(logits.argmax())
-        return token, float(logprobs[token])
-    p = np.exp(logprobs)
-    p[p < batch.min_p[row] * p.max()] = 0
-    if 0 < batch.top_k[row] < len(p):
-        p[p < np.sort(p)[-batch.top_k[row]]] = 0
-    order = np.argsort(-p, kind="stable")
-    reached_before = np.cumsum(p[order]) - p[order] >= batch.top_p[row] * p.sum()
-    if batch.top_p[row] < 1:
-        p[order[reached_before]] = 0
-    key = np.array([batch.seeds[row], batch.positions[row]], np.uint64)
-    uniform = int(np.random.Philox(key=key).random_raw()) / 2**64
-    token = int(np.searchsorted(np.cumsum(p), uniform * p.sum(), side="right"))
-    return token, float(logprobs[token])
+    """The token drawn, or -1 if there can be none, and its log-probability."""
+    return oracle.sample(
+        logits,
+        float(batch.temperature[row]),
+        int(batch.top_k[row]),
+        float(batch.top_p[row]),
+        float(batch.min_p[row]),
+        oracle.uniform(int(batch.seeds[row]), int(batch.positions[row])),
+    )
 
 
 def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
