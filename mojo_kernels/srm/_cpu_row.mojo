@@ -4,7 +4,9 @@ Logits and weights live in scratch memory, padded to whole chunks, in the order 
 `keep` moves what is left together. Weights are added in float32 within a chunk, in float64 across.
 """
 
+from std.bit import pop_count
 from std.math import align_up, iota
+from std.memory import pack_bits
 from std.memory.alloc import unsafe_alloc
 from std.sys import simd_width_of
 from std.sys.intrinsics import compressed_store
@@ -36,6 +38,7 @@ struct CPURow[dtype: DType](LogitRow):
     ]  # sum of the weights of each chunk
     var vocab: Int
     var size: Int
+    var top: Float32  # the largest logit
 
     def __init__(
         out self,
@@ -50,6 +53,7 @@ struct CPURow[dtype: DType](LogitRow):
         self.masses = unsafe_alloc[Float64](padded // CHUNK)
         self.vocab = vocab
         self.size = vocab
+        self.top = 0
 
     def __deinit__(deinit self):
         self.logits.unsafe_free()
@@ -61,30 +65,34 @@ struct CPURow[dtype: DType](LogitRow):
         """Take a row up."""
         self.source = source
         self.size = self.vocab
+        var best = SIMD[DType.uint32, WIDTH](0)
         var whole = self.vocab // WIDTH * WIDTH
         for i in range(0, whole, WIDTH):
-            var logits = source.unsafe_load[width=WIDTH](i)
-            self.logits.unsafe_store(i, logits.cast[DType.float32]())
+            var logits = source.unsafe_load[width=WIDTH](i).cast[
+                DType.float32
+            ]()
+            best = max(best, rank(logits))
+            self.logits.unsafe_store(i, logits)
+        var best_left = UInt32(0)
         for i in range(whole, self.vocab):
+            best_left = max(best_left, rank(self.logit(i)))
             self.logits[unsafe_offset=i] = self.logit(i)
         for i in range(self.vocab, self.padded()):
             self.logits[unsafe_offset=i] = neg_inf[DType.float32]()
+        self.top = unrank(max(best.reduce_max(), best_left))
 
     def padded(self) -> Int:
         """The length of `logits` and `weights`."""
         return align_up(self.size, CHUNK)
 
     def largest(self) -> Float32:
-        var best = SIMD[DType.uint32, VECTOR](0)
-        for i in range(0, self.padded(), VECTOR):
-            best = max(best, rank(self.logits.unsafe_load[width=VECTOR](i)))
-        return unrank(best.reduce_max())
+        return self.top
 
-    def weigh(mut self, top: Float32, scale: Float32) -> Float64:
+    def weigh(mut self, top: Float32, scale: Float32) -> Tally:
         for i in range(0, self.padded(), VECTOR):
             var logits = self.logits.unsafe_load[width=VECTOR](i)
             self.weights.unsafe_store(i, weight(logits, top, scale))
-        return self.add_up()
+        return Tally(self.size, self.add_up())
 
     def add_up(mut self) -> Float64:
         """Set `masses` from `weights`; return the sum."""
@@ -108,10 +116,12 @@ struct CPURow[dtype: DType](LogitRow):
             if not all_kept:
                 tokens = self.tokens.unsafe_load[width=WIDTH](i)
             var kept = logits.ge(threshold)
+            if not kept.reduce_or():
+                continue
             compressed_store(logits, self.logits.unsafe_offset(size), kept)
             compressed_store(weights, self.weights.unsafe_offset(size), kept)
             compressed_store(tokens, self.tokens.unsafe_offset(size), kept)
-            size += Int(kept.cast[DType.uint8]().reduce_add())
+            size += Int(pop_count(pack_bits(kept)))
         self.size = size
         for i in range(size, self.padded()):
             self.logits[unsafe_offset=i] = neg_inf[DType.float32]()

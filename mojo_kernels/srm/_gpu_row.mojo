@@ -65,10 +65,10 @@ struct GPURow[dtype: DType, block_size: Int](LogitRow):
             best = max(best, rank(self.logit(i)))
         return unrank(Self.max(best))
 
-    def weigh(mut self, top: Float32, scale: Float32) -> Float64:
+    def weigh(mut self, top: Float32, scale: Float32) -> Tally:
         self.top = top
         self.scale = scale
-        return self.tally[by_mass=True](self.threshold).mass
+        return self.tally[by_mass=True](self.threshold)
 
     def keep(mut self, threshold: Float32) -> Tally:
         self.threshold = threshold

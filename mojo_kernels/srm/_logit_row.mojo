@@ -28,9 +28,8 @@ trait LogitRow:
         """The largest logit; NaN if the row has one."""
         ...
 
-    def weigh(mut self, top: Float32, scale: Float32) -> Float64:
-        """Weigh all tokens, `scale` being the inverse temperature; return the sum.
-        """
+    def weigh(mut self, top: Float32, scale: Float32) -> Tally:
+        """Weigh all tokens, `scale` being the inverse temperature."""
         ...
 
     def keep(mut self, threshold: Float32) -> Tally:

@@ -95,8 +95,9 @@ struct _Embed:
                     unsafe_offset=row * Int(width) + c
                 ]
 
-            ctx.enqueue_function(
-                embed_element,
-                grid_dim=ceildiv(num_tokens * dim, _BLOCK),
-                block_dim=_BLOCK,
-            )
+            if num_tokens > 0:
+                ctx.enqueue_function(
+                    embed_element,
+                    grid_dim=ceildiv(num_tokens * dim, _BLOCK),
+                    block_dim=_BLOCK,
+                )

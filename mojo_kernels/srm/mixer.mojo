@@ -175,13 +175,13 @@ struct _Mix:
                 var end = dim if slice == slices - 1 else align_down(
                     (slice + 1) * dim // slices, _SLICE
                 )
-                var row = _first_row(
+                var first = _first_row(
                     offset_ptr, num_rows, group * num_tokens // groups
                 )
                 var last = num_rows if group == groups - 1 else _first_row(
                     offset_ptr, num_rows, (group + 1) * num_tokens // groups
                 )
-                while row < last:
+                for row in range(first, last):
                     var channel = begin
                     while channel < end:
                         var head = channel // head_dim
@@ -195,7 +195,6 @@ struct _Mix:
                         while channel < stop:
                             mix_channels[1](row, channel, head)
                             channel += 1
-                    row += 1
 
             sync_parallelize(mix_share, slices * groups)
         else:
@@ -208,8 +207,9 @@ struct _Mix:
                     var row, channel = divmod(i, Int(d))
                     mix_channels[1](row, channel, channel // Int(width))
 
-            ctx.enqueue_function(
-                mix_thread,
-                grid_dim=ceildiv(num_rows * dim, _BLOCK),
-                block_dim=_BLOCK,
-            )
+            if num_rows > 0:
+                ctx.enqueue_function(
+                    mix_thread,
+                    grid_dim=ceildiv(num_rows * dim, _BLOCK),
+                    block_dim=_BLOCK,
+                )

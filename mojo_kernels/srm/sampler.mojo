@@ -36,7 +36,7 @@ from std.utils.numerics import isfinite
 
 from ._cpu_row import CPURow
 from ._gpu_row import GPURow
-from ._logit_row import FLOOR, LogitRow, rank, unrank
+from ._logit_row import FLOOR, LogitRow, Tally, rank, unrank
 from .parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
@@ -54,7 +54,7 @@ def _smallest_set[
 ](row: Row, low: Float32, high: Float32, most: Int, target: Float64) -> Float32:
     """The largest threshold, `low` or above, that still keeps the `target` count or mass.
 
-    `low` keeps enough, namely `most` tokens; `high` is the largest logit.
+    `low` keeps enough, at most `most` tokens; `high` is the largest logit.
     """
     var enough = rank(low)
     var too_few = rank(high) + 1
@@ -83,8 +83,7 @@ def _sample_row[
     min_p: Float32,
     u: Float64,
 ) -> Tuple[Int32, Float32]:
-    """The token and its log-probability; -1 and 0 where the row is no distribution.
-    """
+    """The token and its log-probability; -1 and 0 where there is none."""
     var top = row.largest()
     if not isfinite(top):
         return (Int32(-1), Float32(0))
@@ -93,32 +92,40 @@ def _sample_row[
     var scale = Float32(1) if greedy else min(
         1 / temperature, Float32.MAX_FINITE
     )
-    var mass = row.weigh(top, scale)
+    var all = row.weigh(top, scale)
     var token: Int
     if greedy:
         token = row.first(top)
     else:
         if top_k > 0 or top_p < 1 or min_p > 0:
-            _truncate(row, top, temperature, top_k, top_p, min_p)
+            _truncate(row, all, top, temperature, top_k, top_p, min_p)
         token = row.draw(u)
-    return (Int32(token), (row.logit(token) - top) * scale - log(Float32(mass)))
+    return (
+        Int32(token),
+        (row.logit(token) - top) * scale - log(Float32(all.mass)),
+    )
 
 
 def _truncate[
     Row: LogitRow, //
 ](
     mut row: Row,
+    var kept: Tally,
     top: Float32,
     temperature: Float32,
     top_k: Int,
     top_p: Float32,
     min_p: Float32,
 ):
-    """Drop the tokens that may not be drawn. `top` is the largest logit."""
-    # Tokens without weight go first, whatever min_p: they could not be drawn anyway.
+    """Drop the tokens that may not be drawn.
+
+    `kept` are all there are, `top` is the largest logit.
+    """
+    # Tokens without weight could not be drawn: no threshold need be lower than them.
     var floor = max(FLOOR, log(min_p)) if min_p > 0 else FLOOR
     var low = max(top + temperature * floor, Float32.MIN_FINITE)
-    var kept = row.keep(low)
+    if min_p > 0:
+        kept = row.keep(low)
     if 0 < top_k < kept.count:
         low = _smallest_set[by_mass=False](
             row, low, top, kept.count, Float64(top_k)
