@@ -1,4 +1,4 @@
-"""`srm serve` as a process of its own, with the numpy engine: what the tests over HTTP talk to."""
+"""`srm serve` as a process of its own, with the numpy or the real engine: for tests over HTTP."""
 
 from __future__ import annotations
 
@@ -54,14 +54,20 @@ def write_text_model(folder: Path, model: ModelConfig = TEXT_MODEL) -> None:
 class Server:
     """A running `srm serve`. Leaves with SIGTERM, and must then have exit code 0."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
-        """Waits until it is ready."""
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        engine_module: str = "tests.numpy_engine",
+        start_s: float = _START_S,
+    ) -> None:
+        """Waits until it is ready, for `start_s` seconds at most."""
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-c"),
                 "import sys; from server.launch import main; "
-                "sys.exit(main(sys.argv[1:], engine_module='tests.numpy_engine'))",
+                f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))",
                 *(f"--model={folder}", "--port=0", *flags),
             ],
             cwd=ROOT,
@@ -72,7 +78,7 @@ class Server:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        if not self._ready.wait(_START_S) or not self._url():
+        if not self._ready.wait(start_s) or not self._url():
             self.process.kill()
             raise AssertionError("srm serve did not start:\n" + "".join(self.lines))
         self.url = self._url()

@@ -1,0 +1,137 @@
+"""The bundled model, served for real: MAX, Mojo, processes and HTTP, as `make serve` does."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from tokenizers import Tokenizer
+
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig
+from engine.engine import Engine
+from engine.messages import Request, SamplingParams
+from engine.runner import ModelRunner
+from tests.serving import Server
+from training.tasks import problems, reward
+
+COMPILE_S = 300
+"""How long a slow machine may take to compile the step graph."""
+
+
+@pytest.fixture(scope="module")
+def demo_server() -> Iterator[Server]:
+    with Server(DEMO_MODEL, engine_module="engine", start_s=COMPILE_S) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    weights, config = load_checkpoint(DEMO_MODEL), EngineConfig(num_slots=4_096)
+    runner = ModelRunner(weights, config)
+    yield Engine(weights.config, runner, config)
+    runner.close()
+
+
+def test_it_solves_held_out_problems(demo_server: Server) -> None:
+    drawn = list(islice(problems("held-out", 7), 100))
+    reply = demo_server.post(
+        prompt=[problem.prompt for problem in drawn], max_tokens=96, temperature=1.0, seed=1, n=4
+    ).json()
+    right = [reward(drawn[choice["index"] // 4], choice["text"]) for choice in reply["choices"]]
+    assert 0.2 < np.mean(right) < 0.7
+
+
+def test_5000_samples_come_of_one_prefill_in_flat_memory(demo_server: Server) -> None:
+    prompt = next(problems("held-out", 8)).prompt
+    tokens = len(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(prompt).ids)
+
+    def sample() -> list[str]:
+        reply = demo_server.post(prompt=prompt, n=5_000, max_tokens=96, seed=3)
+        choices = reply.json()["choices"]
+        assert [choice["index"] for choice in choices] == list(range(5_000))
+        assert {choice["finish_reason"] for choice in choices} <= {"stop", "length"}
+        return [choice["text"] for choice in choices]
+
+    first = sample()
+    prefilled, memory = demo_server.metric("srm_engine_prefill_tokens_total"), _memory(demo_server)
+    assert sample() == first
+    assert demo_server.metric("srm_engine_prefill_tokens_total") - prefilled == tokens - 1
+    for _ in range(3):
+        sample()
+    assert _memory(demo_server) < 1.05 * memory
+    assert demo_server.metric("srm_engine_free_slots") == demo_server.metric("srm_engine_num_slots")
+
+
+def _memory(server: Server) -> int:
+    """Resident bytes of the supervisor and its children."""
+    parent = psutil.Process(server.process.pid)
+    return sum(p.memory_info().rss for p in [parent, *parent.children(recursive=True)])
+
+
+async def test_200_streams_of_which_100_leave_lose_no_slot(demo_server: Server) -> None:
+    num_slots = demo_server.metric("srm_engine_num_slots")
+
+    async def read(client: httpx.AsyncClient, index: int) -> int:
+        body = {"prompt": "Question:", "max_tokens": 300, "stream": True, "ignore_eos": True}
+        count = 0
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                count += line.startswith("data: {")
+                if index % 2 and count > index % 20:
+                    break
+        return count
+
+    limits = httpx.Limits(max_connections=200)
+    async with httpx.AsyncClient(base_url=demo_server.url, timeout=120, limits=limits) as client:
+        counts = await asyncio.gather(*(read(client, index) for index in range(200)))
+    assert all(count > 100 for count in counts[::2])
+    for _ in range(100):
+        if demo_server.metric("srm_engine_free_slots") == num_slots:
+            break
+        await asyncio.sleep(0.05)
+    assert demo_server.metric("srm_engine_free_slots") == num_slots
+    assert demo_server.metric("srm_engine_running_sequences") == 0
+
+
+def test_a_sample_is_the_same_alone_and_among_2000_others(engine: Engine) -> None:
+    """1,000 samples of one prompt, each also run alone or in small company, and all in a crowd."""
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    prompt, *others = (tokenizer.encode(p.prompt).ids for p in islice(problems("held-out", 9), 41))
+    params = SamplingParams(n=1_000, max_tokens=48, seed=11)
+    quiet = _tokens(engine, {"alone": (prompt, params)})["alone"]
+    crowd = {
+        f"other-{i}": (other, SamplingParams(n=50, max_tokens=64, seed=i, top_k=5 * (i % 3)))
+        for i, other in enumerate(others)
+    }
+    among = _tokens(engine, {**crowd, "wanted": (prompt, params)})["wanted"]
+    assert among == quiet
+    for index in (0, 1, 499, 999):
+        first = SamplingParams(n=index + 1, max_tokens=48, seed=11)
+        assert _tokens(engine, {"few": (prompt, first)})["few"][index] == quiet[index]
+
+
+def _tokens(
+    engine: Engine, wanted: dict[str, tuple[list[int], SamplingParams]]
+) -> dict[str, dict[int, bytes]]:
+    """Token ids by request and sample index, all requests running at once."""
+    for name, (prompt, params) in wanted.items():
+        engine.add(Request(name, np.asarray(prompt, "<i4").tobytes(), params))
+    found: dict[str, dict[int, bytes]] = {name: {} for name in wanted}
+    while engine.has_work:
+        for output in engine.step_overlapped():
+            found[output.id][output.index] = output.token_ids
+    return found
+
+
+def test_restarts_compile_nothing() -> None:
+    with Server(DEMO_MODEL, engine_module="engine", start_s=COMPILE_S) as server:
+        log = "".join(server.lines)
+    assert "compiling the step graph, once" not in log
+    assert re.search(r"ready on ", log)
