@@ -45,12 +45,23 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench engine`."""
 
     demo_model: Path = DEMO_MODEL
+    """A checkpoint to measure; left out where the folder is missing."""
     random_widths: tuple[int, ...] = (512, 1024)
+    """d_model of further models, with random weights."""
     batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 2048, 4096)
+    """Sequences that decode at once."""
     repetitions: int = 5
+    """Measurements of each figure; the median is reported, the record has them all."""
     seconds: float = 1.0
     """Least time of one repetition."""
     output: Path = ROOT / "docs" / "benchmarks"
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        if not self.batch_sizes or min(*self.batch_sizes, self.repetitions) < 1:
+            raise ValueError("batch_sizes and repetitions must be at least 1, and one size given")
+        if any(width < 4 or width % 4 for width in self.random_widths):
+            raise ValueError(f"random_widths must be multiples of 4, got {self.random_widths}")
 
 
 def main(argv: list[str]) -> int:

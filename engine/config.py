@@ -1,16 +1,21 @@
 """ModelConfig (what a checkpoint is) and EngineConfig (how it is served), and the one loader.
 
 Settings come from, later beating earlier: defaults, a TOML file, `SRM_…` environment variables,
-command-line flags. A key or value that is not understood raises ConfigError and names its source.
-Nothing changes after loading.
+command-line flags. A key or value that is not understood raises ConfigError and names its source;
+variables of other commands are left to `srm.py`, which knows them all. The string under a field is
+its line in `--help`. Nothing changes after loading.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import os
+import textwrap
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -70,20 +75,28 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the engine runs. Field docstrings are in docs/configuration.md."""
+    """How the engine runs."""
 
     model: Path = DEMO_MODEL
+    """Folder with config.json, model.safetensors and tokenizer.json."""
     device: Literal["cpu", "gpu"] = "cpu"
+    """What the model runs on: the processor, or the first GPU."""
     num_slots: int = 16_384
+    """Sequences that run at once; each has its state in device memory, used or not."""
     max_step_rows: int = 2_048
+    """Most sequences that one step decodes; others take turns."""
     max_step_tokens: int = 4_096
+    """Most tokens that one step feeds: decoded ones, then prompts in what is left."""
     max_waiting: int = 100_000
+    """Most sequences that wait for a slot; a request beyond them is refused with 503."""
     cache_dir: Path = Path("~/.cache/srm")
+    """Where compiled step graphs are kept between starts."""
     overlap: bool = True
+    """Schedule a step while the one before it runs; the tokens are the same without."""
     endpoint: str = "tcp://127.0.0.1:8765"
     """Where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
     drain_s: float = 30.0
-    """How long a stopping engine process may take to finish what is running."""
+    """How long a stop waits for running requests, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "max_step_rows", "max_step_tokens", "max_waiting"):
@@ -99,6 +112,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_SOURCES = (
+    "A setting --some-name may also be SRM_SOME_NAME in the environment or some_name in the TOML "
+    "file. Flags beat the environment, which beats the file, which beats defaults."
+)
+
 
 def load(
     kind: type[T],
@@ -112,33 +130,74 @@ def load(
     `--num-slots` on the command line, lists comma-separated. Raises ConfigError naming source,
     field and value.
     """
-    hints = get_type_hints(kind)
-    parser = argparse.ArgumentParser(prog=prog, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--config", type=Path, help="a TOML file with any of these settings")
-    defaults = kind()
-    for field in msgspec.structs.fields(kind):
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"),
-            dest=field.name,
-            metavar=_describe(hints[field.name]),
-            help=f"default {getattr(defaults, field.name)}",
-        )
+    return build(kind, read_settings((kind,), argv, environ, prog))
+
+
+def read_settings(
+    kinds: tuple[type[msgspec.Struct], ...],
+    argv: list[str],
+    environ: Mapping[str, str] = os.environ,
+    prog: str = "srm",
+    private: frozenset[str] = frozenset(),
+) -> dict[str, Any]:
+    """What the sources say about fields of any of `kinds`, except those named in `private`.
+
+    A field that several kinds have is one setting, described as the first of them does.
+    """
+    hints: dict[str, Any] = {}
+    parser = argparse.ArgumentParser(
+        prog=prog, argument_default=argparse.SUPPRESS, allow_abbrev=False, epilog=_SOURCES
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file with any of these settings"
+    )
+    for kind in kinds:
+        types, meanings = get_type_hints(kind), field_docs(kind)
+        for field in msgspec.structs.fields(kind):
+            if field.name in hints or field.name in private:
+                continue
+            hints[field.name] = types[field.name]
+            meaning = f"{meanings.get(field.name, '')} Default: {field.default}"
+            parser.add_argument(
+                "--" + field.name.replace("_", "-"),
+                dest=field.name,
+                metavar=_describe(hints[field.name]),
+                help=meaning.replace("%", "%%"),
+            )
     flags = vars(parser.parse_args(argv))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}
     if file is not None:
-        _apply(settings, kind, hints, _read_toml(file), str(file))
-    env = {
-        field.name: environ["SRM_" + field.name.upper()]
-        for field in msgspec.structs.fields(kind)
-        if "SRM_" + field.name.upper() in environ
-    }
-    _apply(settings, kind, hints, env, "environment")
-    _apply(settings, kind, hints, flags, "command line")
+        _apply(settings, hints, _read_toml(file), str(file))
+    variables = {name: environ.get("SRM_" + name.upper()) for name in hints}
+    env = {name: value for name, value in variables.items() if value is not None}
+    _apply(settings, hints, env, "environment")
+    _apply(settings, hints, flags, "command line")
+    return settings
+
+
+def build(kind: type[T], settings: Mapping[str, Any]) -> T:
+    """The struct, of those of the settings that are its own. Raises ConfigError."""
+    own = {name: settings[name] for name in kind.__struct_fields__ if name in settings}
     try:
-        return kind(**settings)
+        return kind(**own)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """The string under each field, on one line. Python does not keep it, so the source is read."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for field, below in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -150,13 +209,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _apply(
     settings: dict[str, Any],
-    kind: type[msgspec.Struct],
     hints: dict[str, Any],
     values: Mapping[str, Any],
     source: str,
 ) -> None:
     for name, value in values.items():
-        if name not in hints or name not in kind.__struct_fields__:
+        if name not in hints:
             raise ConfigError(f"{source}: unknown setting {name!r}")
         if get_origin(hints[name]) is tuple and isinstance(value, str):
             parts: Any = [part for part in value.split(",") if part]
@@ -179,4 +237,6 @@ def _decode_extension(kind: type, value: object) -> object:
 def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "|".join(str(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return _describe(get_args(hint)[0]) + ",…"
     return cast(str, getattr(hint, "__name__", str(hint))).upper()

@@ -23,13 +23,34 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which model shape to compile, and for what."""
 
     d_model: int = 1024
+    """Width of the model; num_heads must divide it."""
     num_layers: int = 8
+    """Blocks of the model."""
     num_heads: int = 4
+    """Heads of a token mixer; an even number."""
     n_ctx: int = 512
+    """Context of the model, in tokens."""
     vocab_size: int = 8192
+    """Entries of the model's vocabulary."""
     gpu_arch: str = "sm_90a"
+    """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
     host_cpu: str = "x86-64-v3"
+    """Processor of the machine the GPU is in, as LLVM names it."""
     output: Path = Path("build/graphs")
+    """Folder that the compiled graph is written to."""
+
+    def __post_init__(self) -> None:
+        self.model()
+
+    def model(self) -> ModelConfig:
+        """The shape. Raises ValueError for one that cannot be."""
+        return ModelConfig(
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            n_ctx=self.n_ctx,
+            vocab_size=self.vocab_size,
+        )
 
 
 def precompile(config: PrecompileConfig) -> Path:
@@ -39,13 +60,7 @@ def precompile(config: PrecompileConfig) -> Path:
     driver.set_virtual_cpu_target(config.host_cpu)
     driver.set_virtual_device_count(1)
     device = driver.Accelerator()
-    model = ModelConfig(
-        d_model=config.d_model,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        n_ctx=config.n_ctx,
-        vocab_size=config.vocab_size,
-    )
+    model = config.model()
     load_or_compile(InferenceSession(devices=[device]), model, device, config.output)
     return cache_path(model, device, config.output)
 

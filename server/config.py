@@ -13,19 +13,20 @@ from engine.config import DEMO_MODEL, EngineConfig
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How requests are received. Every field is described in docs/configuration.md."""
+    """How requests are received."""
 
     model: Path = DEMO_MODEL
     """Folder with config.json and tokenizer.json; the weights are the engine's business."""
     served_model_name: str = ""
     """What requests call the model; empty: the folder's name."""
     host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
-    """0 takes any free port."""
+    """TCP port to listen on; 0 takes any free one."""
     endpoint: str = EngineConfig().endpoint
     """Where the engine listens, as ZeroMQ spells it."""
     max_body_bytes: int = 32 * 1024 * 1024
-    """Largest request body."""
+    """Largest request body, in bytes."""
     drain_s: float = EngineConfig().drain_s
     """How long a stop waits for running requests, in seconds."""
     listen_fd: int = -1

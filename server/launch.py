@@ -13,19 +13,16 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from engine.config import EngineConfig, load
+from engine.config import EngineConfig, build, read_settings
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.supervisor import Child, Supervisor
 
-T = TypeVar("T", bound=msgspec.Struct)
-
 _ROOT = Path(__file__).resolve().parents[1]
-_PRIVATE = {"endpoint", "listen_fd"}
+_PRIVATE = frozenset({"endpoint", "listen_fd"})
 """Settings of the children that are made here and not given."""
 
 
@@ -73,23 +70,8 @@ def _supervisor(
 
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
     """Both structs from one set of sources. Raises ConfigError for what neither knows."""
-    fields: dict[str, tuple[str, Any, Any]] = {}
-    for kind in (EngineConfig, ServerConfig):
-        hints = get_type_hints(kind)
-        for field in msgspec.structs.fields(kind):
-            fields[field.name] = (field.name, hints[field.name], field.default)
-    public = [field for name, field in fields.items() if name not in _PRIVATE]
-    settings = msgspec.structs.asdict(
-        load(msgspec.defstruct("ServeConfig", public), argv, prog="srm serve")
-    )
-    try:
-        return _part(settings, ServerConfig), _part(settings, EngineConfig)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _part(settings: dict[str, Any], kind: type[T]) -> T:
-    return kind(**{name: settings[name] for name in kind.__struct_fields__ if name in settings})
+    settings = read_settings((EngineConfig, ServerConfig), argv, prog="srm serve", private=_PRIVATE)
+    return build(ServerConfig, settings), build(EngineConfig, settings)
 
 
 def flags(config: msgspec.Struct) -> list[str]:

@@ -54,7 +54,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one JSON document each; ends with `[DONE]`, even after an error or a stop.
+    """Server-sent events, one JSON document each; ends with `[DONE]`, whatever ended it.
 
     The status is sent when this is called, so whoever makes it fetches `first` before and lets
     what goes wrong until then be an HTTP error. Always closes `events`.

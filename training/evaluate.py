@@ -32,10 +32,15 @@ class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm evaluate`."""
 
     model: Path = DEMO_MODEL
+    """Folder with config.json, model.safetensors and tokenizer.json."""
     problems: int = 200
+    """Held-out problems to solve."""
     samples: int = 1_000
+    """Completions of each problem, besides the greedy one; the largest k of pass@k."""
     temperature: float = 1.0
+    """Of the samples; the greedy completion has none."""
     seed: int = 0
+    """Of the problems and of the sampling."""
 
     def __post_init__(self) -> None:
         for name in ("problems", "samples"):

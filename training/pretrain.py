@@ -18,6 +18,8 @@ from training.tasks import problems
 from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 TOKENIZER_PROBLEMS = 100_000
+MIN_VOCAB_SIZE = 258
+"""Every byte, the beginning and the end of a text."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -32,25 +34,55 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm train`; the defaults are those of the bundled demo model."""
 
     output: Path = Path("runs/demo")
+    """Folder of the run and of the model; a run that is there goes on."""
     steps: int = 4_500
+    """Updates in all, those of a run that goes on included."""
     batch_tokens: int = 8_192
+    """Tokens of one update, about."""
     learning_rate: float = 1.5e-3
+    """Peak learning rate: reached after the warm-up, then falling in a line to 0."""
     warmup_steps: int = 200
+    """Updates over which the learning rate rises."""
     weight_decay: float = 0.01
+    """Of AdamW."""
     save_every: int = 100
+    """Updates between two saves of the run."""
     seed: int = 0
+    """Of weights and problems; another seed is another training set."""
     d_model: int = 256
+    """Width of the model; num_heads must divide it."""
     num_layers: int = 8
+    """Blocks of the model."""
     num_heads: int = 4
+    """Heads of a token mixer; an even number."""
     n_ctx: int = 512
+    """Context of the model, in tokens."""
     max_vocab_size: int = 2_048
+    """Most entries of the tokenizer; every byte and two special tokens are always in it."""
     threads: int = 0
     """CPU threads; 0 is as many as torch chooses."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "n_ctx", "warmup_steps", "save_every"):
+        for name in ("steps", "batch_tokens", "warmup_steps", "save_every", "max_vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "weight_decay", "seed", "threads"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        self.model(MIN_VOCAB_SIZE)  # what is wrong with the shape is said before any work
+
+    def model(self, vocab_size: int) -> ModelConfig:
+        """What is trained. Raises ValueError for a shape that cannot be."""
+        return ModelConfig(
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            n_ctx=self.n_ctx,
+            vocab_size=vocab_size,
+            decay_constant=max(1, self.n_ctx // 512),
+            bos_token_id=BEGIN_ID,
+            eos_token_id=END_ID,
+        )
 
 
 def pretrain(config: TrainConfig) -> list[float]:
@@ -60,18 +92,7 @@ def pretrain(config: TrainConfig) -> list[float]:
         torch.set_num_threads(config.threads)
     config.output.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(config)
-    model = SRM(
-        ModelConfig(
-            d_model=config.d_model,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            n_ctx=config.n_ctx,
-            vocab_size=tokenizer.get_vocab_size(),
-            decay_constant=max(1, config.n_ctx // 512),
-            bos_token_id=BEGIN_ID,
-            eos_token_id=END_ID,
-        )
-    )
+    model = SRM(config.model(tokenizer.get_vocab_size()))
     batches = ProblemBatches(tokenizer, config.seed, config.batch_tokens, config.n_ctx)
     schedule = Schedule(
         steps=config.steps,

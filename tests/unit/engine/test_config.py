@@ -1,0 +1,69 @@
+"""Settings: where they come from, what is refused, and how they are explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig, field_docs, load
+from engine.errors import ConfigError
+
+
+class Drawer(msgspec.Struct, frozen=True):
+    """Something with settings."""
+
+    width: int = 1
+    """How wide, in cm:
+    100 % of it."""
+    shelves: tuple[int, ...] = (1, 2)
+    color: str = "red"
+
+    def __post_init__(self) -> None:
+        """No field is above this."""
+        if self.width < 1:
+            raise ValueError(f"width must be at least 1, got {self.width}")
+
+
+def test_later_sources_beat_earlier_ones(tmp_path: Path) -> None:
+    file = tmp_path / "drawer.toml"
+    file.write_text('width = 2\ncolor = "blue"\nshelves = [3]\n')
+    assert load(Drawer, [], {}) == Drawer()
+    argv = [f"--config={file}"]
+    assert load(Drawer, argv, {}) == Drawer(2, (3,), "blue")
+    environ = {"SRM_WIDTH": "3", "SRM_SHELVES": "4,5"}
+    assert load(Drawer, argv, environ) == Drawer(3, (4, 5), "blue")
+    assert load(Drawer, [*argv, "--width=4"], environ) == Drawer(4, (4, 5), "blue")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (["--width=0"], {}, "width must be at least 1, got 0"),
+        (["--width=wide"], {}, "command line: width = 'wide'"),
+        (["--shelves=1,x"], {}, "command line: shelves = '1,x'"),
+        ([], {"SRM_WIDTH": ""}, "environment: width = ''"),
+        (["--config=nowhere.toml"], {}, "cannot read nowhere.toml"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_source(
+    argv: list[str], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(Drawer, argv, environ)
+
+
+def test_part_of_a_flag_is_not_the_flag() -> None:
+    with pytest.raises(SystemExit) as left:
+        load(EngineConfig, ["--num-slot=9"], {})
+    assert left.value.code == 2
+
+
+def test_the_string_under_a_field_is_what_help_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert field_docs(Drawer) == {"width": "How wide, in cm: 100 % of it."}
+    with pytest.raises(SystemExit):
+        load(Drawer, ["--help"], {})
+    said = capsys.readouterr().out
+    assert "How wide, in cm: 100 % of it. Default: 1" in said
+    assert "--shelves INT,…" in said
