@@ -1,11 +1,17 @@
-"""The console command `srm`: one face, each subcommand imported only when asked for."""
+"""The console command `srm`: one face, each subcommand imported only when asked for.
+
+Knows the settings of all commands by name, so that a misspelt `SRM_…` variable stops the program
+and one that is meant for another command does not.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 
-from engine.errors import SRMError
+from engine.errors import ConfigError, SRMError
 
 USAGE = """usage: srm COMMAND [options]
 
@@ -19,16 +25,37 @@ USAGE = """usage: srm COMMAND [options]
 
 TRAINING = {"train", "evaluate"}
 
+SETTINGS = """
+  model device num_slots max_step_rows max_step_tokens max_waiting cache_dir overlap drain_s
+  served_model_name host port max_body_bytes
+  output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
+  d_model num_layers num_heads n_ctx max_vocab_size threads
+  problems samples temperature
+  demo_model random_widths batch_sizes repetitions seconds
+  vocab_size gpu_arch host_cpu
+""".split()
+"""Of every command. A test holds this against the structs, which would import torch here."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; return its exit code."""
     args = sys.argv[1:] if argv is None else argv
     command, rest = (args[0], args[1:]) if args else ("--help", [])
     try:
+        check_environment(os.environ)
         return _find(command)([command, *rest] if command in TRAINING else rest)
     except SRMError as error:
         print(f"srm {command}: {error.message}", file=sys.stderr)
         return error.exit_code
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a variable `SRM_…` that is no setting of any command."""
+    known = {f"SRM_{name.upper()}" for name in SETTINGS}
+    for name in environ:
+        if name.startswith("SRM_") and name not in known:
+            near = "".join(f"; did you mean {one}?" for one in get_close_matches(name, known, 1))
+            raise ConfigError(f"environment: {name} is not a setting of any command{near}")
 
 
 def _find(command: str) -> Callable[[list[str]], int]:

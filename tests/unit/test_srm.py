@@ -1,0 +1,68 @@
+"""The console command: what it refuses before any subcommand runs."""
+
+from __future__ import annotations
+
+import pytest
+
+import srm
+from engine.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("SRM_NUM_SLOT", "; did you mean SRM_NUM_SLOTS?"),
+        ("SRM_port", ""),
+        ("SRM_ENDPOINT", ""),
+        ("SRM_", ""),
+    ],
+)
+def test_a_variable_that_is_no_setting_stops_the_program_and_is_named(
+    variable: str,
+    near: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, "7")
+    assert srm.main(["serve", "--num-slots=0"]) == 2
+    message = f"srm serve: environment: {variable} is not a setting of any command{near}"
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_variables_of_other_commands_and_programs_are_let_be() -> None:
+    srm.check_environment({"SRM_STEPS": "9", "SRM_NUM_SLOTS": "9", "SRMX": "1", "HOME": "/"})
+
+
+def test_a_variable_is_a_setting_like_a_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SRM_NUM_SLOTS", "many")
+    assert srm.main(["serve"]) == ConfigError.exit_code
+    assert "environment: num_slots = 'many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "code"), [([], 0), (["--help"], 0), (["nonsense"], 2)])
+def test_the_usage_names_every_command(
+    argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert srm.main(argv) == code
+    said = capsys.readouterr()
+    assert all(f"\n  {name} " in said.out + said.err for name in srm.TRAINING | {"serve", "bench"})
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "--num-heads=3"], "num_heads must be even and divide d_model: 3, 256"),
+        (["train", "--threads=-1"], "threads must be at least 0, got -1"),
+        (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
+        (["bench", "engine", "--batch-sizes="], "batch_sizes and repetitions must be at least 1"),
+        (["bench", "engine", "--random-widths=510"], "random_widths must be multiples of 4"),
+        (["bench"], "srm bench measures: engine; got []"),
+    ],
+)
+def test_what_a_command_cannot_do_is_said_before_any_work(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert srm.main(argv) == ConfigError.exit_code
+    assert message in capsys.readouterr().err
