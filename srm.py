@@ -18,7 +18,7 @@ USAGE = """usage: srm COMMAND [options]
   serve     answer OpenAI-style requests over HTTP
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure the engine on this machine
+  bench     measure this machine: `srm bench engine`, `srm bench http`
 
 `srm COMMAND --help` explains each.
 """
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     command, rest = (args[0], args[1:]) if args else ("--help", [])
     try:
         check_environment(os.environ)
-        return _find(command)([command, *rest] if command in TRAINING else rest)
+        return _find(command, rest)([command, *rest] if command in TRAINING else rest)
     except SRMError as error:
         print(f"srm {command}: {error.message}", file=sys.stderr)
         return error.exit_code
@@ -58,7 +58,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
             raise ConfigError(f"environment: {name} is not a setting of any command{near}")
 
 
-def _find(command: str) -> Callable[[list[str]], int]:
+def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
     if command == "serve":
         from server.launch import main as serve
 
@@ -67,6 +67,10 @@ def _find(command: str) -> Callable[[list[str]], int]:
         from training.__main__ import main as training
 
         return training
+    if command == "bench" and rest[:1] == ["http"]:
+        from server.bench import main as bench_http
+
+        return lambda args: bench_http(args[1:])
     if command == "bench":
         from engine.bench import main as bench
 

@@ -8,10 +8,7 @@ float32 matrix product found in the same run. Records go to docs/benchmarks/ wit
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import importlib.util
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -34,9 +31,9 @@ from engine.errors import ConfigError
 from engine.linear import KERNELS, linear, linear_shape, pack_linear
 from engine.messages import Request, SamplingParams
 from engine.random_model import write_random_model
+from engine.records import RECORDS, ROOT, new_record, write_record
 from engine.runner import ModelRunner
 
-ROOT = Path(__file__).resolve().parents[1]
 GEMM_ROWS = (256, 1024, 2048)
 GEMM_SHAPES = ((512, 2048), (1024, 4096))
 
@@ -54,7 +51,7 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measurements of each figure; the median is reported, the record has them all."""
     seconds: float = 1.0
     """Least time of one repetition."""
-    output: Path = ROOT / "docs" / "benchmarks"
+    output: Path = RECORDS
     """Folder that the record is written to."""
 
     def __post_init__(self) -> None:
@@ -67,29 +64,18 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
     if argv[:1] != ["engine"]:
-        raise ConfigError(f"srm bench measures: engine; got {argv[:1]}")
+        raise ConfigError(f"srm bench measures engine or http, got {argv[:1]}")
     config = load(BenchConfig, argv[1:], prog="srm bench engine")
     record = measure(config, " ".join(["srm bench", *argv]))
-    config.output.mkdir(parents=True, exist_ok=True)
-    stem = f"{record['date']}-cpu-{record['commit']}-engine"
-    json_path = config.output / f"{stem}.json"
-    json_path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-    table = markdown(record)
-    (config.output / f"{stem}.md").write_text(table)
-    sys.stdout.write(f"{table}\n{json_path}\n")
+    path = write_record(record, "engine", markdown(record), config.output)
+    sys.stdout.write(f"{path.read_text()}\n{path}\n")
     return 0
 
 
 def measure(config: BenchConfig, command: str) -> dict[str, Any]:
     """The whole record: machine, GEMM peaks before and after, and every model."""
-    record: dict[str, Any] = {
-        "command": command,
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
-        "machine": _machine(),
-        "gemm_before": gemm_gflops(config.repetitions),
-        "models": [],
-    }
+    record = new_record(command)
+    record |= {"gemm_before": gemm_gflops(config.repetitions), "models": []}
     with tempfile.TemporaryDirectory() as folder:
         if config.demo_model.exists():
             record["models"].append(_measure_model("demo", config.demo_model, config))
@@ -238,10 +224,6 @@ def markdown(record: dict[str, Any]) -> str:
     """The record as tables."""
     peak = record["peak_gflops"]
     lines = [
-        f"# Engine, {record['date']}",
-        "",
-        f"`{record['command']}` at {record['commit']}, {record['machine']}.",
-        "",
         f"Float32 GEMM peak of this run: {peak:.0f} GFLOP/s. Tokens a second are medians over "
         "whole engine steps with sampling at temperature 1; raw numbers are in the JSON file.",
         "",
@@ -262,24 +244,3 @@ def markdown(record: dict[str, Any]) -> str:
             f"| {before['by']} | {shape} | {before['gflops']:.0f} | {after['gflops']:.0f} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip() or "installed"
-
-
-def _machine() -> str:
-    models = {
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    }
-    cores = len(os.sched_getaffinity(0))
-    versions = f"Python {platform.python_version()}, MAX {importlib.metadata.version('max')}"
-    return f"{', '.join(models) or platform.processor()}, {cores} cores, {versions}"

@@ -14,6 +14,7 @@ PACKAGES = ("engine", "server", "training", "loadtest", "deploy")
 ENGINE_ORDER = (
     "errors",
     "config",
+    "records",
     "messages",
     "batch",
     "metrics",
@@ -32,6 +33,7 @@ ENGINE_ORDER = (
     "process",
     "client",
     "precompile",
+    "bench_load",
     "bench",
     "__main__",
 )
@@ -47,7 +49,7 @@ MAY_IMPORT_MAX = {
     "precompile",
     "bench",
 }
-SERVER_SEES = {"engine.client", "engine.messages", "engine.config", "engine.errors"}
+SERVER_SEES = {f"engine.{name}" for name in ("client", "messages", "config", "errors", "records")}
 MAY_IMPORT_PACKAGES = {
     "engine": {"engine"},
     "server": {"server", "engine"},

@@ -1,0 +1,60 @@
+"""Benchmark records: where and at what a measurement was made, and one file per run.
+
+A record is written by the program that measured, never typed: JSON with the raw numbers, and a
+table in Markdown beside it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "docs" / "benchmarks"
+
+
+def new_record(command: str) -> dict[str, Any]:
+    """What every record begins with: command, date, commit, machine."""
+    return {
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "machine": _machine(),
+    }
+
+
+def write_record(record: dict[str, Any], name: str, table: str, folder: Path) -> Path:
+    """Write `<date>-<commit>-<name>.json` and `.md` into `folder`; returns the Markdown's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{record['date']}-{record['commit']}-{name}"
+    content = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    (folder / f"{stem}.json").write_bytes(content + b"\n")
+    heading = f"# {name}, {record['date']}\n\n`{record['command']}` at {record['commit']}, "
+    path = folder / f"{stem}.md"
+    path.write_text(f"{heading}{record['machine']}.\n\n{table}")
+    return path
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip() or "installed"
+
+
+def _machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = {line.split(":")[1].strip() for line in lines if line.startswith("model name")}
+    cores = len(os.sched_getaffinity(0))
+    versions = f"Python {platform.python_version()}, MAX {importlib.metadata.version('max')}"
+    return f"{', '.join(models) or platform.processor()}, {cores} cores, {versions}"
