@@ -32,6 +32,7 @@ SETTINGS = """
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
   demo_model random_widths batch_sizes repetitions seconds
+  requests n max_tokens
   vocab_size gpu_arch host_cpu
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""

@@ -31,7 +31,7 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
         finally:
             await client.close()
 
-    app = FastAPI(title="srm", lifespan=lifespan)
+    app = FastAPI(openapi_url=None, lifespan=lifespan)  # it would say nothing of bodies
     app.add_middleware(Boundary)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)

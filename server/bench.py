@@ -30,11 +30,22 @@ class HttpBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench http`."""
 
     model: Path = DEMO_MODEL
+    """Folder with config.json, model.safetensors and tokenizer.json."""
     requests: int = 20
+    """Requests sent at once."""
     n: int = 200
+    """Completions of each."""
     max_tokens: int = 64
+    """Tokens of each completion."""
     repetitions: int = 3
+    """Bursts, through HTTP and through the engine alone; the medians are compared."""
     output: Path = RECORDS
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "n", "max_tokens", "repetitions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 def main(argv: list[str]) -> int:

@@ -91,7 +91,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 _HINTS = get_type_hints(CompletionRequest, include_extras=True)
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "logit_bias": ({},),
@@ -128,8 +128,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
             fields[name] = _prompts(value)
         elif name in _HINTS:
             fields[name] = _convert(name, value)
-        elif name in _NEUTRAL or name == "best_of":
-            _check_neutral(name, value, (n,) if name == "best_of" else _NEUTRAL[name])
+        elif name in NEUTRAL or name == "best_of":
+            _check_neutral(name, value, (n,) if name == "best_of" else NEUTRAL[name])
         else:
             raise InvalidRequest(f"{name!r} is not a field of this request", name)
     if "prompt" not in fields:
