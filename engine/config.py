@@ -82,7 +82,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: Literal["cpu", "gpu"] = "cpu"
     """What the model runs on: the processor, or the first GPU."""
     num_slots: int = 16_384
-    """Sequences that run at once; each has its state in device memory, used or not."""
+    """Sequences that run at once; memory for their states is reserved at the start."""
     max_step_rows: int = 2_048
     """Most sequences that one step decodes; others take turns."""
     max_step_tokens: int = 4_096

@@ -1,0 +1,336 @@
+"""The pages of docs/ name all there is and nothing else, and their examples run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import prometheus_client
+import pytest
+from fastapi import Request
+from prometheus_client.metrics import MetricWrapperBase
+
+import engine.metrics
+import server.metrics
+import srm
+from engine import errors
+from engine.bench import BenchConfig
+from engine.bench_load import LoadConfig
+from engine.client import EngineClient
+from engine.config import EngineConfig, ModelConfig, field_docs
+from engine.precompile import PrecompileConfig
+from server import protocol
+from server.app import create_app
+from server.bench import HttpBenchConfig
+from server.config import ServerConfig
+from server.errors import ErrorDetail, srm_error
+from server.launch import load_settings
+from server.text import Text
+from tests.serving import ROOT, Server
+from training.evaluate import EvaluateConfig
+from training.pretrain import TrainConfig
+
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
+MADE_BY_SERVE = {"endpoint", "listen_fd"}
+COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
+    "Serving": (EngineConfig, ServerConfig),
+    "The two processes": (EngineConfig, ServerConfig),
+    "Training": (TrainConfig,),
+    "Evaluation": (EvaluateConfig,),
+    "Engine benchmark": (BenchConfig,),
+    "HTTP benchmark": (HttpBenchConfig,),
+    "Precompilation": (PrecompileConfig,),
+}
+"""Sections of configuration.md, and whose settings they list."""
+KINDS = {kind for kinds in COMMANDS.values() for kind in kinds}
+
+Row = list[str]
+
+
+def read(page: str) -> str:
+    return (DOCS / page).read_text()
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading, up to the next one."""
+    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", read(page), re.M | re.S)
+    assert found, f"{page} has no section {heading}"
+    return found[1]
+
+
+def rows(page: str, heading: str) -> list[Row]:
+    """Cells of the rows of a section's tables, without their heads."""
+    lines = section(page, heading).splitlines()
+    body = [
+        line
+        for line, below in zip(lines, [*lines[1:], ""], strict=True)
+        if line.startswith("|") and not line.startswith("|--") and not below.startswith("|--")
+    ]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+def names(page: str, heading: str) -> list[str]:
+    """The first cells, without their backticks."""
+    return [row[0].strip("`") for row in rows(page, heading)]
+
+
+def shown(value: object) -> str:
+    """A default as configuration.md writes it: as on a command line, paths from the root."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, Path) and value.is_relative_to(ROOT):
+        return str(value.relative_to(ROOT))
+    return str(value) or '""'
+
+
+@pytest.mark.parametrize("heading", COMMANDS)
+def test_every_setting_is_there_with_its_default_and_meaning(heading: str) -> None:
+    expected: dict[str, Row] = {}
+    for kind in COMMANDS[heading]:
+        meanings = field_docs(kind)
+        for field in msgspec.structs.fields(kind):
+            is_made = field.name in MADE_BY_SERVE
+            if kind not in COMMANDS["Serving"] or is_made == (heading == "The two processes"):
+                row = [f"`{field.name}`", f"`{shown(field.default)}`", meanings[field.name]]
+                expected.setdefault(field.name, row)
+    found = rows("configuration.md", heading)
+    assert [row[:3] for row in found] == list(expected.values())
+    assert all(len(row) == 4 and row[3] for row in found)
+
+
+def test_every_settings_struct_is_one_of_these() -> None:
+    sources = [path for package in ("engine", "server", "training") for path in
+               (ROOT / package).glob("*.py")]  # fmt: skip
+    found = {
+        name
+        for path in sources
+        for name in re.findall(r"^class (\w+Config)\(msgspec\.Struct", path.read_text(), re.M)
+    }
+    assert found == {kind.__name__ for kind in KINDS | {ModelConfig, LoadConfig}}
+
+
+def test_srm_knows_the_variables_of_all_commands() -> None:
+    known = {name for kind in KINDS for name in kind.__struct_fields__} - MADE_BY_SERVE
+    assert set(srm.SETTINGS) == known
+    assert len(srm.SETTINGS) == len(known)
+
+
+def test_the_example_file_is_understood(tmp_path: Path) -> None:
+    (example,) = blocks("configuration.md", "toml serving")
+    file = tmp_path / "srm.toml"
+    file.write_text(example)
+    server_config, engine_config = load_settings([f"--config={file}"])
+    assert server_config == ServerConfig(
+        model=Path("models/demo"), served_model_name="demo", host="0.0.0.0"
+    )
+    assert engine_config == EngineConfig(model=Path("models/demo"))
+
+
+def test_every_command_is_there() -> None:
+    usage = re.findall(r"^  (\w+)  ", srm.USAGE, re.M)
+    listed = [name.split()[1] for name in names("configuration.md", "Commands") if "srm" in name]
+    assert list(dict.fromkeys(listed)) == usage
+
+
+def makefile() -> str:
+    return (ROOT / "Makefile").read_text()
+
+
+def targets() -> list[str]:
+    return re.findall(r"^([a-z-]+):", makefile(), re.M)
+
+
+def test_every_make_target_and_variable_is_there() -> None:
+    variables = re.findall(r"^(\w+) \?= (.*)$", makefile(), re.M)
+    found = rows("configuration.md", "Make targets")
+    assert [row[0] for row in found if len(row) == 2] == [f"`make {name}`" for name in targets()]
+    assert [row[:2] for row in found if len(row) == 4] == [
+        [f"`{name}`", f"`{default}`"] for name, default in variables
+    ]
+
+
+def test_every_route_is_there(text_model: Path) -> None:
+    app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(text_model))
+    paths = app.openapi()["paths"]
+    served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert set(names("api.md", "Routes")) == served
+
+
+def described(hint: Any) -> str | None:
+    """The outermost description in an annotation."""
+    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
+        found = part.description if isinstance(part, msgspec.Meta) else described(part)
+        if found:
+            return str(found)
+    return None
+
+
+def test_every_request_field_is_there_with_what_is_allowed() -> None:
+    hints = get_type_hints(protocol.CompletionRequest, include_extras=True)
+    found = rows("api.md", "Fields that are honoured")
+    assert [row[0].strip("`") for row in found] == list(hints)
+    for row, field in zip(found, msgspec.structs.fields(protocol.CompletionRequest), strict=True):
+        if not field.required and field.default is not None:
+            default = [] if field.default is msgspec.NODEFAULT else field.default
+            assert row[1] == f"`{json.dumps(default)}`"
+        assert row[2] == described(hints[field.name]) or field.name == "prompt"
+
+
+def test_every_field_at_a_neutral_value_is_there() -> None:
+    expected = {"best_of": "the value of `n`"} | {
+        name: f"`{json.dumps(values[0] if values else None)}`"
+        for name, values in protocol.NEUTRAL.items()
+    }
+    assert dict(rows("api.md", "Fields that are accepted at one value")) == {
+        f"`{name}`": value for name, value in expected.items()
+    }
+
+
+def test_stream_options_are_there() -> None:
+    assert names("api.md", "Streaming") == list(protocol.StreamOptions.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [
+        ("Completion", protocol.Completion),
+        ("Choice", protocol.Choice),
+        ("Logprobs", protocol.Logprobs),
+        ("Usage", protocol.Usage),
+        ("ModelList", protocol.ModelList),
+        ("ModelCard", protocol.ModelCard),
+        ("Errors", ErrorDetail),
+    ],
+)
+def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
+    assert set(names("api.md", heading)) == set(kind.__struct_fields__)
+
+
+def test_limits_are_what_they_are() -> None:
+    text = section("api.md", "Limits")
+    for limit in (protocol.MAX_CHOICES, protocol.MAX_STOPS, protocol.MAX_STOP_LENGTH):
+        assert f" {limit}" in text
+    settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
+    assert settings and set(settings) <= set(srm.SETTINGS)
+
+
+def every_metric() -> Iterable[MetricWrapperBase]:
+    for module in (server.metrics, engine.metrics):
+        yield from (one for one in vars(module).values() if isinstance(one, MetricWrapperBase))
+
+
+def exposed(metric: MetricWrapperBase) -> str:
+    (family,) = metric.describe()
+    return family.name + ("_total" if isinstance(metric, prometheus_client.Counter) else "")
+
+
+def test_every_metric_is_there_with_type_labels_and_meaning() -> None:
+    expected = [
+        [
+            f"`{exposed(metric)}`",
+            family.type,
+            ", ".join(f"`{label}`" for label in metric._labelnames),
+            family.documentation,
+        ]
+        for metric in every_metric()
+        for family in metric.describe()
+    ]
+    assert rows("metrics.md", "HTTP and requests") + rows("metrics.md", "Engine") == expected
+
+
+def test_queries_name_metrics_that_exist() -> None:
+    known = {exposed(metric) for metric in every_metric()}
+    named = re.findall(r"\b(?:srm|http)_\w+", section("metrics.md", "Questions and answers"))
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
+
+
+def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterable[type[errors.SRMError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from every_error(child)
+
+
+async def test_every_error_code_is_there_with_status_and_type() -> None:
+    request = Request({"type": "http", "method": "GET", "path": "/", "headers": []})
+    expected = {
+        ("internal_error", 500, "api_error"),
+        ("method_not_allowed", 405, "invalid_request_error"),
+    }
+    for kind in every_error():
+        error = errors.Overloaded("", 1) if kind is errors.Overloaded else kind("")
+        reply = await srm_error(request, error)
+        expected.add((kind.code, reply.status_code, json.loads(bytes(reply.body))["error"]["type"]))
+    found = [(r[0].strip("`"), int(r[1]), r[2].strip("`")) for r in rows("errors.md", "Over HTTP")]
+    assert set(found) == expected
+    assert len(found) == len(expected)
+
+
+def test_every_exit_code_is_there() -> None:
+    found = {int(row[0]): row[2].strip("`") for row in rows("errors.md", "Exit codes")}
+    assert set(found) == {0} | {kind.exit_code for kind in every_error()}
+    for kind in (errors.ConfigError, errors.CheckpointError):
+        assert found[kind.exit_code] == kind.code
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
+    text = path.read_text()
+    code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.S))
+    assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code)) <= set(targets())
+    commands = set(re.findall(r"^  (\w+)  ", srm.USAGE, re.M))
+    assert set(re.findall(r"\bsrm ([a-z]+)(?![\w.])", code)) <= commands
+    flags = {"config", "help"} | {name.replace("_", "-") for name in srm.SETTINGS}
+    used = re.findall(r"(?:srm|engine\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
+    assert set(used) <= flags
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        linked = path.parent / target if target else path
+        assert linked.exists(), f"{target} is not there"
+        headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M) if anchor else []
+        assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
+
+
+def blocks(page: str, info: str) -> list[str]:
+    """Fenced blocks that begin with ```info."""
+    return re.findall(rf"^```{info}\n(.*?)^```$", read(page), re.M | re.S)
+
+
+def here(example: str, running: Server) -> str:
+    return example.replace("http://127.0.0.1:8000", running.url)
+
+
+@pytest.mark.parametrize(
+    ("info", "has_error"), [("sh test", False), ("sh test refused", True)], ids=["sh", "refused"]
+)
+def test_shell_examples_run(server: Server, info: str, has_error: bool) -> None:
+    examples = blocks("api.md", info)
+    assert examples
+    for example in examples:
+        command = ["bash", "-euo", "pipefail", "-c", here(example, server)]
+        answer = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+        assert answer.startswith(("{", "data: "))
+        assert ('"error"' in answer) == has_error, answer
+
+
+def test_the_refusal_shown_is_the_one_that_comes(server: Server) -> None:
+    (example,) = blocks("api.md", "sh test refused")
+    (shown_answer,) = blocks("api.md", "json")
+    command = ["bash", "-c", here(example, server)]
+    answer = subprocess.run(command, capture_output=True, check=True).stdout
+    assert json.loads(answer) == json.loads(shown_answer)
+
+
+def test_python_examples_run_one_after_the_other(server: Server) -> None:
+    script = here("\n".join(blocks("api.md", "python test")), server)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "n invalid_request Error code: 400" in done.stdout
