@@ -83,6 +83,11 @@ def train(model: SRM, batches: Batches, schedule: Schedule, folder: Path) -> lis
             rate = inputs.numel() / (time.monotonic() - started)
             progress.update(bar, advance=1, loss=losses[-1], rate=rate)
             if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps:
+                if not progress.console.is_terminal:  # a log shows no bar
+                    progress.print(
+                        f"step {step + 1} of {schedule.steps}: loss {losses[-1]:.3f}, "
+                        f"{rate:,.0f} tok/s"
+                    )
                 save_run(
                     saved,
                     {

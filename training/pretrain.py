@@ -14,6 +14,7 @@ from training.checkpoint import save_model, write_whole
 from training.data import ProblemBatches
 from training.loop import Schedule, train
 from training.model import SRM
+from training.plot import plot_losses
 from training.tasks import problems
 from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
@@ -35,7 +36,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     output: Path = Path("runs/demo")
     """Folder of the run and of the model; a run that is there goes on."""
-    steps: int = 4_500
+    steps: int = 4_000
     """Updates in all, those of a run that goes on included."""
     batch_tokens: int = 8_192
     """Tokens of one update, about."""
@@ -104,6 +105,7 @@ def pretrain(config: TrainConfig) -> list[float]:
     losses = train(model, batches, schedule, config.output)
     save_model(model, config.output)
     write_whole(config.output / "losses.json", msgspec.json.encode(losses))
+    plot_losses(losses, config.output / "loss.svg")
     return losses
 
 
