@@ -60,12 +60,13 @@ def linear(
         out_features: N.
         bias: [N].
         silu: whether SiLU follows the bias.
-        residual: [M, N], added last.
+        residual: [M, N], added last; not together with SiLU.
         rows: M, where only the first M <= T rows are wanted; a dimension of the graph's inputs.
 
     Returns:
         [M, N], M = T unless `rows` is given.
     """
+    assert residual is None or not silu
     wanted = x.shape[0] if rows is None else rows
     if x.device.is_gpu():
         if rows is not None:

@@ -1,6 +1,7 @@
 """GFLOP/s of `srm_linear` against what the cores' multipliers can do.
 
-    mojo build -I mojo_kernels mojo_kernels/bench/bench_linear.mojo -o /tmp/b && /tmp/b [cores]
+    mojo build -I mojo_kernels mojo_kernels/bench/bench_linear.mojo -o bench_linear
+    ./bench_linear [cores]
 
 The peak is a loop of fused multiply-adds in registers, measured just before each product, because
 the clock changes. Weights come from memory, as in a model: each call uses another copy. Each figure
