@@ -36,7 +36,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     output: Path = Path("runs/demo")
     """Folder of the run and of the model; a run that is there goes on."""
-    steps: int = 4_000
+    steps: int = 1_800
     """Updates in all, those of a run that goes on included."""
     batch_tokens: int = 8_192
     """Tokens of one update, about."""

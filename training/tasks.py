@@ -184,8 +184,8 @@ def _shared(r: random.Random) -> Problem:
 
 
 def _number(r: random.Random) -> int:
-    """Mostly below a hundred, sometimes in the hundreds."""
-    return r.randint(2, 99) if r.random() < 0.7 else r.randint(100, 400)
+    """Often below a hundred, often in the hundreds."""
+    return r.randint(2, 99) if r.random() < 0.6 else r.randint(100, 500)
 
 
 def _sum(a: int, b: int) -> str:
