@@ -139,13 +139,16 @@ def test_wrong_tensors_are_named(
     [
         ({"vocab_size": 12}, r"input_layer\.weight has shape \[11, 8\].* \[12, 8\]"),
         ({"num_layers": 3}, r"mixer_blocks\.2\..* is missing"),
-        ({"num_heads": 3}, "num_heads must be even and divide d_model"),
+        ({"num_heads": 3}, "num_heads = 3 must divide d_model = 8"),
+        ({"num_heads": 1}, "num_heads must be even where mixer is mixed, got 1"),
         ({"d_model": 0}, "d_model must be at least 1"),
         ({"decay_constant": 0}, "decay_constant must be at least 1"),
         ({"n_ctx": "16"}, r"Expected `int`, got `str` - at `\$\.n_ctx`"),
         ({"eos_token_id": 11}, "eos_token_id must lie in"),
         ({"colour": "red"}, "unknown field `colour`"),
-        ({"mixer": "parallel"}, r"Invalid enum value 'parallel' - at `\$\.mixer`"),
+        ({"mixer": "serial"}, r"Invalid enum value 'serial' - at `\$\.mixer`"),
+        ({"mixer": "row"}, "num_heads must be 1 where mixer is row, got 4"),
+        ({"kernel_size": 2}, "kernel_size must be 1 where mixer is mixed, got 2"),
     ],
 )
 def test_wrong_configs_are_explained(folder: Path, fields: dict[str, Any], message: str) -> None:
