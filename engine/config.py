@@ -75,16 +75,15 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads = {self.num_heads} must divide d_model = {self.d_model}")
-        is_headless = self.mixer in _HEADLESS or (self.mixer == "expanded" and self.num_heads == 1)
         checks = {
             "num_heads": (self.mixer not in _EVEN_HEADS or self.num_heads % 2 == 0, "even")
             if self.mixer not in _HEADLESS
             else (self.num_heads == 1, "1"),
             "use_projections": (
                 (not self.use_projections)
-                if is_headless
+                if self.is_headless
                 else (self.use_projections or self.mixer not in _ALWAYS_PROJECTED),
-                "false" if is_headless else "true",
+                "false" if self.is_headless else "true",
             ),
             "decay": (not self.decay or self.mixer not in _NEVER_DECAYED, "false"),
             "kernel_size": (
@@ -105,6 +104,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("bos_token_id", "eos_token_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
                 raise ValueError(f"{name} must lie in 0 … vocab_size - 1")
+
+    @property
+    def is_headless(self) -> bool:
+        return self.mixer in _HEADLESS or (self.mixer == "expanded" and self.num_heads == 1)
 
     @property
     def head_dim(self) -> int:

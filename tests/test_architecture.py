@@ -22,6 +22,7 @@ ENGINE_ORDER = (
     "slots",
     "scheduler",
     "checkpoint",
+    "tensors",
     "random_model",
     "linear",
     "kernels",
