@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,15 @@ TOLERANCE = 1e-9
 """Of float64, relative to the largest logit."""
 
 variants = settings(max_examples=60, deadline=None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Sharing matrices this small out to threads takes longer than multiplying them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def randomized(config: ModelConfig, seed: int = 0) -> SRM:
