@@ -50,6 +50,9 @@ def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = No
     stored = _reconciled(stored, config, published.constructor, notes)
     tensors = checked(weights, stored, tensor_shapes(config), str(args))
     _clip_decays(tensors, notes)
+    notes.append(
+        f"texts begin with token {config.bos_token_id} and end with token {config.eos_token_id}"
+    )
     if tokenizer is None:
         notes.append("no tokenizer: the model takes and gives token ids")
     _write(output, weights, config, tensors, _tokenizer(tokenizer, config))

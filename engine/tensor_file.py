@@ -17,8 +17,6 @@ from engine.batch import F32
 from engine.errors import CheckpointError
 from engine.tensors import Shapes
 
-READABLE = ("F32", "F16", "BF16")
-
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -55,7 +53,7 @@ def checked(
     for name, shape in shapes.items():
         if name not in stored:
             raise CheckpointError(
-                f"{path}: tensor {name} {list(shape)}, which {asker} asks for, is missing"
+                f"{path}: tensor {name} {list(shape)} is missing; {asker} asks for it"
             )
         found = stored[name].shape
         if found != shape:
@@ -73,16 +71,16 @@ def checked(
 
 
 def _as_float32(path: Path, name: str, stored: StoredTensor) -> F32:
-    if stored.dtype not in READABLE:
-        raise CheckpointError(
-            f"{path}: tensor {name} is {stored.dtype}; {', '.join(READABLE)} can be read"
-        )
     if stored.dtype == "F32":
         values = np.frombuffer(stored.data, np.float32)
     elif stored.dtype == "F16":
         values = np.frombuffer(stored.data, np.float16).astype(np.float32)
-    else:  # the upper half of a float32
+    elif stored.dtype == "BF16":  # the upper half of a float32
         values = (np.frombuffer(stored.data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        raise CheckpointError(
+            f"{path}: tensor {name} is {stored.dtype}; F32, F16 and BF16 can be read"
+        )
     if not np.isfinite(values).all():
         raise CheckpointError(f"{path}: tensor {name} has values that are not finite")
     return values.reshape(stored.shape)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
-from engine.tensors import is_scalar
+from engine.tensor_file import checked, read_tensors
+from engine.tensors import is_scalar, tensor_shapes
 from training.model import SRM
 
 
@@ -35,14 +36,12 @@ def load_model(folder: Path) -> SRM:
     """The model of a folder, in float32. Raises CheckpointError if it is not one."""
     try:
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=ModelConfig)
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    path = folder / "model.safetensors"
+    tensors = checked(path, read_tensors(path), tensor_shapes(config), "config.json")
     model = SRM(config)
-    try:
-        model.load_state_dict({name: value.float() for name, value in tensors.items()})
-    except RuntimeError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+    model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
     return model
 
 

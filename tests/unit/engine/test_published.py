@@ -21,7 +21,8 @@ def decide(
 ) -> tuple[ModelConfig, list[str]]:
     """The config and the notes for these arguments."""
     path, notes = folder / "args.json", list[str]()
-    path.write_text(json.dumps({"constructor": {**SIZES, **constructor}, **keys}))
+    document = {"constructor": {**SIZES, **constructor}, "notes": "for people", **keys}
+    path.write_text(json.dumps(document))
     return model_config(read_args(path), path, names, notes), notes
 
 
