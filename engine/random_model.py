@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from engine.batch import F32
 from engine.config import ModelConfig
-from engine.tensors import tensor_shapes
+from engine.tensors import is_scalar, tensor_shapes
 
 
 def write_random_model(folder: Path, config: ModelConfig, seed: int = 0) -> None:
@@ -43,8 +43,8 @@ def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> F32:
         return np.float32(0.02) * normal
     if name.endswith(("out_proj.weight", "channel_mixing_layer.2.weight")):
         gain = 0.5  # these are added to the residual
-    elif ".token_mixing_layer." in name and "proj" not in name:
-        gain = 2**0.5  # alpha
+    elif is_scalar(name):
+        gain = 2**0.5
     else:
         gain = 1.0
     return np.float32(gain / shape[-1] ** 0.5) * normal

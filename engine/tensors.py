@@ -11,6 +11,9 @@ from engine.config import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
+DECAY_RANGE = (0.9, 1.0)
+"""A λ outside it is used as the nearer end, in the precision it is stored in."""
+
 
 def tensor_shapes(config: ModelConfig) -> Shapes:
     """Shape by name, of all tensors in `model.safetensors` of such a model."""
@@ -29,27 +32,40 @@ def tensor_shapes(config: ModelConfig) -> Shapes:
 
 
 def mixer_shapes(config: ModelConfig) -> Shapes:
-    """Shape by name below a block's `token_mixing_layer.`: its projections and its units."""
-    width, heads = config.d_model, range(config.num_heads)
+    """Shape by name below a block's `token_mixing_layer.`: scalars, then projections."""
+    width = config.d_model
     shapes: Shapes = {}
+    for prefix in scalar_prefixes(config):
+        shapes |= _scalars(prefix, config)
     if config.use_projections:
-        if config.mixer == "parallel":
-            shapes |= _linear("in_proj.", width, width)
-        else:
-            for head in heads:
-                shapes |= _linear(f"proj_head.{head}.", config.head_dim, width)
+        for prefix in projection_prefixes(config):
+            shapes |= _linear(prefix, width // len(projection_prefixes(config)), width)
         shapes |= _linear("out_proj.", width, width)
-    if config.is_headless:
-        return shapes | _unit("", config)
-    if config.mixer == "parallel":
-        return shapes | _unit("mixer_heads.", config)
-    for head in heads:
-        shapes |= _unit(f"mixer_heads.{head}.", config)
     return shapes
 
 
-def _unit(prefix: str, config: ModelConfig) -> Shapes:
-    """The scalars per position of one head, of a model without heads, or of all parallel heads."""
+def scalar_prefixes(config: ModelConfig) -> list[str]:
+    """Where a mixer's scalars are: one prefix per head, or one for all of it."""
+    if config.is_headless:
+        return [""]
+    if config.mixer == "parallel":
+        return ["mixer_heads."]
+    return [f"mixer_heads.{head}." for head in range(config.num_heads)]
+
+
+def projection_prefixes(config: ModelConfig) -> list[str]:
+    """The matrices that, one below the other, project into the heads."""
+    if config.mixer == "parallel":
+        return ["in_proj."]
+    return [f"proj_head.{head}." for head in range(config.num_heads)]
+
+
+def is_scalar(name: str) -> bool:
+    """Whether a tensor holds α, β, λ or δ of a mixer, which stay float32: 0.999 is 1.0 in bf16."""
+    return ".token_mixing_layer." in name and "proj" not in name
+
+
+def _scalars(prefix: str, config: ModelConfig) -> Shapes:
     n_ctx = config.n_ctx
     if config.mixer == "expanded":
         return {

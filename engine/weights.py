@@ -1,6 +1,6 @@
 """The weights of a model in the one form that the step graph knows, whatever the mixer.
 
-A layer has one or two recurrent units in front of each other or side by side. Every unit is
+A layer has one recurrent unit, or two behind or beside each other. Every unit is
 
     s ← alpha_in · x + decay · s        y = alpha_out · s + gamma · x + beta
 
@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from engine.batch import F32
 from engine.config import ModelConfig
-
-DECAY_RANGE = (np.float32(0.9), np.float32(1.0))
+from engine.tensors import DECAY_RANGE, projection_prefixes, scalar_prefixes
 
 F64 = npt.NDArray[np.float64]
 Tensors = Mapping[str, F32]
@@ -108,14 +107,9 @@ def _fold_layer(config: ModelConfig, block: Tensors) -> LayerWeights:
     mixer = _below(block, "token_mixing_layer.")
     proj_in_weight = proj_in_bias = proj_out_weight = proj_out_bias = None
     if config.use_projections:
-        if config.mixer == "parallel":
-            proj_in_weight, proj_in_bias = mixer["in_proj.weight"], mixer["in_proj.bias"]
-        else:
-            proj_in_weight, proj_in_bias = (
-                np.concatenate([mixer[f"proj_head.{h}.{part}"] for h in range(config.num_heads)])
-                for part in ("weight", "bias")
-            )
-        proj_in_weight = _turned(proj_in_weight)
+        prefixes = projection_prefixes(config)
+        proj_in_weight = _turned(np.concatenate([mixer[f"{prefix}weight"] for prefix in prefixes]))
+        proj_in_bias = np.concatenate([mixer[f"{prefix}bias"] for prefix in prefixes])
         proj_out_weight = _turned(mixer["out_proj.weight"])
         proj_out_bias = mixer["out_proj.bias"]
     return LayerWeights(
@@ -137,63 +131,62 @@ def _fold_layer(config: ModelConfig, block: Tensors) -> LayerWeights:
 
 def _fold_units(config: ModelConfig, mixer: Tensors) -> tuple[MixerUnit, ...]:
     """The layer's units, from the tensors below `token_mixing_layer.`."""
-    heads, c = config.num_heads, config.decay_constant
-    if config.mixer == "expanded":
-        return tuple(
-            _unit(alpha[:, 0], beta[:, 0], np.ones(heads), is_row=np.bool_(False))
-            for alpha, beta in (
-                (_stack(config, mixer, f"{stage}.weight"), _stack(config, mixer, f"{stage}.bias"))
-                for stage in (0, 2)
-            )
-        )
-    alpha = _stack(config, mixer, "weight")  # f32[H, r, n]; r is 2 of "combined", k of "kernel"
-    beta = _stack(config, mixer, "bias")  # f32[H, n]
-    clipped = np.ones((heads, 1))  # f64[H, 1 or 2]
+    heads, n_ctx, c = config.num_heads, config.n_ctx, config.decay_constant
+
+    def stacked(name: str) -> F32:
+        return np.stack([mixer[prefix + name] for prefix in scalar_prefixes(config)])
+
+    def alphas(stage: str = "") -> F32:  # f32[H, r, n]; r is 2 of "combined", k of "kernel", else 1
+        return stacked(stage + "weight").reshape(heads, -1, n_ctx)
+
+    def betas(stage: str = "") -> F32:  # f32[H, n]
+        return stacked(stage + "bias").reshape(heads, n_ctx)
+
+    clipped = np.ones((1, 1))  # f64[H or 1, 2 or 1]
     if config.decay:
-        raw = _stack(config, mixer, "decay_value").reshape(heads, -1)
-        clipped = raw.clip(*DECAY_RANGE).astype(np.float64)
+        raw = stacked("decay_value").clip(*DECAY_RANGE).astype(np.float64)
+        clipped = raw.reshape(len(raw), -1)
     decay = clipped[:, -1] ** (1 / c)  # "parallel" and "kernel" never used the first of their two
-    if config.mixer == "combined":
-        row_alpha, row_decay = alpha[:, 0], clipped[:, 0] ** (1 / c)
-        if config.combined_row_quirk:
-            row_alpha, row_decay = row_alpha / np.float32(c), clipped[:, 0]
-        return (
-            _unit(row_alpha, beta, row_decay, is_row=np.bool_(True)),
-            _unit(alpha[:, 1], np.zeros_like(beta), decay, is_row=np.bool_(False)),
-        )
-    if config.mixer == "kernel":
-        silent = _unit(np.ones_like(beta), np.zeros_like(beta), decay, is_row=np.bool_(False))
-        return (replace(silent, taps=alpha[0], taps_beta=beta[0]),)
-    first_row = {"row": 0, "column": heads, "column_heads": heads}.get(config.mixer, heads // 2)
-    unit = _unit(alpha[:, 0], beta, decay, is_row=np.arange(heads)[:, None] >= first_row)
-    if config.mixer == "diagonal":  # s holds the newest token at weight alpha; it is to have delta
-        unit = replace(unit, gamma=_stack(config, mixer, "diag_weight") - alpha[:, 0])
-    return (unit,)
+    all_rows, all_columns = 0, heads
+
+    match config.mixer:
+        case "combined":
+            row_alphas, row_decay = alphas()[:, 0], clipped[:, 0] ** (1 / c)
+            if config.decay and config.combined_row_quirk:
+                row_alphas, row_decay = row_alphas / np.float32(c), clipped[:, 0]
+            row = _unit(row_alphas, betas(), row_decay, all_rows)
+            return row, _unit(alphas()[:, 1], np.zeros_like(betas()), decay, all_columns)
+        case "expanded":
+            return tuple(
+                _unit(alphas(stage)[:, 0], betas(stage), decay, all_columns)
+                for stage in ("0.", "2.")
+            )
+        case "kernel":
+            none = np.zeros_like(betas())
+            plain_sum = _unit(np.ones_like(betas()), none, decay, all_columns)
+            return (replace(plain_sum, taps=alphas()[0], taps_beta=betas()[0]),)
+        case "row":
+            return (_unit(alphas()[:, 0], betas(), decay, all_rows),)
+        case "column" | "column_heads":
+            return (_unit(alphas()[:, 0], betas(), decay, all_columns),)
+        case "mixed" | "parallel":
+            return (_unit(alphas()[:, 0], betas(), decay, heads // 2),)
+        case "diagonal":  # s holds the newest token at weight alpha; it is to have delta
+            unit = _unit(alphas()[:, 0], betas(), decay, heads // 2)
+            return (replace(unit, gamma=stacked("diag_weight") - alphas()[:, 0]),)
 
 
-def _unit(alpha: F32, beta: F32, decay: F64, is_row: npt.NDArray[np.bool_] | np.bool_) -> MixerUnit:
-    """alpha and beta [H, n], the exact decay [H]; row heads weigh what they store."""
-    ones = np.ones_like(alpha)
-    rounded = decay.astype(np.float32)
+def _unit(alpha: F32, beta: F32, decay: F64, first_row: int) -> MixerUnit:
+    """alpha and beta [H, n], the exact decay [H or 1]; heads from `first_row` on are row heads."""
+    is_row, ones = np.arange(len(alpha))[:, None] >= first_row, np.ones_like(alpha)
+    exact = np.broadcast_to(decay, len(alpha))
+    rounded = exact.astype(np.float32)
     return MixerUnit(
         alpha_in=np.where(is_row, alpha, ones),
         alpha_out=np.where(is_row, ones, alpha),
         beta=beta,
-        decay=np.stack([rounded, (decay - rounded).astype(np.float32)]),
+        decay=np.stack([rounded, (exact - rounded).astype(np.float32)]),
     )
-
-
-def _stack(config: ModelConfig, mixer: Tensors, name: str) -> F32:
-    """[H, …] of a tensor that every head has; of "parallel" the heads' own axis is in the file."""
-    if config.is_headless:
-        return mixer[name][None]
-    if config.mixer == "parallel":
-        tensor = mixer[f"mixer_heads.{name}"]
-        return {
-            "weight": tensor[:, None],
-            "decay_value": np.repeat(tensor[None], config.num_heads, axis=0),
-        }.get(name, tensor)
-    return np.stack([mixer[f"mixer_heads.{head}.{name}"] for head in range(config.num_heads)])
 
 
 def _below(tensors: Tensors, prefix: str) -> dict[str, F32]:

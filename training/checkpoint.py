@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
+from engine.tensors import is_scalar
 from training.model import SRM
 
 
@@ -21,7 +22,7 @@ def save_model(model: SRM, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: (value.float() if ".mixer_heads." in name else value.bfloat16()).contiguous()
+        name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()
         for name, value in model.state_dict().items()
     }
     save_file(tensors, folder / "model.safetensors.partial", metadata={"format": "pt"})
