@@ -23,6 +23,7 @@ ENGINE_ORDER = (
     "scheduler",
     "tensors",
     "tensor_file",
+    "weights",
     "checkpoint",
     "random_model",
     "published",

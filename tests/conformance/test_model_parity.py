@@ -14,13 +14,14 @@ from max.driver import CPU, Buffer
 from max.engine import InferenceSession, Model
 
 from engine.batch import F32, I32
-from engine.checkpoint import Weights, load_checkpoint
+from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.model import build_logits_graph
 from engine.random_model import write_random_model
 from engine.runner import ModelRunner, device_weights
+from engine.weights import Weights
 from training.checkpoint import load_model
 from training.model import SRM
 
