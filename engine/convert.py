@@ -22,7 +22,7 @@ from engine.batch import F32
 from engine.config import ModelConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.published import Constructor, model_config, read_args
-from engine.tensor_file import StoredTensor, checked, read_tensors
+from engine.tensor_file import StoredTensor, checked, read_file, stored_tensors
 from engine.tensors import DECAY_RANGE, is_scalar, tensor_shapes
 
 Stored = dict[str, StoredTensor]
@@ -44,7 +44,7 @@ def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = No
     """
     notes: list[str] = []
     published = read_args(args)
-    stored = _renamed(weights, read_tensors(weights), notes)
+    stored = _renamed(weights, stored_tensors(weights, read_file(weights)), notes)
     config = model_config(published, args, stored.keys(), notes)
     _check_length(weights, stored, config)
     stored = _reconciled(stored, config, published.constructor, notes)
@@ -132,13 +132,11 @@ def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
     """The file's content, if its tokens are tokens of the model."""
     if path is None:
         return None
+    content = read_file(path)
     try:
-        content = path.read_bytes()
         spec: Any = msgspec.json.decode(content)
         ids = [*spec["model"]["vocab"].values(), *(one["id"] for one in spec["added_tokens"])]
         largest = max(ids)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path} is not a byte-level BPE tokenizer.json") from None
     if largest >= config.vocab_size:

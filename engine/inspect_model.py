@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from collections import Counter
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
+from engine.checkpoint import read_model
 from engine.config import ModelConfig
-from engine.errors import CheckpointError
-from engine.tensor_file import checked, read_tensors
-from engine.tensors import DECAY_RANGE, tensor_shapes
+from engine.tensors import DECAY_RANGE
 
 GB = 10**9
 FLOAT32 = 4
@@ -23,20 +20,11 @@ FLOAT32 = 4
 
 def inspect_model(folder: Path) -> dict[str, str]:
     """What there is to say, by name. Raises CheckpointError if the folder is not a whole model."""
-    config_path, tensor_path = folder / "config.json", folder / "model.safetensors"
-    try:
-        config_bytes = config_path.read_bytes()
-        config = msgspec.json.decode(config_bytes, type=ModelConfig)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {config_path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"{config_path}: {error}") from None
-    stored = read_tensors(tensor_path)
-    tensors = checked(tensor_path, stored, tensor_shapes(config), "config.json")
-    dtypes = Counter(tensor.dtype for tensor in stored.values())
+    files = read_model(folder)
+    config, tensors = files.config, files.tensors
+    dtypes = Counter(files.dtypes.values())
     decays = [tensors[name].ravel() for name in tensors if name.endswith("decay_value")]
     state = FLOAT32 * config.state_width
-    digest = hashlib.sha256(config_bytes + tensor_path.read_bytes())
     return {
         "variant": _variant(config),
         "layers": str(config.num_layers),
@@ -51,7 +39,7 @@ def inspect_model(folder: Path) -> dict[str, str]:
         "slots": f"{GB // (state + FLOAT32):,} per GB (10^9 bytes)",
         "work": f"{config.flops_per_token:,} FLOP a token",
         "tokenizer": "yes" if (folder / "tokenizer.json").exists() else "no: token ids only",
-        "fingerprint": digest.hexdigest()[:16],
+        "fingerprint": files.fingerprint,
     }
 
 

@@ -28,18 +28,20 @@ class StoredTensor:
     data: bytes
 
 
-def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """What the file holds, by name."""
+def read_file(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
+
+def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
+    """What a file of that content holds, by name."""
     try:
         found = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
-        hint = (
-            "; it looks like a pickle of torch.save" if content[:2] in {b"PK", b"\x80\x02"} else ""
-        )
+        is_pickle = content[:2] in {b"PK", b"\x80\x02"}
+        hint = "; it looks like a pickle of torch.save" if is_pickle else ""
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}{hint}") from None
     return {
         name: StoredTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in found

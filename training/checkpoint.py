@@ -12,10 +12,8 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from engine.config import ModelConfig
-from engine.errors import CheckpointError
-from engine.tensor_file import checked, read_tensors
-from engine.tensors import is_scalar, tensor_shapes
+from engine.checkpoint import read_model
+from engine.tensors import is_scalar
 from training.model import SRM
 
 
@@ -34,14 +32,9 @@ def save_model(model: SRM, folder: Path) -> None:
 
 def load_model(folder: Path) -> SRM:
     """The model of a folder, in float32. Raises CheckpointError if it is not one."""
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=ModelConfig)
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
-    path = folder / "model.safetensors"
-    tensors = checked(path, read_tensors(path), tensor_shapes(config), "config.json")
-    model = SRM(config)
-    model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
+    files = read_model(folder)
+    model = SRM(files.config)
+    model.load_state_dict({name: torch.tensor(value) for name, value in files.tensors.items()})
     return model
 
 
