@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -43,8 +43,8 @@ class PublishedArgs(msgspec.Struct, frozen=True):
     """ARGS.json. Other keys may describe the model to its reader."""
 
     constructor: Constructor
-    effective_decay_constant: Positive | None = None
-    headless_kind: Literal["row", "col", "column", "kernel", "expanded"] | None = None
+    effective_decay_constant: int | None = None
+    headless_kind: str | None = None
     combined_row_quirk: bool | None = None
     bos_token_id: int = 0
     eos_token_id: int = 1
@@ -142,6 +142,10 @@ def _mixer(args: PublishedArgs, path: Path, names: Collection[str]) -> Mixer:
             return "row"
         case "col" | "column":
             return "column"
+        case str():
+            raise ConfigError(
+                f"{path}: headless_kind must be row or col, got {args.headless_kind!r}"
+            )
     raise ConfigError(
         f'{path}: add "headless_kind": "row" or "col". A model without heads may be either, and '
         "neither its weights nor its arguments tell"
@@ -150,8 +154,11 @@ def _mixer(args: PublishedArgs, path: Path, names: Collection[str]) -> Mixer:
 
 def _decay_constant(args: PublishedArgs, path: Path, mixer: Mixer, notes: list[str]) -> int:
     """c of λ ** ((t - s) / c). The published code computes it in ways that changed over time."""
-    if args.effective_decay_constant is not None:
-        return args.effective_decay_constant
+    given = args.effective_decay_constant
+    if given is not None and given < 1:
+        raise ConfigError(f"{path}: effective_decay_constant must be at least 1, got {given}")
+    if given is not None:
+        return given
     divisor = 256 if mixer == "kernel" else 512
     published = 1 if mixer == "diagonal" else args.constructor.seq_len // divisor
     if published == 1 and not args.constructor.copy:
