@@ -24,7 +24,7 @@ from engine import kernels, linear, model
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.linear import KERNELS
-from engine.model import build_step_graph
+from engine.model import build_step_graph, graph_shape
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +57,10 @@ def load_or_compile(
 
 def cache_path(config: ModelConfig, device: Device, folder: Path) -> Path:
     """Where the graph is kept: the name holds a digest of all that a compiled graph depends on."""
-    shape = (
-        config.d_model,
-        config.num_layers,
-        config.num_heads,
-        config.n_ctx,
-        config.vocab_size,
-        config.use_projections,
-    )
     target = (device.label, device.architecture_name if not device.is_host else _processor())
-    digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
+    digest = hashlib.sha256(
+        repr((graph_shape(config), target, importlib.metadata.version("max"))).encode()
+    )
     modules = (kernels, linear, model)
     sources = [Path(module.__file__ or "") for module in modules]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:

@@ -1,9 +1,9 @@
 """The typed Python face of the Mojo ops of `mojo_kernels/srm`, as graph operations.
 
 T tokens, R rows, D decode rows (the first D rows, one token each, tokens 0 … D - 1), S slots,
-L layers, d channels, H heads, n context positions, V vocabulary. The graph that an op is added to
-must have been made with `custom_extensions=[KERNELS]`. Indices are not checked on the device: that
-they lie in range is the scheduler's promise.
+W state width, d channels, H heads, n context positions, k kernel size, V vocabulary. The graph that
+an op is added to must have been made with `custom_extensions=[KERNELS]`. Indices are not checked on
+the device: that they lie in range is the scheduler's promise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def embed(
 
 def mix(
     state: BufferValue,
-    layer: TensorValue,
+    unit: TensorValue,
     x: TensorValue,
     read_slots: TensorValue,
     write_slots: TensorValue,
@@ -51,16 +51,19 @@ def mix(
     alpha_out: TensorValue,
     beta: TensorValue,
     decay: TensorValue,
+    gamma: TensorValue | None = None,
     residual: TensorValue | None = None,
+    silu: bool = False,
 ) -> TensorValue:
-    """Run one layer's recurrence over a ragged batch and move the states on.
+    """Run one recurrent unit over a ragged batch and move the states on.
 
     Per channel of head h at position p: `s = alpha_in[h, p] * x + decay[h] * s` and
-    `y = alpha_out[h, p] * s + beta[h, p] (+ residual)`. A row at position 0 starts from zero.
+    `y = act(alpha_out[h, p] * s + gamma[h, p] * x + beta[h, p]) + residual`, act being SiLU or
+    nothing. A row at position 0 starts from zero.
 
     Args:
-        state: float[S, L * d], mutated: layer l of a slot is columns l * d … (l + 1) * d - 1.
-        layer: i32 scalar on the host.
+        state: float[S, W], mutated: unit u of a slot is columns u * d … (u + 1) * d - 1.
+        unit: i32 scalar on the host, counted through all layers.
         x: float[T, d].
         read_slots: i32[R], where each row's state comes from.
         write_slots: i32[R], where it goes; no other row may read or write there.
@@ -69,22 +72,62 @@ def mix(
         alpha_in: f32[H, n], 1 in a column head.
         alpha_out: f32[H, n], 1 in a row head.
         beta: f32[H, n].
-        decay: f32[H].
-        residual: float[T, d], added to the output.
+        decay: f32[2, H], a float32 and what its rounding left.
+        gamma: f32[H, n].
+        residual: float[T, d], added last.
+        silu: whether SiLU follows beta.
 
     Returns:
         float[T, d], the dtype of `x`.
     """
+    # The op does not read a tensor it has been told is absent: any will do in its place.
     return ops.inplace_custom(
         "srm_mix",
         x.device,
         [
-            *(state, layer, x, read_slots, write_slots, positions, row_offsets),
+            *(state, unit, x, read_slots, write_slots, positions, row_offsets),
             *(alpha_in, alpha_out, beta, decay),
+            beta if gamma is None else gamma,
             x if residual is None else residual,
         ],
         out_types=[x.type],
-        parameters={"has_residual": residual is not None},
+        parameters={
+            "has_gamma": gamma is not None,
+            "has_residual": residual is not None,
+            "silu": silu,
+        },
+    )[0].tensor
+
+
+def taps(
+    q: TensorValue,
+    positions: TensorValue,
+    row_offsets: TensorValue,
+    weight: TensorValue,
+    beta: TensorValue,
+    residual: TensorValue,
+) -> TensorValue:
+    """Sum neighbouring channels: channel j of y weighs channels j - k + 1 … j of q.
+
+    At position p: `y[j] = Σ weight[i, p] * q[j - (k - 1) + i] + beta[p] + residual[j]` over i < k,
+    where q is 0 left of channel 0.
+
+    Args:
+        q: float[T, d].
+        positions: i32[R], of each row's first token.
+        row_offsets: i32[R + 1], row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1.
+        weight: f32[k, n].
+        beta: f32[n].
+        residual: float[T, d].
+
+    Returns:
+        float[T, d], the dtype of `q`.
+    """
+    return ops.custom(
+        "srm_taps",
+        q.device,
+        [q, positions, row_offsets, weight, beta, residual],
+        out_types=[q.type],
     )[0].tensor
 
 

@@ -9,6 +9,7 @@ the graph is initialised, not when it is compiled.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from max.driver import Device
 from max.dtype import DType
@@ -25,13 +26,13 @@ from max.graph import (
 )
 
 from engine.config import ModelConfig
-from engine.kernels import embed, mix, sample
+from engine.kernels import embed, mix, sample, taps
 from engine.linear import KERNELS, layer_norm, linear, linear_shape
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
 """Weights that are multiplied by: in the layout of `linear`."""
 PER_POSITION = ("alpha_in", "alpha_out", "beta")
-SCALARS = {*PER_POSITION, "decay"}
+SCALARS = {*PER_POSITION, "gamma", "decay", "taps", "taps_beta"}
 """Weights of the mixer: always float32, since 0.999 is 1.0 in bfloat16."""
 SAMPLING_INPUTS = {
     "temperature": DType.float32,
@@ -43,10 +44,25 @@ SAMPLING_INPUTS = {
 """One value per decode row each, in the order of the graph's inputs."""
 
 
+def graph_shape(config: ModelConfig) -> tuple[object, ...]:
+    """All of a config that a graph depends on: models that agree in it share a compiled graph."""
+    has_own_graph = config.mixer in {"diagonal", "kernel", "combined", "expanded"}
+    return (
+        config.d_model,
+        config.num_layers,
+        config.num_heads,
+        config.n_ctx,
+        config.vocab_size,
+        config.use_projections,
+        config.mixer if has_own_graph else "one unit a layer",
+        config.kernel_size,
+    )
+
+
 def build_step_graph(config: ModelConfig, device: Device) -> Graph:
     """The step of a model of this shape.
 
-    Inputs, in order: states f32[slots, L * d] and last_token i32[slots], both changed in place;
+    Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
     i32[rows + 1]; then SAMPLING_INPUTS [decode]. Outputs: token_ids i32[decode], logprobs
     f32[decode]. The meaning of each is that of `engine.batch.Batch`.
@@ -100,7 +116,7 @@ def _batch_types(config: ModelConfig, on: DeviceRef) -> list[BufferType | Tensor
 class _BatchInputs:
     """The pool, and where each row of the batch reads, writes and stands."""
 
-    states: BufferValue  # f32[slots, L * d]
+    states: BufferValue  # f32[slots, W], W = config.state_width
     last_token: BufferValue  # i32[slots]
     token_ids: TensorValue  # i32[tokens]
     read_slots: TensorValue  # i32[rows]
@@ -136,7 +152,7 @@ def _head(
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Declares the graph's weights under the names of `checkpoint.named_tensors`."""
+    """Declares the graph's weights under the names of `weights.named_tensors`."""
 
     config: ModelConfig
     on: DeviceRef
@@ -144,6 +160,9 @@ class _Weights:
 
     def layer(self, index: int) -> _Weights:
         return replace(self, prefix=f"layers.{index}.")
+
+    def unit(self, number: int) -> _Weights:
+        return replace(self, prefix=f"{self.prefix}units.{number}.")
 
     def scalars(self, name: str, *shape: int) -> TensorValue:
         return self._declare(name, DType.float32, *shape)
@@ -183,21 +202,50 @@ def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
 
 
 def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int) -> TensorValue:
+    """x + the layer's units, joined as the mixer joins them."""
     config = layer.config
-    projected = config.use_projections
+    unit = partial(_run_unit, layer, batch, index)
     y = layer.norm("token_norm", x)
-    if projected:
+    residual = None if config.use_projections else x
+    if config.use_projections:
         y = layer.project("proj_in", y, config.d_model)
-    y = mix(
+    match config.mixer:
+        case "combined":  # side by side, their outputs added
+            y = unit(1, y, residual=unit(0, y))
+        case "expanded":  # one behind the other
+            y = unit(1, unit(0, y, silu=True), residual=residual)
+        case "kernel":
+            weight = layer.scalars("units.0.taps", config.kernel_size, config.n_ctx)
+            beta = layer.scalars("units.0.taps_beta", config.n_ctx)
+            y = taps(unit(0, y), batch.positions, batch.row_offsets, weight, beta, residual=x)
+        case _:
+            y = unit(0, y, residual=residual)
+    return layer.project("proj_out", y, config.d_model, residual=x) if config.use_projections else y
+
+
+def _run_unit(
+    layer: _Weights,
+    batch: _BatchInputs,
+    index: int,
+    number: int,
+    x: TensorValue,
+    *,
+    residual: TensorValue | None = None,
+    silu: bool = False,
+) -> TensorValue:
+    """Unit `number` of layer `index`."""
+    config, weights = layer.config, layer.unit(number)
+    per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
+    return mix(
         batch.states,
-        ops.constant(index, DType.int32, DeviceRef.CPU()),
-        y,
+        ops.constant(index * config.units_per_layer + number, DType.int32, DeviceRef.CPU()),
+        x,
         batch.read_slots,
         batch.write_slots,
         batch.positions,
         batch.row_offsets,
-        **{name: layer.scalars(name, config.num_heads, config.n_ctx) for name in PER_POSITION},
-        decay=layer.scalars("decay", config.num_heads),
-        residual=None if projected else x,
+        **{name: weights.scalars(name, config.num_heads, config.n_ctx) for name in per_position},
+        decay=weights.scalars("decay", 2, config.num_heads),
+        residual=residual,
+        silu=silu,
     )
-    return layer.project("proj_out", y, config.d_model, residual=x) if projected else y

@@ -19,13 +19,13 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 
 from engine.batch import Batch, StepResult
-from engine.checkpoint import Weights, named_tensors
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.graph_cache import load_or_compile
 from engine.linear import pack_linear
 from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS
 from engine.state_pool import StatePool
+from engine.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
 

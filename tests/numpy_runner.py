@@ -12,9 +12,10 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch import FROM_DEVICE, I32, Batch, StepResult
-from engine.checkpoint import LayerWeights, Weights
+from engine.batch import F32, FROM_DEVICE, I32, Batch, StepResult
 from engine.config import ModelConfig
+from engine.random_model import random_tensors
+from engine.weights import LayerWeights, MixerUnit, Weights, fold
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
@@ -24,41 +25,7 @@ TINY = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=64, vocab_size=3
 
 def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:
     """Random weights whose tokens depend on the whole context."""
-    random = np.random.default_rng(seed)
-    width, heads, n_ctx = config.d_model, config.num_heads, config.n_ctx
-
-    def normal(*shape: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
-        return (random.standard_normal(shape) * scale).astype(np.float32)
-
-    def layer() -> LayerWeights:
-        is_column = np.arange(heads)[:, None] < heads // 2
-        alpha, ones = normal(heads, n_ctx), np.ones((heads, n_ctx), np.float32)
-        return LayerWeights(
-            channel_norm_weight=1 + normal(width, scale=0.1),
-            channel_norm_bias=normal(width, scale=0.1),
-            up_weight=normal(width, 4 * width, scale=width**-0.5),
-            up_bias=normal(4 * width, scale=0.1),
-            down_weight=normal(4 * width, width, scale=width**-0.5),
-            down_bias=normal(width, scale=0.1),
-            token_norm_weight=1 + normal(width, scale=0.1),
-            token_norm_bias=normal(width, scale=0.1),
-            proj_in_weight=normal(width, width, scale=width**-0.5),
-            proj_in_bias=normal(width, scale=0.1),
-            alpha_in=np.where(is_column, ones, alpha),
-            alpha_out=np.where(is_column, alpha, ones),
-            beta=normal(heads, n_ctx, scale=0.1),
-            decay=random.uniform(0.9, 1.0, heads).astype(np.float32),
-            proj_out_weight=normal(width, width, scale=width**-0.5),
-            proj_out_bias=normal(width, scale=0.1),
-        )
-
-    return Weights(
-        config=config,
-        embedding=normal(config.vocab_size, width),
-        head=normal(width, config.vocab_size, scale=width**-0.5),
-        layers=tuple(layer() for _ in range(config.num_layers)),
-        fingerprint=f"tiny-{seed}",
-    )
+    return fold(config, random_tensors(config, seed), fingerprint=f"tiny-{seed}")
 
 
 class NumpyRunner:
@@ -67,7 +34,7 @@ class NumpyRunner:
     def __init__(self, weights: Weights, num_slots: int) -> None:
         config = weights.config
         # Rubbish, as on a device: only a host that starts at position 0 never sees it.
-        self._states = np.full((num_slots, config.num_layers, config.d_model), np.nan)
+        self._states = np.full((num_slots, config.state_width), np.nan)
         self._last_token = np.full(num_slots, -9, np.int32)
         self._weights = weights
         self._launched: deque[NumpyLaunched] = deque()
@@ -122,27 +89,58 @@ class NumpyLaunched:
 
 
 def feed(weights: Weights, token: int, position: int, state: F64) -> tuple[F64, F64]:
-    """One token through the model: logits f64[V] and the new state f64[layers, d]."""
+    """One token through the model: logits f64[V] and the new state f64[state_width]."""
     if not 0 <= token < weights.config.vocab_size:  # the sequence's last sample was not finite
         return np.full(weights.config.vocab_size, np.nan), np.full_like(state, np.nan)
     x = weights.embedding[token].astype(np.float64)
-    new_state = np.empty_like(state)
-    for index, layer in enumerate(weights.layers):
+    left, new_states = list(state.reshape(-1, weights.config.d_model)), []
+    for layer in weights.layers:
         normed = _norm(x, layer.channel_norm_weight, layer.channel_norm_bias)
         up = normed @ layer.up_weight + layer.up_bias
         x = x + (up / (1 + np.exp(-up))) @ layer.down_weight + layer.down_bias
         mixed = _norm(x, layer.token_norm_weight, layer.token_norm_bias)
         if layer.proj_in_weight is not None and layer.proj_in_bias is not None:
             mixed = mixed @ layer.proj_in_weight + layer.proj_in_bias
-        per_head = mixed.reshape(weights.config.num_heads, -1)
-        s = layer.alpha_in[:, position, None] * per_head
-        s = s + layer.decay[:, None] * state[index].reshape(per_head.shape)
-        new_state[index] = s.ravel()
-        mixed = (layer.alpha_out[:, position, None] * s + layer.beta[:, position, None]).ravel()
+        mixed, states = _mix(weights.config, layer, mixed, position, left[: len(layer.units)])
+        left = left[len(layer.units) :]
+        new_states += states
         if layer.proj_out_weight is not None and layer.proj_out_bias is not None:
             mixed = mixed @ layer.proj_out_weight + layer.proj_out_bias
         x = x + mixed
-    return x @ weights.head, new_state
+    return x @ weights.head, np.concatenate(new_states)
+
+
+def _mix(
+    config: ModelConfig, layer: LayerWeights, x: F64, position: int, states: list[F64]
+) -> tuple[F64, list[F64]]:
+    """The layer's units, joined as the mixer joins them: output f64[d] and a new state each."""
+    if config.mixer == "combined":
+        row, column = (
+            _run_unit(unit, x, position, s) for unit, s in zip(layer.units, states, strict=True)
+        )
+        return row[0] + column[0], [row[1], column[1]]
+    if config.mixer == "expanded":
+        first, second = layer.units
+        inner, s = _run_unit(first, x, position, states[0])
+        y, t = _run_unit(second, inner / (1 + np.exp(-inner)), position, states[1])
+        return y, [s, t]
+    (unit,) = layer.units
+    y, s = _run_unit(unit, x, position, states[0])
+    return y, [s]
+
+
+def _run_unit(unit: MixerUnit, x: F64, position: int, state: F64) -> tuple[F64, F64]:
+    def per_channel(scalars: F32) -> F64:
+        return np.repeat(scalars.astype(np.float64), len(x) // len(scalars))
+
+    s = per_channel(unit.alpha_in[:, position]) * x
+    s += per_channel(unit.decay.astype(np.float64).sum(0)) * state
+    y = per_channel(unit.alpha_out[:, position]) * s + per_channel(unit.beta[:, position])
+    if unit.gamma is not None:
+        y += per_channel(unit.gamma[:, position]) * x
+    if unit.taps is not None and unit.taps_beta is not None:
+        y = np.convolve(y, unit.taps[::-1, position])[: len(y)] + unit.taps_beta[position]
+    return y, s
 
 
 def _norm(x: F64, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]) -> F64:

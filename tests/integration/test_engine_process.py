@@ -17,7 +17,6 @@ import zmq
 import zmq.asyncio
 
 from engine.batch import Batch
-from engine.checkpoint import Weights
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -41,6 +40,7 @@ from engine.messages import (
 )
 from engine.process import EngineProcess
 from engine.process import serve as serve_engine
+from engine.weights import Weights
 from tests.conftest import MakeRequest
 from tests.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 
