@@ -193,5 +193,5 @@ def _sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
         min_p=request.min_p,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
-        logprobs=request.logprobs is not None,
+        logprobs=request.logprobs,
     )

@@ -27,7 +27,7 @@ I32, U64, F32 = DType.int32, DType.uint64, DType.float32
 
 
 class Ops:
-    """The ops "embed", "mix", "mix_add" (with a residual) and "sample", compiled for a device."""
+    """The ops "embed", "mix", "mix_add" (with a residual), "sample" and "score", compiled."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -39,6 +39,7 @@ class Ops:
             ("mix", kernels.mix),
             ("mix_add", kernels.mix),
             ("sample", kernels.sample),
+            ("score", kernels.score),
         ):
             libraries = _add_graph(module, name, op, self._inputs[name])
         session = InferenceSession(devices=[device])
@@ -84,9 +85,14 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
         "mix_add": [*mix, x],
         "sample": [
             last_token,
-            TensorType(F32, ["decode", "vocab"], on),
+            TensorType(F32, ["head", "vocab"], on),
             *(TensorType(dtype, ["decode"], on) for dtype in (F32, I32, F32, F32, U64)),
             *(rows, rows),
+        ],
+        "score": [
+            TensorType(F32, ["head", "vocab"], on),
+            TensorType(F32, ["decode"], on),
+            *(TensorType(I32, [dim], on) for dim in ("decode", "head", "scored", "scored")),
         ],
     }
 
