@@ -38,7 +38,9 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         tempfile.TemporaryDirectory(prefix="srm-") as folder,
     ):
         supervisor = _supervisor(server, engine, engine_module, listener, Path(folder))
-        return asyncio.run(supervisor.run(announce(server.model_name, server.host, listener)))
+        prompt = '"Once upon a time"' if (server.model / "tokenizer.json").exists() else "[0]"
+        meanwhile = announce(server.model_name, server.host, listener, prompt)
+        return asyncio.run(supervisor.run(meanwhile))
 
 
 def _supervisor(
@@ -92,7 +94,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host = {host!r}, port = {port}: cannot listen: {reason}") from None
 
 
-async def announce(model_name: str, host: str, listener: socket.socket) -> None:
+async def announce(model_name: str, host: str, listener: socket.socket, prompt: str) -> None:
     """Say where and how to send a request, once one would be answered."""
     port = listener.getsockname()[1]
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -102,7 +104,7 @@ async def announce(model_name: str, host: str, listener: socket.socket) -> None:
     sys.stdout.write(
         f"Serving {model_name} on {url}\n"
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' "
-        """-d '{"prompt": "Once upon a time", "max_tokens": 32}'\n"""
+        f"""-d '{{"prompt": {prompt}, "max_tokens": 32}}'\n"""
     )
     sys.stdout.flush()
 

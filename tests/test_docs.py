@@ -25,7 +25,7 @@ from engine.bench_load import LoadConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, ModelConfig, field_docs
 from engine.precompile import PrecompileConfig
-from server import protocol
+from server import protocol, replies
 from server.app import create_app
 from server.bench import HttpBenchConfig
 from server.config import ServerConfig
@@ -202,12 +202,13 @@ def test_stream_options_are_there() -> None:
 @pytest.mark.parametrize(
     ("heading", "kind"),
     [
-        ("Completion", protocol.Completion),
-        ("Choice", protocol.Choice),
-        ("Logprobs", protocol.Logprobs),
-        ("Usage", protocol.Usage),
-        ("ModelList", protocol.ModelList),
-        ("ModelCard", protocol.ModelCard),
+        ("Completion", replies.Completion),
+        ("Choice", replies.Choice),
+        ("Logprobs", replies.Logprobs),
+        ("PromptLogprob", replies.PromptLogprob),
+        ("Usage", replies.Usage),
+        ("ModelList", replies.ModelList),
+        ("ModelCard", replies.ModelCard),
         ("Errors", ErrorDetail),
     ],
 )
@@ -217,8 +218,9 @@ def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    for limit in (protocol.MAX_CHOICES, protocol.MAX_STOPS, protocol.MAX_STOP_LENGTH):
-        assert f" {limit}" in text
+    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES")
+    for limit in limits:
+        assert f" {getattr(protocol, limit)}" in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
     assert settings and set(settings) <= set(srm.SETTINGS)
 
