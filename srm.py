@@ -16,6 +16,7 @@ from engine.errors import ConfigError, SRMError
 USAGE = """usage: srm COMMAND [options]
 
   serve     answer OpenAI-style requests over HTTP
+  score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure this machine: `srm bench engine`, `srm bench http`
@@ -34,6 +35,7 @@ SETTINGS = """
   demo_model random_widths batch_sizes repetitions seconds
   requests n max_tokens
   vocab_size gpu_arch host_cpu
+  input
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
 
@@ -64,6 +66,10 @@ def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
         from server.launch import main as serve
 
         return serve
+    if command == "score":
+        from server.score import main as score
+
+        return score
     if command in TRAINING:
         from training.__main__ import main as training
 

@@ -55,19 +55,27 @@ def _supervisor(
     endpoint = f"ipc://{folder}/engine"
     server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listener.fileno())
     engine = msgspec.structs.replace(engine, endpoint=endpoint)
-    environment = {
+    environment = child_environment(metrics)
+    return Supervisor(
+        engine=Child("engine", python_module(engine_module, engine), environment, metrics),
+        api=Child("api", python_module("server", server, "api"), environment, metrics, listener),
+        drain_s=server.drain_s,
+    )
+
+
+def python_module(module: str, config: msgspec.Struct, *arguments: str) -> list[str]:
+    """The command that runs one of our modules with these settings."""
+    # -P: a folder of the module's name where we are started is not ours
+    return [sys.executable, "-P", "-m", module, *arguments, *flags(config)]
+
+
+def child_environment(metrics: Path) -> dict[str, str]:
+    """Of our processes, which leave their metrics in the folder."""
+    return {
         **os.environ,
         "PROMETHEUS_MULTIPROC_DIR": str(metrics),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
     }
-    python = [sys.executable, "-P", "-m"]  # -P: a folder `engine` where we are started is not ours
-    return Supervisor(
-        engine=Child("engine", [*python, engine_module, *flags(engine)], environment, metrics),
-        api=Child(
-            "api", [*python, "server", "api", *flags(server)], environment, metrics, listener
-        ),
-        drain_s=server.drain_s,
-    )
 
 
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:

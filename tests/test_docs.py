@@ -31,6 +31,8 @@ from server.bench import HttpBenchConfig
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.launch import load_settings
+from server.score import ScoreConfig
+from server.score_lines import Score
 from server.text import Text
 from tests.serving import ROOT, Server
 from training.evaluate import EvaluateConfig
@@ -42,6 +44,7 @@ MADE_BY_SERVE = {"endpoint", "listen_fd"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
+    "Scoring": (ScoreConfig,),
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
     "Engine benchmark": (BenchConfig,),
@@ -281,6 +284,10 @@ def test_every_exit_code_is_there() -> None:
     assert set(found) == {0} | {kind.exit_code for kind in every_error()}
     for kind in (errors.ConfigError, errors.CheckpointError):
         assert found[kind.exit_code] == kind.code
+
+
+def test_every_field_of_a_scored_line_is_there() -> None:
+    assert names("configuration.md", "Results of scoring") == list(Score.__struct_fields__)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

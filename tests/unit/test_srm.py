@@ -47,7 +47,9 @@ def test_the_usage_names_every_command(
 ) -> None:
     assert srm.main(argv) == code
     said = capsys.readouterr()
-    assert all(f"\n  {name} " in said.out + said.err for name in srm.TRAINING | {"serve", "bench"})
+    assert all(
+        f"\n  {name} " in said.out + said.err for name in srm.TRAINING | {"serve", "score", "bench"}
+    )
 
 
 @pytest.mark.parametrize(
