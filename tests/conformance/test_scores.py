@@ -126,3 +126,20 @@ def test_scoring_changes_no_sample(runner: ModelRunner, prompts: list[list[int]]
         quiet = generate(runner, prompts, silent, 128)
         loud = generate(runner, prompts, scored, 19)
         assert [a[-1].token_ids for a in quiet] == [b[-1].token_ids for b in loud]
+
+
+def test_scoring_a_sample_gives_what_sampling_it_gave(
+    runner: ModelRunner, prompts: list[list[int]]
+) -> None:
+    """Bit for bit, though one was fed token by token and the other in chunks."""
+    short = [prompt for prompt in prompts if len(prompt) + SAMPLED <= CONFIG.n_ctx]
+    samples = [outputs[-1] for outputs in generate(runner, short, PARAMS, 128)]
+    texts = [
+        prompt + np.frombuffer(sample.token_ids, "<i4").tolist()
+        for prompt, sample in zip(short, samples, strict=True)
+    ]
+    scoring = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
+    for sample, (scores, end) in zip(samples, generate(runner, texts, scoring, 50), strict=True):
+        assert (end.finish_reason, end.token_ids) == ("length", b"")
+        for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+            assert getattr(scores, name).endswith(getattr(sample, name))

@@ -259,6 +259,16 @@ def test_scoring_changes_no_sample(server: Server) -> None:
     assert [choice["text"] for choice in plain] == [choice["text"] for choice in scored]
 
 
+def test_scoring_a_sample_gives_what_sampling_it_gave(server: Server) -> None:
+    sampled = choice_of(
+        server, prompt=PROMPT, max_tokens=20, logprobs=3, ignore_eos=True, return_token_ids=True
+    )
+    text = PROMPT + sampled["token_ids"]
+    scored = choice_of(server, prompt=text, max_tokens=0, logprobs=3, echo=True)
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
+        assert scored["logprobs"][name][len(PROMPT) :] == sampled["logprobs"][name]
+
+
 def test_more_scores_than_a_reply_may_have_are_refused(server: Server) -> None:
     scoring: list[tuple[dict[str, Any], str]] = [
         ({"n": 2_000, "max_tokens": 120, "logprobs": 20}, "logprobs"),
