@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _STANDARD = Path("-")
 _WINDOW = 1_024
 """Most lines in flight."""
+_PRIVATE = frozenset({"endpoint", "drain_s"})
+"""Settings of the engine that are made here and not given."""
 _ENGINE_STOP_S = 10.0
 
 
@@ -69,6 +71,7 @@ class _File:
                 while line := await asyncio.to_thread(self.source.readline):
                     number += 1
                     if not line.strip():
+                        progress.advance(bar, len(line))
                         continue
                     if len(flying) >= self.window:
                         self._land(await flying.popleft(), progress, bar)
@@ -110,7 +113,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         (ScoreConfig, EngineConfig),
         argv,
         prog="srm score",
-        private=frozenset({"endpoint"}),
+        private=_PRIVATE,
         positional="input",
         short={"output": "-o"},
     )
@@ -131,7 +134,8 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
             window=min(_WINDOW, engine.max_waiting),
         )
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="srm-")))
-        engine = msgspec.structs.replace(engine, endpoint=f"ipc://{folder}/engine")
+        # When it is told to stop, all is done or nobody waits any more.
+        engine = msgspec.structs.replace(engine, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
         command = python_module(engine_module, engine)
         child = Child("engine", command, child_environment(folder), folder)
         try:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -22,20 +25,26 @@ WEIGHTS = tiny_weights(config=TEXT_MODEL)
 """Those of the numpy engine."""
 
 
-def run(
-    model: Path,
-    *flags: str,
-    given: bytes = b"",
-    engine_module: str = "tests.numpy_engine",
-) -> subprocess.CompletedProcess[bytes]:
+def command(model: Path, *flags: str, engine_module: str = "tests.numpy_engine") -> list[str]:
     program = (
         "import sys; from server.score import main; from engine.errors import SRMError\n"
         f"try: code = main(sys.argv[1:], engine_module={engine_module!r})\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"
     )
-    command = [sys.executable, "-c", program, f"--model={model}", "--num-slots=16", *flags]
-    return subprocess.run(command, input=given, cwd=ROOT, capture_output=True, check=False)
+    return [sys.executable, "-c", program, f"--model={model}", "--num-slots=16", *flags]
+
+
+def run(
+    model: Path, *flags: str, given: bytes = b"", engine_module: str = "tests.numpy_engine"
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command(model, *flags, engine_module=engine_module),
+        input=given,
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
 
 
 def score(
@@ -186,3 +195,24 @@ def test_what_it_cannot_begin_with_is_said(text_model: Path, tmp_path: Path) -> 
     done = run(text_model, str(source), engine_module="tests.no_such_engine")
     assert done.returncode == 1
     assert b"the engine process ended, exit code 1" in done.stderr
+
+
+def test_an_interrupt_keeps_what_is_done_and_leaves_no_process(
+    text_model: Path, tmp_path: Path
+) -> None:
+    source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": [5, 6, 7, 8]}\n' * 100_000)
+    flags = (str(source), f"--output={sink}", "--max-step-tokens=2049")
+    with subprocess.Popen(
+        command(text_model, *flags), cwd=ROOT, stderr=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (sink.exists() and sink.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert children and not psutil.wait_procs(children, timeout=5)[1]
+    lines = sink.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == list(range(1, len(lines) + 1))
+    assert 0 < len(lines) < 100_000
