@@ -18,6 +18,7 @@ USAGE = """usage: srm COMMAND [options]
   serve     answer OpenAI-style requests over HTTP
   convert   make a model folder out of weights of the published code
   inspect   what a model is and what serving it takes
+  score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure this machine: `srm bench engine`, `srm bench http`
@@ -36,6 +37,7 @@ SETTINGS = """
   demo_model random_widths batch_sizes repetitions seconds
   requests n max_tokens
   vocab_size gpu_arch host_cpu
+  input
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
 
@@ -74,6 +76,10 @@ def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
         from engine.inspect_model import main as inspect
 
         return inspect
+    if command == "score":
+        from server.score import main as score
+
+        return score
     if command in TRAINING:
         from training.__main__ import main as training
 

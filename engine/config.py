@@ -195,10 +195,13 @@ def read_settings(
     environ: Mapping[str, str] = os.environ,
     prog: str = "srm",
     private: frozenset[str] = frozenset(),
+    positional: str | None = None,
+    short: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What the sources say about fields of any of `kinds`, except those named in `private`.
 
-    A field that several kinds have is one setting, described as the first of them does.
+    A field that several kinds have is one setting, described as the first of them does. The field
+    `positional` may be given without its flag; `short` has further flags by field.
     """
     hints: dict[str, Any] = {}
     parser = argparse.ArgumentParser(
@@ -214,12 +217,15 @@ def read_settings(
                 continue
             hints[field.name] = types[field.name]
             meaning = f"{meanings.get(field.name, '')} Default: {field.default}"
+            flag = "--" + field.name.replace("_", "-")
             parser.add_argument(
-                "--" + field.name.replace("_", "-"),
+                *filter(None, [flag, (short or {}).get(field.name)]),
                 dest=field.name,
                 metavar=_describe(hints[field.name]),
                 help=meaning.replace("%", "%%"),
             )
+    if positional is not None:
+        parser.add_argument(positional, nargs="?", help=f"the same as --{positional}")
     flags = vars(parser.parse_args(argv))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from max.driver import Device
 from max.engine import CompiledModel, InferenceSession, read
 
-from engine import kernels, linear, model
+from engine import kernels, linear, messages, model
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.linear import KERNELS
@@ -61,7 +61,7 @@ def cache_path(config: ModelConfig, device: Device, folder: Path) -> Path:
     digest = hashlib.sha256(
         repr((graph_shape(config), target, importlib.metadata.version("max"))).encode()
     )
-    modules = (kernels, linear, model)
+    modules = (kernels, linear, messages, model)
     sources = [Path(module.__file__ or "") for module in modules]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
         digest.update(source.name.encode() + source.read_bytes())

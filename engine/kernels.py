@@ -11,6 +11,8 @@ from __future__ import annotations
 from max.dtype import DType
 from max.graph import BufferValue, TensorType, TensorValue, ops
 
+from engine.messages import MAX_LOGPROBS
+
 
 def embed(
     last_token: BufferValue,
@@ -149,7 +151,7 @@ def sample(
 
     Args:
         last_token: i32[S], mutated at write_slots[:D]: the token, or 0 where there is none.
-        logits: float[D, V].
+        logits: float[H, V], H >= D, the first D are used.
         temperature: f32[D], 0 is greedy.
         top_k: i32[D], 0 is off.
         top_p: f32[D], 1 is off.
@@ -166,7 +168,7 @@ def sample(
         *(last_token, logits, temperature, top_k, top_p, min_p),
         *(seeds, positions, write_slots),
     ]
-    rows, device = logits.shape[0], logits.device
+    rows, device = temperature.shape[0], logits.device
     tokens, logprobs = ops.inplace_custom(
         "srm_sample",
         device,
@@ -177,3 +179,45 @@ def sample(
         ],
     )
     return tokens.tensor, logprobs.tensor
+
+
+def score(
+    logits: TensorValue,
+    temperature: TensorValue,
+    tokens: TensorValue,
+    targets: TensorValue,
+    rows: TensorValue,
+    num_top: TensorValue,
+) -> tuple[TensorValue, ...]:
+    """Score what follows some rows of logits, and find the likeliest tokens there.
+
+    Tokens are ordered by logit, the largest first, and equal ones by id. Decode rows are scored
+    after temperature, as they are sampled, the others without. A row's result depends on that row
+    alone.
+
+    Args:
+        logits: float[H, V].
+        temperature: f32[D], 0 reads as 1.
+        tokens: i32[D], what the first D rows sampled.
+        targets: i32[H], what follows the others.
+        rows: i32[Q], the rows to score.
+        num_top: i32[Q], likeliest tokens wanted, at most MAX_LOGPROBS.
+
+    Returns:
+        Of what follows: log-probabilities f32[Q] and ranks i32[Q] from 1, NaN and 0 where the
+        logits have NaN or +inf or nothing finite; of the likeliest: ids i32[Q, MAX_LOGPROBS] and
+        log-probabilities f32[Q, MAX_LOGPROBS], -1 and 0 where there are no more or none are wanted.
+    """
+    count, device = rows.shape[0], logits.device
+    scores = ops.custom(
+        "srm_score",
+        device,
+        [logits, temperature, tokens, targets, rows, num_top],
+        out_types=[
+            TensorType(DType.float32, [count], device),
+            TensorType(DType.int32, [count], device),
+            TensorType(DType.int32, [count, MAX_LOGPROBS], device),
+            TensorType(DType.float32, [count, MAX_LOGPROBS], device),
+        ],
+    )
+    return tuple(value.tensor for value in scores)

@@ -1,9 +1,9 @@
 """The SRM step as one MAX graph: a ragged batch in, sampled tokens out, the state pool moved on.
 
-Prefill rows and decode rows go through the blocks together; only the decode rows, which come first,
-go through the output head and the sampler. Shapes that change from step to step (rows, tokens,
-decode rows, slots) are symbolic, so one compiled graph serves every batch. Weights are bound when
-the graph is initialised, not when it is compiled.
+Prefill rows and decode rows go through the blocks together; only the first tokens, those of decode
+rows and of prompts that are scored, go through the output head. Shapes that change from step to
+step (rows, tokens, decode rows, slots) are symbolic, so one compiled graph serves every batch.
+Weights are bound when the graph is initialised, not when it is compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from max.graph import (
 )
 
 from engine.config import ModelConfig
-from engine.kernels import embed, mix, sample, taps
+from engine.kernels import embed, mix, sample, score, taps
 from engine.linear import KERNELS, layer_norm, linear, linear_shape
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
@@ -42,6 +42,8 @@ SAMPLING_INPUTS = {
     "seeds": DType.uint64,
 }
 """One value per decode row each, in the order of the graph's inputs."""
+SCORING_INPUTS = {"targets": "head", "score_rows": "scored", "num_top": "scored"}
+"""Dimension of each, all int32; after the sampling inputs."""
 
 
 def graph_shape(config: ModelConfig) -> tuple[object, ...]:
@@ -64,28 +66,30 @@ def build_step_graph(config: ModelConfig, device: Device) -> Graph:
 
     Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
-    i32[rows + 1]; then SAMPLING_INPUTS [decode]. Outputs: token_ids i32[decode], logprobs
-    f32[decode]. The meaning of each is that of `engine.batch.Batch`.
+    i32[rows + 1]; then SAMPLING_INPUTS [decode] and SCORING_INPUTS. Outputs: token_ids i32[decode],
+    logprobs f32[decode], and those of `engine.batch.Scores`. The meaning of each is that of
+    `engine.batch`.
     """
     on = DeviceRef.from_device(device)
     sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
-    types = [*_batch_types(config, on), *sampling_types]
+    scoring_types = [TensorType(DType.int32, [dim], on) for dim in SCORING_INPUTS.values()]
+    types = [*_batch_types(config, on), *sampling_types, *scoring_types]
     with Graph("srm_step", input_types=types, custom_extensions=[KERNELS]) as graph:
         batch = _BatchInputs.of(graph)
-        sampling = {
-            name: value.tensor
-            for name, value in zip(SAMPLING_INPUTS, graph.inputs[NUM_BATCH_INPUTS:], strict=True)
-        }
-        logits = _head(config, on, _blocks(config, on, batch), rows=Dim("decode"))
+        given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
+        sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
+        logits = _head(config, on, _blocks(config, on, batch), rows=Dim("head"))
         where = {"positions": batch.positions, "write_slots": batch.write_slots}
-        graph.output(*sample(batch.last_token, logits, **sampling, **where))
+        tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
+        scores = score(logits, sampling["temperature"], tokens, *given[len(sampling) :])
+        graph.output(tokens, logprobs, *scores)
     return graph
 
 
 def build_logits_graph(config: ModelConfig, device: Device) -> Graph:
     """The same step without the sampler: logits f32[tokens, V] of every token fed.
 
-    Inputs are those of the step graph without SAMPLING_INPUTS. `last_token` is not changed.
+    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed.
     """
     on = DeviceRef.from_device(device)
     types = _batch_types(config, on)

@@ -12,8 +12,9 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch import F32, FROM_DEVICE, I32, Batch, StepResult
+from engine.batch import F32, FROM_DEVICE, I32, SAMPLED, Batch, Scores, StepResult
 from engine.config import ModelConfig
+from engine.messages import MAX_LOGPROBS
 from engine.random_model import random_tensors
 from engine.weights import LayerWeights, MixerUnit, Weights, fold
 from tests.kernels import oracle
@@ -53,7 +54,7 @@ class NumpyRunner:
     def _run(self, batch: Batch) -> StepResult:
         # All reads come before all writes: no row may depend on another one of its batch.
         before, last_token = self._states.copy(), self._last_token.copy()
-        logits = np.zeros((batch.num_decode, self._weights.config.vocab_size))
+        logits = np.zeros((len(batch.targets), self._weights.config.vocab_size))
         for row in range(batch.num_rows):
             read, write = batch.read_slots[row], batch.write_slots[row]
             start, position = batch.row_offsets[row], int(batch.positions[row])
@@ -63,15 +64,16 @@ class NumpyRunner:
                 if token == FROM_DEVICE:
                     token = int(last_token[read])
                 output, state = feed(self._weights, token, position + offset, state)
+                if start + offset < len(logits):
+                    logits[start + offset] = output
             self._states[write] = state
-            if row < batch.num_decode:
-                logits[row] = output
         sampled = [
             sample(logits[row], batch, row) for row in range(batch.num_decode)
         ]  # (token, log-probability)
         tokens = np.array([token for token, _ in sampled], np.int32)
         self._last_token[batch.write_slots[: batch.num_decode]] = tokens
-        return StepResult(tokens, np.array([logprob for _, logprob in sampled], np.float32))
+        logprobs = np.array([logprob for _, logprob in sampled], np.float32)
+        return StepResult(tokens, logprobs, score(logits, batch, tokens))
 
 
 class NumpyLaunched:
@@ -160,6 +162,27 @@ def sample(logits: F64, batch: Batch, row: int) -> tuple[int, float]:
     )
 
 
+def score(logits: F64, batch: Batch, tokens: I32) -> Scores:
+    """The scores of `batch.score_rows`, given what the decode rows sampled."""
+    rows, size = batch.score_rows, (len(batch.score_rows), MAX_LOGPROBS)
+    scores = Scores(
+        logprobs=np.zeros(len(rows), np.float32),
+        ranks=np.zeros(len(rows), np.int32),
+        top_ids=np.full(size, -1, np.int32),
+        top_logprobs=np.zeros(size, np.float32),
+    )
+    for i, row in enumerate(rows):
+        is_decode = row < batch.num_decode
+        temperature = float(batch.temperature[row]) if is_decode else 1.0
+        target = int((tokens if is_decode else batch.targets)[row])
+        scores.logprobs[i], scores.ranks[i], likeliest = oracle.score(
+            logits[row], temperature, target, int(batch.num_top[i])
+        )
+        for place, (token, logprob) in enumerate(likeliest):
+            scores.top_ids[i, place], scores.top_logprobs[i, place] = token, logprob
+    return scores
+
+
 def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     """Assert what `engine/batch.py` promises about a batch."""
     rows, decode = batch.num_rows, batch.num_decode
@@ -175,12 +198,27 @@ def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     assert (lengths[:decode] == 1).all() and (lengths > 0).all()
     assert (batch.positions >= 0).all() and (batch.positions + lengths <= config.n_ctx).all()
     _check_tokens(batch.token_ids, decode, config.vocab_size)
+    check_scoring(batch, config.vocab_size)
     slots = np.concatenate([batch.read_slots, batch.write_slots])
     assert slots.min() >= 0 and slots.max() < num_slots
     assert len(np.unique(batch.write_slots)) == rows, "two rows write one slot"
     writer = {int(slot): row for row, slot in enumerate(batch.write_slots)}
     for row, slot in enumerate(batch.read_slots):
         assert writer.get(int(slot), row) == row, "a row reads a slot that another one writes"
+
+
+def check_scoring(batch: Batch, vocab_size: int) -> None:
+    """Assert what `engine/batch.py` promises about what is scored."""
+    decode, head, rows = batch.num_decode, len(batch.targets), batch.score_rows
+    assert batch.scored_ids.dtype == np.int64
+    assert all(array.dtype == np.int32 for array in (batch.targets, rows, batch.num_top))
+    assert head == batch.row_offsets[decode + len(batch.scored_ids)], "no whole rows are scored"
+    assert (batch.targets[:decode] == SAMPLED).all()
+    assert (batch.targets[decode:] >= 0).all() and (batch.targets[decode:] < vocab_size).all()
+    assert len(rows) == len(batch.num_top) and (np.diff(rows) > 0).all()
+    assert rows[batch.num_scored_decode :].tolist() == list(range(decode, head))
+    assert (batch.num_top[: batch.num_scored_decode] > 0).all()
+    assert (batch.num_top >= 0).all() and (batch.num_top <= MAX_LOGPROBS).all()
 
 
 def _check_tokens(token_ids: I32, num_decode: int, vocab_size: int) -> None:

@@ -20,6 +20,8 @@ ENGINE_ORDER = (
     "metrics",
     "sequence",
     "slots",
+    "assembly",
+    "outputs",
     "scheduler",
     "tensors",
     "tensor_file",

@@ -27,12 +27,14 @@ from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
-from server import protocol
+from server import protocol, replies
 from server.app import create_app
 from server.bench import HttpBenchConfig
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.launch import load_settings
+from server.score import ScoreConfig
+from server.score_lines import Score
 from server.text import Text
 from tests.serving import ROOT, Server
 from training.evaluate import EvaluateConfig
@@ -44,6 +46,7 @@ MADE_BY_SERVE = {"endpoint", "listen_fd"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
+    "Scoring": (ScoreConfig,),
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
     "Engine benchmark": (BenchConfig,),
@@ -216,12 +219,13 @@ def test_stream_options_are_there() -> None:
 @pytest.mark.parametrize(
     ("heading", "kind"),
     [
-        ("Completion", protocol.Completion),
-        ("Choice", protocol.Choice),
-        ("Logprobs", protocol.Logprobs),
-        ("Usage", protocol.Usage),
-        ("ModelList", protocol.ModelList),
-        ("ModelCard", protocol.ModelCard),
+        ("Completion", replies.Completion),
+        ("Choice", replies.Choice),
+        ("Logprobs", replies.Logprobs),
+        ("PromptLogprob", replies.PromptLogprob),
+        ("Usage", replies.Usage),
+        ("ModelList", replies.ModelList),
+        ("ModelCard", replies.ModelCard),
         ("Errors", ErrorDetail),
     ],
 )
@@ -231,8 +235,9 @@ def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    for limit in (protocol.MAX_CHOICES, protocol.MAX_STOPS, protocol.MAX_STOP_LENGTH):
-        assert f" {limit}" in text
+    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES")
+    for limit in limits:
+        assert f" {getattr(protocol, limit)}" in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
     assert settings and set(settings) <= set(srm.SETTINGS)
 
@@ -293,6 +298,10 @@ def test_every_exit_code_is_there() -> None:
     assert set(found) == {0} | {kind.exit_code for kind in every_error()}
     for kind in (errors.ConfigError, errors.CheckpointError):
         assert found[kind.exit_code] == kind.code
+
+
+def test_every_field_of_a_scored_line_is_there() -> None:
+    assert names("configuration.md", "Results of scoring") == list(Score.__struct_fields__)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

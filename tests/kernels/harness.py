@@ -47,6 +47,7 @@ class Ops:
             ("mix_all", partial(kernels.mix, silu=True)),
             ("taps", kernels.taps),
             ("sample", kernels.sample),
+            ("score", kernels.score),
         ):
             libraries = _add_graph(module, name, op, self._inputs[name])
         session = InferenceSession(devices=[device])
@@ -102,9 +103,14 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
         ],
         "sample": [
             last_token,
-            TensorType(F32, ["decode", "vocab"], on),
+            TensorType(F32, ["head", "vocab"], on),
             *(TensorType(dtype, ["decode"], on) for dtype in (F32, I32, F32, F32, U64)),
             *(rows, rows),
+        ],
+        "score": [
+            TensorType(F32, ["head", "vocab"], on),
+            TensorType(F32, ["decode"], on),
+            *(TensorType(I32, [dim], on) for dim in ("decode", "head", "scored", "scored")),
         ],
     }
 

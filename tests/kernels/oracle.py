@@ -136,3 +136,16 @@ def sample(
     p = truncated(logits, temperature, top_k, top_p, min_p)
     token = int(np.flatnonzero(p.cumsum() > u)[0])
     return token, math.log(softmax(logits / temperature)[token])
+
+
+def score(
+    logits: F64, temperature: float, target: int, num_top: int
+) -> tuple[float, int, list[tuple[int, float]]]:
+    """(logprob, rank) of the target and (id, logprob) of the likeliest; NaN, 0 and none if none."""
+    if np.isnan(logits).any() or not math.isfinite(logits.max()):
+        return math.nan, 0, []
+    z = logits / (temperature or 1.0)
+    logprobs = z - z.max() - math.log(np.exp(z - z.max()).sum())
+    order = sorted(range(len(z)), key=lambda token: (-logits[token], token))
+    likeliest = [(token, float(logprobs[token])) for token in order[:num_top]]
+    return float(logprobs[target]), order.index(target) + 1, likeliest
