@@ -16,6 +16,8 @@ from engine.errors import ConfigError, SRMError
 USAGE = """usage: srm COMMAND [options]
 
   serve     answer OpenAI-style requests over HTTP
+  convert   make a model folder out of weights of the published code
+  inspect   what a model is and what serving it takes
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure this machine: `srm bench engine`, `srm bench http`
@@ -64,6 +66,14 @@ def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
         from server.launch import main as serve
 
         return serve
+    if command == "convert":
+        from engine.convert import main as convert
+
+        return convert
+    if command == "inspect":
+        from engine.inspect_model import main as inspect
+
+        return inspect
     if command in TRAINING:
         from training.__main__ import main as training
 

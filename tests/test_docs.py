@@ -23,8 +23,10 @@ from engine import errors
 from engine.bench import BenchConfig
 from engine.bench_load import LoadConfig
 from engine.client import EngineClient
-from engine.config import EngineConfig, ModelConfig, field_docs
+from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
+from engine.convert import parser as convert_parser
 from engine.precompile import PrecompileConfig
+from engine.published import Constructor, PublishedArgs
 from server import protocol
 from server.app import create_app
 from server.bench import HttpBenchConfig
@@ -139,6 +141,18 @@ def test_every_command_is_there() -> None:
     usage = re.findall(r"^  (\w+)  ", srm.USAGE, re.M)
     listed = [name.split()[1] for name in names("configuration.md", "Commands") if "srm" in name]
     assert list(dict.fromkeys(listed)) == usage
+
+
+def test_every_variant_and_every_field_of_a_model_is_there() -> None:
+    assert names("models.md", "Variants") == list(get_args(Mixer))
+    assert names("models.md", "config.json") == list(ModelConfig.__struct_fields__)
+
+
+def test_every_argument_of_a_published_model_is_there() -> None:
+    found = {name for row in rows("models.md", "Constructor arguments") for name in
+             re.findall(r"`(\w+)`", row[0])}  # fmt: skip
+    assert found == set(Constructor.__struct_fields__)
+    assert names("models.md", "ARGS.json") == list(PublishedArgs.__struct_fields__)
 
 
 def makefile() -> str:
@@ -289,6 +303,7 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     commands = set(re.findall(r"^  (\w+)  ", srm.USAGE, re.M))
     assert set(re.findall(r"\bsrm ([a-z]+)(?![\w.])", code)) <= commands
     flags = {"config", "help"} | {name.replace("_", "-") for name in srm.SETTINGS}
+    flags |= set(re.findall(r"--([a-z][a-z-]*)", convert_parser().format_help()))
     used = re.findall(r"(?:srm|engine\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
     assert set(used) <= flags
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
