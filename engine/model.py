@@ -19,6 +19,7 @@ from max.graph import (
     DeviceRef,
     Dim,
     Graph,
+    Module,
     TensorType,
     TensorValue,
     Weight,
@@ -78,7 +79,8 @@ def build_step_graph(config: ModelConfig, device: Device) -> Graph:
         batch = _BatchInputs.of(graph)
         given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
         sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
-        logits = _head(config, on, _blocks(config, on, batch), rows=Dim("head"))
+        weights = _Weights(config, on)
+        logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
         where = {"positions": batch.positions, "write_slots": batch.write_slots}
         tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
         scores = score(logits, sampling["temperature"], tokens, *given[len(sampling) :])
@@ -86,15 +88,24 @@ def build_step_graph(config: ModelConfig, device: Device) -> Graph:
     return graph
 
 
-def build_logits_graph(config: ModelConfig, device: Device) -> Graph:
+def build_logits_graph(
+    config: ModelConfig, device: Device, scope: str = "", module: Module | None = None
+) -> Graph:
     """The same step without the sampler: logits f32[tokens, V] of every token fed.
 
-    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed.
+    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed. The names
+    of the graph and of its weights begin with `scope`, so that graphs of many models can be
+    compiled as one `module`, which takes hardly longer than one of them.
     """
     on = DeviceRef.from_device(device)
-    types = _batch_types(config, on)
-    with Graph("srm_logits", input_types=types, custom_extensions=[KERNELS]) as graph:
-        graph.output(_head(config, on, _blocks(config, on, _BatchInputs.of(graph))))
+    with Graph(
+        f"{scope}srm_logits",
+        input_types=_batch_types(config, on),
+        custom_extensions=[KERNELS],
+        module=module,
+    ) as graph:
+        weights = _Weights(config, on, scope)
+        graph.output(_head(weights, _blocks(weights, _BatchInputs.of(graph))))
     return graph
 
 
@@ -135,9 +146,9 @@ class _BatchInputs:
         return cls(states, last_token, *tensors)
 
 
-def _blocks(config: ModelConfig, on: DeviceRef, batch: _BatchInputs) -> TensorValue:
+def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
     """Residual stream [tokens, d] after all blocks."""
-    weights = _Weights(config, on)
+    config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
     x = embed(batch.last_token, batch.token_ids, batch.read_slots, table)
     for index in range(config.num_layers):
@@ -147,11 +158,9 @@ def _blocks(config: ModelConfig, on: DeviceRef, batch: _BatchInputs) -> TensorVa
     return x
 
 
-def _head(
-    config: ModelConfig, on: DeviceRef, x: TensorValue, rows: Dim | None = None
-) -> TensorValue:
-    matrix = _Weights(config, on).matrix("head", config.d_model, config.vocab_size)
-    return linear(x, matrix, config.vocab_size, rows=rows)
+def _head(weights: _Weights, x: TensorValue, rows: Dim | None = None) -> TensorValue:
+    width, vocab = weights.config.d_model, weights.config.vocab_size
+    return linear(x, weights.matrix("head", width, vocab), vocab, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ class _Weights:
     prefix: str = ""
 
     def layer(self, index: int) -> _Weights:
-        return replace(self, prefix=f"layers.{index}.")
+        return replace(self, prefix=f"{self.prefix}layers.{index}.")
 
     def unit(self, number: int) -> _Weights:
         return replace(self, prefix=f"{self.prefix}units.{number}.")
