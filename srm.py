@@ -16,6 +16,9 @@ from engine.errors import ConfigError, SRMError
 USAGE = """usage: srm COMMAND [options]
 
   serve     answer OpenAI-style requests over HTTP
+  convert   make a model folder out of weights of the published code
+  inspect   what a model is and what serving it takes
+  score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure this machine: `srm bench engine`, `srm bench http`
@@ -34,6 +37,7 @@ SETTINGS = """
   demo_model random_widths batch_sizes repetitions seconds
   requests n max_tokens
   vocab_size gpu_arch host_cpu
+  input
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
 
@@ -64,6 +68,18 @@ def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
         from server.launch import main as serve
 
         return serve
+    if command == "convert":
+        from engine.convert import main as convert
+
+        return convert
+    if command == "inspect":
+        from engine.inspect_model import main as inspect
+
+        return inspect
+    if command == "score":
+        from server.score import main as score
+
+        return score
     if command in TRAINING:
         from training.__main__ import main as training
 

@@ -4,6 +4,10 @@ Rows 0 … D - 1 decode: one token each, and each samples. Rows D … R - 1 pref
 state. Row i reads `read_slots[i]`, writes `write_slots[i]` and feeds its tokens at `positions[i]`
 and on; a row at position 0 ignores what its read slot holds. No slot that a row writes is read or
 written by another row of the same batch.
+
+The first H >= D tokens go through the output head: those of the decode rows, and those of the
+prefill rows whose prompts are scored, which come first among the prefill rows. Q of these tokens
+are scored: how likely is the token that follows, and which are the likeliest instead.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.messages import MAX_LOGPROBS
+
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -22,6 +28,8 @@ Bool = npt.NDArray[np.bool_]
 
 FROM_DEVICE = -1
 """A token id that stands for "the last token sampled in read_slots[row]"."""
+SAMPLED = -1
+"""A target that stands for "the token that this decode row samples"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,10 @@ class Batch:
     top_p: F32  # f32[D] 1 is off
     min_p: F32  # f32[D] 0 is off
     seeds: U64  # u64[D] of the sequence's random stream; the draw is a function of (seed, position)
+    scored_ids: I64  # i64[C] first sequence id of each prompt scored, by prefill rows D … D + C - 1
+    targets: I32  # i32[H] what follows each token: SAMPLED in decode rows, then the prompts' tokens
+    score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
+    num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
 
     @property
     def num_decode(self) -> int:
@@ -53,13 +65,51 @@ class Batch:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def num_scored_decode(self) -> int:
+        """Decode rows that are scored; their scores come first."""
+        return len(self.score_rows) - self.num_scored_prefill
+
+    @property
+    def num_scored_prefill(self) -> int:
+        """Prompt tokens whose next token is scored."""
+        return len(self.targets) - self.num_decode
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How likely tokens are, and which are the likeliest; equally likely ones by id."""
+
+    logprobs: F32  # f32[Q] of the target; NaN where the logits were not finite
+    ranks: I32  # i32[Q] of the target, 1 being the likeliest; 0 where not finite
+    top_ids: I32  # i32[Q, MAX_LOGPROBS] the likeliest; -1 beyond num_top
+    top_logprobs: F32  # f32[Q, MAX_LOGPROBS] theirs
+
+    def as_bytes(self, start: int, stop: int, num_top: int) -> dict[str, bytes]:
+        """Those of score rows start … stop - 1, as the fields of an Output."""
+        return {
+            "logprobs": self.logprobs[start:stop].tobytes(),
+            "ranks": self.ranks[start:stop].tobytes(),
+            "top_ids": self.top_ids[start:stop, :num_top].tobytes(),
+            "top_logprobs": self.top_logprobs[start:stop, :num_top].tobytes(),
+        }
+
+
+NO_SCORES = Scores(
+    logprobs=np.empty(0, np.float32),
+    ranks=np.empty(0, np.int32),
+    top_ids=np.empty((0, MAX_LOGPROBS), np.int32),
+    top_logprobs=np.empty((0, MAX_LOGPROBS), np.float32),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device sampled, in the order of the decode rows."""
+    """What the device sampled, in the order of the decode rows, and the scores of `score_rows`."""
 
     token_ids: I32  # i32[D] -1 where the logits were not finite
     logprobs: F32  # f32[D] of the sampled token, after temperature, before truncation
+    scores: Scores = NO_SCORES
 
 
 class Launched(Protocol):

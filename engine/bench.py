@@ -24,7 +24,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
 
-from engine.checkpoint import Weights, load_checkpoint
+from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, load
 from engine.engine import Engine
 from engine.errors import ConfigError
@@ -33,6 +33,7 @@ from engine.messages import Request, SamplingParams
 from engine.random_model import write_random_model
 from engine.records import RECORDS, ROOT, new_record, write_record
 from engine.runner import ModelRunner
+from engine.weights import Weights
 
 GEMM_ROWS = (256, 1024, 2048)
 GEMM_SHAPES = ((512, 2048), (1024, 4096))

@@ -27,22 +27,45 @@ DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
 
 
+Mixer = Literal[
+    "mixed",  # the paper's main model: first half of the heads column, second half row
+    "parallel",  # the same with one projection for all heads and one decay a layer
+    "column_heads",  # every head a column head
+    "combined",  # every head a row and a column unit, added
+    "row",  # no heads: one row unit
+    "column",  # no heads: one column unit
+    "kernel",  # no heads: one column unit that mixes `kernel_size` neighbouring channels
+    "diagonal",  # mixed heads whose newest token has a weight of its own
+    "expanded",  # two column units with SiLU between them, with or without heads
+]
+_EVEN_HEADS = {"mixed", "parallel", "diagonal"}
+_HEADLESS = {"row", "column", "kernel"}
+_ALWAYS_PROJECTED = {"column_heads", "combined", "diagonal"}
+_NEVER_DECAYED = {"column_heads", "row", "column", "expanded"}
+
+
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`config.json` of a checkpoint: the paper's main architecture, mixed heads."""
+    """`config.json` of a checkpoint."""
 
     d_model: int
     num_layers: int
     num_heads: int
+    """1 for a model without heads."""
     n_ctx: int
     """Longest sequence that can be fed, in tokens."""
     vocab_size: int
     use_projections: bool = True
+    """Whether heads are projected in and out; never without heads."""
     decay: bool = True
     decay_constant: int = 1
     """The exponent's divisor c: a source s is weighed by lambda ** ((t - s) / c)."""
     bos_token_id: int = 0
     eos_token_id: int = 1
-    mixer: Literal["mixed"] = "mixed"
+    mixer: Mixer = "mixed"
+    kernel_size: int = 1
+    """Neighbouring channels that "kernel" mixes."""
+    combined_row_quirk: bool = False
+    """Of "combined": row units divide their values by c instead of the exponent, as published."""
     format: Literal["srm"] = "srm"
     format_version: Literal[1] = 1
 
@@ -50,22 +73,55 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("d_model", "num_layers", "num_heads", "n_ctx", "vocab_size", "decay_constant"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_heads % 2 or self.d_model % self.num_heads:
-            raise ValueError(
-                f"num_heads must be even and divide d_model: {self.num_heads}, {self.d_model}"
-            )
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads = {self.num_heads} must divide d_model = {self.d_model}")
+        checks = {
+            "num_heads": (self.mixer not in _EVEN_HEADS or self.num_heads % 2 == 0, "even")
+            if self.mixer not in _HEADLESS
+            else (self.num_heads == 1, "1"),
+            "use_projections": (
+                (not self.use_projections)
+                if self.is_headless
+                else (self.use_projections or self.mixer not in _ALWAYS_PROJECTED),
+                "false" if self.is_headless else "true",
+            ),
+            "decay": (not self.decay or self.mixer not in _NEVER_DECAYED, "false"),
+            "kernel_size": (
+                self.kernel_size > 1 if self.mixer == "kernel" else self.kernel_size == 1,
+                "at least 2" if self.mixer == "kernel" else "1",
+            ),
+            "combined_row_quirk": (
+                not self.combined_row_quirk or self.mixer == "combined",
+                "false",
+            ),
+        }
+        for name, (is_valid, allowed) in checks.items():
+            if not is_valid:
+                raise ValueError(
+                    f"{name} must be {allowed} where mixer is {self.mixer}, "
+                    f"got {getattr(self, name)}"
+                )
         for name in ("bos_token_id", "eos_token_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
                 raise ValueError(f"{name} must lie in 0 … vocab_size - 1")
+
+    @property
+    def is_headless(self) -> bool:
+        return self.mixer in _HEADLESS or (self.mixer == "expanded" and self.num_heads == 1)
 
     @property
     def head_dim(self) -> int:
         return self.d_model // self.num_heads
 
     @property
+    def units_per_layer(self) -> int:
+        """Recurrent units, one behind or beside the other, that each keep a state of d_model."""
+        return 2 if self.mixer in {"combined", "expanded"} else 1
+
+    @property
     def state_width(self) -> int:
-        """Values one sequence keeps: one row per layer."""
-        return self.num_layers * self.d_model
+        """Values one sequence keeps: a row of d_model per unit per layer."""
+        return self.num_layers * self.units_per_layer * self.d_model
 
     @property
     def flops_per_token(self) -> int:
@@ -139,10 +195,13 @@ def read_settings(
     environ: Mapping[str, str] = os.environ,
     prog: str = "srm",
     private: frozenset[str] = frozenset(),
+    positional: str | None = None,
+    short: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What the sources say about fields of any of `kinds`, except those named in `private`.
 
-    A field that several kinds have is one setting, described as the first of them does.
+    A field that several kinds have is one setting, described as the first of them does. The field
+    `positional` may be given without its flag; `short` has further flags by field.
     """
     hints: dict[str, Any] = {}
     parser = argparse.ArgumentParser(
@@ -158,12 +217,15 @@ def read_settings(
                 continue
             hints[field.name] = types[field.name]
             meaning = f"{meanings.get(field.name, '')} Default: {field.default}"
+            flag = "--" + field.name.replace("_", "-")
             parser.add_argument(
-                "--" + field.name.replace("_", "-"),
+                *filter(None, [flag, (short or {}).get(field.name)]),
                 dest=field.name,
                 metavar=_describe(hints[field.name]),
                 help=meaning.replace("%", "%%"),
             )
+    if positional is not None:
+        parser.add_argument(positional, nargs="?", help=f"the same as --{positional}")
     flags = vars(parser.parse_args(argv))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}

@@ -7,7 +7,7 @@ the host thinks. Knows no processes, sockets or text.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from engine import metrics
 from engine.batch import Batch, Launched, Runner
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
-from engine.messages import Output, Request, SamplingParams, Status
+from engine.messages import Output, Request, SamplingParams, Status, join
 from engine.scheduler import Scheduler
 
 
@@ -104,7 +104,9 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[Output]]:
-        """Complete every prompt; returns, prompt by prompt, the n final Outputs by index.
+        """Complete every prompt; returns, prompt by prompt, one Output per sample, by index.
+
+        With `prompt_logprobs`, the scores of a prompt of 2 tokens or more come before its samples.
 
         Prompt i is sampled with seed `params.seed + i`, so that equal prompts differ. The engine
         must have no other work. Raises RequestError if a prompt is refused.
@@ -116,6 +118,7 @@ class Engine:
                 id=str(i),
                 prompt_token_ids=np.asarray(prompt, "<i4").tobytes(),
                 params=msgspec.structs.replace(params, seed=(params.seed + i) % 2**64),
+                emit="delta" if params.logprobs else "final",
             )
             for i, prompt in enumerate(prompts)
         ]
@@ -130,7 +133,7 @@ class Engine:
                 self.abort(request_id)
             self.step()
             raise
-        return [sorted(outputs, key=lambda output: output.index) for outputs in finished]
+        return [_by_index(outputs) for outputs in finished]
 
     def _add_while_room(self, waiting: list[Request]) -> None:
         while waiting:
@@ -164,6 +167,7 @@ class Engine:
         metrics.STEPS.inc()
         metrics.DECODE_TOKENS.inc(step.batch.num_decode)
         metrics.PREFILL_TOKENS.inc(step.batch.num_tokens - step.batch.num_decode)
+        metrics.SCORED_TOKENS.inc(step.batch.num_scored_prefill)
         metrics.BATCH_ROWS.observe(step.batch.num_rows)
         metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
         self._last_completed = now
@@ -173,3 +177,10 @@ class Engine:
         metrics.RUNNING.set(self.scheduler.table.num_owned)
         metrics.WAITING.set(self.scheduler.num_waiting)
         metrics.FREE_SLOTS.set(self.scheduler.table.num_free)
+
+
+def _by_index(outputs: list[Output]) -> list[Output]:
+    parts: defaultdict[int, list[Output]] = defaultdict(list)
+    for output in outputs:
+        parts[output.index].append(output)
+    return [join(parts[index]) for index in sorted(parts)]

@@ -20,11 +20,11 @@ from pathlib import Path
 from max.driver import Device
 from max.engine import CompiledModel, InferenceSession, read
 
-from engine import kernels, linear, model
+from engine import kernels, linear, messages, model
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.linear import KERNELS
-from engine.model import build_step_graph
+from engine.model import build_step_graph, graph_shape
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +57,11 @@ def load_or_compile(
 
 def cache_path(config: ModelConfig, device: Device, folder: Path) -> Path:
     """Where the graph is kept: the name holds a digest of all that a compiled graph depends on."""
-    shape = (
-        config.d_model,
-        config.num_layers,
-        config.num_heads,
-        config.n_ctx,
-        config.vocab_size,
-        config.use_projections,
-    )
     target = (device.label, device.architecture_name if not device.is_host else _processor())
-    digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
-    modules = (kernels, linear, model)
+    digest = hashlib.sha256(
+        repr((graph_shape(config), target, importlib.metadata.version("max"))).encode()
+    )
+    modules = (kernels, linear, messages, model)
     sources = [Path(module.__file__ or "") for module in modules]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
         digest.update(source.name.encode() + source.read_bytes())

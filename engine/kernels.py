@@ -1,15 +1,17 @@
 """The typed Python face of the Mojo ops of `mojo_kernels/srm`, as graph operations.
 
 T tokens, R rows, D decode rows (the first D rows, one token each, tokens 0 … D - 1), S slots,
-L layers, d channels, H heads, n context positions, V vocabulary. The graph that an op is added to
-must have been made with `custom_extensions=[KERNELS]`. Indices are not checked on the device: that
-they lie in range is the scheduler's promise.
+W state width, d channels, H heads, n context positions, k kernel size, V vocabulary. The graph that
+an op is added to must have been made with `custom_extensions=[KERNELS]`. Indices are not checked on
+the device: that they lie in range is the scheduler's promise.
 """
 
 from __future__ import annotations
 
 from max.dtype import DType
 from max.graph import BufferValue, TensorType, TensorValue, ops
+
+from engine.messages import MAX_LOGPROBS
 
 
 def embed(
@@ -41,7 +43,7 @@ def embed(
 
 def mix(
     state: BufferValue,
-    layer: TensorValue,
+    unit: TensorValue,
     x: TensorValue,
     read_slots: TensorValue,
     write_slots: TensorValue,
@@ -51,16 +53,19 @@ def mix(
     alpha_out: TensorValue,
     beta: TensorValue,
     decay: TensorValue,
+    gamma: TensorValue | None = None,
     residual: TensorValue | None = None,
+    silu: bool = False,
 ) -> TensorValue:
-    """Run one layer's recurrence over a ragged batch and move the states on.
+    """Run one recurrent unit over a ragged batch and move the states on.
 
     Per channel of head h at position p: `s = alpha_in[h, p] * x + decay[h] * s` and
-    `y = alpha_out[h, p] * s + beta[h, p] (+ residual)`. A row at position 0 starts from zero.
+    `y = act(alpha_out[h, p] * s + gamma[h, p] * x + beta[h, p]) + residual`, act being SiLU or
+    nothing. A row at position 0 starts from zero.
 
     Args:
-        state: float[S, L * d], mutated: layer l of a slot is columns l * d … (l + 1) * d - 1.
-        layer: i32 scalar on the host.
+        state: float[S, W], mutated: unit u of a slot is columns u * d … (u + 1) * d - 1.
+        unit: i32 scalar on the host, counted through all layers.
         x: float[T, d].
         read_slots: i32[R], where each row's state comes from.
         write_slots: i32[R], where it goes; no other row may read or write there.
@@ -69,22 +74,62 @@ def mix(
         alpha_in: f32[H, n], 1 in a column head.
         alpha_out: f32[H, n], 1 in a row head.
         beta: f32[H, n].
-        decay: f32[H].
-        residual: float[T, d], added to the output.
+        decay: f32[2, H], a float32 and what its rounding left.
+        gamma: f32[H, n].
+        residual: float[T, d], added last.
+        silu: whether SiLU follows beta.
 
     Returns:
         float[T, d], the dtype of `x`.
     """
+    # The op does not read a tensor it has been told is absent: any will do in its place.
     return ops.inplace_custom(
         "srm_mix",
         x.device,
         [
-            *(state, layer, x, read_slots, write_slots, positions, row_offsets),
+            *(state, unit, x, read_slots, write_slots, positions, row_offsets),
             *(alpha_in, alpha_out, beta, decay),
+            beta if gamma is None else gamma,
             x if residual is None else residual,
         ],
         out_types=[x.type],
-        parameters={"has_residual": residual is not None},
+        parameters={
+            "has_gamma": gamma is not None,
+            "has_residual": residual is not None,
+            "silu": silu,
+        },
+    )[0].tensor
+
+
+def taps(
+    q: TensorValue,
+    positions: TensorValue,
+    row_offsets: TensorValue,
+    weight: TensorValue,
+    beta: TensorValue,
+    residual: TensorValue,
+) -> TensorValue:
+    """Sum neighbouring channels: channel j of y weighs channels j - k + 1 … j of q.
+
+    At position p: `y[j] = Σ weight[i, p] * q[j - (k - 1) + i] + beta[p] + residual[j]` over i < k,
+    where q is 0 left of channel 0.
+
+    Args:
+        q: float[T, d].
+        positions: i32[R], of each row's first token.
+        row_offsets: i32[R + 1], row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1.
+        weight: f32[k, n].
+        beta: f32[n].
+        residual: float[T, d].
+
+    Returns:
+        float[T, d], the dtype of `q`.
+    """
+    return ops.custom(
+        "srm_taps",
+        q.device,
+        [q, positions, row_offsets, weight, beta, residual],
+        out_types=[q.type],
     )[0].tensor
 
 
@@ -106,7 +151,7 @@ def sample(
 
     Args:
         last_token: i32[S], mutated at write_slots[:D]: the token, or 0 where there is none.
-        logits: float[D, V].
+        logits: float[H, V], H >= D, the first D are used.
         temperature: f32[D], 0 is greedy.
         top_k: i32[D], 0 is off.
         top_p: f32[D], 1 is off.
@@ -123,7 +168,7 @@ def sample(
         *(last_token, logits, temperature, top_k, top_p, min_p),
         *(seeds, positions, write_slots),
     ]
-    rows, device = logits.shape[0], logits.device
+    rows, device = temperature.shape[0], logits.device
     tokens, logprobs = ops.inplace_custom(
         "srm_sample",
         device,
@@ -134,3 +179,45 @@ def sample(
         ],
     )
     return tokens.tensor, logprobs.tensor
+
+
+def score(
+    logits: TensorValue,
+    temperature: TensorValue,
+    tokens: TensorValue,
+    targets: TensorValue,
+    rows: TensorValue,
+    num_top: TensorValue,
+) -> tuple[TensorValue, ...]:
+    """Score what follows some rows of logits, and find the likeliest tokens there.
+
+    Tokens are ordered by logit, the largest first, and equal ones by id. Decode rows are scored
+    after temperature, as they are sampled, the others without. A row's result depends on that row
+    alone.
+
+    Args:
+        logits: float[H, V].
+        temperature: f32[D], 0 reads as 1.
+        tokens: i32[D], what the first D rows sampled.
+        targets: i32[H], what follows the others.
+        rows: i32[Q], the rows to score.
+        num_top: i32[Q], likeliest tokens wanted, at most MAX_LOGPROBS.
+
+    Returns:
+        Of what follows: log-probabilities f32[Q] and ranks i32[Q] from 1, NaN and 0 where the
+        logits have NaN or +inf or nothing finite; of the likeliest: ids i32[Q, MAX_LOGPROBS] and
+        log-probabilities f32[Q, MAX_LOGPROBS], -1 and 0 where there are no more or none are wanted.
+    """
+    count, device = rows.shape[0], logits.device
+    scores = ops.custom(
+        "srm_score",
+        device,
+        [logits, temperature, tokens, targets, rows, num_top],
+        out_types=[
+            TensorType(DType.float32, [count], device),
+            TensorType(DType.int32, [count], device),
+            TensorType(DType.int32, [count, MAX_LOGPROBS], device),
+            TensorType(DType.float32, [count, MAX_LOGPROBS], device),
+        ],
+    )
+    return tuple(value.tensor for value in scores)

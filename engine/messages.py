@@ -12,12 +12,18 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "error"]
 
+MAX_LOGPROBS = 20
+"""Most alternatives to a token that can be asked for."""
+PROMPT = -1
+"""Index of the Outputs that are about the prompt and not about a completion of it."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to sample the completions of one prompt. Order: temperature, min_p, top_k, top_p."""
 
     max_tokens: int = 16
-    """Longest completion in tokens, at least 1; cut to what the context has left."""
+    """Longest completion in tokens; cut to what the context has left. At least 1, or 0 to do
+    nothing but score a prompt of 2 tokens or more."""
     n: int = 1
     """Completions of this prompt, at least 1. Sample i draws from the random stream (seed, i)."""
     temperature: float = 1.0
@@ -34,8 +40,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Tokens that end a completion, besides the end-of-text token."""
     ignore_eos: bool = False
     """Do not end at the end-of-text token."""
-    logprobs: bool = False
-    """Send the log-probability of each sampled token."""
+    logprobs: int | None = None
+    """Send the log-probability of each sampled token, and so many of the likeliest tokens in its
+    place, 0 … MAX_LOGPROBS. The engine keeps no alternatives: more than 0 needs `emit` = "delta".
+    """
+    prompt_logprobs: int | None = None
+    """The same of each prompt token but the first, in Outputs of index PROMPT."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):
@@ -62,19 +72,39 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """New tokens of one completion. A set `finish_reason` makes it the completion's last."""
+    """New tokens of one completion. A set `finish_reason` makes it the completion's last.
+
+    Or, of index PROMPT, tokens of the prompt, each once and in order from its second one on, as
+    they are scored; all of them before any completion speaks. Arrays are little-endian.
+    """
 
     id: str
     index: int
-    """Which of the request's completions, 0 … n - 1."""
+    """Which of the request's completions, 0 … n - 1, or PROMPT."""
     token_ids: bytes = b""
-    """int32 little-endian; includes the stop token that ended the completion."""
+    """int32[tokens]; includes the stop token that ended the completion."""
     logprobs: bytes = b""
-    """float32 little-endian, one per token, when asked for: log-probability under the model's
-    distribution after temperature (before top-k, top-p and min-p); temperature 0 reads as 1."""
+    """float32[tokens], when asked for: log-probability under the model's distribution after
+    temperature (before top-k, top-p and min-p); temperature 0 reads as 1, and the prompt's is 1."""
+    ranks: bytes = b""
+    """int32[tokens], of the prompt and with alternatives: 1 is the likeliest, ties go by id."""
+    top_ids: bytes = b""
+    """int32[tokens, k], k alternatives asked for: the likeliest tokens in each one's place, the
+    likeliest first, ties by id; -1 where the vocabulary has no more."""
+    top_logprobs: bytes = b""
+    """float32[tokens, k], theirs, under the same distribution."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Why, when `finish_reason` is "error"."""
+
+
+def join(outputs: list[Output]) -> Output:
+    """One Output that says what several of one index say, in order."""
+    if len(outputs) == 1:
+        return outputs[0]
+    parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
+    joined = {name: b"".join(getattr(output, name) for output in outputs) for name in parts}
+    return msgspec.structs.replace(outputs[-1], **joined)
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outputs"):

@@ -15,6 +15,9 @@ PREFILL_TOKENS = Counter(
     "srm_engine_prefill_tokens_total",
     "Prompt tokens prefilled: once per prompt, whatever n; the last one is fed by decode rows.",
 )
+SCORED_TOKENS = Counter(
+    "srm_engine_scored_tokens_total", "Prompt tokens whose log-probability was asked for."
+)
 REQUESTS = Counter(
     "srm_engine_requests_total", "Requests by outcome: finished, aborted, refused.", ["outcome"]
 )

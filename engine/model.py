@@ -1,14 +1,15 @@
 """The SRM step as one MAX graph: a ragged batch in, sampled tokens out, the state pool moved on.
 
-Prefill rows and decode rows go through the blocks together; only the decode rows, which come first,
-go through the output head and the sampler. Shapes that change from step to step (rows, tokens,
-decode rows, slots) are symbolic, so one compiled graph serves every batch. Weights are bound when
-the graph is initialised, not when it is compiled.
+Prefill rows and decode rows go through the blocks together; only the first tokens, those of decode
+rows and of prompts that are scored, go through the output head. Shapes that change from step to
+step (rows, tokens, decode rows, slots) are symbolic, so one compiled graph serves every batch.
+Weights are bound when the graph is initialised, not when it is compiled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from max.driver import Device
 from max.dtype import DType
@@ -18,6 +19,7 @@ from max.graph import (
     DeviceRef,
     Dim,
     Graph,
+    Module,
     TensorType,
     TensorValue,
     Weight,
@@ -25,13 +27,13 @@ from max.graph import (
 )
 
 from engine.config import ModelConfig
-from engine.kernels import embed, mix, sample
+from engine.kernels import embed, mix, sample, score, taps
 from engine.linear import KERNELS, layer_norm, linear, linear_shape
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
 """Weights that are multiplied by: in the layout of `linear`."""
 PER_POSITION = ("alpha_in", "alpha_out", "beta")
-SCALARS = {*PER_POSITION, "decay"}
+SCALARS = {*PER_POSITION, "gamma", "decay", "taps", "taps_beta"}
 """Weights of the mixer: always float32, since 0.999 is 1.0 in bfloat16."""
 SAMPLING_INPUTS = {
     "temperature": DType.float32,
@@ -41,40 +43,69 @@ SAMPLING_INPUTS = {
     "seeds": DType.uint64,
 }
 """One value per decode row each, in the order of the graph's inputs."""
+SCORING_INPUTS = {"targets": "head", "score_rows": "scored", "num_top": "scored"}
+"""Dimension of each, all int32; after the sampling inputs."""
+
+
+def graph_shape(config: ModelConfig) -> tuple[object, ...]:
+    """All of a config that a graph depends on: models that agree in it share a compiled graph."""
+    has_own_graph = config.mixer in {"diagonal", "kernel", "combined", "expanded"}
+    return (
+        config.d_model,
+        config.num_layers,
+        config.num_heads,
+        config.n_ctx,
+        config.vocab_size,
+        config.use_projections,
+        config.mixer if has_own_graph else "one unit a layer",
+        config.kernel_size,
+    )
 
 
 def build_step_graph(config: ModelConfig, device: Device) -> Graph:
     """The step of a model of this shape.
 
-    Inputs, in order: states f32[slots, L * d] and last_token i32[slots], both changed in place;
+    Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
-    i32[rows + 1]; then SAMPLING_INPUTS [decode]. Outputs: token_ids i32[decode], logprobs
-    f32[decode]. The meaning of each is that of `engine.batch.Batch`.
+    i32[rows + 1]; then SAMPLING_INPUTS [decode] and SCORING_INPUTS. Outputs: token_ids i32[decode],
+    logprobs f32[decode], and those of `engine.batch.Scores`. The meaning of each is that of
+    `engine.batch`.
     """
     on = DeviceRef.from_device(device)
     sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
-    types = [*_batch_types(config, on), *sampling_types]
+    scoring_types = [TensorType(DType.int32, [dim], on) for dim in SCORING_INPUTS.values()]
+    types = [*_batch_types(config, on), *sampling_types, *scoring_types]
     with Graph("srm_step", input_types=types, custom_extensions=[KERNELS]) as graph:
         batch = _BatchInputs.of(graph)
-        sampling = {
-            name: value.tensor
-            for name, value in zip(SAMPLING_INPUTS, graph.inputs[NUM_BATCH_INPUTS:], strict=True)
-        }
-        logits = _head(config, on, _blocks(config, on, batch), rows=Dim("decode"))
+        given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
+        sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
+        weights = _Weights(config, on)
+        logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
         where = {"positions": batch.positions, "write_slots": batch.write_slots}
-        graph.output(*sample(batch.last_token, logits, **sampling, **where))
+        tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
+        scores = score(logits, sampling["temperature"], tokens, *given[len(sampling) :])
+        graph.output(tokens, logprobs, *scores)
     return graph
 
 
-def build_logits_graph(config: ModelConfig, device: Device) -> Graph:
+def build_logits_graph(
+    config: ModelConfig, device: Device, scope: str = "", module: Module | None = None
+) -> Graph:
     """The same step without the sampler: logits f32[tokens, V] of every token fed.
 
-    Inputs are those of the step graph without SAMPLING_INPUTS. `last_token` is not changed.
+    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed. The names
+    of the graph and of its weights begin with `scope`, so that graphs of many models can be
+    compiled as one `module`, which takes hardly longer than one of them.
     """
     on = DeviceRef.from_device(device)
-    types = _batch_types(config, on)
-    with Graph("srm_logits", input_types=types, custom_extensions=[KERNELS]) as graph:
-        graph.output(_head(config, on, _blocks(config, on, _BatchInputs.of(graph))))
+    with Graph(
+        f"{scope}srm_logits",
+        input_types=_batch_types(config, on),
+        custom_extensions=[KERNELS],
+        module=module,
+    ) as graph:
+        weights = _Weights(config, on, scope)
+        graph.output(_head(weights, _blocks(weights, _BatchInputs.of(graph))))
     return graph
 
 
@@ -100,7 +131,7 @@ def _batch_types(config: ModelConfig, on: DeviceRef) -> list[BufferType | Tensor
 class _BatchInputs:
     """The pool, and where each row of the batch reads, writes and stands."""
 
-    states: BufferValue  # f32[slots, L * d]
+    states: BufferValue  # f32[slots, W], W = config.state_width
     last_token: BufferValue  # i32[slots]
     token_ids: TensorValue  # i32[tokens]
     read_slots: TensorValue  # i32[rows]
@@ -115,9 +146,9 @@ class _BatchInputs:
         return cls(states, last_token, *tensors)
 
 
-def _blocks(config: ModelConfig, on: DeviceRef, batch: _BatchInputs) -> TensorValue:
+def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
     """Residual stream [tokens, d] after all blocks."""
-    weights = _Weights(config, on)
+    config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
     x = embed(batch.last_token, batch.token_ids, batch.read_slots, table)
     for index in range(config.num_layers):
@@ -127,23 +158,24 @@ def _blocks(config: ModelConfig, on: DeviceRef, batch: _BatchInputs) -> TensorVa
     return x
 
 
-def _head(
-    config: ModelConfig, on: DeviceRef, x: TensorValue, rows: Dim | None = None
-) -> TensorValue:
-    matrix = _Weights(config, on).matrix("head", config.d_model, config.vocab_size)
-    return linear(x, matrix, config.vocab_size, rows=rows)
+def _head(weights: _Weights, x: TensorValue, rows: Dim | None = None) -> TensorValue:
+    width, vocab = weights.config.d_model, weights.config.vocab_size
+    return linear(x, weights.matrix("head", width, vocab), vocab, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Declares the graph's weights under the names of `checkpoint.named_tensors`."""
+    """Declares the graph's weights under the names of `weights.named_tensors`."""
 
     config: ModelConfig
     on: DeviceRef
     prefix: str = ""
 
     def layer(self, index: int) -> _Weights:
-        return replace(self, prefix=f"layers.{index}.")
+        return replace(self, prefix=f"{self.prefix}layers.{index}.")
+
+    def unit(self, number: int) -> _Weights:
+        return replace(self, prefix=f"{self.prefix}units.{number}.")
 
     def scalars(self, name: str, *shape: int) -> TensorValue:
         return self._declare(name, DType.float32, *shape)
@@ -183,21 +215,50 @@ def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
 
 
 def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int) -> TensorValue:
+    """x + the layer's units, joined as the mixer joins them."""
     config = layer.config
-    projected = config.use_projections
+    unit = partial(_run_unit, layer, batch, index)
     y = layer.norm("token_norm", x)
-    if projected:
+    residual = None if config.use_projections else x
+    if config.use_projections:
         y = layer.project("proj_in", y, config.d_model)
-    y = mix(
+    match config.mixer:
+        case "combined":  # side by side, their outputs added
+            y = unit(1, y, residual=unit(0, y))
+        case "expanded":  # one behind the other
+            y = unit(1, unit(0, y, silu=True), residual=residual)
+        case "kernel":
+            weight = layer.scalars("units.0.taps", config.kernel_size, config.n_ctx)
+            beta = layer.scalars("units.0.taps_beta", config.n_ctx)
+            y = taps(unit(0, y), batch.positions, batch.row_offsets, weight, beta, residual=x)
+        case _:
+            y = unit(0, y, residual=residual)
+    return layer.project("proj_out", y, config.d_model, residual=x) if config.use_projections else y
+
+
+def _run_unit(
+    layer: _Weights,
+    batch: _BatchInputs,
+    index: int,
+    number: int,
+    x: TensorValue,
+    *,
+    residual: TensorValue | None = None,
+    silu: bool = False,
+) -> TensorValue:
+    """Unit `number` of layer `index`."""
+    config, weights = layer.config, layer.unit(number)
+    per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
+    return mix(
         batch.states,
-        ops.constant(index, DType.int32, DeviceRef.CPU()),
-        y,
+        ops.constant(index * config.units_per_layer + number, DType.int32, DeviceRef.CPU()),
+        x,
         batch.read_slots,
         batch.write_slots,
         batch.positions,
         batch.row_offsets,
-        **{name: layer.scalars(name, config.num_heads, config.n_ctx) for name in PER_POSITION},
-        decay=layer.scalars("decay", config.num_heads),
-        residual=None if projected else x,
+        **{name: weights.scalars(name, config.num_heads, config.n_ctx) for name in per_position},
+        decay=weights.scalars("decay", 2, config.num_heads),
+        residual=residual,
+        silu=silu,
     )
-    return layer.project("proj_out", y, config.d_model, residual=x) if projected else y

@@ -18,14 +18,14 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 
-from engine.batch import Batch, StepResult
-from engine.checkpoint import Weights, named_tensors
+from engine.batch import NO_SCORES, Batch, Scores, StepResult
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.graph_cache import load_or_compile
 from engine.linear import pack_linear
-from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS
+from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
 from engine.state_pool import StatePool
+from engine.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +77,15 @@ class ModelRunner:
             batch.write_slots,
             batch.positions,
             batch.row_offsets,
-            *(getattr(batch, name) for name in SAMPLING_INPUTS),
+            *(getattr(batch, name) for name in (*SAMPLING_INPUTS, *SCORING_INPUTS)),
         )
-        tokens, logprobs = self._model.execute(
+        tokens, logprobs, *scores = self._model.execute(
             self._pool.states,
             self._pool.last_token,
             *(_upload(array, self.device) for array in inputs),
         )
-        return StepResult(tokens.to_numpy(), logprobs.to_numpy())
+        found = Scores(*(one.to_numpy() for one in scores)) if len(batch.score_rows) else NO_SCORES
+        return StepResult(tokens.to_numpy(), logprobs.to_numpy(), found)
 
 
 def open_device(kind: str) -> Device:

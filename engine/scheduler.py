@@ -12,32 +12,28 @@ prefix slot, which every sequence reads in its first step and which is freed aft
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from engine.batch import I32, I64, Batch, StepResult
+from engine.assembly import Chunk, assemble
+from engine.batch import I64, Batch, Scores, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
-from engine.messages import FinishReason, Output, Request
+from engine.messages import Output, Request
+from engine.outputs import (
+    ERROR,
+    LENGTH,
+    RUNNING,
+    STOP,
+    decode_scores,
+    prompt_scores,
+    sampled,
+    unsampled,
+)
 from engine.sequence import Line, SequenceGroup, accept
 from engine.slots import SlotTable, StopSets
 
 RETRY_AFTER_S = 1
 """What an overloaded engine tells its callers. Waiting requests start within steps, not minutes."""
-
-
-RUNNING, STOP, LENGTH, ERROR = range(4)
-FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
-NOT_FINITE = "the model's output was not finite"
-
-
-class Chunk(NamedTuple):
-    """The part of a prompt that one prefill row feeds."""
-
-    slot: int
-    position: int
-    tokens: I32
 
 
 class Scheduler:
@@ -97,11 +93,7 @@ class Scheduler:
         group = self._by_id.get(request_id)
         if group is None:
             return False
-        for line in (self._waiting, self._prefilling, self._forking):
-            line.discard(group)
-        self.num_waiting -= group.unstarted
-        self.table.free(np.flatnonzero(self.table.first_id == group.first_id))
-        self._forget(group)
+        self._drop(group)
         return True
 
     def schedule(self) -> Batch | None:
@@ -114,7 +106,7 @@ class Scheduler:
         chunks = self._prefill(self._config.max_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        batch = self._batch(slots, chunks)
+        batch = assemble(self.table, slots, chunks)
         first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
         self.table.advance(slots, batch.ends)
         # Only now, so that no row of this batch can have been given a slot that another one reads.
@@ -122,7 +114,7 @@ class Scheduler:
         return batch
 
     def complete(self, batch: Batch, result: StepResult) -> list[Output]:
-        """Record what a step sampled; end, and free, the sequences it ended.
+        """Record what a step sampled, end and free the sequences it ended; say what it scored.
 
         What depends on time comes from the batch: the table may be one step ahead already. For the
         same reason a slot freed here may still be written by the step now under way. The slot can
@@ -130,6 +122,7 @@ class Scheduler:
         launched, and position 0 ignores what a slot holds, so the late write harms nobody.
         """
         table = self.table
+        prompt_outputs = self._report_prompts(batch, result.scores)
         # int64 is what numpy indexes with: it would convert an int32 index at every use.
         slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
         tokens, logprobs = result.token_ids, result.logprobs
@@ -142,9 +135,15 @@ class Scheduler:
         is_stop = self.stop_sets.table[table.stop_row[slots], tokens]
         reasons = np.select([is_failed, is_stop, ends], [ERROR, STOP, LENGTH], RUNNING)
         emits = np.flatnonzero((reasons != RUNNING) | table.is_streaming[slots])
-        outputs = self._outputs(slots[emits], reasons[emits])
+        places = decode_scores(batch)
+        outputs = sampled(
+            table, self._by_first_id, slots[emits], reasons[emits], places, result.scores
+        )
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._count_end(self._by_id[output.id])
         table.free(slots[reasons != RUNNING])
-        return outputs
+        return prompt_outputs + outputs
 
     def _admit(self) -> None:
         """Give free slots out, in serving order, to prompts and to sequences that can start."""
@@ -216,40 +215,19 @@ class Scheduler:
         while room and (group := self._prefilling.peek()) is not None:
             start = group.prefilled
             size = min(room, group.num_unprefilled)
-            chunks.append(Chunk(group.prefill_slot, start, group.prompt[start : start + size]))
+            chunks.append(Chunk(group, start, start + size))
             group.prefilled += size
             room -= size
             if group.num_unprefilled:
                 break  # it is out of room, and stays first in line
             self._prefilling.pop()
+            if not group.max_outputs:
+                continue  # its last scores end it
             if group.needs_prefix:
                 self._forking.push(group)
             else:
                 self.table.is_running[group.prefill_slot] = True
         return chunks
-
-    def _batch(self, slots: I64, chunks: list[Chunk]) -> Batch:
-        table = self.table
-        prefill_slots = np.array([chunk.slot for chunk in chunks], np.int32)
-        prefill_positions = np.array([chunk.position for chunk in chunks], np.int32)
-        lengths = np.ones(len(slots) + len(chunks), np.int32)
-        lengths[len(slots) :] = [len(chunk.tokens) for chunk in chunks]
-        row_offsets = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths, out=row_offsets[1:])
-        return Batch(
-            sequence_ids=table.sequence_id[slots],
-            read_slots=np.concatenate([table.read_slot[slots], prefill_slots]),
-            write_slots=np.concatenate([slots.astype(np.int32), prefill_slots]),
-            positions=np.concatenate([table.position[slots], prefill_positions]),
-            row_offsets=row_offsets,
-            token_ids=np.concatenate([table.next_token[slots], *(c.tokens for c in chunks)]),
-            ends=table.remaining[slots] == 1,
-            temperature=table.temperature[slots],
-            top_k=table.top_k[slots],
-            top_p=table.top_p[slots],
-            min_p=table.min_p[slots],
-            seeds=table.seed[slots],
-        )
 
     def _release_prefixes(self, first_ids: I64) -> None:
         """Count first steps, given the group of each; a prefix that no one will read is freed."""
@@ -260,42 +238,39 @@ class Scheduler:
             if not group.unforked and not group.unstarted:
                 self.table.free(np.array([group.prefill_slot], np.int32))
 
-    def _outputs(self, slots: I64, reasons: I64) -> list[Output]:
-        """What to say about these slots' sequences. Loops over departures and streams only."""
-        table = self.table
-        outputs = []
-        columns = (
-            slots,
-            table.sequence_id[slots],
-            table.first_id[slots],
-            np.where(table.is_streaming[slots], table.num_outputs[slots] - 1, 0),
-            table.num_outputs[slots] - (reasons == ERROR),  # an error is no token
-            table.wants_logprobs[slots],
-            reasons,
-        )
-        for slot, sequence_id, first_id, start, stop, wants_logprobs, reason in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            group = self._by_first_id[first_id]
-            logprobs = b""
-            if wants_logprobs:
-                assert table.output_logprobs is not None
-                logprobs = table.output_logprobs[slot, start:stop].tobytes()
-            outputs.append(
-                Output(
-                    id=group.request.id,
-                    index=sequence_id - first_id,
-                    token_ids=table.output_tokens[slot, start:stop].tobytes(),
-                    logprobs=logprobs,
-                    finish_reason=FINISH_REASONS[reason],
-                    error=NOT_FINITE if reason == ERROR else None,
-                )
-            )
-            if reason != RUNNING:
-                group.unfinished -= 1
-                if not group.unfinished:
-                    self._forget(group)
+    def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
+        """What was scored of prompts; ends requests that want no more, or whose model broke."""
+        outputs: list[Output] = []
+        for row, first_id in enumerate(batch.scored_ids.tolist(), batch.num_decode):
+            group = self._by_first_id.get(first_id)
+            if group is None:  # aborted, or broken by the step before this one
+                continue
+            output = prompt_scores(group, batch, row, scores)
+            if output is None:
+                outputs += self._end_unsampled(group, ERROR)
+                continue
+            outputs.append(output)
+            group.scored += len(output.logprobs) // 4
+            if not group.max_outputs and group.scored == len(group.prompt) - 1:
+                outputs += self._end_unsampled(group, LENGTH)
         return outputs
+
+    def _end_unsampled(self, group: SequenceGroup, reason: int) -> list[Output]:
+        self._drop(group)
+        return unsampled(group, reason)
+
+    def _drop(self, group: SequenceGroup) -> None:
+        """Take the group out of everything and free its slots at once."""
+        for line in (self._waiting, self._prefilling, self._forking):
+            line.discard(group)
+        self.num_waiting -= group.unstarted
+        self.table.free(np.flatnonzero(self.table.first_id == group.first_id))
+        self._forget(group)
+
+    def _count_end(self, group: SequenceGroup) -> None:
+        group.unfinished -= 1
+        if not group.unfinished:
+            self._forget(group)
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._by_id[group.request.id], self._by_first_id[group.first_id]

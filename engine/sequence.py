@@ -16,7 +16,7 @@ import numpy as np
 from engine.batch import I32, I64, U64
 from engine.config import ModelConfig
 from engine.errors import ContextTooLong, InvalidRequest
-from engine.messages import Request, SamplingParams
+from engine.messages import MAX_LOGPROBS, Request, SamplingParams
 
 NO_SLOT = -1
 
@@ -30,13 +30,16 @@ class SequenceGroup:
     stop_ids: frozenset[int]
     first_id: int
     max_outputs: int
-    """Tokens each sequence may sample: max_tokens, cut to what the context has left."""
+    """Tokens each sequence may sample: max_tokens, cut to what the context has left. 0: the prompt
+    is scored, and no sequence ever starts."""
     unfinished: int
     """Sequences without a terminal Output."""
     started: int = 0
     """Sequences that were given a slot: the cursor."""
     prefilled: int = 0
     """Prompt tokens fed by prefill rows."""
+    scored: int = 0
+    """Prompt tokens whose scores have been sent."""
     prefill_slot: int = NO_SLOT
     """Where the prompt is prefilled: the only sequence's slot, or the prefix that n fork from."""
     unforked: int = 0
@@ -98,6 +101,7 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
     params = request.params
     _check_ranges(params)
     prompt = _prompt(request.prompt_token_ids, model)
+    _check_scoring(request, len(prompt))
     for token in params.stop_token_ids:
         if not 0 <= token < model.vocab_size:
             raise InvalidRequest(
@@ -144,7 +148,7 @@ MAX_TEMPERATURE = 1e4
 def _check_ranges(params: SamplingParams) -> None:
     temperature = params.temperature
     checks = (
-        ("max_tokens", params.max_tokens >= 1, "at least 1"),
+        ("max_tokens", params.max_tokens >= 0, "at least 0"),
         ("n", params.n >= 1, "at least 1"),
         (
             "temperature",
@@ -155,10 +159,30 @@ def _check_ranges(params: SamplingParams) -> None:
         ("top_p", 0 < params.top_p <= 1, "above 0 and at most 1"),
         ("min_p", 0 <= params.min_p <= 1, "0 … 1"),
         ("seed", 0 <= params.seed < 2**64, "0 … 2**64 - 1"),
+        *(
+            (name, 0 <= (getattr(params, name) or 0) <= MAX_LOGPROBS, f"0 … {MAX_LOGPROBS}")
+            for name in ("logprobs", "prompt_logprobs")
+        ),
     )
     for name, is_valid, allowed in checks:
         if not is_valid:
             raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
+
+
+def _check_scoring(request: Request, prompt_length: int) -> None:
+    params = request.params
+    if params.max_tokens == 0 and (params.prompt_logprobs is None or prompt_length < 2):
+        raise InvalidRequest(
+            "max_tokens must be at least 1, or 0 with prompt_logprobs and a prompt of at least "
+            f"2 tokens; got 0, prompt_logprobs = {params.prompt_logprobs}, {prompt_length} tokens",
+            "max_tokens",
+        )
+    if params.logprobs and request.emit != "delta":
+        raise InvalidRequest(
+            f"logprobs must be 0 where emit is {request.emit}, since alternatives are not kept; "
+            f"got {params.logprobs}",
+            "logprobs",
+        )
 
 
 def sample_seeds(seed: int, indices: I64) -> U64:

@@ -15,6 +15,8 @@ from engine.sequence import SequenceGroup, sample_seeds
 FREE = -1
 PREFIX = -2
 """In place of a sequence id. An id is never used again, so it tells a slot's owners apart."""
+NO_LOGPROBS = -1
+"""In place of a number of alternatives: not even the chosen token's is wanted."""
 
 
 class SlotTable:
@@ -29,6 +31,7 @@ class SlotTable:
         self.n_ctx = n_ctx
         self.num_free = num_slots
         self.num_prefix = 0
+        self.num_asking = 0  # owned slots whose tokens want alternatives
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # i32, a stack
         # Who owns the slot.
         self.sequence_id = np.full(num_slots, FREE, np.int64)  # i64, or FREE, or PREFIX
@@ -47,7 +50,7 @@ class SlotTable:
         self.seed = np.zeros(num_slots, np.uint64)  # u64
         self.stop_row = np.zeros(num_slots, np.int32)  # i32 row of StopSets.table
         self.is_streaming = np.zeros(num_slots, np.bool_)  # bool: Outputs after each step
-        self.wants_logprobs = np.zeros(num_slots, np.bool_)  # bool
+        self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
         # What it has sampled. Large (2 GB at 1 M slots of 512), but memory is only taken by rows
         # once written: the operating system maps untouched pages to nothing.
         self.num_outputs = np.zeros(num_slots, np.int32)  # i32
@@ -84,9 +87,10 @@ class SlotTable:
         self.seed[slots] = sample_seeds(params.seed, indices)
         self.stop_row[slots] = group.stop_row
         self.is_streaming[slots] = group.request.emit == "delta"
-        self.wants_logprobs[slots] = params.logprobs
+        self.num_logprobs[slots] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.num_asking += count if params.logprobs else 0
         self.num_outputs[slots] = 0
-        if params.logprobs and self.output_logprobs is None:
+        if params.logprobs is not None and self.output_logprobs is None:
             self.output_logprobs = np.empty((self.num_slots, self.n_ctx), np.float32)
         return slots
 
@@ -95,6 +99,9 @@ class SlotTable:
         owners = self.sequence_id[slots]
         assert (owners != FREE).all(), "a slot was freed twice"
         self.num_prefix -= int(np.count_nonzero(owners == PREFIX))
+        if self.num_asking:
+            self.num_asking -= int(np.count_nonzero(self.num_logprobs[slots] > 0))
+        self.num_logprobs[slots] = NO_LOGPROBS
         self.sequence_id[slots] = FREE
         self.first_id[slots] = FREE
         self.is_running[slots] = False

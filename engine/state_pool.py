@@ -1,4 +1,4 @@
-"""The device's memory of every sequence: one row per slot, `[slot][layer][channel]`.
+"""The device's memory of every sequence: one row per slot, `[slot][layer][unit][channel]`.
 
 Knows no sequences and no owners: what a slot means is the scheduler's business.
 """
@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 
 
 class StatePool:
-    """`states` f32[num_slots, L * d] and `last_token` i32[num_slots], contiguous on the device."""
+    """`states` f32[num_slots, state_width] and `last_token` i32[num_slots], contiguous."""
 
     def __init__(self, config: ModelConfig, num_slots: int, device: Device) -> None:
         shape = (num_slots, config.state_width)

@@ -25,6 +25,8 @@ def serve_api(argv: list[str]) -> int:
     config = load(ServerConfig, argv, prog="python -m server api")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     text = Text(config.model)
+    if not text.has_tokenizer:
+        logging.info("%s has no tokenizer.json: prompts are token ids", config.model)
     if config.listen_fd >= 0:
         listener = socket.socket(fileno=config.listen_fd)
     else:

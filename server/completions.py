@@ -19,25 +19,17 @@ from starlette.responses import Response
 from engine.client import EngineClient
 from engine.errors import BodyTooLarge, InvalidRequest, ModelNotFound
 from server import metrics
-from server.generation import Generation, encode_prompts
-from server.protocol import (
-    Choice,
-    Completion,
-    CompletionRequest,
-    Logprobs,
-    ModelCard,
-    ModelList,
-    Usage,
-    parse_completion,
-)
+from server.generation import Generation
+from server.logprobs import naming, of_delta
+from server.prompts import encode_prompts
+from server.protocol import CompletionRequest, parse_completion
+from server.replies import Choice, Completion, ModelCard, ModelList, Usage
 from server.responses import EventStream, WhileConnected
 from server.sample import Delta, join
 from server.text import Text
 
 _encode = msgspec.json.Encoder().encode
 _NOTHING = Raw(b"null")
-_LOWEST_LOGPROB = -9999.0
-"""What minus infinity is sent as: JSON has no infinities."""
 
 
 class Completions:
@@ -102,7 +94,9 @@ class Completions:
         """The reply as a stream of JSON documents; the choices with news share an event."""
         request = generation.request
         options = request.stream_options
-        wants_tokens = request.return_token_ids or request.logprobs is not None
+        wants_tokens = request.return_token_ids or not (
+            request.logprobs is None and request.prompt_logprobs is None
+        )
         usage: Usage | UnsetType | None = UNSET
         last = generation.started
         try:
@@ -152,26 +146,18 @@ class Completions:
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
         )
+        prompt = generation.prompt_of(delta.index)
         if request.logprobs is not None:
-            choice.logprobs = self._logprobs(request, delta)
+            echoed = prompt.echoed_logprobs if request.echo and delta.is_first else None
+            name = naming(self._text, request.return_tokens_as_token_ids)
+            choice.logprobs = of_delta(delta, request.logprobs, name, echoed)
+        if request.prompt_logprobs is not None and delta.is_first:
+            choice.prompt_logprobs = prompt.logprobs_json
         if request.return_token_ids:
-            choice.token_ids = _ints(delta.token_ids)
+            choice.token_ids = memoryview(delta.token_ids).cast("i").tolist()
             if delta.is_first:
-                choice.prompt_token_ids = generation.prompt_json(delta.index)
+                choice.prompt_token_ids = prompt.token_ids_json
         return choice
-
-    def _logprobs(self, request: CompletionRequest, delta: Delta) -> Logprobs:
-        if request.return_tokens_as_token_ids:
-            tokens = [f"token_id:{token}" for token in _ints(delta.token_ids)]
-        else:
-            tokens = [self._text.labels[token] for token in _ints(delta.token_ids)]
-        logprobs = [max(p, _LOWEST_LOGPROB) for p in memoryview(delta.logprobs).cast("f")]
-        return Logprobs(
-            tokens=tokens,
-            token_logprobs=logprobs,
-            top_logprobs=[{token: p} for token, p in zip(tokens, logprobs, strict=True)],
-            text_offset=delta.text_offset,
-        )
 
 
 def _record(generation: Generation) -> None:
@@ -223,10 +209,6 @@ async def _read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise BodyTooLarge(f"the body is larger than {limit} bytes")
     return bytes(body)
-
-
-def _ints(token_ids: bytes) -> list[int]:
-    return memoryview(token_ids).cast("i").tolist()
 
 
 def _json(body: bytes) -> Response:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from array import array
 from collections.abc import AsyncGenerator
 
 import msgspec
 
 from engine.client import EngineClient
-from engine.errors import ContextTooLong, InvalidRequest, StepFailed
-from engine.messages import Output, Request, SamplingParams
-from server.protocol import CompletionRequest, Usage
+from engine.errors import InvalidRequest, StepFailed
+from engine.messages import PROMPT, Output, Request, SamplingParams
+from server.prompts import Prompt
+from server.protocol import CompletionRequest
+from server.replies import Usage
 from server.sample import Delta, Sample, StopStrings, join
 from server.text import Text
 
@@ -38,7 +39,7 @@ class Generation:
         """`prompts` are token ids, int32 little-endian, from `encode_prompts`."""
         self.id = id
         self.request = request
-        self.prompts = prompts
+        self.prompts = [Prompt(prompt, request, text) for prompt in prompts]
         self.created_unix = int(time.time())
         self.started = time.monotonic()
         self.first_output: float | None = None
@@ -48,7 +49,6 @@ class Generation:
         self._params = _sampling_params(request, text)
         self._samples: dict[int, Sample] = {}  # by choice index, from their first output on
         self._unfinished = [request.n] * len(prompts)
-        self._prompt_json: dict[int, msgspec.Raw] = {}
         self._arrived: asyncio.Queue[tuple[int, Output] | asyncio.Task[None]] = asyncio.Queue()
 
     @property
@@ -58,16 +58,12 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """So far."""
-        prompt_tokens = sum(len(prompt) // 4 for prompt in self.prompts)
+        prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
         return Usage(prompt_tokens, self.completion_tokens, prompt_tokens + self.completion_tokens)
 
-    def prompt_json(self, index: int) -> msgspec.Raw:
-        """Token ids of the prompt of a choice, encoded once for all that share it."""
-        prompt = index // self.request.n
-        if prompt not in self._prompt_json:
-            ids = memoryview(self.prompts[prompt]).cast("i").tolist()
-            self._prompt_json[prompt] = msgspec.Raw(msgspec.json.encode(ids))
-        return self._prompt_json[prompt]
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of a choice."""
+        return self.prompts[index // self.request.n]
 
     async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
         """What is new since the last time, one delta per choice with news; to be iterated once.
@@ -93,11 +89,18 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _receive(self, client: EngineClient, prompt: int) -> None:
+        params = msgspec.structs.replace(self._params, seed=self._seed())
+        is_scored = params.prompt_logprobs is not None and self.prompts[prompt].num_tokens > 1
+        if not (params.max_tokens or is_scored):  # nothing that takes an engine
+            for index in range(params.n):
+                self._arrived.put_nowait((prompt, Output("", index, finish_reason="length")))
+            return
+        is_stream = self.request.stream or self._stops or params.logprobs
         request = Request(
             id=f"{self.id}-{prompt}",
-            prompt_token_ids=self.prompts[prompt],
-            params=msgspec.structs.replace(self._params, seed=self._seed()),
-            emit="delta" if self.request.stream or self._stops else "final",
+            prompt_token_ids=self.prompts[prompt].token_ids,
+            params=params,
+            emit="delta" if is_stream else "final",
         )
         async for output in client.generate(request):
             self._arrived.put_nowait((prompt, output))
@@ -118,6 +121,9 @@ class Generation:
                     item.result()
                 continue
             prompt, output = item
+            if output.index == PROMPT:
+                self.prompts[prompt].scores.append(output)
+                continue
             sample = self._sample(prompt * self.request.n + output.index)
             if sample.finished:  # by a stop string; the engine is not told of single samples
                 continue
@@ -137,43 +143,15 @@ class Generation:
     def _sample(self, index: int) -> Sample:
         sample = self._samples.get(index)
         if sample is None:
-            sample = Sample(index, self._text, self._stops, self._params.stop_token_ids)
-            self._samples[index] = sample
+            sample = self._samples[index] = Sample(
+                index,
+                self._text,
+                self._stops,
+                self._params.stop_token_ids,
+                has_offsets=self.request.logprobs is not None,
+                echo=self.prompt_of(index).token_ids if self.request.echo else b"",
+            )
         return sample
-
-
-async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
-    """Token ids of each prompt. Raises ContextTooLong or InvalidRequest naming the numbers."""
-    limit = text.model.n_ctx
-    prompts: list[bytes] = []
-    strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
-    token_lists = [prompt for prompt in request.prompt if isinstance(prompt, list)]
-    for prompt in strings:  # too long for any tokenization: no need to tokenize it
-        at_least = len(prompt) // text.longest_token
-        if at_least > limit:
-            raise _too_long(f"at least {at_least}", limit)
-    if strings:
-        prompts = await asyncio.to_thread(text.encode, strings)
-    else:
-        for ids in token_lists:
-            if max(ids) >= text.model.vocab_size:
-                raise InvalidRequest(
-                    f"prompt has token id {max(ids)}; ids go from 0 to {text.model.vocab_size - 1}",
-                    "prompt",
-                )
-            prompts.append(array("i", ids).tobytes())
-    for encoded in prompts:
-        if not encoded:
-            raise InvalidRequest("prompt must have at least one token", "prompt")
-        if len(encoded) // 4 > limit:
-            raise _too_long(str(len(encoded) // 4), limit)
-    return prompts
-
-
-def _too_long(num_tokens: str, limit: int) -> ContextTooLong:
-    return ContextTooLong(
-        f"prompt has {num_tokens} tokens; the model's context is {limit}", "prompt"
-    )
 
 
 def _sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
@@ -193,5 +171,12 @@ def _sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
         min_p=request.min_p,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
-        logprobs=request.logprobs is not None,
+        logprobs=request.logprobs,
+        prompt_logprobs=_prompt_alternatives(request),
     )
+
+
+def _prompt_alternatives(request: CompletionRequest) -> int | None:
+    """As many as the two places that show scores of prompts want, or None."""
+    echoed = request.logprobs if request.echo else None
+    return max((k for k in (request.prompt_logprobs, echoed) if k is not None), default=None)

@@ -38,7 +38,9 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         tempfile.TemporaryDirectory(prefix="srm-") as folder,
     ):
         supervisor = _supervisor(server, engine, engine_module, listener, Path(folder))
-        return asyncio.run(supervisor.run(announce(server.model_name, server.host, listener)))
+        prompt = '"Once upon a time"' if (server.model / "tokenizer.json").exists() else "[0]"
+        meanwhile = announce(server.model_name, server.host, listener, prompt)
+        return asyncio.run(supervisor.run(meanwhile))
 
 
 def _supervisor(
@@ -53,19 +55,27 @@ def _supervisor(
     endpoint = f"ipc://{folder}/engine"
     server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listener.fileno())
     engine = msgspec.structs.replace(engine, endpoint=endpoint)
-    environment = {
+    environment = child_environment(metrics)
+    return Supervisor(
+        engine=Child("engine", python_module(engine_module, engine), environment, metrics),
+        api=Child("api", python_module("server", server, "api"), environment, metrics, listener),
+        drain_s=server.drain_s,
+    )
+
+
+def python_module(module: str, config: msgspec.Struct, *arguments: str) -> list[str]:
+    """The command that runs one of our modules with these settings."""
+    # -P: a folder of the module's name where we are started is not ours
+    return [sys.executable, "-P", "-m", module, *arguments, *flags(config)]
+
+
+def child_environment(metrics: Path) -> dict[str, str]:
+    """Of our processes, which leave their metrics in the folder."""
+    return {
         **os.environ,
         "PROMETHEUS_MULTIPROC_DIR": str(metrics),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
     }
-    python = [sys.executable, "-P", "-m"]  # -P: a folder `engine` where we are started is not ours
-    return Supervisor(
-        engine=Child("engine", [*python, engine_module, *flags(engine)], environment, metrics),
-        api=Child(
-            "api", [*python, "server", "api", *flags(server)], environment, metrics, listener
-        ),
-        drain_s=server.drain_s,
-    )
 
 
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
@@ -92,7 +102,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host = {host!r}, port = {port}: cannot listen: {reason}") from None
 
 
-async def announce(model_name: str, host: str, listener: socket.socket) -> None:
+async def announce(model_name: str, host: str, listener: socket.socket, prompt: str) -> None:
     """Say where and how to send a request, once one would be answered."""
     port = listener.getsockname()[1]
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -102,7 +112,7 @@ async def announce(model_name: str, host: str, listener: socket.socket) -> None:
     sys.stdout.write(
         f"Serving {model_name} on {url}\n"
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' "
-        """-d '{"prompt": "Once upon a time", "max_tokens": 32}'\n"""
+        f"""-d '{{"prompt": {prompt}, "max_tokens": 32}}'\n"""
     )
     sys.stdout.flush()
 

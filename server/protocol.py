@@ -1,4 +1,4 @@
-"""The wire shapes of /v1/completions and /v1/models: requests checked field by field, replies.
+"""The body of POST /v1/completions, checked field by field.
 
 Null is the same as absent. A field that is not understood, or that asks for what the server does
 not do, is refused by name and never ignored. Knows no tokenizer and no engine.
@@ -9,17 +9,23 @@ from __future__ import annotations
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from engine.errors import InvalidRequest
+from engine.messages import MAX_LOGPROBS
 
 MAX_CHOICES = 100_000
 """Most completions of one request: prompts x n."""
+MAX_SCORES = 2_000_000
+"""Most log-probabilities of one reply, besides those of the tokens sampled."""
 MAX_STOPS = 128
 MAX_STOP_LENGTH = 256
 
 _Flag = Annotated[bool, Meta(description="true or false")]
 _TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Alternatives = Annotated[
+    int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")
+]
 _Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
@@ -39,7 +45,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: Annotated[
         int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     ] = 1
-    max_tokens: Annotated[int, Meta(ge=1, description="an integer of at least 1")] = 16
+    max_tokens: Annotated[
+        int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
+    ] = 16
     temperature: Annotated[
         float, Meta(ge=0, le=100, description="a number from 0 (greedy) to 100")
     ] = 1.0
@@ -69,17 +77,9 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    logprobs: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=0,
-                description="0: the chosen tokens, no alternatives; leave it out for none",
-            ),
-        ]
-        | None
-    ) = None
+    echo: _Flag = False
+    logprobs: _Alternatives | None = None
+    prompt_logprobs: _Alternatives | None = None
     return_token_ids: _Flag = False
     return_tokens_as_token_ids: _Flag = False
     user: Annotated[str, Meta(description="a string")] | None = None
@@ -92,7 +92,6 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 _HINTS = get_type_hints(CompletionRequest, include_extras=True)
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
     "suffix": ("",),
     "logit_bias": ({},),
     "presence_penalty": (0,),
@@ -108,7 +107,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
     "bad_words": ([],),
     "priority": (0,),
-    "prompt_logprobs": (),
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
     "structured_outputs": (),
@@ -139,6 +137,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
         raise InvalidRequest("stream_options is allowed only with stream = true", "stream_options")
     if request.seed is not None and not -(2**63) <= request.seed < 2**64:
         raise _refused("seed", request.seed)
+    if not (request.max_tokens or request.echo or request.prompt_logprobs is not None):
+        raise _refused("max_tokens", 0)
     if len(request.prompt) * request.n > MAX_CHOICES:
         raise InvalidRequest(
             f"n = {request.n} of {len(request.prompt)} prompts: at most {MAX_CHOICES} completions "
@@ -213,58 +213,3 @@ def _show(value: Any) -> str:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 80 else text[:80] + "…"
-
-
-class Logprobs(msgspec.Struct):
-    """Of the chosen tokens; `text_offset` counts characters from the start of the text."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class Choice(msgspec.Struct, kw_only=True):
-    index: int
-    text: str
-    logprobs: Logprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    """The stop string or stop token that ended it, if one did."""
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: msgspec.Raw | UnsetType = UNSET
-
-
-class Usage(msgspec.Struct):
-    """Prompt tokens count once per prompt, completion tokens over all choices."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class Completion(msgspec.Struct, kw_only=True):
-    """The reply, and every event of a stream."""
-
-    id: str
-    object: str = "text_completion"
-    created: int
-    """Unix time in seconds."""
-    model: str
-    choices: list[msgspec.Raw]
-    """Each a Choice, encoded when it was ready."""
-    usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | None = None
-
-
-class ModelCard(msgspec.Struct, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "srm"
-    max_model_len: int
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[ModelCard]

@@ -56,8 +56,12 @@ class Delta:
     """int32 little-endian."""
     logprobs: bytes
     """float32 little-endian, one per token, or none."""
+    top_ids: bytes
+    """int32 little-endian, as many for each token, or none."""
+    top_logprobs: bytes
+    """float32 little-endian, theirs."""
     text_offset: list[int]
-    """Characters before each token whose log-probability is given."""
+    """Characters before each token, those of an echoed prompt included; empty if not wanted."""
     finish_reason: FinishReason | None
     stop_reason: str | int | None
 
@@ -76,6 +80,8 @@ def join(deltas: list[Delta]) -> Delta:
         text="".join(delta.text for delta in deltas),
         token_ids=b"".join(delta.token_ids for delta in deltas),
         logprobs=b"".join(delta.logprobs for delta in deltas),
+        top_ids=b"".join(delta.top_ids for delta in deltas),
+        top_logprobs=b"".join(delta.top_logprobs for delta in deltas),
         text_offset=[offset for delta in deltas for offset in delta.text_offset],
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
@@ -87,6 +93,8 @@ class Sample:
 
     __slots__ = (
         "_decoder",
+        "_echo",
+        "_has_offsets",
         "_held",
         "_index",
         "_is_first",
@@ -99,9 +107,18 @@ class Sample:
     )
 
     def __init__(
-        self, index: int, text: Text, stops: StopStrings | None, stop_token_ids: Iterable[int]
+        self,
+        index: int,
+        text: Text,
+        stops: StopStrings | None,
+        stop_token_ids: Iterable[int],
+        has_offsets: bool = False,
+        echo: bytes = b"",
     ) -> None:
+        """`echo` is token ids, int32 little-endian, that the text begins with."""
         self._index = index
+        self._has_offsets = has_offsets
+        self._echo = echo
         self._text = text
         self._stops = stops
         self._stop_token_ids = stop_token_ids
@@ -136,13 +153,17 @@ class Sample:
                 data, self._held = data[: len(data) - undecided], data[len(data) - undecided :]
         self.finished = finish_reason is not None
         is_first, self._is_first = self._is_first, False
+        echo, self._echo = self._echo, b""
+        num_top = len(output.top_ids) // max(len(output.token_ids), 1)  # of each token
         return Delta(
             index=self._index,
             is_first=is_first,
-            text=self._decoder.decode(data, self.finished),
+            text=self._decoder.decode(self._text.decode(echo) + data, self.finished),
             token_ids=token_ids,
             logprobs=output.logprobs[: len(token_ids)],
-            text_offset=self._offsets(token_ids) if output.logprobs else [],
+            top_ids=output.top_ids[: num_top * len(token_ids)],
+            top_logprobs=output.top_logprobs[: num_top * len(token_ids)],
+            text_offset=self._offsets(echo + token_ids) if self._has_offsets else [],
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )

@@ -54,7 +54,7 @@ class Child:
         failures = 0
         while True:
             started = time.monotonic()
-            code = await self._run_once()
+            code = await self.run_once()
             if code in _FATAL_CODES:
                 return code
             failures = 1 if time.monotonic() - started > _STEADY_S else failures + 1
@@ -65,7 +65,8 @@ class Child:
             log.warning("%s ended (exit code %d): restart in %g s", self.name, code, pause)
             await asyncio.sleep(pause)
 
-    async def _run_once(self) -> int:
+    async def run_once(self) -> int:
+        """Start it and wait until it ends; its exit code."""
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
             env=self.environment,

@@ -2,7 +2,8 @@
 
 Decoding is a table from token id to bytes and one join, so a completion costs one call however long
 it is, and a character split over tokens comes out whole: bytes are joined before they are decoded.
-Knows nothing of requests. Special tokens have no bytes: they are never text.
+Knows nothing of requests. Special tokens have no bytes: they are never text. Of a model without a
+tokenizer, token 17 reads `token_id:17`, and there is no way from text to tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +23,25 @@ assert sys.byteorder == "little"  # token ids travel as little-endian bytes and 
 
 
 class Text:
-    """The tokenizer of one checkpoint."""
+    """The tokenizer of one checkpoint, if it has one."""
 
     def __init__(self, folder: Path) -> None:
         """Load `config.json` and `tokenizer.json`. Raises CheckpointError naming the file."""
         self.model = _read_model_config(folder / "config.json")
-        path = folder / "tokenizer.json"
+        self.labels = [f"token_id:{token}" for token in range(self.model.vocab_size)]
+        """How each token is written where one token is shown alone."""
+        self.longest_token = len(self.labels[-1])
+        """Most characters of text that one token can stand for."""
+        self._bytes = [label.encode() for label in self.labels]
+        self._tokenizer: Tokenizer | None = None
+        if (folder / "tokenizer.json").exists():
+            self._load(folder / "tokenizer.json")
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    def _load(self, path: Path) -> None:
         source = _read(path)
         try:
             self._tokenizer = Tokenizer.from_str(source)
@@ -44,13 +58,13 @@ class Text:
             )
         self._bytes = _byte_table(self._tokenizer, vocab, self.model.vocab_size)
         self.labels = _labels(self._bytes, vocab)
-        """How each token is written where one token is shown alone."""
         self.longest_token = max(map(len, vocab))
-        """Most characters of text that one token can stand for."""
 
-    def encode(self, prompts: list[str]) -> list[bytes]:
-        """Token ids of each prompt, int32 little-endian, with what the tokenizer prepends."""
-        return [array("i", one.ids).tobytes() for one in self._tokenizer.encode_batch(prompts)]
+    def encode(self, texts: list[str], adds_special: bool = True) -> list[bytes]:
+        """Token ids of each text, int32 little-endian, with what the tokenizer adds around it."""
+        assert self._tokenizer is not None
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=adds_special)
+        return [array("i", one.ids).tobytes() for one in found]
 
     def decode(self, token_ids: bytes) -> bytes:
         """UTF-8 of int32 little-endian token ids; may end, or begin, inside a character."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.checkpoint import Weights
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.messages import Request, SamplingParams
+from engine.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
 

@@ -12,9 +12,11 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch import FROM_DEVICE, I32, Batch, StepResult
-from engine.checkpoint import LayerWeights, Weights
+from engine.batch import F32, FROM_DEVICE, I32, SAMPLED, Batch, Scores, StepResult
 from engine.config import ModelConfig
+from engine.messages import MAX_LOGPROBS
+from engine.random_model import random_tensors
+from engine.weights import LayerWeights, MixerUnit, Weights, fold
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
@@ -24,41 +26,7 @@ TINY = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=64, vocab_size=3
 
 def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:
     """Random weights whose tokens depend on the whole context."""
-    random = np.random.default_rng(seed)
-    width, heads, n_ctx = config.d_model, config.num_heads, config.n_ctx
-
-    def normal(*shape: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
-        return (random.standard_normal(shape) * scale).astype(np.float32)
-
-    def layer() -> LayerWeights:
-        is_column = np.arange(heads)[:, None] < heads // 2
-        alpha, ones = normal(heads, n_ctx), np.ones((heads, n_ctx), np.float32)
-        return LayerWeights(
-            channel_norm_weight=1 + normal(width, scale=0.1),
-            channel_norm_bias=normal(width, scale=0.1),
-            up_weight=normal(width, 4 * width, scale=width**-0.5),
-            up_bias=normal(4 * width, scale=0.1),
-            down_weight=normal(4 * width, width, scale=width**-0.5),
-            down_bias=normal(width, scale=0.1),
-            token_norm_weight=1 + normal(width, scale=0.1),
-            token_norm_bias=normal(width, scale=0.1),
-            proj_in_weight=normal(width, width, scale=width**-0.5),
-            proj_in_bias=normal(width, scale=0.1),
-            alpha_in=np.where(is_column, ones, alpha),
-            alpha_out=np.where(is_column, alpha, ones),
-            beta=normal(heads, n_ctx, scale=0.1),
-            decay=random.uniform(0.9, 1.0, heads).astype(np.float32),
-            proj_out_weight=normal(width, width, scale=width**-0.5),
-            proj_out_bias=normal(width, scale=0.1),
-        )
-
-    return Weights(
-        config=config,
-        embedding=normal(config.vocab_size, width),
-        head=normal(width, config.vocab_size, scale=width**-0.5),
-        layers=tuple(layer() for _ in range(config.num_layers)),
-        fingerprint=f"tiny-{seed}",
-    )
+    return fold(config, random_tensors(config, seed), fingerprint=f"tiny-{seed}")
 
 
 class NumpyRunner:
@@ -67,7 +35,7 @@ class NumpyRunner:
     def __init__(self, weights: Weights, num_slots: int) -> None:
         config = weights.config
         # Rubbish, as on a device: only a host that starts at position 0 never sees it.
-        self._states = np.full((num_slots, config.num_layers, config.d_model), np.nan)
+        self._states = np.full((num_slots, config.state_width), np.nan)
         self._last_token = np.full(num_slots, -9, np.int32)
         self._weights = weights
         self._launched: deque[NumpyLaunched] = deque()
@@ -86,7 +54,7 @@ class NumpyRunner:
     def _run(self, batch: Batch) -> StepResult:
         # All reads come before all writes: no row may depend on another one of its batch.
         before, last_token = self._states.copy(), self._last_token.copy()
-        logits = np.zeros((batch.num_decode, self._weights.config.vocab_size))
+        logits = np.zeros((len(batch.targets), self._weights.config.vocab_size))
         for row in range(batch.num_rows):
             read, write = batch.read_slots[row], batch.write_slots[row]
             start, position = batch.row_offsets[row], int(batch.positions[row])
@@ -96,15 +64,16 @@ class NumpyRunner:
                 if token == FROM_DEVICE:
                     token = int(last_token[read])
                 output, state = feed(self._weights, token, position + offset, state)
+                if start + offset < len(logits):
+                    logits[start + offset] = output
             self._states[write] = state
-            if row < batch.num_decode:
-                logits[row] = output
         sampled = [
             sample(logits[row], batch, row) for row in range(batch.num_decode)
         ]  # (token, log-probability)
         tokens = np.array([token for token, _ in sampled], np.int32)
         self._last_token[batch.write_slots[: batch.num_decode]] = tokens
-        return StepResult(tokens, np.array([logprob for _, logprob in sampled], np.float32))
+        logprobs = np.array([logprob for _, logprob in sampled], np.float32)
+        return StepResult(tokens, logprobs, score(logits, batch, tokens))
 
 
 class NumpyLaunched:
@@ -122,27 +91,58 @@ class NumpyLaunched:
 
 
 def feed(weights: Weights, token: int, position: int, state: F64) -> tuple[F64, F64]:
-    """One token through the model: logits f64[V] and the new state f64[layers, d]."""
+    """One token through the model: logits f64[V] and the new state f64[state_width]."""
     if not 0 <= token < weights.config.vocab_size:  # the sequence's last sample was not finite
         return np.full(weights.config.vocab_size, np.nan), np.full_like(state, np.nan)
     x = weights.embedding[token].astype(np.float64)
-    new_state = np.empty_like(state)
-    for index, layer in enumerate(weights.layers):
+    left, new_states = list(state.reshape(-1, weights.config.d_model)), []
+    for layer in weights.layers:
         normed = _norm(x, layer.channel_norm_weight, layer.channel_norm_bias)
         up = normed @ layer.up_weight + layer.up_bias
         x = x + (up / (1 + np.exp(-up))) @ layer.down_weight + layer.down_bias
         mixed = _norm(x, layer.token_norm_weight, layer.token_norm_bias)
         if layer.proj_in_weight is not None and layer.proj_in_bias is not None:
             mixed = mixed @ layer.proj_in_weight + layer.proj_in_bias
-        per_head = mixed.reshape(weights.config.num_heads, -1)
-        s = layer.alpha_in[:, position, None] * per_head
-        s = s + layer.decay[:, None] * state[index].reshape(per_head.shape)
-        new_state[index] = s.ravel()
-        mixed = (layer.alpha_out[:, position, None] * s + layer.beta[:, position, None]).ravel()
+        mixed, states = _mix(weights.config, layer, mixed, position, left[: len(layer.units)])
+        left = left[len(layer.units) :]
+        new_states += states
         if layer.proj_out_weight is not None and layer.proj_out_bias is not None:
             mixed = mixed @ layer.proj_out_weight + layer.proj_out_bias
         x = x + mixed
-    return x @ weights.head, new_state
+    return x @ weights.head, np.concatenate(new_states)
+
+
+def _mix(
+    config: ModelConfig, layer: LayerWeights, x: F64, position: int, states: list[F64]
+) -> tuple[F64, list[F64]]:
+    """The layer's units, joined as the mixer joins them: output f64[d] and a new state each."""
+    if config.mixer == "combined":
+        row, column = (
+            _run_unit(unit, x, position, s) for unit, s in zip(layer.units, states, strict=True)
+        )
+        return row[0] + column[0], [row[1], column[1]]
+    if config.mixer == "expanded":
+        first, second = layer.units
+        inner, s = _run_unit(first, x, position, states[0])
+        y, t = _run_unit(second, inner / (1 + np.exp(-inner)), position, states[1])
+        return y, [s, t]
+    (unit,) = layer.units
+    y, s = _run_unit(unit, x, position, states[0])
+    return y, [s]
+
+
+def _run_unit(unit: MixerUnit, x: F64, position: int, state: F64) -> tuple[F64, F64]:
+    def per_channel(scalars: F32) -> F64:
+        return np.repeat(scalars.astype(np.float64), len(x) // len(scalars))
+
+    s = per_channel(unit.alpha_in[:, position]) * x
+    s += per_channel(unit.decay.astype(np.float64).sum(0)) * state
+    y = per_channel(unit.alpha_out[:, position]) * s + per_channel(unit.beta[:, position])
+    if unit.gamma is not None:
+        y += per_channel(unit.gamma[:, position]) * x
+    if unit.taps is not None and unit.taps_beta is not None:
+        y = np.convolve(y, unit.taps[::-1, position])[: len(y)] + unit.taps_beta[position]
+    return y, s
 
 
 def _norm(x: F64, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]) -> F64:
@@ -162,6 +162,27 @@ def sample(logits: F64, batch: Batch, row: int) -> tuple[int, float]:
     )
 
 
+def score(logits: F64, batch: Batch, tokens: I32) -> Scores:
+    """The scores of `batch.score_rows`, given what the decode rows sampled."""
+    rows, size = batch.score_rows, (len(batch.score_rows), MAX_LOGPROBS)
+    scores = Scores(
+        logprobs=np.zeros(len(rows), np.float32),
+        ranks=np.zeros(len(rows), np.int32),
+        top_ids=np.full(size, -1, np.int32),
+        top_logprobs=np.zeros(size, np.float32),
+    )
+    for i, row in enumerate(rows):
+        is_decode = row < batch.num_decode
+        temperature = float(batch.temperature[row]) if is_decode else 1.0
+        target = int((tokens if is_decode else batch.targets)[row])
+        scores.logprobs[i], scores.ranks[i], likeliest = oracle.score(
+            logits[row], temperature, target, int(batch.num_top[i])
+        )
+        for place, (token, logprob) in enumerate(likeliest):
+            scores.top_ids[i, place], scores.top_logprobs[i, place] = token, logprob
+    return scores
+
+
 def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     """Assert what `engine/batch.py` promises about a batch."""
     rows, decode = batch.num_rows, batch.num_decode
@@ -177,12 +198,27 @@ def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     assert (lengths[:decode] == 1).all() and (lengths > 0).all()
     assert (batch.positions >= 0).all() and (batch.positions + lengths <= config.n_ctx).all()
     _check_tokens(batch.token_ids, decode, config.vocab_size)
+    check_scoring(batch, config.vocab_size)
     slots = np.concatenate([batch.read_slots, batch.write_slots])
     assert slots.min() >= 0 and slots.max() < num_slots
     assert len(np.unique(batch.write_slots)) == rows, "two rows write one slot"
     writer = {int(slot): row for row, slot in enumerate(batch.write_slots)}
     for row, slot in enumerate(batch.read_slots):
         assert writer.get(int(slot), row) == row, "a row reads a slot that another one writes"
+
+
+def check_scoring(batch: Batch, vocab_size: int) -> None:
+    """Assert what `engine/batch.py` promises about what is scored."""
+    decode, head, rows = batch.num_decode, len(batch.targets), batch.score_rows
+    assert batch.scored_ids.dtype == np.int64
+    assert all(array.dtype == np.int32 for array in (batch.targets, rows, batch.num_top))
+    assert head == batch.row_offsets[decode + len(batch.scored_ids)], "no whole rows are scored"
+    assert (batch.targets[:decode] == SAMPLED).all()
+    assert (batch.targets[decode:] >= 0).all() and (batch.targets[decode:] < vocab_size).all()
+    assert len(rows) == len(batch.num_top) and (np.diff(rows) > 0).all()
+    assert rows[batch.num_scored_decode :].tolist() == list(range(decode, head))
+    assert (batch.num_top[: batch.num_scored_decode] > 0).all()
+    assert (batch.num_top >= 0).all() and (batch.num_top <= MAX_LOGPROBS).all()
 
 
 def _check_tokens(token_ids: I32, num_decode: int, vocab_size: int) -> None:

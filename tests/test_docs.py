@@ -23,14 +23,18 @@ from engine import errors
 from engine.bench import BenchConfig
 from engine.bench_load import LoadConfig
 from engine.client import EngineClient
-from engine.config import EngineConfig, ModelConfig, field_docs
+from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
+from engine.convert import parser as convert_parser
 from engine.precompile import PrecompileConfig
-from server import protocol
+from engine.published import Constructor, PublishedArgs
+from server import protocol, replies
 from server.app import create_app
 from server.bench import HttpBenchConfig
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.launch import load_settings
+from server.score import ScoreConfig
+from server.score_lines import Score
 from server.text import Text
 from tests.serving import ROOT, Server
 from training.evaluate import EvaluateConfig
@@ -42,6 +46,7 @@ MADE_BY_SERVE = {"endpoint", "listen_fd"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
+    "Scoring": (ScoreConfig,),
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
     "Engine benchmark": (BenchConfig,),
@@ -141,6 +146,18 @@ def test_every_command_is_there() -> None:
     assert list(dict.fromkeys(listed)) == usage
 
 
+def test_every_variant_and_every_field_of_a_model_is_there() -> None:
+    assert names("models.md", "Variants") == list(get_args(Mixer))
+    assert names("models.md", "config.json") == list(ModelConfig.__struct_fields__)
+
+
+def test_every_argument_of_a_published_model_is_there() -> None:
+    found = {name for row in rows("models.md", "Constructor arguments") for name in
+             re.findall(r"`(\w+)`", row[0])}  # fmt: skip
+    assert found == set(Constructor.__struct_fields__)
+    assert names("models.md", "ARGS.json") == list(PublishedArgs.__struct_fields__)
+
+
 def makefile() -> str:
     return (ROOT / "Makefile").read_text()
 
@@ -202,12 +219,13 @@ def test_stream_options_are_there() -> None:
 @pytest.mark.parametrize(
     ("heading", "kind"),
     [
-        ("Completion", protocol.Completion),
-        ("Choice", protocol.Choice),
-        ("Logprobs", protocol.Logprobs),
-        ("Usage", protocol.Usage),
-        ("ModelList", protocol.ModelList),
-        ("ModelCard", protocol.ModelCard),
+        ("Completion", replies.Completion),
+        ("Choice", replies.Choice),
+        ("Logprobs", replies.Logprobs),
+        ("PromptLogprob", replies.PromptLogprob),
+        ("Usage", replies.Usage),
+        ("ModelList", replies.ModelList),
+        ("ModelCard", replies.ModelCard),
         ("Errors", ErrorDetail),
     ],
 )
@@ -217,8 +235,9 @@ def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    for limit in (protocol.MAX_CHOICES, protocol.MAX_STOPS, protocol.MAX_STOP_LENGTH):
-        assert f" {limit}" in text
+    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES")
+    for limit in limits:
+        assert f" {getattr(protocol, limit)}" in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
     assert settings and set(settings) <= set(srm.SETTINGS)
 
@@ -281,6 +300,10 @@ def test_every_exit_code_is_there() -> None:
         assert found[kind.exit_code] == kind.code
 
 
+def test_every_field_of_a_scored_line_is_there() -> None:
+    assert names("configuration.md", "Results of scoring") == list(Score.__struct_fields__)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     text = path.read_text()
@@ -289,6 +312,7 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     commands = set(re.findall(r"^  (\w+)  ", srm.USAGE, re.M))
     assert set(re.findall(r"\bsrm ([a-z]+)(?![\w.])", code)) <= commands
     flags = {"config", "help"} | {name.replace("_", "-") for name in srm.SETTINGS}
+    flags |= set(re.findall(r"--([a-z][a-z-]*)", convert_parser().format_help()))
     used = re.findall(r"(?:srm|engine\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
     assert set(used) <= flags
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):

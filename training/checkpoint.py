@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from engine.config import ModelConfig
-from engine.errors import CheckpointError
+from engine.checkpoint import read_model
+from engine.tensors import is_scalar
 from training.model import SRM
 
 
@@ -21,7 +21,7 @@ def save_model(model: SRM, folder: Path) -> None:
     """Write `config.json` and `model.safetensors` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: (value.float() if ".mixer_heads." in name else value.bfloat16()).contiguous()
+        name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()
         for name, value in model.state_dict().items()
     }
     save_file(tensors, folder / "model.safetensors.partial", metadata={"format": "pt"})
@@ -32,16 +32,9 @@ def save_model(model: SRM, folder: Path) -> None:
 
 def load_model(folder: Path) -> SRM:
     """The model of a folder, in float32. Raises CheckpointError if it is not one."""
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=ModelConfig)
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{folder}: {error}") from None
-    model = SRM(config)
-    try:
-        model.load_state_dict({name: value.float() for name, value in tensors.items()})
-    except RuntimeError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+    files = read_model(folder)
+    model = SRM(files.config)
+    model.load_state_dict({name: torch.tensor(value) for name, value in files.tensors.items()})
     return model
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.errors import ConfigError
+from engine.tensors import DECAY_RANGE
 from training.checkpoint import save_run
 from training.data import IGNORED
-from training.model import DECAY_RANGE, SRM
+from training.model import SRM
 
 
 class Batches(Protocol):

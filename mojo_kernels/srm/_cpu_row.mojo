@@ -10,9 +10,9 @@ from std.memory import pack_bits
 from std.memory.alloc import unsafe_alloc
 from std.sys import simd_width_of
 from std.sys.intrinsics import compressed_store
-from std.utils.numerics import neg_inf
+from std.utils.numerics import inf, neg_inf
 
-from ._logit_row import LogitRow, Tally, rank, unrank, walk, weight
+from ._logit_row import LogitRow, Tally, is_after, rank, unrank, walk, weight
 
 comptime CHUNK = 256
 comptime WIDTH = simd_width_of[DType.float32]()
@@ -178,3 +178,40 @@ struct CPURow[dtype: DType](LogitRow):
 
     def logit(self, token: Int) -> Float32:
         return self.source[unsafe_offset=token].cast[DType.float32]()
+
+    def before(self, token: Int) -> Int:
+        # The padding is after every token: -inf, and higher.
+        var logit = self.logit(token)
+        var later = SIMD[DType.int32, VECTOR](0)
+        for i in range(0, self.padded(), VECTOR):
+            later += self.after_in(i, logit, token).cast[DType.int32]()
+        return self.padded() - 1 - Int(later.reduce_add())
+
+    def after(self, token: Int) -> Int:
+        var logit = self.logit(token) if token >= 0 else inf[DType.float32]()
+        var best = SIMD[DType.float32, VECTOR](neg_inf[DType.float32]())
+        for i in range(0, self.padded(), VECTOR):
+            best = max(
+                best,
+                self.after_in(i, logit, token).select(
+                    self.logits.unsafe_load[width=VECTOR](i),
+                    neg_inf[DType.float32](),
+                ),
+            )
+        var next = best.reduce_max()
+        var i = token + 1 if next == logit else 0
+        while self.logits[unsafe_offset=i] != next:
+            i += 1
+        return i
+
+    @always_inline
+    def after_in(
+        self, begin: Int, logit: Float32, token: Int
+    ) -> SIMD[DType.bool, VECTOR]:
+        """Which tokens of a vector come after one, all being kept."""
+        return is_after(
+            self.logits.unsafe_load[width=VECTOR](begin),
+            iota[DType.int32, VECTOR](Int32(begin)),
+            logit,
+            token,
+        )

@@ -7,9 +7,9 @@ computes weights anew. Every thread calls every method and gets the same answer.
 from max.gpu import barrier, thread_idx
 from max.gpu.primitives import block
 from std.math import ceildiv
-from std.utils.numerics import neg_inf
+from std.utils.numerics import inf, neg_inf
 
-from ._logit_row import LogitRow, Tally, rank, unrank, walk, weight
+from ._logit_row import LogitRow, Tally, is_after, rank, unrank, walk, weight
 
 
 struct GPURow[dtype: DType, block_size: Int](LogitRow):
@@ -125,3 +125,24 @@ struct GPURow[dtype: DType, block_size: Int](LogitRow):
 
     def logit(self, token: Int) -> Float32:
         return self.source[unsafe_offset=token].cast[DType.float32]()
+
+    def before(self, token: Int) -> Int:
+        var logit = self.logit(token)
+        var later = Int32(0)
+        for i in range(thread_idx.x, self.vocab, Self.block_size):
+            if is_after(self.logit(i), Int32(i), logit, token):
+                later += 1
+        return self.vocab - 1 - Int(Self.sum(later))
+
+    def after(self, token: Int) -> Int:
+        var logit = self.logit(token) if token >= 0 else inf[DType.float32]()
+        var best = UInt32(0)
+        for i in range(thread_idx.x, self.vocab, Self.block_size):
+            if is_after(self.logit(i), Int32(i), logit, token):
+                best = max(best, rank(self.logit(i)))
+        var next = unrank(Self.max(best))
+        var lowest = self.vocab
+        for i in range(thread_idx.x, self.vocab, Self.block_size):
+            if self.logit(i) == next and is_after(next, Int32(i), logit, token):
+                lowest = min(lowest, i)
+        return Int(Self.min(Int32(lowest)))

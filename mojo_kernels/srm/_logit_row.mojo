@@ -1,11 +1,11 @@
-"""A row of logits, as the sampler sees it: what `sample_row` needs summed over the vocabulary.
+"""A row of logits, as sampler and scores see it: what they need summed over the vocabulary.
 
 A token weighs exp((logit - top) * scale), `top` being the largest logit, so the heaviest weighs 1;
 below e^-87, where float32's normal range ends, it weighs nothing. Sums of many weights are float64.
 `CPURow` and `GPURow` are the two rows.
 """
 
-from std.math import exp
+from std.math import exp, log
 from std.memory import bitcast
 from std.utils.numerics import isnan, nan
 
@@ -53,6 +53,49 @@ trait LogitRow:
     def logit(self, token: Int) -> Float32:
         """The logit of a token."""
         ...
+
+    def before(self, token: Int) -> Int:
+        """Count the tokens with a larger logit, and the lower ones with an equal one.
+        """
+        ...
+
+    def after(self, token: Int) -> Int:
+        """Find the next token in this order, of which there is one; after -1 the first.
+        """
+        ...
+
+
+@always_inline
+def is_after[
+    width: SIMDLength
+](
+    logits: SIMD[DType.float32, width],
+    tokens: SIMD[DType.int32, width],
+    logit: Float32,
+    token: Int,
+) -> SIMD[DType.bool, width]:
+    """Which tokens come later than one: smaller logits, and equal ones of higher tokens.
+    """
+    return logits.lt(logit) | (logits.eq(logit) & tokens.gt(Int32(token)))
+
+
+@always_inline
+def inverse(temperature: Float32) -> Float32:
+    """The scale of logits; temperature 0 is greedy and its probabilities those of 1.
+    """
+    # That of a tiny temperature must stay finite, for the top token's own 0 * scale.
+    return Float32(1) if temperature == 0 else min(
+        1 / temperature, Float32.MAX_FINITE
+    )
+
+
+@always_inline
+def logprob_of(
+    logit: Float32, top: Float32, scale: Float32, mass: Float64
+) -> Float32:
+    """The log-probability, `mass` being the sum of the weights of all tokens.
+    """
+    return (logit - top) * scale - log(Float32(mass))
 
 
 @always_inline

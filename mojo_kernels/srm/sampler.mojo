@@ -18,7 +18,7 @@ over the cores, vectors run along a row) or `GPURow` (a block per row).
     tokens      [D]     int32             out
     logprobs    [D]     float32           out
     last_token  [S]     int32             mutated at write_slots[:D]
-    logits      [D, V]  any float         in
+    logits      [H, V]  any float         in, the first D rows are used
     temperature, top_p, min_p  [D]  float32  in; top_k  [D]  int32  in; seeds  [D]  uint64  in
     positions   [R]     int32             in, the first D are used
     write_slots [R]     int32             in, the first D are used
@@ -36,7 +36,15 @@ from std.utils.numerics import isfinite
 
 from ._cpu_row import CPURow
 from ._gpu_row import GPURow
-from ._logit_row import FLOOR, LogitRow, Tally, rank, unrank
+from ._logit_row import (
+    FLOOR,
+    LogitRow,
+    Tally,
+    inverse,
+    logprob_of,
+    rank,
+    unrank,
+)
 from .parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
@@ -87,23 +95,16 @@ def _sample_row[
     var top = row.largest()
     if not isfinite(top):
         return (Int32(-1), Float32(0))
-    var greedy = temperature == 0
-    # The inverse of a tiny temperature must stay finite, for the top token's own 0 * scale.
-    var scale = Float32(1) if greedy else min(
-        1 / temperature, Float32.MAX_FINITE
-    )
+    var scale = inverse(temperature)
     var all = row.weigh(top, scale)
     var token: Int
-    if greedy:
+    if temperature == 0:
         token = row.first(top)
     else:
         if top_k > 0 or top_p < 1 or min_p > 0:
             _truncate(row, all, top, temperature, top_k, top_p, min_p)
         token = row.draw(u)
-    return (
-        Int32(token),
-        (row.logit(token) - top) * scale - log(Float32(all.mass)),
-    )
+    return (Int32(token), logprob_of(row.logit(token), top, scale, all.mass))
 
 
 def _truncate[
@@ -159,7 +160,7 @@ struct _Sample:
         write_slots: InputTensor[dtype=DType.int32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        var num_rows = logits.dim_size(0)
+        var num_rows = tokens.dim_size(0)
         var vocab = logits.dim_size(1)
         var token_ptr = tokens.unsafe_ptr()
         var logprob_ptr = logprobs.unsafe_ptr()

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from max.driver import CPU, Buffer
-from max.engine import InferenceSession, Model
 
 from engine.batch import F32, I32
-from engine.checkpoint import Weights, load_checkpoint
+from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
-from engine.model import build_logits_graph
-from engine.random_model import write_random_model
-from engine.runner import ModelRunner, device_weights
+from engine.random_model import random_tensors
+from engine.runner import ModelRunner
+from engine.weights import Weights, fold
+from tests.logits_model import LogitsModel, compile_logits
 from training.checkpoint import load_model
 from training.model import SRM
 
@@ -29,133 +29,152 @@ F64 = npt.NDArray[np.float64]
 TOLERANCE = 1e-5
 """Of float32 logits and states, relative to the largest."""
 
+
+def config(**fields: Any) -> ModelConfig:
+    shape = {"d_model": 48, "num_layers": 2, "num_heads": 4, "n_ctx": 96, "vocab_size": 101}
+    return ModelConfig(**{**shape, **fields})
+
+
+def headless(**fields: Any) -> ModelConfig:
+    return config(num_heads=1, use_projections=False, **fields)
+
+
 CONFIGS = {
-    "projections": ModelConfig(d_model=64, num_layers=3, num_heads=4, n_ctx=96, vocab_size=101),
-    "no projections": ModelConfig(
-        d_model=48, num_layers=2, num_heads=6, n_ctx=96, vocab_size=101, use_projections=False
-    ),
-    "no decay": ModelConfig(
-        d_model=32, num_layers=2, num_heads=2, n_ctx=96, vocab_size=50, decay=False
-    ),
+    "mixed": config(d_model=64, num_layers=3),
+    "mixed_unprojected": config(num_heads=6, use_projections=False),
+    "mixed_undecayed": config(num_heads=2, decay=False, decay_constant=3),
+    "parallel": config(mixer="parallel"),
+    "parallel_unprojected": config(mixer="parallel", use_projections=False, decay_constant=2),
+    "column_heads": config(mixer="column_heads", num_heads=3, decay=False),
+    "combined": config(mixer="combined", decay_constant=2),
+    "combined_quirk": config(mixer="combined", decay_constant=2, combined_row_quirk=True),
+    "row": headless(mixer="row", decay=False),
+    "column": headless(mixer="column", decay=False),
+    "kernel": headless(mixer="kernel", kernel_size=4, decay_constant=2),
+    "kernel_undecayed": headless(mixer="kernel", kernel_size=7, decay=False, d_model=35),
+    "diagonal": config(mixer="diagonal"),
+    "diagonal_undecayed": config(mixer="diagonal", decay=False),
+    "expanded": headless(mixer="expanded", decay=False),
+    "expanded_heads": config(mixer="expanded", decay=False, num_heads=3),
+    "expanded_unprojected": config(mixer="expanded", decay=False, use_projections=False),
+    "tiny_alphas": config(),
 }
-NUM_SLOTS = 24
+LENGTHS = {
+    **{
+        f"mixed_{n}": config(n_ctx=n, decay_constant=max(1, n // 512))
+        for n in (64, 511, 512, 850, 1023, 1024, 2048)
+    },
+    "parallel_2048": config(n_ctx=2048, decay_constant=4, mixer="parallel"),
+    "combined_2048": config(n_ctx=2048, decay_constant=4, mixer="combined"),
+    "kernel_2048": headless(n_ctx=2048, decay_constant=8, mixer="kernel", kernel_size=4),
+    "diagonal_2048": config(n_ctx=2048, mixer="diagonal"),
+}
 
 
 @dataclass
-class LogitsModel:
-    """The step's blocks in MAX, giving logits, with a pool that starts as garbage."""
+class Forms:
+    """One model in MAX, float32, and in torch, float64."""
 
-    config: ModelConfig
-    model: Model
-    torch_model: SRM
-
-    def pool(self) -> tuple[Buffer, Buffer]:
-        states = np.full((NUM_SLOTS, self.config.state_width), 1e3, np.float32)
-        return Buffer.from_numpy(states), Buffer.from_numpy(np.zeros(NUM_SLOTS, np.int32))
-
-    def feed(self, pool: tuple[Buffer, Buffer], rows: list[tuple[I32, int, int, int]]) -> F32:
-        """rows of (token_ids, read slot, write slot, position) -> logits [tokens, vocab]."""
-        tokens = np.concatenate([row[0] for row in rows]).astype(np.int32)
-        read, write, positions = (np.array([row[i] for row in rows], np.int32) for i in (1, 2, 3))
-        offsets = np.cumsum([0, *(len(row[0]) for row in rows)]).astype(np.int32)
-        inputs = (Buffer.from_numpy(a) for a in (tokens, read, write, positions, offsets))
-        logits: F32 = self.model.execute(*pool, *inputs)[0].to_numpy()
-        return logits
+    max: LogitsModel
+    torch: SRM
 
     def expected(self, ids: I32) -> F64:
-        """Logits [length, vocab] of torch's parallel form, in float64."""
+        """Logits [length, vocab] of torch's parallel form."""
         with torch.no_grad():
-            logits: F64 = self.torch_model(torch.from_numpy(ids)[None].long())[0].numpy()
+            logits: F64 = self.torch(torch.from_numpy(ids)[None].long())[0].numpy()
         return logits
+
+    def random_ids(self, seed: int, *shape: int) -> I32:
+        rng = np.random.default_rng(seed)
+        return rng.integers(0, self.max.config.vocab_size, shape, dtype=np.int32)
+
+
+def tensors(name: str, config: ModelConfig) -> dict[str, F32]:
+    found, rng = random_tensors(config), np.random.default_rng(0)
+    for key, value in found.items():
+        if name in LENGTHS and key.endswith("decay_value"):  # clipped, slow ones, never forgetting
+            value[...] = rng.choice(np.array([0.88, 0.999, 0.9995, 1.0], np.float32), value.shape)
+        if name == "tiny_alphas" and "mixer_heads" in key and key.endswith("weight"):
+            value[:, [0, 3, 20]], value[:, [1, 10]] = 0, 1e-8
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_forms() -> dict[str, Forms]:
+    weights, references = {}, {}
+    for name, shape in (CONFIGS | LENGTHS).items():
+        found = tensors(name, shape)
+        weights[name] = fold(shape, found, name)
+        references[name] = SRM(shape)
+        references[name].load_state_dict({k: torch.from_numpy(v) for k, v in found.items()})
+    compiled = compile_logits(weights)
+    return {name: Forms(compiled[name], references[name].double()) for name in compiled}
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
-def logits_model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> LogitsModel:
-    config = CONFIGS[request.param]
-    folder = tmp_path_factory.mktemp("model")
-    write_random_model(folder, config)
-    session, device = InferenceSession(devices=[CPU()]), CPU()
-    compiled = session.compile(build_logits_graph(config, device))
-    registry = device_weights(load_checkpoint(folder), device)
-    model = session.init(compiled, weights_registry=registry)
-    return LogitsModel(config, model, load_model(folder).double())
+def forms(request: pytest.FixtureRequest, all_forms: dict[str, Forms]) -> Forms:
+    return all_forms[request.param]
 
 
 def _error(found: F32, expected: F64) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def test_one_pass_gives_torchs_logits_at_every_position(logits_model: LogitsModel) -> None:
-    config = logits_model.config
-    ids = np.random.default_rng(0).integers(0, config.vocab_size, config.n_ctx, dtype=np.int32)
-    found = logits_model.feed(logits_model.pool(), [(ids, 5, 5, 0)])
-    assert _error(found, logits_model.expected(ids)) < TOLERANCE
+def test_one_pass_gives_torchs_logits_at_every_position(forms: Forms) -> None:
+    ids = forms.random_ids(0, forms.max.config.n_ctx)
+    found = forms.max.feed(forms.max.pool(), [(ids, 5, 5, 0)])
+    assert _error(found, forms.expected(ids)) < TOLERANCE
 
 
-def test_ragged_batches_in_shuffled_slots_give_torchs_logits(logits_model: LogitsModel) -> None:
-    """Eight sequences, fed in chunks of random lengths, in a new order each step."""
-    config, rng = logits_model.config, np.random.default_rng(1)
-    texts = [rng.integers(0, config.vocab_size, config.n_ctx, dtype=np.int32) for _ in range(8)]
-    slots, fed = rng.permutation(NUM_SLOTS)[:8], [0] * 8
-    found = [np.empty((0, config.vocab_size), np.float32) for _ in texts]
-    pool = logits_model.pool()
-    while min(fed) < config.n_ctx:
-        rows, who = [], []
-        for i in rng.permutation(8):
-            count = min(int(rng.choice([0, 1, 1, 2, 7, 30])), config.n_ctx - fed[i])
-            if count:
-                slot = int(slots[i])
-                rows.append((texts[i][fed[i] : fed[i] + count], slot, slot, fed[i]))
-                who.append((i, count))
-                fed[i] += count
-        if not rows:
-            continue
-        parts = np.split(logits_model.feed(pool, rows), np.cumsum([count for _, count in who])[:-1])
-        for (i, _), part in zip(who, parts, strict=True):
-            found[i] = np.concatenate([found[i], part])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_every_length_gives_torchs_logits(name: str, all_forms: dict[str, Forms]) -> None:
+    forms = all_forms[name]
+    ids = forms.random_ids(1, forms.max.config.n_ctx)
+    expected = forms.expected(ids)
+    (in_chunks,) = forms.max.feed_in_chunks([ids], np.random.default_rng(1))
+    for found in (in_chunks, forms.max.feed(forms.max.pool(), [(ids, 5, 5, 0)])):
+        assert _error(found, expected) < TOLERANCE
+
+
+def test_ragged_batches_in_shuffled_slots_give_torchs_logits(forms: Forms) -> None:
+    texts = list(forms.random_ids(1, 8, forms.max.config.n_ctx))
+    found = forms.max.feed_in_chunks(texts, np.random.default_rng(1))
     for text, logits in zip(texts, found, strict=True):
-        assert _error(logits, logits_model.expected(text)) < TOLERANCE
+        assert _error(logits, forms.expected(text)) < TOLERANCE
 
 
-def test_forks_of_one_prefix_give_torchs_logits(logits_model: LogitsModel) -> None:
-    config, rng = logits_model.config, np.random.default_rng(2)
-    prefix = rng.integers(0, config.vocab_size, 20, dtype=np.int32)
-    tails = [rng.integers(0, config.vocab_size, 9, dtype=np.int32) for _ in range(6)]
-    pool = logits_model.pool()
-    logits_model.feed(pool, [(prefix, 3, 3, 0)])
-    first = logits_model.feed(pool, [(tail[:1], 3, 10 + i, 20) for i, tail in enumerate(tails)])
-    rest = logits_model.feed(
+def test_forks_of_one_prefix_give_torchs_logits(forms: Forms) -> None:
+    prefix, tails = forms.random_ids(2, 20), forms.random_ids(3, 6, 9)
+    pool = forms.max.pool()
+    forms.max.feed(pool, [(prefix, 3, 3, 0)])
+    first = forms.max.feed(pool, [(tail[:1], 3, 10 + i, 20) for i, tail in enumerate(tails)])
+    rest = forms.max.feed(
         pool, [(tail[1:], 10 + i, 10 + i, 21) for i, tail in enumerate(tails)]
     ).reshape(6, 8, -1)
     for i, tail in enumerate(tails):
-        expected = logits_model.expected(np.concatenate([prefix, tail]))[20:]
+        expected = forms.expected(np.concatenate([prefix, tail]))[20:]
         assert _error(np.concatenate([first[i : i + 1], rest[i]]), expected) < TOLERANCE
 
 
-def test_states_are_torchs_states(logits_model: LogitsModel) -> None:
-    config = logits_model.config
-    ids = np.random.default_rng(3).integers(0, config.vocab_size, config.n_ctx, dtype=np.int32)
-    pool, torch_model = logits_model.pool(), logits_model.torch_model
-    state = torch_model.empty_state(1)
+def test_states_are_torchs_states(forms: Forms) -> None:
+    ids = forms.random_ids(3, forms.max.config.n_ctx)
+    pool, state = forms.max.pool(), forms.torch.empty_state(1)
     for position, token in enumerate(ids):
-        logits_model.feed(pool, [(ids[position : position + 1], 7, 7, position)])
+        forms.max.feed(pool, [(ids[position : position + 1], 7, 7, position)])
         with torch.no_grad():
-            _, state = torch_model.step(torch.tensor([int(token)]), state, position)
-        found = pool[0].to_numpy()[7].reshape(config.num_layers, config.d_model)
-        assert _error(found, state[:, 0].numpy()) < TOLERANCE
+            _, state = forms.torch.step(torch.tensor([int(token)]), state, position)
+        found = pool[0].to_numpy()[7].reshape(state.shape)
+        assert _error(found, state.numpy()) < TOLERANCE
 
 
-def test_any_chunking_and_company_give_the_same_bits(logits_model: LogitsModel) -> None:
-    config, rng = logits_model.config, np.random.default_rng(4)
-    ids, other = rng.integers(0, config.vocab_size, (2, 64), dtype=np.int32)
-    whole, parts = logits_model.pool(), logits_model.pool()
-    expected = logits_model.feed(whole, [(ids, 2, 2, 0)])
+def test_any_chunking_and_company_give_the_same_bits(forms: Forms) -> None:
+    ids, other = forms.random_ids(4, 2, 64)
+    whole, parts = forms.max.pool(), forms.max.pool()
+    expected = forms.max.feed(whole, [(ids, 2, 2, 0)])
     found = []
     for start, stop in ((0, 1), (1, 14), (14, 15), (15, 64)):
         rows = [(other[start:stop], 9, 9, start), (ids[start:stop], 4, 4, start)]
-        found.append(logits_model.feed(parts, rows)[stop - start :])
+        found.append(forms.max.feed(parts, rows)[stop - start :])
     assert np.array_equal(np.concatenate(found), expected)
     assert np.array_equal(parts[0].to_numpy()[4], whole[0].to_numpy()[2])
 

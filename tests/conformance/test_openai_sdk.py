@@ -81,6 +81,40 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert logprobs.text_offset[0] == 0
 
 
+def test_echo_with_alternatives(client: openai.OpenAI) -> None:
+    (choice,) = client.completions.create(
+        model="tiny", prompt="the cat", echo=True, logprobs=5, max_tokens=3
+    ).choices
+    assert choice.text.startswith("the cat")
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens and logprobs.token_logprobs
+    assert logprobs.text_offset and logprobs.top_logprobs
+    assert [logprobs.token_logprobs[0], logprobs.top_logprobs[0]] == [None, None]
+    for token, logprob, top in list(
+        zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    )[1:]:
+        assert 5 <= len(top) <= 6
+        assert top[token] == logprob
+    assert len(logprobs.text_offset) == len(logprobs.tokens)
+
+
+def test_scoring_only_streamed(client: openai.OpenAI) -> None:
+    events = client.completions.create(
+        model="tiny",
+        prompt=[0, 5, 6],
+        echo=True,
+        logprobs=1,
+        max_tokens=0,
+        stream=True,
+        extra_body={"prompt_logprobs": 2},
+    )
+    (choice,) = [choice for event in events for choice in event.choices]
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None and choice.logprobs.tokens
+    assert len(choice.logprobs.tokens) == len(choice.model_dump()["prompt_logprobs"]) == 3
+
+
 def test_a_stream_with_usage(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="tiny", prompt="the cat", max_tokens=20, n=2, seed=4)
     texts = {0: "", 1: ""}
@@ -136,8 +170,8 @@ def test_errors_are_the_clients_own_kinds(client: openai.OpenAI) -> None:
     assert "n must be an integer from 1" in bad.value.message
     assert bad.value.request_id
     with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="tiny", prompt="x", echo=True)
-    assert bad.value.param == "echo"
+        client.completions.create(model="tiny", prompt="x", suffix="y")
+    assert bad.value.param == "suffix"
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="tiny", prompt=[5] * 1_000)
     assert bad.value.code == "context_length_exceeded"

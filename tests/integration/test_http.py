@@ -94,6 +94,9 @@ def test_temperature_zero_is_greedy(server: Server, temperature: float) -> None:
         {"prompt": ["the cat", "sat on"], "n": 2, "logprobs": 0},
         {"stop": ["e", "at"], "n": 5, "return_token_ids": True},
         {"logprobs": 0, "return_tokens_as_token_ids": True},
+        {"stop": ["e", "at"], "n": 5, "logprobs": 3, "echo": True, "return_token_ids": True},
+        {"echo": True, "n": 2},
+        {"echo": True, "max_tokens": 0, "logprobs": 1},
     ],
 )
 def test_a_stream_adds_up_to_the_whole(server: Server, fields: dict[str, Any]) -> None:
@@ -332,7 +335,8 @@ async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(
 FIELDS = [
     "prompt", "model", "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
     "stop_token_ids", "ignore_eos", "stream", "stream_options", "logprobs", "return_token_ids",
-    "user", "echo", "suffix", "best_of", "logit_bias", "presence_penalty", "min_tokens", "nonsense",
+    "prompt_logprobs", "user", "echo", "suffix", "best_of", "logit_bias", "presence_penalty",
+    "min_tokens", "nonsense",
 ]  # fmt: skip
 scalars = (
     st.none()

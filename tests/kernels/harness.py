@@ -7,6 +7,7 @@ MAX's compile time hardly depends on how many there are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ I32, U64, F32 = DType.int32, DType.uint64, DType.float32
 
 
 class Ops:
-    """The ops "embed", "mix", "mix_add" (with a residual) and "sample", compiled for a device."""
+    """The ops of `engine.kernels`, compiled for a device.
+
+    "mix" is there plain, with gamma ("mix_gamma"), with SiLU ("mix_silu"), and with both and a
+    residual ("mix_all"), whose inputs come in this order after those of "mix".
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -37,8 +42,12 @@ class Ops:
         for name, op in (
             ("embed", kernels.embed),
             ("mix", kernels.mix),
-            ("mix_add", kernels.mix),
+            ("mix_gamma", kernels.mix),
+            ("mix_silu", partial(kernels.mix, silu=True)),
+            ("mix_all", partial(kernels.mix, silu=True)),
+            ("taps", kernels.taps),
             ("sample", kernels.sample),
+            ("score", kernels.score),
         ):
             libraries = _add_graph(module, name, op, self._inputs[name])
         session = InferenceSession(devices=[device])
@@ -71,7 +80,7 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
         *(rows, rows, rows),
         TensorType(I32, ["bounds"], on),
         *(per_position, per_position, per_position),
-        TensorType(F32, ["heads"], on),
+        TensorType(F32, [2, "heads"], on),
     ]
     return {
         "embed": [
@@ -81,12 +90,27 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
             TensorType(F32, ["vocab", "width"], on),
         ],
         "mix": mix,
-        "mix_add": [*mix, x],
+        "mix_gamma": [*mix, per_position],
+        "mix_silu": mix,
+        "mix_all": [*mix, per_position, x],
+        "taps": [
+            x,
+            rows,
+            TensorType(I32, ["bounds"], on),
+            TensorType(F32, ["kernel_size", "n_ctx"], on),
+            TensorType(F32, ["n_ctx"], on),
+            x,
+        ],
         "sample": [
             last_token,
-            TensorType(F32, ["decode", "vocab"], on),
+            TensorType(F32, ["head", "vocab"], on),
             *(TensorType(dtype, ["decode"], on) for dtype in (F32, I32, F32, F32, U64)),
             *(rows, rows),
+        ],
+        "score": [
+            TensorType(F32, ["head", "vocab"], on),
+            TensorType(F32, ["decode"], on),
+            *(TensorType(I32, [dim], on) for dim in ("decode", "head", "scored", "scored")),
         ],
     }
 

@@ -29,7 +29,7 @@ def embed(last_token: Array, token_ids: Array, read_slots: Array, table: Array) 
 
 def mix(
     state: F64,
-    layer: int,
+    unit: int,
     x: F64,
     read_slots: Array,
     write_slots: Array,
@@ -39,21 +39,43 @@ def mix(
     alpha_out: F64,
     beta: F64,
     decay: F64,
+    gamma: F64 | None = None,
+    silu: bool = False,
 ) -> tuple[F64, F64]:
-    """(y[T, d], state[S, L * d] afterwards)."""
+    """(y[T, d], state[S, W] afterwards)."""
     width = x.shape[1]
-    head = np.arange(width) // (width // len(decay))
-    columns = slice(layer * width, (layer + 1) * width)
+    head = np.arange(width) // (width // decay.shape[1])
+    columns = slice(unit * width, (unit + 1) * width)
     y = np.zeros(x.shape)
     after = state.copy()
     for row, position in enumerate(positions):
         s = state[read_slots[row], columns] if position else np.zeros(width)
         for t in range(row_offsets[row], row_offsets[row + 1]):
             p = position + t - row_offsets[row]
-            s = alpha_in[head, p] * x[t] + decay[head] * s
+            s = alpha_in[head, p] * x[t] + decay.sum(0)[head] * s
             y[t] = alpha_out[head, p] * s + beta[head, p]
+            if gamma is not None:
+                y[t] += gamma[head, p] * x[t]
+            if silu:
+                y[t] /= 1 + np.exp(-y[t])
         after[write_slots[row], columns] = s
     return y, after
+
+
+def taps(
+    q: F64, positions: Array, row_offsets: Array, weight: F64, beta: F64, residual: F64
+) -> F64:
+    """y[T, d]."""
+    kernel_size, y = len(weight), np.zeros(q.shape)
+    for row, position in enumerate(positions):
+        for t in range(row_offsets[row], row_offsets[row + 1]):
+            p = position + t - row_offsets[row]
+            for j in range(q.shape[1]):
+                y[t, j] = beta[p] + residual[t, j]
+                for i in range(kernel_size):
+                    if j - (kernel_size - 1) + i >= 0:
+                        y[t, j] += weight[i, p] * q[t, j - (kernel_size - 1) + i]
+    return y
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -114,3 +136,16 @@ def sample(
     p = truncated(logits, temperature, top_k, top_p, min_p)
     token = int(np.flatnonzero(p.cumsum() > u)[0])
     return token, math.log(softmax(logits / temperature)[token])
+
+
+def score(
+    logits: F64, temperature: float, target: int, num_top: int
+) -> tuple[float, int, list[tuple[int, float]]]:
+    """(logprob, rank) of the target and (id, logprob) of the likeliest; NaN, 0 and none if none."""
+    if np.isnan(logits).any() or not math.isfinite(logits.max()):
+        return math.nan, 0, []
+    z = logits / (temperature or 1.0)
+    logprobs = z - z.max() - math.log(np.exp(z - z.max()).sum())
+    order = sorted(range(len(z)), key=lambda token: (-logits[token], token))
+    likeliest = [(token, float(logprobs[token])) for token in order[:num_top]]
+    return float(logprobs[target]), order.index(target) + 1, likeliest

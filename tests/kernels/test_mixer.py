@@ -16,7 +16,7 @@ from tests.kernels import oracle
 from tests.kernels.harness import Ops
 
 N_CTX = 2048
-LAYERS = 3
+UNITS = 3
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer's parameters, in the order of the op's inputs."""
+class Unit:
+    """A unit's parameters, in the order of the op's inputs; not every op takes gamma."""
 
     alpha_in: F32
     alpha_out: F32
     beta: F32
     decay: F32
+    gamma: F32
 
 
 def make_rows(
@@ -57,38 +58,50 @@ def make_rows(
     )
 
 
-def make_layer(rng: np.random.Generator, heads: int) -> Layer:
+def make_unit(rng: np.random.Generator, heads: int) -> Unit:
     shape = (heads, N_CTX)
-    alpha_in, alpha_out, beta = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))
+    alpha_in, alpha_out, beta, gamma = rng.standard_normal((4, *shape)).astype(np.float32)
     alpha_in[: heads // 2] = 1  # column heads, as a model has them
-    return Layer(alpha_in, alpha_out, beta, rng.uniform(0.9, 1, heads).astype(np.float32))
+    return Unit(alpha_in, alpha_out, beta, in_two(rng.uniform(0.9, 1, heads)), gamma)
+
+
+def in_two(decay: npt.NDArray[np.float64]) -> F32:
+    """f32[2, H]: rounded, and what the rounding left."""
+    rounded = decay.astype(np.float32)
+    return np.stack([rounded, (decay - rounded).astype(np.float32)])
 
 
 def make_state(rng: np.random.Generator, rows: Rows) -> F32:
-    shape = (2 * len(rows.positions) + 1, LAYERS * rows.x.shape[1])
+    shape = (2 * len(rows.positions) + 1, UNITS * rows.x.shape[1])
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def as_arrays(record: Rows | Layer) -> list[npt.NDArray[Any]]:
-    return list(vars(record).values())
+def residual_of(rows: Rows) -> F32:
+    """Some residual stream for these rows: the token's own, in whatever batch it is."""
+    return np.roll(rows.x, 1, axis=1)
 
 
-def run(ops: Ops, state: F32, rows: Rows, layer: Layer, index: int = 1) -> F32:
-    (y,) = ops.run("mix", state, np.array(index, np.int32), *as_arrays(rows), *as_arrays(layer))
-    return y
+def run(
+    ops: Ops, state: F32, rows: Rows, unit: Unit, index: int = 1, form: str = "mix"
+) -> npt.NDArray[Any]:
+    """`form` is the name of one of the ops."""
+    scalars = list(vars(unit).values())
+    rest = {"mix_gamma": [unit.gamma], "mix_all": [unit.gamma, residual_of(rows)]}.get(form, [])
+    inputs = [np.array(index, np.int32), *vars(rows).values(), *scalars[:-1], *rest]
+    return ops.run(form, state, *inputs)[0]
 
 
-def check(ops: Ops, state: F32, rows: Rows, layer: Layer, index: int = 1) -> None:
+def check(ops: Ops, state: F32, rows: Rows, unit: Unit, index: int = 1, form: str = "mix") -> None:
     """Outputs and states agree with the oracle; whatever is not written keeps its bits."""
-    arguments = [a.astype(np.float64) if a.dtype == np.float32 else a for a in as_arrays(rows)]
-    y_expected, expected = oracle.mix(
-        state.astype(np.float64),
-        index,
-        *arguments,
-        *(a.astype(np.float64) for a in as_arrays(layer)),
-    )
+    exact = [a.astype(np.float64) if a.dtype == np.float32 else a for a in vars(rows).values()]
+    *scalars, gamma = (a.astype(np.float64) for a in vars(unit).values())
+    has_gamma, silu = form in {"mix_gamma", "mix_all"}, form in {"mix_silu", "mix_all"}
+    arguments: list[Any] = [index, *exact, *scalars, gamma if has_gamma else None, silu]
+    y_expected, expected = oracle.mix(state.astype(np.float64), *arguments)
+    if form == "mix_all":
+        y_expected += residual_of(rows)
     before = state.copy()
-    y = run(ops, state, rows, layer, index)
+    y = run(ops, state, rows, unit, index, form)
     np.testing.assert_allclose(y, y_expected, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-4)
     width = rows.x.shape[1]
@@ -106,7 +119,7 @@ def test_ragged_rows(ops: Ops, heads: int, head_width: int) -> None:
     lengths = [1, 1, 1, 0, 5, 1, 63, 0, 2]
     positions = [0, 1, N_CTX - 1, 9, 0, 700, N_CTX - 63, 0, 1]
     rows = make_rows(rng, lengths, positions, heads * head_width)
-    check(ops, make_state(rng, rows), rows, make_layer(rng, heads))
+    check(ops, make_state(rng, rows), rows, make_unit(rng, heads))
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [1], [1] * 300, [1] * 100 + [900], [900, 0, 1, 0]])
@@ -114,22 +127,22 @@ def test_any_mixture_of_lengths(ops: Ops, lengths: list[int]) -> None:
     rng = np.random.default_rng(len(lengths))
     positions = [int(rng.integers(N_CTX - length)) for length in lengths]
     rows = make_rows(rng, lengths, positions, 256)
-    check(ops, make_state(rng, rows), rows, make_layer(rng, 4))
+    check(ops, make_state(rng, rows), rows, make_unit(rng, 4))
 
 
-@pytest.mark.parametrize("index", range(LAYERS))
-def test_each_layer_has_its_own_columns(ops: Ops, index: int) -> None:
+@pytest.mark.parametrize("index", range(UNITS))
+def test_each_unit_has_its_own_columns(ops: Ops, index: int) -> None:
     rng = np.random.default_rng(index)
     rows = make_rows(rng, [1, 4, 1], [3, 0, 5], 128)
-    check(ops, make_state(rng, rows), rows, make_layer(rng, 4), index)
+    check(ops, make_state(rng, rows), rows, make_unit(rng, 4), index)
 
 
 def test_position_0_ignores_what_the_slot_holds(ops: Ops) -> None:
     rng = np.random.default_rng(0)
     rows = make_rows(rng, [1, 3, 0], [0, 0, 0], 64)
-    layer, state = make_layer(rng, 4), make_state(rng, rows)
+    unit, state = make_unit(rng, 4), make_state(rng, rows)
     zeros, garbage = np.zeros_like(state), np.full_like(state, np.nan)
-    np.testing.assert_array_equal(run(ops, garbage, rows, layer), run(ops, zeros, rows, layer))
+    np.testing.assert_array_equal(run(ops, garbage, rows, unit), run(ops, zeros, rows, unit))
     written = rows.write_slots, slice(64, 128)
     np.testing.assert_array_equal(garbage[written], zeros[written])
 
@@ -143,28 +156,44 @@ def test_forks_leave_their_source(ops: Ops) -> None:
         read_slots=np.full(num_rows, source, np.int32),
         write_slots=write_slots,
     )
-    check(ops, make_state(rng, rows), rows, make_layer(rng, 2))
+    check(ops, make_state(rng, rows), rows, make_unit(rng, 2))
 
 
-def test_residual_is_added(ops: Ops) -> None:
-    rng = np.random.default_rng(0)
-    rows = make_rows(rng, [1, 20, 1], [0, 0, 5], 96)
-    layer, state = make_layer(rng, 4), make_state(rng, rows)
-    residual = rng.standard_normal(rows.x.shape).astype(np.float32)
-    y = run(ops, state.copy(), rows, layer)
-    (with_residual,) = ops.run(
-        "mix_add", state, np.array(1, np.int32), *as_arrays(rows), *as_arrays(layer), residual
+@pytest.mark.parametrize("form", ["mix_gamma", "mix_silu", "mix_all"])
+@pytest.mark.parametrize(("heads", "head_width"), [(4, 64), (3, 5), (2, 100)])
+def test_gamma_silu_and_residual(ops: Ops, form: str, heads: int, head_width: int) -> None:
+    rng = np.random.default_rng(head_width)
+    rows = make_rows(rng, [1, 20, 0, 1, 300], [0, 0, 3, N_CTX - 1, 5], heads * head_width)
+    check(ops, make_state(rng, rows), rows, make_unit(rng, heads), form=form)
+
+
+def test_a_slow_decay_is_exact_over_a_whole_context(ops: Ops) -> None:
+    """Rounded to float32 alone, these would be wrong by 3e-5."""
+    decay = np.array([0.9995, 0.9999, 0.9997, 1.0]) ** 0.25
+    ones, zeros = np.ones((4, N_CTX), np.float32), np.zeros((4, N_CTX), np.float32)
+    rows = Rows(
+        np.ones((N_CTX, 64), np.float32),
+        *(np.array(values, np.int32) for values in ([0], [0], [0], [0, N_CTX])),
     )
-    np.testing.assert_array_equal(with_residual, y + residual)
+    y = run(
+        ops,
+        np.zeros((1, UNITS * 64), np.float32),
+        rows,
+        Unit(ones, ones, zeros, in_two(decay), zeros),
+    )
+    expected = np.cumsum(decay[:, None] ** np.arange(N_CTX), axis=1)
+    found = y.reshape(N_CTX, 4, 16)[:, :, 0].T
+    assert np.abs(found / expected - 1).max() < 5e-6
 
 
+@pytest.mark.parametrize("form", ["mix", "mix_all"])
 @pytest.mark.parametrize("cuts", [[1], [299], [100, 101, 102, 250], list(range(1, 300))])
-def test_any_chunking_gives_the_same_bits(ops: Ops, cuts: list[int]) -> None:
+def test_any_chunking_gives_the_same_bits(ops: Ops, cuts: list[int], form: str) -> None:
     rng = np.random.default_rng(0)
-    layer = make_layer(rng, 4)
+    unit = make_unit(rng, 4)
     whole = make_rows(rng, [300], [0], 4 * 40)
-    at_once, in_chunks = (np.ones((3, LAYERS * 160), np.float32) for _ in range(2))
-    y = run(ops, at_once, whole, layer)
+    at_once, in_chunks = (np.ones((3, UNITS * 160), np.float32) for _ in range(2))
+    y = run(ops, at_once, whole, unit, form=form)
     for begin, end in zip([0, *cuts], [*cuts, 300], strict=True):
         # Beside other rows, so that the work is split differently.
         others = int(rng.integers(200))
@@ -175,7 +204,7 @@ def test_any_chunking_gives_the_same_bits(ops: Ops, cuts: list[int]) -> None:
         pool = np.ones((3 + others, in_chunks.shape[1]), np.float32)
         pool[:3] = in_chunks
         np.testing.assert_array_equal(
-            run(ops, pool, chunk, layer)[: end - begin], y[begin:end], strict=True
+            run(ops, pool, chunk, unit, form=form)[: end - begin], y[begin:end], strict=True
         )
         in_chunks = pool[:3]
     np.testing.assert_array_equal(in_chunks, at_once)
@@ -186,19 +215,19 @@ def test_offsets_into_a_large_pool_are_64_bit(ops: Ops, request: pytest.FixtureR
     if request.node.callspec.params["ops"] == "gpu":
         pytest.skip("copying the pool to a device would touch all of it")
     rng = np.random.default_rng(0)
-    width, slots = 64, 2**32 // (LAYERS * 64) + 2
+    width, slots = 64, 2**32 // (UNITS * 64) + 2
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
-    memory = mmap.mmap(-1, slots * LAYERS * width * 4, flags=flags)
-    pool = np.frombuffer(memory, np.float32).reshape(slots, LAYERS * width)
+    memory = mmap.mmap(-1, slots * UNITS * width * 4, flags=flags)
+    pool = np.frombuffer(memory, np.float32).reshape(slots, UNITS * width)
     used = np.array([0, 5, slots // 2, slots - 2, slots - 1])
     rows = make_rows(rng, [1, 2], [4, 8], width)
-    layer, small = make_layer(rng, 4), make_state(rng, rows)
+    unit, small = make_unit(rng, 4), make_state(rng, rows)
     pool[used] = small
-    y = run(ops, small, rows, layer)
+    y = run(ops, small, rows, unit)
     far = replace(
         rows,
         read_slots=used[rows.read_slots].astype(np.int32),
         write_slots=used[rows.write_slots].astype(np.int32),
     )
-    np.testing.assert_array_equal(run(ops, pool, far, layer), y)
+    np.testing.assert_array_equal(run(ops, pool, far, unit), y)
     np.testing.assert_array_equal(pool[used], small)

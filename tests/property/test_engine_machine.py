@@ -6,13 +6,16 @@
    engine which runs this request alone, one plain step after the other.
 4. `step` and `step_overlapped` give the same tokens: both are mixed here, only one is used there.
 5. The scheduler is deterministic: the same calls give the same batches; a twin follows along.
+6. Scores do not depend on chunks and company either, every prompt token but the first is scored
+   once and in order before any sample speaks, and scoring changes no sample.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -30,7 +33,7 @@ from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest, Overloaded
-from engine.messages import Output, Request, SamplingParams
+from engine.messages import PROMPT, Output, Request, SamplingParams, join
 from engine.slots import FREE, PREFIX
 from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
 
@@ -40,7 +43,7 @@ WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
 tokens = st.integers(0, TINY.vocab_size - 1)
 params = st.builds(
     SamplingParams,
-    max_tokens=st.integers(1, 12),
+    max_tokens=st.integers(0, 12),
     n=st.integers(1, 9),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 1, 4]),
@@ -49,7 +52,8 @@ params = st.builds(
     seed=st.integers(0, 5),
     stop_token_ids=st.lists(tokens, max_size=6).map(tuple),
     ignore_eos=st.booleans(),
-    logprobs=st.booleans(),
+    logprobs=st.sampled_from([None, None, 0, 1, 20]),
+    prompt_logprobs=st.sampled_from([None, None, 0, 3]),
 )
 prompts = st.one_of(
     st.lists(tokens, min_size=1, max_size=12), st.lists(tokens, min_size=58, max_size=TINY.n_ctx)
@@ -69,15 +73,17 @@ class RecordingRunner(NumpyRunner):
 
 
 def alone(request: Request) -> dict[int, Output]:
-    """The request's final Outputs from an engine that does nothing else."""
+    """All that is said of the prompt and of each sample by an engine that does nothing else."""
     num_slots = request.params.n + 1
     config = EngineConfig(num_slots=num_slots, max_step_rows=64, max_step_tokens=128)
     engine = Engine(TINY, NumpyRunner(WEIGHTS, num_slots), config)
-    engine.add(msgspec.structs.replace(request, emit="final"))
-    outputs: list[Output] = []
+    emit: Literal["final", "delta"] = "delta" if request.params.logprobs else "final"
+    engine.add(msgspec.structs.replace(request, emit=emit))
+    outputs: defaultdict[int, list[Output]] = defaultdict(list)
     while engine.has_work:
-        outputs += engine.step()
-    return {output.index: output for output in outputs}
+        for output in engine.step():
+            outputs[output.index].append(output)
+    return {index: join(said) for index, said in outputs.items()}
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -126,8 +132,12 @@ class EngineMachine(RuleBasedStateMachine):
         except Overloaded:
             assert waiting + params.n > self.config.max_waiting
         except InvalidRequest as error:
-            assert error.param == "n"
-            assert params.n > self.config.max_waiting or self.config.num_slots == 1
+            if error.param == "n":
+                assert params.n > self.config.max_waiting or self.config.num_slots == 1
+            elif error.param == "max_tokens":
+                assert params.prompt_logprobs is None or len(prompt) == 1
+            else:
+                assert (error.param, emit) == ("logprobs", "final") and params.logprobs
         else:
             self.twin.add(request)
             self.requests[request.id] = request
@@ -158,7 +168,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert output.id not in self.aborted, "an aborted request spoke"
             earlier = self.received[output.id, output.index]
             assert all(one.finish_reason is None for one in earlier), "spoke after its end"
-            assert output.finish_reason is not None or self.requests[output.id].emit == "delta"
+            if output.index == PROMPT:
+                others = (index for name, index in self.received if name == output.id)
+                assert set(others) <= {PROMPT}, "the prompt's scores come first"
+            else:
+                is_stream = self.requests[output.id].emit == "delta"
+                assert output.finish_reason is not None or is_stream
             earlier.append(output)
 
     @invariant()
@@ -198,16 +213,38 @@ class EngineMachine(RuleBasedStateMachine):
 
     def compare(self, request: Request) -> None:
         expected = alone(request)
-        ended = Counter(index for name, index in self.received if name == request.id)
-        assert ended == Counter(range(request.params.n))
+        said = {
+            index: join(outputs)
+            for (name, index), outputs in self.received.items()
+            if name == request.id
+        }
+        if PROMPT in said and PROMPT not in expected:  # broken behind what is its first chunk here
+            assert request.prompt_token_ids[4:].startswith(said.pop(PROMPT).token_ids)
+            assert {one.finish_reason for one in said.values()} == {"error"}
+        assert said.keys() == expected.keys()
+        assert said.keys() - {PROMPT} == set(range(request.params.n))
+        assert all(same(said[index], one) for index, one in expected.items())
+        assert PROMPT not in said or said[PROMPT].token_ids == request.prompt_token_ids[4:]
         for index in range(request.params.n):
-            outputs = self.received[request.id, index]
-            assert outputs[-1].finish_reason == expected[index].finish_reason
-            joined = b"".join(output.token_ids for output in outputs)
-            assert joined == expected[index].token_ids
-            logprobs = np.frombuffer(b"".join(output.logprobs for output in outputs), "<f4")
-            assert np.allclose(logprobs, np.frombuffer(expected[index].logprobs, "<f4"))
-            assert bool(len(logprobs)) == (request.params.logprobs and bool(joined))
+            has_logprobs = request.params.logprobs is not None and bool(said[index].token_ids)
+            assert bool(said[index].logprobs) == has_logprobs
+        if request.params.max_tokens and request.params.prompt_logprobs is not None:
+            params = msgspec.structs.replace(request.params, logprobs=None, prompt_logprobs=None)
+            for index, one in alone(msgspec.structs.replace(request, params=params)).items():
+                is_broken = said[index].finish_reason == "error"  # maybe only a prompt's score
+                assert is_broken or one.token_ids == said[index].token_ids
+
+
+def same(one: Output, other: Output) -> bool:
+    """Equal but for the last bits of log-probabilities."""
+    names = ("logprobs", "top_logprobs")
+    floats = [
+        [np.frombuffer(getattr(output, name), "<f4") for name in names] for output in (one, other)
+    ]
+    without = [
+        msgspec.structs.replace(output, logprobs=b"", top_logprobs=b"") for output in (one, other)
+    ]
+    return without[0] == without[1] and all(map(np.allclose, *floats))
 
 
 EngineMachine.TestCase.settings = settings(

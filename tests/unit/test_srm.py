@@ -47,13 +47,16 @@ def test_the_usage_names_every_command(
 ) -> None:
     assert srm.main(argv) == code
     said = capsys.readouterr()
-    assert all(f"\n  {name} " in said.out + said.err for name in srm.TRAINING | {"serve", "bench"})
+    assert all(
+        f"\n  {name} " in said.out + said.err
+        for name in srm.TRAINING | {"serve", "score", "bench", "convert", "inspect"}
+    )
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["train", "--num-heads=3"], "num_heads must be even and divide d_model: 3, 256"),
+        (["train", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
         (["train", "--threads=-1"], "threads must be at least 0, got -1"),
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
         (["bench", "engine", "--batch-sizes="], "batch_sizes and repetitions must be at least 1"),

@@ -1,4 +1,4 @@
-"""A good checkpoint is folded rightly; every broken one is a clear error."""
+"""A good checkpoint is read; every broken one is a clear error."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from engine.batch import F32
-from engine.checkpoint import load_checkpoint, named_tensors
+from engine.checkpoint import load_checkpoint
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
 from engine.random_model import write_random_model
 
 CONFIG = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
-HEAD = "mixer_blocks.1.token_mixing_layer.mixer_heads.{}."
 
 
 @pytest.fixture
@@ -31,51 +30,6 @@ def _rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
-
-
-def test_matrices_are_turned_and_heads_joined(folder: Path) -> None:
-    raw, weights = load_file(folder / "model.safetensors"), load_checkpoint(folder)
-    assert np.array_equal(weights.embedding, raw["input_layer.weight"])
-    assert np.array_equal(weights.head, raw["output_layer.weight"].T)
-    layer, mixer = weights.layers[1], "mixer_blocks.1.token_mixing_layer."
-    assert layer.proj_in_weight is not None
-    for head in range(4):
-        columns = slice(2 * head, 2 * head + 2)
-        assert np.array_equal(
-            layer.proj_in_weight[:, columns], raw[f"{mixer}proj_head.{head}.weight"].T
-        )
-
-
-def test_column_heads_weigh_on_the_way_out_and_row_heads_on_the_way_in(folder: Path) -> None:
-    raw, layer = load_file(folder / "model.safetensors"), load_checkpoint(folder).layers[1]
-    for head in range(4):
-        alpha = raw[HEAD.format(head) + "weight"][0]
-        weighing, other = (
-            (layer.alpha_out, layer.alpha_in) if head < 2 else (layer.alpha_in, layer.alpha_out)
-        )
-        assert np.array_equal(weighing[head], alpha)
-        assert (other[head] == 1).all()
-        assert np.array_equal(layer.beta[head], raw[HEAD.format(head) + "bias"])
-
-
-def test_decay_is_clipped_and_taken_to_one_over_c(folder: Path) -> None:
-    def set_decays(tensors: dict[str, F32]) -> None:
-        for head, value in enumerate((0.5, 0.95, 1.0, 1.5)):
-            tensors[HEAD.format(head) + "decay_value"] = np.array([value], np.float32)
-
-    _rewrite(folder, set_decays)
-    config = msgspec.structs.replace(CONFIG, decay_constant=2)
-    (folder / "config.json").write_bytes(msgspec.json.encode(config))
-    expected = np.sqrt(np.array([0.9, np.float32(0.95), 1.0, 1.0])).astype(np.float32)
-    assert np.array_equal(load_checkpoint(folder).layers[1].decay, expected)
-
-
-def test_a_model_without_projections_or_decay_loads(tmp_path: Path) -> None:
-    config = msgspec.structs.replace(CONFIG, use_projections=False, decay=False)
-    write_random_model(tmp_path, config)
-    layer = load_checkpoint(tmp_path).layers[0]
-    assert layer.proj_in_weight is None and layer.proj_out_bias is None
-    assert (layer.decay == 1).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -99,11 +53,6 @@ def test_the_fingerprint_changes_with_weights_and_config(folder: Path) -> None:
     config = msgspec.structs.replace(CONFIG, decay_constant=2)
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     assert len({first, second, load_checkpoint(folder).fingerprint}) == 3
-
-
-def test_every_tensor_has_a_name_of_its_own(folder: Path) -> None:
-    names = [name for name, _ in named_tensors(load_checkpoint(folder))]
-    assert len(names) == len(set(names)) == 2 + 2 * 16
 
 
 def _set_nan(tensors: dict[str, F32]) -> None:
@@ -139,13 +88,16 @@ def test_wrong_tensors_are_named(
     [
         ({"vocab_size": 12}, r"input_layer\.weight has shape \[11, 8\].* \[12, 8\]"),
         ({"num_layers": 3}, r"mixer_blocks\.2\..* is missing"),
-        ({"num_heads": 3}, "num_heads must be even and divide d_model"),
+        ({"num_heads": 3}, "num_heads = 3 must divide d_model = 8"),
+        ({"num_heads": 1}, "num_heads must be even where mixer is mixed, got 1"),
         ({"d_model": 0}, "d_model must be at least 1"),
         ({"decay_constant": 0}, "decay_constant must be at least 1"),
         ({"n_ctx": "16"}, r"Expected `int`, got `str` - at `\$\.n_ctx`"),
         ({"eos_token_id": 11}, "eos_token_id must lie in"),
         ({"colour": "red"}, "unknown field `colour`"),
-        ({"mixer": "parallel"}, r"Invalid enum value 'parallel' - at `\$\.mixer`"),
+        ({"mixer": "serial"}, r"Invalid enum value 'serial' - at `\$\.mixer`"),
+        ({"mixer": "row"}, "num_heads must be 1 where mixer is row, got 4"),
+        ({"kernel_size": 2}, "kernel_size must be 1 where mixer is mixed, got 2"),
     ],
 )
 def test_wrong_configs_are_explained(folder: Path, fields: dict[str, Any], message: str) -> None:

@@ -229,7 +229,7 @@ def test_why_a_sequence_ends(
 
 def test_a_stream_says_each_token_once(make_request: MakeRequest) -> None:
     scheduler = make_scheduler()
-    scheduler.add(make_request(prompt=[5], emit="delta", max_tokens=9, logprobs=True))
+    scheduler.add(make_request(prompt=[5], emit="delta", max_tokens=9, logprobs=0))
     outputs = [output for token in (7, 8, -1) for output in step(scheduler, token)]
     assert [tokens_of(output) for output in outputs] == [[7], [8], []]
     assert [len(output.logprobs) for output in outputs] == [4, 4, 0]
@@ -238,7 +238,7 @@ def test_a_stream_says_each_token_once(make_request: MakeRequest) -> None:
 
 def test_logprobs_come_only_to_those_who_asked(make_request: MakeRequest) -> None:
     scheduler = make_scheduler()
-    scheduler.add(make_request("asks", prompt=[5], max_tokens=2, logprobs=True))
+    scheduler.add(make_request("asks", prompt=[5], max_tokens=2, logprobs=0))
     scheduler.add(make_request("not", prompt=[5], max_tokens=2))
     step(scheduler)
     logprobs = {output.id: output.logprobs for output in step(scheduler)}

@@ -49,7 +49,7 @@ def test_logprobs_take_memory_only_once_asked_for(make_request: MakeRequest) -> 
     table = SlotTable(8, 64)
     quiet = table.take(accept(make_request(), TINY, 0), 1)
     assert table.output_logprobs is None
-    asking = table.take(accept(make_request(logprobs=True), TINY, 1), 1)
+    asking = table.take(accept(make_request(logprobs=0), TINY, 1), 1)
     slots = np.append(quiet, asking).astype(np.int64)
     table.record(slots, np.array([8, 9], np.int32), np.array([-1, -2], np.float32))
     assert table.output_tokens[slots, 0].tolist() == [8, 9]

@@ -57,6 +57,11 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
         ("n", True),
         ("max_tokens", 0),
         ("max_tokens", -1),
+        ("echo", 1),
+        ("logprobs", 21),
+        ("logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", True),
         ("temperature", -0.1),
         ("temperature", 101),
         ("temperature", "hot"),
@@ -80,7 +85,6 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
         ("stream", "true"),
         ("stream_options", {"include_usage": 1}),
         ("stream_options", {"other": True}),
-        ("logprobs", 1),
         ("logprobs", True),
         ("return_token_ids", 0),
         ("user", 7),
@@ -115,8 +119,6 @@ def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "neutral", "asking"),
     [
-        ("echo", False, True),
-        ("echo", False, 0),
         ("suffix", "", "end"),
         ("best_of", 1, 2),
         ("logit_bias", {}, {"5": 1}),
@@ -126,7 +128,6 @@ def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
         ("repetition_penalty", 1, True),
         ("min_tokens", 0, 3),
         ("skip_special_tokens", True, False),
-        ("prompt_logprobs", None, 0),
         ("allowed_token_ids", None, [1]),
     ],
 )
@@ -137,6 +138,11 @@ def test_what_is_not_honoured_may_be_neutral_and_nothing_else(
     with pytest.raises(InvalidRequest, match=f"^{field} = .* is not supported") as refused:
         parse(**{field: asking})
     assert refused.value.param == field
+
+
+@pytest.mark.parametrize("scoring", [{"echo": True}, {"prompt_logprobs": 0}])
+def test_no_tokens_may_be_asked_for_where_the_prompt_is(scoring: dict[str, Any]) -> None:
+    assert parse(max_tokens=0, **scoring).max_tokens == 0
 
 
 def test_best_of_may_be_n() -> None:

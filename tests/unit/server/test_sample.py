@@ -30,9 +30,17 @@ def run(
     stops: list[str] | None = None,
     finish_reason: FinishReason = "length",
     stop_token_ids: tuple[int, ...] = (),
+    echo: list[int] | None = None,
 ) -> list[Delta]:
-    """The deltas of the tokens `ids`, delivered in pieces."""
-    sample = Sample(0, text, StopStrings(stops) if stops else None, stop_token_ids)
+    """The deltas of the tokens `ids`, delivered in pieces, each token with two alternatives."""
+    sample = Sample(
+        0,
+        text,
+        StopStrings(stops) if stops else None,
+        stop_token_ids,
+        has_offsets=True,
+        echo=array("i", echo or []).tobytes(),
+    )
     bounds = sorted({0, len(ids), *(cut for cut in cuts if 0 < cut < len(ids))})
     deltas = []
     for begin, end in pairwise(bounds):
@@ -42,6 +50,8 @@ def run(
             index=0,
             token_ids=array("i", piece).tobytes(),
             logprobs=array("f", [-float(token) for token in piece]).tobytes(),
+            top_ids=array("i", [token + i for token in piece for i in (0, 1)]).tobytes(),
+            top_logprobs=array("f", [-token - i for token in piece for i in (0, 1)]).tobytes(),
             finish_reason=finish_reason if end == len(ids) else None,
         )
         deltas.append(sample.feed(output))
@@ -134,3 +144,29 @@ def test_offsets_count_characters(text: Text) -> None:
     joined = join(run(text, ids, [2, 3]))
     assert joined.text_offset == [0, 1, 1, 2, 2, 2, 3]
     assert joined.logprobs == array("f", [-float(token) for token in ids]).tobytes()
+
+
+@given(tokens, tokens, cuts)
+def test_an_echoed_prompt_comes_first_however_delivered(
+    text: Text, prompt: list[int], ids: list[int], cuts: list[int]
+) -> None:
+    deltas = run(text, ids, cuts, echo=prompt)
+    (together,) = run(text, prompt + ids, [])
+    whole = join(deltas)
+    assert (whole.text, whole.text_offset) == (together.text, together.text_offset)
+    assert whole.token_ids == array("i", ids).tobytes()
+    assert len(deltas[0].text_offset) == len(prompt) + deltas[0].num_tokens
+
+
+def test_stop_strings_are_not_looked_for_in_an_echoed_prompt(text: Text) -> None:
+    prompt, ids = ids_of(text, b"a stop b"), ids_of(text, b"op c stop d")
+    delta = join(run(text, ids, list(range(11)), ["stop"], echo=prompt))
+    assert (delta.text, delta.stop_reason) == ("a stop bop c ", "stop")
+
+
+def test_a_stop_string_takes_its_alternatives_along(text: Text) -> None:
+    ids = ids_of(text, b"abcdef")
+    (delta,) = run(text, ids, [], ["cd"])
+    assert delta.num_tokens == 4
+    assert delta.top_ids == array("i", [token + i for token in ids[:4] for i in (0, 1)]).tobytes()
+    assert len(delta.top_logprobs) == len(delta.top_ids)

@@ -55,14 +55,26 @@ def test_every_token_has_a_label(text: Text) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b"{}"])
-def test_a_missing_or_damaged_file_is_named(folder: Path, name: str, content: bytes | None) -> None:
-    if content is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(content)
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"{}"])
+def test_a_damaged_file_is_named(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=name):
         Text(folder)
+
+
+def test_a_model_needs_a_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Text(folder)
+
+
+def test_without_a_tokenizer_tokens_are_written_as_ids(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    text = Text(folder)
+    assert not text.has_tokenizer
+    assert text.decode(array("i", [0, 17, 319]).tobytes()) == b"token_id:0token_id:17token_id:319"
+    assert text.labels[17] == "token_id:17"
+    assert text.longest_token == len("token_id:319")
 
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused(folder: Path) -> None:

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from engine.checkpoint import load_checkpoint
 from engine.errors import CheckpointError, ConfigError
-from training.checkpoint import load_model
+from training.checkpoint import load_model, save_model
 from training.data import IGNORED, PACKED_EVERY, ProblemBatches
 from training.loop import Schedule
+from training.model import SRM
 from training.pretrain import TrainConfig, pretrain
 from training.tasks import problems
 from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
@@ -123,4 +124,12 @@ def test_learning_rate_warms_up_and_decays_to_zero() -> None:
 
 def test_a_broken_folder_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_model(tmp_path)
+    save_model(SRM(_tiny(tmp_path, steps=1).model(258)), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="missing required field"):
         load_model(tmp_path)

@@ -1,0 +1,84 @@
+"""Chunk and assemble: the rows of a step as one Batch.
+
+Decode rows come first, then chunks of prompts that are scored, then the other chunks: so the tokens
+that the output head is wanted for are the first ones, and a step that scores nothing pays nothing.
+Knows what the slots say and not why these were chosen.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.batch import I32, I64, SAMPLED, Batch
+from engine.sequence import SequenceGroup
+from engine.slots import SlotTable
+
+NOTHING: I32 = np.empty(0, np.int32)
+
+
+class Chunk(NamedTuple):
+    """The part of a group's prompt that one prefill row feeds: tokens start … stop - 1."""
+
+    group: SequenceGroup
+    start: int
+    stop: int
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens of which the next one is scored: all or none."""
+        is_scored = self.group.request.params.prompt_logprobs is not None
+        return self.stop - self.start if is_scored else 0
+
+    @property
+    def num_top(self) -> int:
+        """Likeliest tokens wanted for each."""
+        return self.group.request.params.prompt_logprobs or 0
+
+
+def assemble(table: SlotTable, slots: I64, chunks: list[Chunk]) -> Batch:
+    """Of the slots to decode, i64[D], and what to prefill."""
+    scored = [chunk for chunk in chunks if chunk.num_scored]
+    chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
+    prefill_slots = np.array([chunk.group.prefill_slot for chunk in chunks], np.int32)
+    prefill_positions = np.array([chunk.start for chunk in chunks], np.int32)
+    lengths = np.ones(len(slots) + len(chunks), np.int32)
+    lengths[len(slots) :] = [chunk.stop - chunk.start for chunk in chunks]
+    row_offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=row_offsets[1:])
+    prompts = [chunk.group.prompt[chunk.start : chunk.stop] for chunk in chunks]
+    targets, score_rows, num_top = _scored(table, slots, scored)
+    return Batch(
+        sequence_ids=table.sequence_id[slots],
+        read_slots=np.concatenate([table.read_slot[slots], prefill_slots]),
+        write_slots=np.concatenate([slots.astype(np.int32), prefill_slots]),
+        positions=np.concatenate([table.position[slots], prefill_positions]),
+        row_offsets=row_offsets,
+        token_ids=np.concatenate([table.next_token[slots], *prompts]),
+        ends=table.remaining[slots] == 1,
+        temperature=table.temperature[slots],
+        top_k=table.top_k[slots],
+        top_p=table.top_p[slots],
+        min_p=table.min_p[slots],
+        seeds=table.seed[slots],
+        scored_ids=np.array([chunk.group.first_id for chunk in scored], np.int64),
+        targets=targets,
+        score_rows=score_rows,
+        num_top=num_top,
+    )
+
+
+def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32, I32]:
+    """targets, score_rows and num_top of the batch."""
+    sampled = np.full(len(slots), SAMPLED, np.int32)
+    if not scored and not table.num_asking:
+        return sampled, NOTHING, NOTHING
+    alternatives = table.num_logprobs[slots]
+    rows = np.flatnonzero(alternatives > 0).astype(np.int32)
+    given = [chunk.group.prompt[chunk.start + 1 : chunk.stop + 1] for chunk in scored]
+    targets = np.concatenate([sampled, *given])
+    head_rows = np.arange(len(slots), len(targets), dtype=np.int32)
+    tops = [np.full(chunk.num_scored, chunk.num_top, np.int32) for chunk in scored]
+    num_top = np.concatenate([alternatives[rows], *tops])
+    return targets, np.concatenate([rows, head_rows]), num_top

@@ -1,0 +1,103 @@
+"""What a step says to the callers: its samples and scores as Outputs.
+
+Loops over departures, streams and chunks of scored prompts, never over the whole batch. Changes
+nothing: what an end means for slots and requests is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from engine.batch import I64, Batch, Scores
+from engine.messages import PROMPT, FinishReason, Output
+from engine.sequence import SequenceGroup
+from engine.slots import NO_LOGPROBS, SlotTable
+
+RUNNING, STOP, LENGTH, ERROR = range(4)
+FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
+NOT_FINITE = "the model's output was not finite"
+
+
+def decode_scores(batch: Batch) -> dict[int, int]:
+    """Where in the step's scores those of a slot's decode row are, by slot."""
+    if not len(batch.score_rows):
+        return {}
+    rows = batch.score_rows[: batch.num_scored_decode]
+    return {slot: place for place, slot in enumerate(batch.write_slots[rows].tolist())}
+
+
+def sampled(
+    table: SlotTable,
+    groups: Mapping[int, SequenceGroup],
+    slots: I64,
+    reasons: I64,
+    places: Mapping[int, int],
+    scores: Scores,
+) -> list[Output]:
+    """What these slots' sequences have new, or all of it at their end.
+
+    Groups are by first id, `places` are those of `decode_scores`.
+    """
+    columns = (
+        slots,
+        table.sequence_id[slots],
+        table.first_id[slots],
+        np.where(table.is_streaming[slots], table.num_outputs[slots] - 1, 0),
+        table.num_outputs[slots] - (reasons == ERROR),  # an error is no token
+        table.num_logprobs[slots],
+        reasons,
+    )
+    outputs = []
+    for slot, sequence_id, first_id, start, stop, num_logprobs, reason in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        fields: dict[str, bytes] = {}
+        if slot in places:  # then it is a stream, and this its one new token, if any
+            place = places[slot]
+            fields = scores.as_bytes(place, place + stop - start, num_logprobs)
+        elif num_logprobs != NO_LOGPROBS:
+            assert table.output_logprobs is not None
+            fields = {"logprobs": table.output_logprobs[slot, start:stop].tobytes()}
+        outputs.append(
+            Output(
+                id=groups[first_id].request.id,
+                index=sequence_id - first_id,
+                token_ids=table.output_tokens[slot, start:stop].tobytes(),
+                finish_reason=FINISH_REASONS[reason],
+                error=NOT_FINITE if reason == ERROR else None,
+                **fields,
+            )
+        )
+    return outputs
+
+
+def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) -> Output | None:
+    """The scores of the chunk that a prefill row fed; None where the model broke."""
+    begin, end = batch.row_offsets[row : row + 2].tolist()
+    # The tokens come after all decode rows, their scores after those of the decode rows scored.
+    shift = batch.num_scored_decode - batch.num_decode
+    if np.isnan(scores.logprobs[begin + shift : end + shift]).any():
+        return None
+    return Output(
+        id=group.request.id,
+        index=PROMPT,
+        token_ids=batch.targets[begin:end].tobytes(),
+        finish_reason=None,
+        error=None,
+        **scores.as_bytes(begin + shift, end + shift, group.request.params.prompt_logprobs or 0),
+    )
+
+
+def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
+    """The ends of all of a group's sequences, of which none has begun to sample."""
+    return [
+        Output(
+            id=group.request.id,
+            index=index,
+            finish_reason=FINISH_REASONS[reason],
+            error=NOT_FINITE if reason == ERROR else None,
+        )
+        for index in range(group.request.params.n)
+    ]

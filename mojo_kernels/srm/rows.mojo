@@ -1,0 +1,46 @@
+"""Which row of a ragged batch a token belongs to.
+
+Row i owns tokens row_offsets[i] up to row_offsets[i + 1]; it may own none.
+"""
+
+
+@always_inline
+def first_row(
+    row_offsets: Pointer[Int32, MutAnyOrigin], num_rows: Int, token: Int
+) -> Int:
+    """The first row that starts at `token` or after it.
+
+    Args:
+        row_offsets: The offsets of all rows, ascending.
+        num_rows: How many rows there are.
+        token: Index of a token.
+
+    Returns:
+        The row, or `num_rows` if none starts so late.
+    """
+    var low = 0
+    var high = num_rows
+    while low < high:
+        var middle = (low + high) // 2
+        if Int(row_offsets[unsafe_offset=middle]) < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@always_inline
+def row_of(
+    row_offsets: Pointer[Int32, MutAnyOrigin], num_rows: Int, token: Int
+) -> Int:
+    """The row that owns `token`.
+
+    Args:
+        row_offsets: The offsets of all rows, ascending.
+        num_rows: How many rows there are.
+        token: Index of a token that a row owns.
+
+    Returns:
+        The row.
+    """
+    return first_row(row_offsets, num_rows, token + 1) - 1

@@ -1,0 +1,73 @@
+"""The wire shapes of replies, whole or as events of a stream."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+
+class Logprobs(msgspec.Struct):
+    """Of the tokens of the text; `text_offset` counts characters from its start."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    """None of a prompt's first token, which nothing comes before."""
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct):
+    """Of a prompt token, or of another one in its place."""
+
+    logprob: float
+    rank: int
+    """1 is the likeliest."""
+    decoded_token: str
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it, if one did."""
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: Raw | UnsetType = UNSET
+    prompt_logprobs: Raw | UnsetType = UNSET
+    """Null, then for each further prompt token an object of PromptLogprobs by token id."""
+
+
+class Usage(msgspec.Struct):
+    """Prompt tokens count once per prompt, completion tokens over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The reply, and every event of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    """Unix time in seconds."""
+    model: str
+    choices: list[Raw]
+    """Each a Choice, encoded when it was ready."""
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "srm"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[ModelCard]

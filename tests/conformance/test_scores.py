@@ -1,0 +1,145 @@
+"""Scores of the MAX engine are torch's log softmax, however prompts are cut and crowded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from engine.checkpoint import load_checkpoint
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
+from engine.random_model import write_random_model
+from engine.runner import ModelRunner
+from training.checkpoint import load_model
+from training.model import SRM
+
+F64 = npt.NDArray[np.float64]
+
+CONFIG = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=96, vocab_size=301)
+TOLERANCE = 1e-5
+"""Of float32 log-probabilities, relative to the largest logit."""
+SAMPLED = 8
+PARAMS = SamplingParams(
+    max_tokens=SAMPLED,
+    temperature=0.0,
+    ignore_eos=True,
+    logprobs=MAX_LOGPROBS,
+    prompt_logprobs=MAX_LOGPROBS,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_random_model(path, CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> Iterator[ModelRunner]:
+    one = ModelRunner(load_checkpoint(folder), EngineConfig(num_slots=64))
+    yield one
+    one.close()
+
+
+def generate(
+    runner: ModelRunner, prompts: list[list[int]], params: SamplingParams, max_step_tokens: int
+) -> list[list[Output]]:
+    config = EngineConfig(num_slots=64, max_step_rows=16, max_step_tokens=max_step_tokens)
+    return Engine(CONFIG, runner, config).generate(prompts, params)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    lengths = [2, 3, CONFIG.n_ctx - SAMPLED + 1, *rng.integers(4, 60, 12).tolist()]
+    return [rng.integers(0, CONFIG.vocab_size, length).tolist() for length in lengths]
+
+
+def log_softmax(model: SRM, tokens: list[int]) -> tuple[F64, float]:
+    """Of torch's parallel form in float64, [len(tokens), V], and the largest logit."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens]))[0]
+    return logits.log_softmax(-1).numpy(), float(logits.abs().max())
+
+
+def array(data: bytes, dtype: str, rows: int) -> npt.NDArray[Any]:
+    return np.frombuffer(data, dtype).reshape(rows, -1)
+
+
+def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list[int]]) -> None:
+    model = load_model(folder).double()
+    for prompt, outputs in zip(prompts, generate(runner, prompts, PARAMS, 128), strict=True):
+        assert [one.index for one in outputs] == [PROMPT, 0]
+        said = b"".join(one.token_ids for one in outputs)
+        tokens = np.frombuffer(said, "<i4")
+        assert tokens[: len(prompt) - 1].tolist() == prompt[1:]
+        assert len(tokens) == len(prompt) - 1 + SAMPLED
+        expected, largest = log_softmax(model, [*prompt, *tokens[len(prompt) - 1 : -1].tolist()])
+        found = np.concatenate([np.frombuffer(one.logprobs, "<f4") for one in outputs])
+        rows = np.arange(len(tokens))
+        np.testing.assert_allclose(found, expected[rows, tokens], atol=TOLERANCE * largest)
+        top_ids, top_logprobs = (
+            array(b"".join(getattr(one, name) for one in outputs), dtype, len(tokens))
+            for name, dtype in (("top_ids", "<i4"), ("top_logprobs", "<f4"))
+        )
+        best = -np.sort(-expected, axis=1)[:, :MAX_LOGPROBS]
+        np.testing.assert_allclose(top_logprobs, best, atol=TOLERANCE * largest)
+        at_ids = np.take_along_axis(expected, top_ids.astype(np.int64), axis=1)
+        np.testing.assert_allclose(at_ids, best, atol=2 * TOLERANCE * largest)
+        ranks = np.concatenate([np.frombuffer(one.ranks, "<i4") for one in outputs])
+        in_top = ranks <= MAX_LOGPROBS
+        assert in_top[len(prompt) - 1 :].all()  # sampled greedily
+        # The very same number wherever a token appears.
+        np.testing.assert_array_equal(top_ids[in_top, ranks[in_top] - 1], tokens[in_top])
+        np.testing.assert_array_equal(top_logprobs[in_top, ranks[in_top] - 1], found[in_top])
+
+
+def test_any_chunking_and_company_give_the_same_bits(
+    runner: ModelRunner, prompts: list[list[int]]
+) -> None:
+    together = generate(runner, prompts, PARAMS, 128)
+    assert generate(runner, prompts, PARAMS, 19) == together
+    for i, prompt in enumerate(prompts[:5]):
+        (alone,) = generate(runner, [prompt], PARAMS, 128)
+        assert [msgspec.structs.replace(one, id=str(i)) for one in alone] == together[i]
+
+
+def test_scoring_changes_no_sample(runner: ModelRunner, prompts: list[list[int]]) -> None:
+    for temperature in (0.0, 0.8):
+        sampling = {
+            "max_tokens": SAMPLED,
+            "temperature": temperature,
+            "ignore_eos": True,
+            "seed": 3,
+        }
+        silent = SamplingParams(**sampling)  # type: ignore[arg-type]
+        scored = SamplingParams(**sampling, logprobs=5, prompt_logprobs=0)  # type: ignore[arg-type]
+        quiet = generate(runner, prompts, silent, 128)
+        loud = generate(runner, prompts, scored, 19)
+        assert [a[-1].token_ids for a in quiet] == [b[-1].token_ids for b in loud]
+
+
+def test_scoring_a_sample_gives_what_sampling_it_gave(
+    runner: ModelRunner, prompts: list[list[int]]
+) -> None:
+    """Bit for bit, though one was fed token by token and the other in chunks."""
+    short = [prompt for prompt in prompts if len(prompt) + SAMPLED <= CONFIG.n_ctx]
+    samples = [outputs[-1] for outputs in generate(runner, short, PARAMS, 128)]
+    texts = [
+        prompt + np.frombuffer(sample.token_ids, "<i4").tolist()
+        for prompt, sample in zip(short, samples, strict=True)
+    ]
+    scoring = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
+    for sample, (scores, end) in zip(samples, generate(runner, texts, scoring, 50), strict=True):
+        assert (end.finish_reason, end.token_ids) == ("length", b"")
+        for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+            assert getattr(scores, name).endswith(getattr(sample, name))

@@ -1,0 +1,81 @@
+"""The step's blocks in MAX, giving logits: for tests that compare them with another form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from max.driver import CPU, Buffer
+from max.engine import InferenceSession, Model
+from max.graph import Module
+
+from engine.batch import F32, I32
+from engine.config import ModelConfig
+from engine.model import build_logits_graph
+from engine.runner import device_weights
+from engine.weights import Weights
+
+NUM_SLOTS = 24
+
+Pool = tuple[Buffer, Buffer]
+Row = tuple[I32, int, int, int]
+"""Token ids, read slot, write slot, position of the first token."""
+
+
+class LogitsModel:
+    """One model."""
+
+    def __init__(self, config: ModelConfig, model: Model) -> None:
+        self.config = config
+        self._model = model
+
+    def pool(self) -> Pool:
+        """States that start as garbage."""
+        states = np.full((NUM_SLOTS, self.config.state_width), 1e3, np.float32)
+        return Buffer.from_numpy(states), Buffer.from_numpy(np.zeros(NUM_SLOTS, np.int32))
+
+    def feed(self, pool: Pool, rows: list[Row]) -> F32:
+        """One batch: logits [tokens, vocab]."""
+        tokens = np.concatenate([row[0] for row in rows]).astype(np.int32)
+        read, write, positions = (np.array([row[i] for row in rows], np.int32) for i in (1, 2, 3))
+        offsets = np.cumsum([0, *(len(row[0]) for row in rows)]).astype(np.int32)
+        inputs = (Buffer.from_numpy(a) for a in (tokens, read, write, positions, offsets))
+        logits: F32 = self._model.execute(*pool, *inputs)[0].to_numpy()
+        return logits
+
+    def feed_in_chunks(self, texts: list[I32], rng: np.random.Generator) -> list[F32]:
+        """The texts in chunks of random lengths, in a new order each step: logits of each."""
+        slots, fed = rng.permutation(NUM_SLOTS)[: len(texts)], [0] * len(texts)
+        found = [np.empty((0, self.config.vocab_size), np.float32) for _ in texts]
+        pool, longest = self.pool(), max(len(text) for text in texts)
+        while any(done < len(text) for done, text in zip(fed, texts, strict=True)):
+            rows, who = [], []
+            for i in rng.permutation(len(texts)):
+                count = int(rng.choice([0, 1, 1, 2, 7, 30, longest // 3]))
+                count = min(count, len(texts[i]) - fed[i])
+                if count:
+                    slot = int(slots[i])
+                    rows.append((texts[i][fed[i] : fed[i] + count], slot, slot, fed[i]))
+                    who.append((i, count))
+                    fed[i] += count
+            if rows:
+                ends = np.cumsum([count for _, count in who])[:-1]
+                for (i, _), part in zip(who, np.split(self.feed(pool, rows), ends), strict=True):
+                    found[i] = np.concatenate([found[i], part])
+        return found
+
+
+def compile_logits(models: Mapping[str, Weights]) -> dict[str, LogitsModel]:
+    """All of them at once, in hardly more time than one takes; names are identifiers."""
+    device, module = CPU(), Module()
+    registry: dict[str, Buffer] = {}
+    for name, weights in models.items():
+        graph = build_logits_graph(weights.config, device, f"{name}.", module)
+        registry |= {f"{name}.{k}": v for k, v in device_weights(weights, device).items()}
+    session = InferenceSession(devices=[device])
+    compiled = session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+    loaded = session.init_all(compiled, weights_registry=registry)
+    return {
+        name: LogitsModel(weights.config, loaded[f"{name}.srm_logits"])
+        for name, weights in models.items()
+    }

@@ -1,0 +1,288 @@
+"""Weights of every version of the published code become models; broken ones are clear errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch_file
+
+import srm
+from engine.batch import F32
+from engine.config import ModelConfig
+from engine.convert import convert
+from engine.errors import CheckpointError, ConfigError
+from engine.random_model import random_tensors
+from engine.tensors import tensor_shapes
+from tests.variants import configs
+from training.checkpoint import load_model
+from training.model import SRM
+
+MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
+HEAD = "mixer_blocks.1.token_mixing_layer.mixer_heads.2."
+
+Tensors = dict[str, F32]
+
+
+def arguments(config: ModelConfig) -> dict[str, Any]:
+    """ARGS.json of a model, as its trainer would write it."""
+    heads = None if config.is_headless else config.num_heads
+    args: dict[str, Any] = {
+        "constructor": {
+            "vocab_size": config.vocab_size,
+            "hidden_dim": config.d_model,
+            "seq_len": config.n_ctx,
+            "num_blocks": config.num_layers,
+            "heads": heads,
+            "kernel": config.kernel_size,
+            "expanded_convs": config.mixer == "expanded",
+            "copy": False,
+            "mixed_heads": config.mixer in {"mixed", "diagonal"},
+            "combined_heads": config.mixer == "combined",
+            "decay": config.decay,
+            "parallel_heads": config.mixer == "parallel",
+            "use_projections": config.use_projections,
+        },
+        "effective_decay_constant": config.decay_constant,
+        "combined_row_quirk": config.combined_row_quirk,
+    }
+    if config.mixer in {"row", "column"}:
+        args["headless_kind"] = {"row": "row", "column": "col"}[config.mixer]
+    return args
+
+
+def unclipped(tensors: Tensors) -> Tensors:
+    return {
+        name: value.clip(np.float32(0.9), np.float32(1)) if name.endswith("decay_value") else value
+        for name, value in tensors.items()
+    }
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Weights and arguments of MIXED, and a folder that is not there yet."""
+    weights, args = tmp_path / "published.safetensors", tmp_path / "args.json"
+    save_file(random_tensors(MIXED), weights)
+    args.write_text(json.dumps(arguments(MIXED)))
+    return weights, args, tmp_path / "model"
+
+
+def rewrite(weights: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights)
+
+
+def converted(files: tuple[Path, Path, Path]) -> tuple[ModelConfig, Tensors, list[str]]:
+    weights, args, output = files
+    lines = convert(weights, args, output)
+    config = msgspec.json.decode((output / "config.json").read_bytes(), type=ModelConfig)
+    return config, load_file(output / "model.safetensors"), lines
+
+
+@settings(max_examples=60, deadline=None)
+@given(config=configs())
+def test_every_variant_comes_out_as_it_was(
+    config: ModelConfig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if config.mixer == "expanded" and not (config.is_headless or config.use_projections):
+        return  # the published code always projects it
+    if config.mixer == "combined" and config.decay_constant == 1:
+        config = msgspec.structs.replace(config, combined_row_quirk=False)  # it is no difference
+    folder = tmp_path_factory.mktemp("convert")
+    tensors = random_tensors(config)
+    if config.mixer == "parallel" and not config.use_projections:  # stored all the same
+        other = msgspec.structs.replace(config, use_projections=True)
+        tensors = {**random_tensors(other), **tensors}
+    save_file(tensors, folder / "published.safetensors")
+    (folder / "args.json").write_text(json.dumps(arguments(config)))
+    files = folder / "published.safetensors", folder / "args.json", folder / "model"
+    found_config, found, _ = converted(files)
+    assert found_config == config
+    expected = unclipped({name: tensors[name] for name in tensor_shapes(config)})
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert load_model(files[2]).config == config
+
+
+def test_what_the_trainer_saves_is_converted(tmp_path: Path) -> None:
+    """A state_dict as HF's Trainer writes it: safetensors, float32, no prefix, format pt."""
+    model = SRM(msgspec.structs.replace(MIXED, n_ctx=600))
+    args = arguments(model.config)
+    del args["effective_decay_constant"], args["combined_row_quirk"]
+    (tmp_path / "args.json").write_text(json.dumps(args))
+    weights = tmp_path / "model.safetensors"
+    save_torch_file(model.state_dict(), weights, metadata={"format": "pt"})
+    lines = convert(weights, tmp_path / "args.json", tmp_path / "out")
+    assert "decay_constant is 1, as in every version of the published code" in lines
+    state = load_model(tmp_path / "out").state_dict()
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_decays_outside_the_range_are_clipped_and_counted(files: tuple[Path, Path, Path]) -> None:
+    def set_decays(tensors: Tensors) -> None:
+        for name in tensors:
+            if name.endswith("decay_value"):
+                tensors[name] = np.array([0.95], np.float32)
+        tensors[HEAD + "decay_value"] = np.array([1.06], np.float32)
+        tensors["mixer_blocks.0.token_mixing_layer.mixer_heads.0.decay_value"][0] = 0.2
+
+    rewrite(files[0], set_decays)
+    _, tensors, lines = converted(files)
+    assert "clipped 2 of 8 decays to 0.9 … 1.0" in lines
+    assert tensors[HEAD + "decay_value"] == 1
+    low = tensors["mixer_blocks.0.token_mixing_layer.mixer_heads.0.decay_value"]
+    assert low == np.float32(0.9)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model._orig_mod.", "module.model."])
+def test_prefixes_of_wrappers_are_left_out(files: tuple[Path, Path, Path], prefix: str) -> None:
+    expected = converted(files)[1]
+
+    def wrap(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[prefix + name] = tensors.pop(name)
+
+    rewrite(files[0], wrap)
+    _, found, lines = converted(files)
+    assert any(line.startswith(f"left wrappers out of {len(found)} names") for line in lines)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_version_with_dropout_is_read(tmp_path: Path) -> None:
+    """Layer 3 for 2, and the bias of expanded convolutions without its first axis."""
+    config = msgspec.structs.replace(MIXED, mixer="expanded", decay=False)
+    expected, published = random_tensors(config), {}
+    second = re.compile(r"(channel_mixing_layer|mixer_heads\.\d)\.2\.")
+    for name, value in expected.items():
+        is_expanded_bias = ".mixer_heads." in name and name.endswith("bias")
+        published[second.sub(r"\1.3.", name)] = value[0] if is_expanded_bias else value
+    assert "mixer_blocks.0.token_mixing_layer.mixer_heads.3.3.weight" in published
+    save_file(published, tmp_path / "old.safetensors")
+    (tmp_path / "args.json").write_text(json.dumps(arguments(config)))
+    files = tmp_path / "old.safetensors", tmp_path / "args.json", tmp_path / "model"
+    found_config, found, lines = converted(files)
+    assert found_config == config
+    assert "an old version with Dropout: its layers 3 are named 2" in lines
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_tied_embeddings_are_stored_twice(files: tuple[Path, Path, Path]) -> None:
+    rewrite(files[0], lambda tensors: tensors.pop("output_layer.weight"))
+    with pytest.raises(CheckpointError, match=r"output_layer\.weight \[11, 8\] is missing"):
+        convert(*files)
+    args = arguments(MIXED)
+    args["constructor"]["tie_io"] = True
+    files[1].write_text(json.dumps(args))
+    _, tensors, _ = converted(files)
+    assert np.array_equal(tensors["input_layer.weight"], tensors["output_layer.weight"])
+
+
+def _set_nan(tensors: Tensors) -> None:
+    tensors[HEAD + "weight"][0, 3] = np.nan
+
+
+def _wider(tensors: Tensors) -> None:
+    tensors[HEAD + "weight"] = np.zeros((1, 17), np.float32)
+
+
+def _twice(tensors: Tensors) -> None:
+    tensors["model.input_layer.weight"] = tensors["input_layer.weight"]
+
+
+def _turn(tensors: Tensors) -> None:
+    name = "mixer_blocks.0.channel_mixing_layer.0.weight"
+    tensors[name] = tensors[name].T.copy()
+
+
+BROKEN: list[tuple[Callable[[Tensors], object], str]] = [
+    (lambda t: t.pop(HEAD + "bias"), r"heads\.2\.bias \[16\] is missing; .*args\.json asks for it"),
+    (lambda t: t.update(extra=np.zeros(3, np.float32)), r"1 tensors do not belong .*: extra \[3\]"),
+    (_turn, r"layer\.0\.weight has shape \[8, 32\], but .* asks for \[32, 8\]: it is transposed"),
+    (_set_nan, r"mixer_heads\.2\.weight has values that are not finite"),
+    (_wider, r"heads\.2\.weight \[1, 17\] is of another context than constructor\.seq_len = 16"),
+    (_twice, r"tensors input_layer\.weight and model\.input_layer\.weight are both"),
+    (
+        lambda t: t.update({"output_layer.weight": np.zeros((11, 8), np.int64)}),
+        r"output_layer\.weight is I64; F32, F16 and BF16 can be read",
+    ),
+    (
+        lambda t: t.update({"reward_head.weight": np.zeros((1, 8), np.float32)}),
+        r"reward_head\.weight: a reward model gives texts a score and no next token",
+    ),
+    (
+        lambda t: t.update({"encoderblocks.0.channel_norm.weight": np.zeros(8, np.float32)}),
+        r"encoderblocks.*: an autoencoder is no causal language model",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_broken_weights_are_named_and_nothing_is_written(
+    files: tuple[Path, Path, Path], change: Callable[[Tensors], object], message: str
+) -> None:
+    rewrite(files[0], change)
+    with pytest.raises(CheckpointError, match=message):
+        convert(*files)
+    assert not files[2].exists()
+
+
+def test_cut_and_foreign_files_are_named(files: tuple[Path, Path, Path]) -> None:
+    whole = files[0].read_bytes()
+    for content in (whole[:-5], whole[:100], b"", b"PK\x03\x04 a pickle of torch"):
+        files[0].write_bytes(content)
+        with pytest.raises(CheckpointError, match="is not a whole safetensors file") as raised:
+            convert(*files)
+        assert ("torch.save" in raised.value.message) == content.startswith(b"PK")
+    files[0].unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*published\.safetensors"):
+        convert(*files)
+
+
+def test_a_file_is_not_converted_onto_itself(files: tuple[Path, Path, Path]) -> None:
+    folder = files[0].parent
+    weights = files[0].rename(folder / "model.safetensors")
+    before = weights.read_bytes()
+    with pytest.raises(ConfigError, match="stays as it is"):
+        convert(weights, files[1], folder)
+    assert weights.read_bytes() == before
+
+
+def test_a_tokenizer_is_copied_if_its_tokens_are_the_models(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    spec: dict[str, Any] = {"model": {"vocab": {"a": 0, "b": 10}}, "added_tokens": [{"id": 1}]}
+    tokenizer.write_text(json.dumps(spec))
+    convert(*files, tokenizer)
+    assert (files[2] / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    spec["added_tokens"][0]["id"] = 11
+    tokenizer.write_text(json.dumps(spec))
+    with pytest.raises(CheckpointError, match="token id 11 lies outside the model's 11"):
+        convert(*files, tokenizer)
+    tokenizer.write_text("[]")
+    with pytest.raises(CheckpointError, match=r"is not a byte-level BPE tokenizer\.json"):
+        convert(*files, tokenizer)
+
+
+def test_the_command_says_what_it_decided(
+    files: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, args, output = map(str, files)
+    assert srm.main(["convert", weights, "--args", args, "--output", output]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{output}: mixer mixed, num_layers 2, d_model 8, num_heads 4, n_ctx 16")
+    assert "\n  texts begin with token 0 and end with token 1\n" in said
+    assert said.endswith("\n  no tokenizer: the model takes and gives token ids\n")
+    assert srm.main(["convert", args, "--args", args, "--output", output]) == 3
+    assert srm.main(["convert", weights, "--args", weights, "--output", output]) == 2

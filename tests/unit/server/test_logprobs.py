@@ -1,0 +1,78 @@
+"""What JSON and names cannot say of log-probabilities."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+
+from engine.messages import Output
+from server.logprobs import as_prompt_logprobs, of_delta, of_prompt
+from server.sample import Delta
+
+
+def scored(top: list[int], top_logprobs: list[float], token: int, logprob: float) -> Output:
+    return Output(
+        id="a",
+        index=-1,
+        token_ids=array("i", [token]).tobytes(),
+        logprobs=array("f", [logprob]).tobytes(),
+        ranks=array("i", [9]).tobytes(),
+        top_ids=array("i", top).tobytes(),
+        top_logprobs=array("f", top_logprobs).tobytes(),
+    )
+
+
+def name(token: int) -> str:
+    """Tokens 3 and 4 read the same."""
+    return "three" if token == 4 else {3: "three", 5: "five"}.get(token, str(token))
+
+
+def only(output: Output, alternatives: int) -> dict[str, float]:
+    """The alternatives to the one token."""
+    (_, top) = of_prompt(0, output, alternatives, name).top_logprobs
+    assert top is not None
+    return top
+
+
+def test_tokens_that_read_the_same_do_not_hide_each_other() -> None:
+    output = scored([3, 4, 5], [-0.5, -1, -2], 4, -1)
+    assert only(output, 3) == {"three": -0.5, "token_id:4": -1, "five": -2}
+    assert only(output, 1) == {"three": -0.5, "token_id:4": -1}
+    assert only(output, 0) == {"three": -1}
+
+
+def test_minus_infinity_is_a_number_of_json() -> None:
+    output = scored([5, 3], [0, -float("inf")], 3, -float("inf"))
+    assert only(output, 2) == {"five": 0, "three": -9999}
+    (_, entry) = msgspec.json.decode(as_prompt_logprobs(output, 2, name))
+    assert entry == {
+        "5": {"logprob": 0, "rank": 1, "decoded_token": "five"},
+        "3": {"logprob": -9999, "rank": 2, "decoded_token": "three"},
+    }
+
+
+def test_places_without_a_token_are_left_out() -> None:
+    output = scored([5, -1], [0, 0], 5, 0)
+    assert only(output, 2) == {"five": 0}
+    assert list(msgspec.json.decode(as_prompt_logprobs(output, 2, name))[1]) == ["5"]
+
+
+def test_a_token_beyond_the_alternatives_has_its_own_rank() -> None:
+    (_, entry) = msgspec.json.decode(as_prompt_logprobs(scored([5, 6], [0, -1], 3, -7), 1, name))
+    assert entry == {
+        "5": {"logprob": 0, "rank": 1, "decoded_token": "five"},
+        "3": {"logprob": -7, "rank": 9, "decoded_token": "three"},
+    }
+
+
+@pytest.mark.parametrize("is_echo", [False, True])
+def test_a_delta_without_tokens_has_no_entries_of_its_own(is_echo: bool) -> None:
+    delta = Delta(0, True, "", b"", b"", b"", b"", [0, 4] if is_echo else [], "length", None)
+    echoed = of_prompt(5, scored([], [], 3, -1), 0, name) if is_echo else None
+    found = of_delta(delta, 2, name, echoed)
+    assert found.tokens == (["five", "three"] if is_echo else [])
+    assert found.token_logprobs == ([None, -1] if is_echo else [])
+    assert found.top_logprobs == ([None, {"three": -1}] if is_echo else [])
+    assert found.text_offset == delta.text_offset
