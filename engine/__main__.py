@@ -26,9 +26,6 @@ def main(argv: list[str]) -> int:
         config = load(EngineConfig, argv, prog="python -m engine")
         logger.info("loading %s", config.model)
         weights = load_checkpoint(config.model)
-        logger.info(
-            "compiling the step graph for %s (seconds, or a minute at first)", config.device
-        )
         runner = ModelRunner(weights, config)
         return serve(Engine(weights.config, runner, config, weights.fingerprint), config)
     except SRMError as error:
