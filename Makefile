@@ -54,7 +54,8 @@ test-all: .venv/dev  ## the slow ones too
 test-gpu: .venv/dev  ## on a machine with a GPU
 	$(BIN)/python -m pytest -m gpu
 
-kernels: .venv/serve  ## compile the whole bf16 step graph for an H100 or H200, without one
+kernels: .venv/dev  ## compile ops and bf16 step graphs for an H100 or H200, without one
+	$(BIN)/python -m tests.kernels.compile_for_gpu
 	$(BIN)/python -m engine.precompile --d-model 512
 	$(BIN)/python -m engine.precompile --d-model 1024
 

@@ -36,7 +36,7 @@ SETTINGS = """
   problems samples temperature
   demo_model random_widths batch_sizes repetitions seconds
   requests n max_tokens
-  vocab_size gpu_arch host_cpu
+  vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""

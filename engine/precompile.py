@@ -15,7 +15,7 @@ import msgspec
 from max import driver
 from max.engine import InferenceSession
 
-from engine.config import ModelConfig, load
+from engine.config import Mixer, ModelConfig, load
 from engine.graph_cache import cache_path, load_or_compile
 
 
@@ -26,8 +26,14 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Width of the model; num_heads must divide it."""
     num_layers: int = 8
     """Blocks of the model."""
+    mixer: Mixer = "mixed"
+    """Token mixer of the model."""
     num_heads: int = 4
-    """Heads of a token mixer; an even number."""
+    """Heads of a token mixer, as many as it allows; 1 for a model without heads."""
+    use_projections: bool = True
+    """Whether heads are projected in and out; never without heads."""
+    kernel_size: int = 1
+    """Neighbouring channels that the mixer "kernel" mixes."""
     n_ctx: int = 512
     """Context of the model, in tokens."""
     vocab_size: int = 8192
@@ -50,17 +56,25 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             num_heads=self.num_heads,
             n_ctx=self.n_ctx,
             vocab_size=self.vocab_size,
+            use_projections=self.use_projections,
+            decay=False,  # the same graph as with decay, and allowed for every mixer
+            mixer=self.mixer,
+            kernel_size=self.kernel_size,
         )
 
 
-def precompile(config: PrecompileConfig) -> Path:
-    """Compile into `config.output`, unless it is there already; returns the file."""
+def virtual_gpu(config: PrecompileConfig) -> driver.Device:
+    """A GPU to compile for and not to run on; from now on the only one of this process."""
     driver.set_virtual_device_api("cuda")
     driver.set_virtual_device_target_arch(config.gpu_arch)
     driver.set_virtual_cpu_target(config.host_cpu)
     driver.set_virtual_device_count(1)
-    device = driver.Accelerator()
-    model = config.model()
+    return driver.Accelerator()
+
+
+def precompile(config: PrecompileConfig) -> Path:
+    """Compile into `config.output`, unless it is there already; returns the file."""
+    device, model = virtual_gpu(config), config.model()
     load_or_compile(InferenceSession(devices=[device]), model, device, config.output)
     return cache_path(model, device, config.output)
 

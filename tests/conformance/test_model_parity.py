@@ -21,6 +21,7 @@ from engine.random_model import random_tensors
 from engine.runner import ModelRunner
 from engine.weights import Weights, fold
 from tests.logits_model import LogitsModel, compile_logits
+from tests.numpy_runner import NumpyRunner
 from training.checkpoint import load_model
 from training.model import SRM
 
@@ -177,6 +178,23 @@ def test_any_chunking_and_company_give_the_same_bits(forms: Forms) -> None:
         found.append(forms.max.feed(parts, rows)[stop - start :])
     assert np.array_equal(np.concatenate(found), expected)
     assert np.array_equal(parts[0].to_numpy()[4], whole[0].to_numpy()[2])
+
+
+@pytest.mark.parametrize("name", ["combined", "kernel"])
+def test_the_engine_serves_more_than_one_unit_and_taps(name: str, tmp_path: Path) -> None:
+    """Greedy tokens are those of the same weights in numpy, in float64."""
+    weights = fold(CONFIGS[name], tensors(name, CONFIGS[name]), name)
+    settings = EngineConfig(num_slots=6, max_step_rows=4, max_step_tokens=16, cache_dir=tmp_path)
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    rng = np.random.default_rng(6)
+    prompts = [rng.integers(0, 101, n).tolist() for n in (1, 5, 40, 17, 30, 2, 9, 76)]
+    runner = ModelRunner(weights, settings)
+    found = Engine(weights.config, runner, settings).generate(prompts, params)
+    runner.close()
+    in_numpy = NumpyRunner(weights, settings.num_slots)
+    expected = Engine(weights.config, in_numpy, settings).generate(prompts, params)
+    for outputs, others in zip(found, expected, strict=True):
+        assert [output.token_ids for output in outputs] == [other.token_ids for other in others]
 
 
 @pytest.fixture(scope="module")

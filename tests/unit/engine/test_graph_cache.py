@@ -1,0 +1,51 @@
+"""Models share a compiled graph exactly where their graphs are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from max.driver import CPU
+
+from engine.config import ModelConfig
+from engine.graph_cache import cache_path
+
+MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
+HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": False}
+
+
+def path(**fields: Any) -> Path:
+    return cache_path(msgspec.structs.replace(MIXED, **fields), CPU(), Path("graphs"))
+
+
+def test_what_a_graph_does_not_depend_on_does_not_name_it() -> None:
+    assert path(decay=False, eos_token_id=3) == path(decay_constant=2) == path()
+    assert path(mixer="parallel") == path(mixer="column_heads", decay=False) == path()
+    assert path(mixer="row", **HEADLESS) == path(mixer="column", **HEADLESS)
+    assert path(mixer="combined", combined_row_quirk=True) == path(mixer="combined")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"d_model": 16},
+        {"num_layers": 3},
+        {"num_heads": 2},
+        {"n_ctx": 17},
+        {"vocab_size": 12},
+        {"use_projections": False},
+        {"mixer": "combined"},
+        {"mixer": "diagonal"},
+        {"mixer": "expanded", "decay": False},
+        {"mixer": "row", **HEADLESS},
+        {"mixer": "kernel", "kernel_size": 2, **HEADLESS},
+        {"mixer": "kernel", "kernel_size": 3, **HEADLESS},
+    ],
+)
+def test_what_a_graph_depends_on_names_it(fields: dict[str, Any]) -> None:
+    assert path(**fields) != path()
+    if fields.get("mixer") == "kernel":
+        assert path(**fields) != path(mixer="row", **HEADLESS)
+        assert path(**fields) != path(**(fields | {"kernel_size": 4}))
