@@ -56,7 +56,10 @@ def main(argv: list[str]) -> int:
         http = asyncio.run(_http_rates(url, config))
     ratio = median(http) / median(engine)
     record = new_record(" ".join(["srm bench http", *argv])) | {
-        "settings": msgspec.to_builtins(config, enc_hook=str),
+        "model": config.model.name,
+        "requests": config.requests,
+        "n": config.n,
+        "max_tokens": config.max_tokens,
         "engine_tokens_per_s": engine,
         "http_tokens_per_s": http,
         "http_over_engine": ratio,
