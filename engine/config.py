@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -301,4 +302,6 @@ def _describe(hint: Any) -> str:
         return "|".join(str(choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
         return _describe(get_args(hint)[0]) + ",…"
+    if isinstance(hint, UnionType):
+        return " or ".join(_describe(kind) for kind in get_args(hint) if kind is not NoneType)
     return cast(str, getattr(hint, "__name__", str(hint))).upper()
