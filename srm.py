@@ -30,7 +30,7 @@ USAGE = """usage: srm COMMAND [options]
 TRAINING = {"train", "evaluate"}
 
 BENCHMARKS = {
-    "engine": "engine.bench.decode",
+    "engine": "engine.bench.throughput",
     "prefill": "engine.bench.prefill",
     "http": "server.bench",
 }
@@ -42,7 +42,8 @@ SETTINGS = """
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
-  demo_model random_widths repetitions seconds batch_sizes prompt_lengths step_tokens prompt_tokens
+  demo_model random_widths dtypes repetitions seconds
+  batch_sizes pytorch prompt_lengths step_tokens prompt_tokens
   requests n max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input

@@ -42,10 +42,13 @@ ENGINE_ORDER = (
     "client",
     "precompile",
     "bench.burst",
+    "bench.torch_side",
     "bench.gemm",
     "bench.models",
     "bench.batches",
     "bench.decode",
+    "bench.startup",
+    "bench.throughput",
     "bench.prefill",
     "__main__",
 )

@@ -21,9 +21,9 @@ import server.metrics
 import srm
 from engine import errors
 from engine.bench.burst import LoadConfig
-from engine.bench.decode import EngineBenchConfig
 from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
+from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser

@@ -1,4 +1,4 @@
-"""`srm bench engine`: tokens a second by batch size, as a fraction of this machine's GEMM peak.
+"""How fast the engine decodes, and what of a step's time is the sampler's.
 
 Everything a served token needs is in the measured loop (scheduling, the step graph with its state,
 sampling at temperature 1, feedback, completion); only HTTP and text are not.
@@ -6,61 +6,19 @@ sampling at temperature 1, feedback, completion); only HTTP and text are not.
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from engine.bench.gemm import gemm_table
-from engine.bench.models import BenchConfig, check_sizes, measure_models
-from engine.checkpoint import load_checkpoint
-from engine.config import EngineConfig, ModelConfig, load
+from engine.batch import I32, Batch
+from engine.bench.batches import decode_rows, unsampled_rows
+from engine.bench.models import BenchConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.messages import Request, SamplingParams
-from engine.records import write_record
 from engine.runner import ModelRunner
-
-
-class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
-    """Settings of `srm bench engine`."""
-
-    batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 2048, 4096)
-    """Sequences that decode at once."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("batch_sizes", self.batch_sizes)
-
-
-def main(argv: list[str]) -> int:
-    """Measure, write a record, print its table."""
-    config = load(EngineBenchConfig, argv, prog="srm bench engine")
-    command = " ".join(["srm bench engine", *argv])
-    record = measure_models(config, command, lambda path: _measure_model(path, config))
-    path = write_record(record, "engine", markdown(record), config.output)
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
-    return 0
-
-
-def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
-    weights = load_checkpoint(path)
-    started = time.monotonic()
-    runner = ModelRunner(weights, settings_for(max(config.batch_sizes)))
-    entry = {
-        "config": msgspec.to_builtins(weights.config),
-        "flops_per_token": weights.config.flops_per_token,
-        "start_s": time.monotonic() - started,
-        "batches": [
-            measure_decode(weights.config, runner, batch_size, config)
-            for batch_size in config.batch_sizes
-        ],
-    }
-    runner.close()
-    return entry
 
 
 def settings_for(batch_size: int) -> EngineConfig:
@@ -97,6 +55,46 @@ def measure_decode(
     return {"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates}
 
 
+def measure_sampler(
+    model: ModelConfig, runner: ModelRunner, batch_size: int, config: BenchConfig
+) -> dict[str, Any]:
+    """Seconds of a step that samples, with top-p off and on, and of one that stops at the logits.
+
+    The same graph and the same rows each time, taking turns.
+    """
+    (tokens,) = random_tokens(model, 1, batch_size)
+    steps = {
+        "unsampled_s": unsampled_rows(tokens),
+        "sampled_s": decode_rows(tokens, 0),
+        "top_p_s": decode_rows(tokens, 0, top_p=0.9),
+    }
+    raw: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(config.repetitions):
+        for name, batch in steps.items():
+            raw[name].append(seconds_per_step(runner, batch, config.seconds))
+    medians = {name: median(seconds) for name, seconds in raw.items()}
+    return {"batch_size": batch_size, "raw": raw} | medians
+
+
+def seconds_per_step(runner: ModelRunner, batch: Batch, seconds: float) -> float:
+    """Of the same step over and over, the next one launched ahead, for at least so long."""
+    runner.launch(batch).wait()
+    under_way, steps, started = runner.launch(batch), 0, time.perf_counter()
+    while not steps or time.perf_counter() - started < seconds:
+        ahead = runner.launch(batch)
+        under_way.wait()
+        under_way, steps = ahead, steps + 1
+    elapsed = time.perf_counter() - started
+    under_way.wait()
+    return elapsed / steps
+
+
+def random_tokens(model: ModelConfig, rows: int, length: int) -> I32:
+    """i32[rows, length], the same every time."""
+    drawn = np.random.default_rng(0).integers(model.vocab_size, size=(rows, length))
+    return drawn.astype(np.int32)
+
+
 def _endless(model: ModelConfig, batch_size: int, seed: int) -> Request:
     return Request(
         id="bench",
@@ -105,23 +103,3 @@ def _endless(model: ModelConfig, batch_size: int, seed: int) -> Request:
             n=batch_size, max_tokens=model.n_ctx, temperature=1.0, ignore_eos=True, seed=seed
         ),
     )
-
-
-def markdown(record: dict[str, Any]) -> str:
-    """The record as tables."""
-    peak = record["peak_gflops"]
-    lines = [
-        f"Float32 GEMM peak of this run: {peak:.0f} GFLOP/s. Tokens a second are medians over "
-        "whole engine steps with sampling at temperature 1; raw numbers are in the JSON file.",
-        "",
-        "| model | batch | tok/s | GFLOP/s | of the peak |",
-        "|---|---|---|---|---|",
-    ]
-    for model in record["models"]:
-        for batch in model["batches"]:
-            gflops = batch["tokens_per_s"] * model["flops_per_token"] / 1e9
-            lines.append(
-                f"| {model['name']} | {batch['batch_size']} | {batch['tokens_per_s']:,.0f} "
-                f"| {gflops:.0f} | {gflops / peak:.0%} |"
-            )
-    return "\n".join([*lines, "", *gemm_table(record)]) + "\n"

@@ -1,14 +1,11 @@
-"""What this machine can do at best: float32 matrix products, timed in the run that they judge.
+"""What this machine can do at best: matrix products, timed in the run that they judge.
 
-Ours, MAX's, numpy's, and oneDNN's if torch is there. The best of all is the peak, so a figure is
-never flattered by our own product being slow.
+Ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is there. The best of a dtype is its peak,
+so a figure is never flattered by our own product being slow.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 import time
 from statistics import median
 from typing import Any
@@ -20,8 +17,8 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
 
+from engine.bench.torch_side import ask_torch, has_torch
 from engine.linear import KERNELS, linear, linear_shape, pack_linear
-from engine.records import ROOT
 
 ROWS = (256, 1024, 2048)
 SHAPES = ((512, 2048), (1024, 4096))
@@ -39,7 +36,7 @@ class GemmPeak:
         }
 
     def measure(self, repetitions: int) -> list[dict[str, Any]]:
-        """A list of {by, shape [rows, inner, columns], gflops}."""
+        """A list of {by, dtype, shape [rows, inner, columns], gflops}."""
         found = []
         for inner, columns in SHAPES:
             weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
@@ -55,17 +52,48 @@ class GemmPeak:
                 }
                 for name, run in runs.items():
                     gflops = flops / _seconds(run, repetitions) / 1e9
-                    found.append({"by": name, "shape": [rows, inner, columns], "gflops": gflops})
-        return found + _onednn_gflops()
+                    shape = [rows, inner, columns]
+                    found.append({"by": name, "dtype": "float32", "shape": shape, "gflops": gflops})
+        if has_torch():
+            found += msgspec.json.decode(ask_torch("gemm_peak", str(repetitions)))
+        return found
+
+
+def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
+    """The best GFLOP/s by dtype."""
+    dtypes = {entry["dtype"] for entry in products}
+    return {
+        dtype: max(entry["gflops"] for entry in products if entry["dtype"] == dtype)
+        for dtype in sorted(dtypes, reverse=True)
+    }
+
+
+def peak_line(record: dict[str, Any]) -> str:
+    """The peaks of a record as a sentence."""
+    named = (f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in record["peak_gflops"].items())
+    return f"GEMM peaks of this run: {', '.join(named)}."
+
+
+def rate_cells(record: dict[str, Any], dtype: str, tokens_per_s: float, flops: int) -> str:
+    """Tokens a second, GFLOP/s and the fraction of the dtype's peak as cells of a table."""
+    gflops = tokens_per_s * flops / 1e9
+    return f"{tokens_per_s:,.0f} | {gflops:,.0f} | {share(record, dtype, tokens_per_s, flops)}"
+
+
+def share(record: dict[str, Any], dtype: str, tokens_per_s: float, flops: int) -> str:
+    """The fraction of the dtype's peak; "–" where torch alone would have measured it."""
+    peak = record["peak_gflops"].get(dtype)
+    return "–" if peak is None else f"{tokens_per_s * flops / 1e9 / peak:.0%}"
 
 
 def gemm_table(record: dict[str, Any]) -> list[str]:
     """The products of a record, before and after what they judge, as lines of Markdown."""
-    lines = ["| GEMM by | shape | GFLOP/s before | after |", "|---|---|---|---|"]
+    lines = ["| GEMM by | dtype | shape | GFLOP/s before | after |", "|---|---|---|---|---|"]
     for before, after in zip(record["gemm_before"], record["gemm_after"], strict=True):
         shape = "×".join(map(str, before["shape"]))
         lines.append(
-            f"| {before['by']} | {shape} | {before['gflops']:.0f} | {after['gflops']:.0f} |"
+            f"| {before['by']} | {before['dtype']} | {shape} "
+            f"| {before['gflops']:.0f} | {after['gflops']:.0f} |"
         )
     return lines
 
@@ -93,18 +121,3 @@ def _seconds(run: Any, repetitions: int) -> float:
             calls += 1
         times.append((time.perf_counter() - started) / calls)
     return median(times)
-
-
-def _onednn_gflops() -> list[dict[str, Any]]:
-    """In a process of its own, since the engine knows no torch; nothing where it is missing."""
-    if importlib.util.find_spec("torch") is None:
-        return []
-    output = subprocess.run(
-        [sys.executable, "-m", "training.gemm_peak"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    found: list[dict[str, Any]] = msgspec.json.decode(output)
-    return found

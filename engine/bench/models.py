@@ -10,14 +10,18 @@ import gc
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from engine.bench.gemm import GemmPeak
+from engine.bench.gemm import GemmPeak, peaks
 from engine.config import DEMO_MODEL, ModelConfig
 from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record
+
+Dtype = Literal["float32", "bfloat16"]
+ENGINE_DTYPES = ("float32",)
+"""What the engine computes in on a CPU."""
 
 
 class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +31,8 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint to measure; left out where the folder is missing."""
     random_widths: tuple[int, ...] = (512, 1024)
     """d_model of further models, with random weights."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """What matrices and activations are kept in; each is measured."""
     repetitions: int = 5
     """Measurements of each figure; the median is reported, the record has them all."""
     seconds: float = 1.0
@@ -35,6 +41,8 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder that the record is written to."""
 
     def __post_init__(self) -> None:
+        if not self.dtypes:
+            raise ValueError("dtypes must name at least one")
         if self.repetitions < 1:
             raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
         if any(width < 4 or width % 4 for width in self.random_widths):
@@ -62,8 +70,7 @@ def measure_models(
             record["models"].append({"name": name} | measure(path))
             gc.collect()  # a runner's memory, before the next one's
     record["gemm_after"] = gemm.measure(config.repetitions)
-    peaks = record["gemm_before"] + record["gemm_after"]
-    record["peak_gflops"] = max(entry["gflops"] for entry in peaks)
+    record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
     return record
 
 

@@ -21,19 +21,19 @@ from statistics import median
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from engine.batch import I32, Batch
+from engine.batch import Batch
 from engine.bench.batches import decode_rows, prefill_rows
-from engine.bench.decode import measure_decode, settings_for
-from engine.bench.gemm import gemm_table
-from engine.bench.models import BenchConfig, check_sizes, measure_models
+from engine.bench.decode import measure_decode, random_tokens, seconds_per_step, settings_for
+from engine.bench.gemm import gemm_table, peak_line, rate_cells, share
+from engine.bench.models import ENGINE_DTYPES, BenchConfig, check_sizes, measure_models
 from engine.checkpoint import load_checkpoint
 from engine.config import ModelConfig, load
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.records import write_record
 from engine.runner import ModelRunner
+from engine.weights import Weights
 
 
 class PrefillBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
@@ -70,14 +70,24 @@ def main(argv: list[str]) -> int:
 
 def _measure_model(path: Path, config: PrefillBenchConfig) -> dict[str, Any]:
     weights = load_checkpoint(path)
+    return {
+        "config": msgspec.to_builtins(weights.config),
+        "flops_per_token": weights.config.flops_per_token,
+        "prefill_flops_per_token": weights.config.prefill_flops_per_token,
+        "runs": [
+            {"dtype": dtype} | _measure_engine(weights, config)
+            for dtype in config.dtypes
+            if dtype in ENGINE_DTYPES
+        ],
+    }
+
+
+def _measure_engine(weights: Weights, config: PrefillBenchConfig) -> dict[str, Any]:
     model = weights.config
     runner = ModelRunner(weights, settings_for(config.step_tokens))
     lengths = sorted({min(length, model.n_ctx) for length in config.prompt_lengths})
     sizes = [(length, prompts) for length in lengths for prompts in _counts(length, config)]
     entry = {
-        "config": msgspec.to_builtins(model),
-        "flops_per_token": model.flops_per_token,
-        "prefill_flops_per_token": model.prefill_flops_per_token,
         "prefill": [_measure_prefill(model, runner, *size, config) for size in sizes],
         "decode": [
             measure_decode(model, runner, tokens, config)
@@ -97,19 +107,12 @@ def _counts(length: int, config: PrefillBenchConfig) -> list[int]:
 def _measure_prefill(
     model: ModelConfig, runner: ModelRunner, length: int, prompts: int, config: PrefillBenchConfig
 ) -> dict[str, Any]:
-    """Prompt tokens a second of whole prompts, one step each time, the next one launched ahead."""
-    batch = prefill_rows(_tokens(model, prompts, length))
-    rates = []
-    for _ in range(config.repetitions):
-        under_way = runner.launch(batch)
-        under_way.wait()
-        under_way, steps, started = runner.launch(batch), 0, time.perf_counter()
-        while time.perf_counter() - started < config.seconds:
-            ahead = runner.launch(batch)
-            under_way.wait()
-            under_way, steps = ahead, steps + 1
-        rates.append(steps * batch.num_tokens / (time.perf_counter() - started))
-        under_way.wait()
+    """Prompt tokens a second of steps of whole prompts."""
+    batch = prefill_rows(random_tokens(model, prompts, length))
+    rates = [
+        batch.num_tokens / seconds_per_step(runner, batch, config.seconds)
+        for _ in range(config.repetitions)
+    ]
     return {
         "prompt_tokens": length,
         "prompts": prompts,
@@ -122,7 +125,7 @@ def _measure_prompt(
     model: ModelConfig, runner: ModelRunner, config: PrefillBenchConfig
 ) -> dict[str, Any]:
     """Seconds from one prompt to its first sampled token, three ways, taking turns."""
-    (prompt,) = _tokens(model, 1, min(config.prompt_tokens, model.n_ctx))
+    (prompt,) = random_tokens(model, 1, min(config.prompt_tokens, model.n_ctx))
     engine = Engine(model, runner, settings_for(config.step_tokens))
     last = [decode_rows(prompt[-1:], len(prompt) - 1)]
     by_decoding = [decode_rows(prompt[i : i + 1], i) for i in range(len(prompt) - 1)] + last
@@ -148,56 +151,51 @@ def _run(runner: ModelRunner, batches: list[Batch]) -> None:
         launched.wait()
 
 
-def _tokens(model: ModelConfig, prompts: int, length: int) -> I32:
-    drawn = np.random.default_rng(0).integers(model.vocab_size, size=(prompts, length))
-    return drawn.astype(np.int32)
-
-
 def markdown(record: dict[str, Any]) -> str:
     """The record as tables."""
-    peak = record["peak_gflops"]
+    runs = [(model, run) for model in record["models"] for run in model["runs"]]
     lines = [
-        f"Float32 GEMM peak of this run: {peak:.0f} GFLOP/s. Tokens a second are medians; raw "
+        f"{peak_line(record)} Tokens a second are medians; raw "
         "numbers are in the JSON file. Prefill is steps of whole prompts, without the output head, "
         "which is not counted; decode is the whole engine with sampling at temperature 1, in a "
         "batch of as many sequences as the step of prompts has tokens.",
         "",
-        "| model | prompt | prompts | tok/s | GFLOP/s | of the peak | decode of the peak |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for model in record["models"]:
-        decode = {entry["batch_size"]: _share(entry, model["flops_per_token"], peak)
-                  for entry in model["decode"]}  # fmt: skip
-        for entry in model["prefill"]:
-            gflops = entry["tokens_per_s"] * model["prefill_flops_per_token"] / 1e9
-            tokens = entry["prompt_tokens"] * entry["prompts"]
-            lines.append(
-                f"| {model['name']} | {entry['prompt_tokens']} | {entry['prompts']} "
-                f"| {entry['tokens_per_s']:,.0f} | {gflops:.0f} | {gflops / peak:.0%} "
-                f"| {decode[tokens]:.0%} |"
-            )
-    lines += [
+        "| model | dtype | prompt | prompts | tok/s | GFLOP/s | of the peak | decode of the peak |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_row(record, model, run, entry) for model, run in runs for entry in run["prefill"]),
         "",
         "One prompt, from the request to its first sampled token. *prefilled*: by the engine, all "
         "but the last token in one step. *by tokens*: the same step graph, a token a step, "
         "launched ahead by hand without a scheduler; as decode rows every step has the output head "
         "and samples, as prefill rows none but the last has.",
         "",
-        "| model | prompt | prefilled | by tokens, decode rows | prefill rows | times as fast |",
-        "|---|---|---|---|---|---|",
+        "| model | dtype | prompt | prefilled | by tokens, decode rows | prefill rows "
+        "| times as fast |",
+        "|---|---|---|---|---|---|---|",
+        *(_prompt_row(model, run) for model, run in runs),
+        "",
+        *gemm_table(record),
     ]
-    for model in record["models"]:
-        prompt = model["prompt"]
-        engine, decode_s, prefill_s = (
-            prompt[way] for way in ("engine_s", "decode_rows_s", "prefill_rows_s")
-        )
-        lines.append(
-            f"| {model['name']} | {prompt['prompt_tokens']} | {engine * 1e3:.1f} ms "
-            f"| {decode_s * 1e3:.0f} ms | {prefill_s * 1e3:.0f} ms "
-            f"| {decode_s / engine:.1f}, {prefill_s / engine:.1f} |"
-        )
-    return "\n".join([*lines, "", *gemm_table(record)]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def _share(entry: dict[str, Any], flops: int, peak: float) -> float:
-    return float(entry["tokens_per_s"]) * flops / 1e9 / peak
+def _row(
+    record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], entry: dict[str, Any]
+) -> str:
+    dtype, tokens = run["dtype"], entry["prompt_tokens"] * entry["prompts"]
+    cells = rate_cells(record, dtype, entry["tokens_per_s"], model["prefill_flops_per_token"])
+    (decode,) = (one for one in run["decode"] if one["batch_size"] == tokens)
+    decoded = share(record, dtype, decode["tokens_per_s"], model["flops_per_token"])
+    name = f"{model['name']} | {dtype} | {entry['prompt_tokens']} | {entry['prompts']}"
+    return f"| {name} | {cells} | {decoded} |"
+
+
+def _prompt_row(model: dict[str, Any], run: dict[str, Any]) -> str:
+    prompt = run["prompt"]
+    ways = ("engine_s", "decode_rows_s", "prefill_rows_s")
+    engine, decode_s, prefill_s = (prompt[way] for way in ways)
+    return (
+        f"| {model['name']} | {run['dtype']} | {prompt['prompt_tokens']} | {engine * 1e3:.1f} ms "
+        f"| {decode_s * 1e3:.0f} ms | {prefill_s * 1e3:.0f} ms "
+        f"| {decode_s / engine:.1f}, {prefill_s / engine:.1f} |"
+    )
