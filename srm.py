@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 
 from engine.errors import ConfigError, SRMError
 
@@ -21,12 +22,19 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure this machine: `srm bench engine`, `srm bench http`
+  bench     measure this machine: `srm bench engine`, `prefill` or `http`
 
 `srm COMMAND --help` explains each.
 """
 
 TRAINING = {"train", "evaluate"}
+
+BENCHMARKS = {
+    "engine": "engine.bench.throughput",
+    "prefill": "engine.bench.prefill",
+    "http": "server.bench",
+}
+"""`srm bench NAME` and the module whose `main` it is."""
 
 SETTINGS = """
   model device num_slots max_step_rows max_step_tokens max_waiting cache_dir overlap drain_s
@@ -34,7 +42,8 @@ SETTINGS = """
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
-  demo_model random_widths batch_sizes repetitions seconds
+  demo_model random_widths dtypes repetitions seconds
+  batch_sizes pytorch prompt_lengths step_tokens prompt_tokens
   requests n max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
@@ -48,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     command, rest = (args[0], args[1:]) if args else ("--help", [])
     try:
         check_environment(os.environ)
-        return _find(command, rest)([command, *rest] if command in TRAINING else rest)
+        return _find(command)([command, *rest] if command in TRAINING else rest)
     except SRMError as error:
         print(f"srm {command}: {error.message}", file=sys.stderr)
         return error.exit_code
@@ -63,7 +72,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
             raise ConfigError(f"environment: {name} is not a setting of any command{near}")
 
 
-def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
+def _find(command: str) -> Callable[[list[str]], int]:
     if command == "serve":
         from server.launch import main as serve
 
@@ -84,15 +93,16 @@ def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
         from training.__main__ import main as training
 
         return training
-    if command == "bench" and rest[:1] == ["http"]:
-        from server.bench import main as bench_http
-
-        return lambda args: bench_http(args[1:])
     if command == "bench":
-        from engine.bench import main as bench
-
-        return bench
+        return _bench
     return _usage if command in {"--help", "-h", "help"} else _unknown
+
+
+def _bench(args: list[str]) -> int:
+    if args[:1] and args[0] in BENCHMARKS:
+        module = import_module(BENCHMARKS[args[0]])
+        return int(module.main(args[1:]))
+    raise ConfigError(f"srm bench measures {', '.join(BENCHMARKS)}; got {args[:1]}")
 
 
 def _usage(_args: list[str]) -> int:

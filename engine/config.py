@@ -127,8 +127,13 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def flops_per_token(self) -> int:
         """Multiply-adds of the matrix products, counted as two, output head included."""
+        return self.prefill_flops_per_token + 2 * self.d_model * self.vocab_size
+
+    @property
+    def prefill_flops_per_token(self) -> int:
+        """The same for a prompt's token, which does not go through the output head."""
         mixing = 2 if self.use_projections else 0
-        return 2 * self.d_model * (self.num_layers * (8 + mixing) * self.d_model + self.vocab_size)
+        return 2 * self.num_layers * (8 + mixing) * self.d_model**2
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -252,7 +257,9 @@ def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The string under each field, on one line. Python does not keep it, so the source is read."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
-    return {
+    (parent,) = kind.__bases__
+    inherited = field_docs(parent) if parent is not msgspec.Struct else {}
+    return inherited | {
         field.target.id: " ".join(below.value.value.split())
         for field, below in pairwise(definition.body)
         if isinstance(field, ast.AnnAssign)

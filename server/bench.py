@@ -79,7 +79,7 @@ def _engine_rates(config: HttpBenchConfig) -> list[float]:
     burst = ("model", "requests", "n", "max_tokens", "repetitions")
     flags = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in burst]
     output = subprocess.run(
-        [sys.executable, "-m", "engine.bench_load", *flags],
+        [sys.executable, "-m", "engine.bench.burst", *flags],
         cwd=ROOT,
         check=True,
         stdout=subprocess.PIPE,

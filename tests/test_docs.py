@@ -20,8 +20,10 @@ import engine.metrics
 import server.metrics
 import srm
 from engine import errors
-from engine.bench import BenchConfig
-from engine.bench_load import LoadConfig
+from engine.bench.burst import LoadConfig
+from engine.bench.models import BenchConfig
+from engine.bench.prefill import PrefillBenchConfig
+from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
@@ -49,7 +51,8 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Scoring": (ScoreConfig,),
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
-    "Engine benchmark": (BenchConfig,),
+    "Engine benchmark": (EngineBenchConfig,),
+    "Prefill benchmark": (PrefillBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }
@@ -114,13 +117,13 @@ def test_every_setting_is_there_with_its_default_and_meaning(heading: str) -> No
 
 def test_every_settings_struct_is_one_of_these() -> None:
     sources = [path for package in ("engine", "server", "training") for path in
-               (ROOT / package).glob("*.py")]  # fmt: skip
+               (ROOT / package).rglob("*.py")]  # fmt: skip
     found = {
         name
         for path in sources
-        for name in re.findall(r"^class (\w+Config)\(msgspec\.Struct", path.read_text(), re.M)
+        for name in re.findall(r"^class (\w+Config)\(", path.read_text(), re.M)
     }
-    assert found == {kind.__name__ for kind in KINDS | {ModelConfig, LoadConfig}}
+    assert found == {kind.__name__ for kind in KINDS | {BenchConfig, ModelConfig, LoadConfig}}
 
 
 def test_srm_knows_the_variables_of_all_commands() -> None:

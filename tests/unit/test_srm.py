@@ -59,9 +59,11 @@ def test_the_usage_names_every_command(
         (["train", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
         (["train", "--threads=-1"], "threads must be at least 0, got -1"),
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
-        (["bench", "engine", "--batch-sizes="], "batch_sizes and repetitions must be at least 1"),
+        (["bench", "engine", "--batch-sizes="], "batch_sizes must be one or more numbers"),
         (["bench", "engine", "--random-widths=510"], "random_widths must be multiples of 4"),
-        (["bench"], "srm bench measures engine or http, got []"),
+        (["bench", "prefill", "--repetitions=0"], "repetitions must be at least 1, got 0"),
+        (["bench", "prefill", "--step-tokens=9"], "step_tokens must be at least the longest of"),
+        (["bench"], "srm bench measures engine, prefill, http; got []"),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(

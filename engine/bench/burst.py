@@ -1,4 +1,4 @@
-"""`python -m engine.bench_load`: one burst of requests through the engine in process, as JSON.
+"""`python -m engine.bench.burst`: one burst of requests through the engine in process, as JSON.
 
 The baseline of `srm bench http`, which sends the same burst through HTTP.
 """
@@ -46,5 +46,5 @@ def measure(config: LoadConfig) -> list[float]:
 
 
 if __name__ == "__main__":
-    burst = load(LoadConfig, sys.argv[1:], prog="python -m engine.bench_load")
+    burst = load(LoadConfig, sys.argv[1:], prog="python -m engine.bench.burst")
     sys.stdout.write(msgspec.json.encode(measure(burst)).decode())

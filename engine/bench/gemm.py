@@ -1,0 +1,123 @@
+"""What this machine can do at best: matrix products, timed in the run that they judge.
+
+Ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is there. The best of a dtype is its peak,
+so a figure is never flattered by our own product being slow.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+from max.driver import CPU, Buffer
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType, ops
+
+from engine.bench.torch_side import ask_torch, has_torch
+from engine.linear import KERNELS, linear, linear_shape, pack_linear
+
+ROWS = (256, 1024, 2048)
+SHAPES = ((512, 2048), (1024, 4096))
+
+
+class GemmPeak:
+    """The products, compiled once and measured as often as wanted."""
+
+    def __init__(self) -> None:
+        session = InferenceSession(devices=[CPU()])
+        self._graphs = {
+            (shape, packed): session.load(_gemm_graph(*shape, packed))
+            for shape in SHAPES
+            for packed in (True, False)
+        }
+
+    def measure(self, repetitions: int) -> list[dict[str, Any]]:
+        """A list of {by, dtype, shape [rows, inner, columns], gflops}."""
+        found = []
+        for inner, columns in SHAPES:
+            weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
+            ours, theirs = (self._graphs[(inner, columns), packed] for packed in (True, False))
+            packed, plain = Buffer.from_numpy(pack_linear(weight)), Buffer.from_numpy(weight)
+            for rows in ROWS:
+                x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
+                x_buffer, flops = Buffer.from_numpy(x), 2 * rows * inner * columns
+                runs = {
+                    "srm_linear": lambda m=ours, b=x_buffer, w=packed: m.execute(b, w),
+                    "MAX matmul": lambda m=theirs, b=x_buffer, w=plain: m.execute(b, w),
+                    "numpy": lambda a=x, w=weight: a @ w,
+                }
+                for name, run in runs.items():
+                    gflops = flops / _seconds(run, repetitions) / 1e9
+                    shape = [rows, inner, columns]
+                    found.append({"by": name, "dtype": "float32", "shape": shape, "gflops": gflops})
+        if has_torch():
+            found += msgspec.json.decode(ask_torch("gemm_peak", str(repetitions)))
+        return found
+
+
+def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
+    """The best GFLOP/s by dtype."""
+    dtypes = {entry["dtype"] for entry in products}
+    return {
+        dtype: max(entry["gflops"] for entry in products if entry["dtype"] == dtype)
+        for dtype in sorted(dtypes, reverse=True)
+    }
+
+
+def peak_line(record: dict[str, Any]) -> str:
+    """The peaks of a record as a sentence."""
+    named = (f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in record["peak_gflops"].items())
+    return f"GEMM peaks of this run: {', '.join(named)}."
+
+
+def rate_cells(record: dict[str, Any], dtype: str, tokens_per_s: float, flops: int) -> str:
+    """Tokens a second, GFLOP/s and the fraction of the dtype's peak as cells of a table."""
+    gflops = tokens_per_s * flops / 1e9
+    return f"{tokens_per_s:,.0f} | {gflops:,.0f} | {share(record, dtype, tokens_per_s, flops)}"
+
+
+def share(record: dict[str, Any], dtype: str, tokens_per_s: float, flops: int) -> str:
+    """The fraction of the dtype's peak; "–" where torch alone would have measured it."""
+    peak = record["peak_gflops"].get(dtype)
+    return "–" if peak is None else f"{tokens_per_s * flops / 1e9 / peak:.0%}"
+
+
+def gemm_table(record: dict[str, Any]) -> list[str]:
+    """The products of a record, before and after what they judge, as lines of Markdown."""
+    lines = ["| GEMM by | dtype | shape | GFLOP/s before | after |", "|---|---|---|---|---|"]
+    for before, after in zip(record["gemm_before"], record["gemm_after"], strict=True):
+        shape = "×".join(map(str, before["shape"]))
+        lines.append(
+            f"| {before['by']} | {before['dtype']} | {shape} "
+            f"| {before['gflops']:.0f} | {after['gflops']:.0f} |"
+        )
+    return lines
+
+
+def _gemm_graph(inner: int, columns: int, packed: bool) -> Graph:
+    on = DeviceRef.CPU()
+    shape = linear_shape(inner, columns, on) if packed else (inner, columns)
+    types = [TensorType(DType.float32, ["rows", inner], on), TensorType(DType.float32, shape, on)]
+    with Graph(
+        f"gemm_{inner}_{columns}_{packed}", input_types=types, custom_extensions=[KERNELS]
+    ) as graph:
+        x, weight = (value.tensor for value in graph.inputs)
+        graph.output(linear(x, weight, columns) if packed else ops.matmul(x, weight))
+    return graph
+
+
+def _seconds(run: Any, repetitions: int) -> float:
+    """Median time of one call, each repetition at least 0.2 s of calls."""
+    run()
+    times = []
+    for _ in range(repetitions):
+        calls, started = 0, time.perf_counter()
+        while time.perf_counter() - started < 0.2:
+            run()
+            calls += 1
+        times.append((time.perf_counter() - started) / calls)
+    return median(times)

@@ -1,0 +1,78 @@
+"""What benchmarks of the engine share: which models, how often and long, and the record's frame.
+
+Knows no measurement: it is given one, and runs it for every model between two looks at the GEMM
+peak, so that every figure can be set against what the machine could do in the same run.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from engine.bench.gemm import GemmPeak, peaks
+from engine.config import DEMO_MODEL, ModelConfig
+from engine.random_model import write_random_model
+from engine.records import RECORDS, new_record
+
+Dtype = Literal["float32", "bfloat16"]
+ENGINE_DTYPES = ("float32",)
+"""What the engine computes in on a CPU."""
+
+
+class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of every benchmark of models."""
+
+    demo_model: Path = DEMO_MODEL
+    """A checkpoint to measure; left out where the folder is missing."""
+    random_widths: tuple[int, ...] = (512, 1024)
+    """d_model of further models, with random weights."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """What matrices and activations are kept in; each is measured."""
+    repetitions: int = 5
+    """Measurements of each figure; the median is reported, the record has them all."""
+    seconds: float = 1.0
+    """Least time of one repetition."""
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        if not self.dtypes:
+            raise ValueError("dtypes must name at least one")
+        if self.repetitions < 1:
+            raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
+        if any(width < 4 or width % 4 for width in self.random_widths):
+            raise ValueError(f"random_widths must be multiples of 4, got {self.random_widths}")
+
+
+def check_sizes(name: str, sizes: tuple[int, ...]) -> None:
+    """Raises ValueError unless there is a size and each is at least 1."""
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"{name} must be one or more numbers of at least 1, got {sizes}")
+
+
+def measure_models(
+    config: BenchConfig, command: str, measure: Callable[[Path], dict[str, Any]]
+) -> dict[str, Any]:
+    """The whole record: machine, GEMM peaks before and after, what `measure` says of each model."""
+    record, gemm = new_record(command), GemmPeak()
+    record |= {"gemm_before": gemm.measure(config.repetitions), "models": []}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"demo": config.demo_model} if config.demo_model.exists() else {}
+        for width in config.random_widths:
+            path = paths[f"random d {width}"] = Path(folder) / f"d{width}"
+            write_random_model(path, _random_shape(width))
+        for name, path in paths.items():
+            record["models"].append({"name": name} | measure(path))
+            gc.collect()  # a runner's memory, before the next one's
+    record["gemm_after"] = gemm.measure(config.repetitions)
+    record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
+    return record
+
+
+def _random_shape(width: int) -> ModelConfig:
+    return ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)

@@ -1,0 +1,169 @@
+"""`srm bench engine`: tokens a second by batch size, as a fraction of this machine's GEMM peak.
+
+Beside the engine, in the same run: the same model as a PyTorch recurrence, eager and compiled
+(`training/recurrence.py`); how much of a step is the sampler's; how long a start takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from engine.bench.decode import measure_decode, measure_sampler, settings_for
+from engine.bench.gemm import gemm_table, peak_line, rate_cells
+from engine.bench.models import ENGINE_DTYPES, BenchConfig, check_sizes, measure_models
+from engine.bench.startup import measure_startup
+from engine.bench.torch_side import ask_torch, has_torch, plot_record
+from engine.checkpoint import load_checkpoint
+from engine.config import load
+from engine.records import write_record
+from engine.runner import ModelRunner
+from engine.weights import Weights
+
+
+class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench engine`."""
+
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 2048, 4096)
+    """Sequences that decode at once."""
+    pytorch: bool = True
+    """Measure models of plain mixers as a PyTorch recurrence too, where torch is installed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("batch_sizes", self.batch_sizes)
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record, print its tables."""
+    config = load(EngineBenchConfig, argv, prog="srm bench engine")
+    command = " ".join(["srm bench engine", *argv])
+    record = measure_models(config, command, lambda path: _measure_model(path, config))
+    path = write_record(record, "engine", markdown(record), config.output)
+    plot_record(path)
+    sys.stdout.write(f"{path.read_text()}\n{path}\n")
+    return 0
+
+
+def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
+    weights = load_checkpoint(path)
+    runs = [
+        _measure_engine(path, weights, dtype, config)
+        for dtype in config.dtypes
+        if dtype in ENGINE_DTYPES
+    ]
+    if config.pytorch and has_torch() and _is_plain(weights):
+        runs += _measure_pytorch(path, config)
+    return {
+        "config": msgspec.to_builtins(weights.config),
+        "flops_per_token": weights.config.flops_per_token,
+        "runs": runs,
+    }
+
+
+def _measure_engine(
+    path: Path, weights: Weights, dtype: str, config: EngineBenchConfig
+) -> dict[str, Any]:
+    startup = measure_startup(path, config.repetitions)
+    runner = ModelRunner(weights, settings_for(max(config.batch_sizes)))
+    batches = [
+        measure_decode(weights.config, runner, batch_size, config)
+        for batch_size in config.batch_sizes
+    ]
+    best = max(batches, key=_rate)["batch_size"]
+    sampler = measure_sampler(weights.config, runner, best, config)
+    runner.close()
+    return {"by": "srm", "dtype": dtype, "startup": startup, "batches": batches, "sampler": sampler}
+
+
+def _is_plain(weights: Weights) -> bool:
+    """Whether layers have one unit and nothing beside it, as the PyTorch recurrence wants them."""
+    units = [unit for layer in weights.layers for unit in layer.units]
+    return len(units) == len(weights.layers) and all(
+        unit.gamma is None and unit.taps is None for unit in units
+    )
+
+
+def _measure_pytorch(path: Path, config: EngineBenchConfig) -> list[dict[str, Any]]:
+    """The runs of `training.recurrence_rate`, in the form of ours."""
+    task = {
+        "model": str(path.resolve()),
+        "dtypes": config.dtypes,
+        "batch_sizes": config.batch_sizes,
+        "repetitions": config.repetitions,
+        "seconds": config.seconds,
+    }
+    answer = ask_torch("recurrence_rate", msgspec.json.encode(task).decode())
+    runs: list[dict[str, Any]] = msgspec.json.decode(answer)
+    return runs
+
+
+def _rate(batch: dict[str, Any]) -> float:
+    return float(batch["tokens_per_s"])
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as tables."""
+    runs = [(model, run) for model in record["models"] for run in model["runs"]]
+    ours = [(model, run) for model, run in runs if run["by"] == "srm"]
+    lines = [
+        f"{peak_line(record)} Tokens a second are medians over whole steps with sampling at "
+        "temperature 1 and feedback; raw numbers are in the JSON file.",
+        "",
+        "Best batch size of each:",
+        "",
+        "| model | by | dtype | batch | tok/s | GFLOP/s | of the peak |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(record, model, run, max(run["batches"], key=_rate)) for model, run in runs),
+        "",
+        "The sampler's part of a step at that batch size: the step that samples against the same "
+        "rows through the same graph as far as the logits.",
+        "",
+        "| model | dtype | batch | step | to the logits | sampler | with top-p 0.9 |",
+        "|---|---|---|---|---|---|---|",
+        *(_sampler_row(model, run) for model, run in ours),
+        "",
+        "From the command to the first sampled token. *cold*: all caches empty, so the step graph "
+        "is compiled. PyTorch: the first steps of all batch sizes, compilation included, which no "
+        "other figure has in it.",
+        "",
+        "| model | by | dtype | cold | warm |",
+        "|---|---|---|---|---|",
+        *(_start_row(model, run) for model, run in runs),
+        "",
+        "| model | by | dtype | batch | tok/s | GFLOP/s | of the peak |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(record, model, run, batch) for model, run in runs for batch in run["batches"]),
+        "",
+        *gemm_table(record),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(
+    record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], batch: dict[str, Any]
+) -> str:
+    cells = rate_cells(record, run["dtype"], batch["tokens_per_s"], model["flops_per_token"])
+    name = f"{model['name']} | {run['by']} | {run['dtype']}"
+    return f"| {name} | {batch['batch_size']} | {cells} |"
+
+
+def _sampler_row(model: dict[str, Any], run: dict[str, Any]) -> str:
+    sampler = run["sampler"]
+    plain, logits, top_p = (sampler[name] for name in ("sampled_s", "unsampled_s", "top_p_s"))
+    return (
+        f"| {model['name']} | {run['dtype']} | {sampler['batch_size']} | {plain * 1e3:.1f} ms "
+        f"| {logits * 1e3:.1f} ms | {1 - logits / plain:.1%} | {1 - logits / top_p:.1%} |"
+    )
+
+
+def _start_row(model: dict[str, Any], run: dict[str, Any]) -> str:
+    cold, warm = f"{run.get('first_steps_s', 0):.1f} s", "–"
+    if "startup" in run:
+        startup = run["startup"]
+        cold, warm = f"{startup['cold_s']:.1f} s", f"{median(startup['warm_s']):.1f} s"
+    return f"| {model['name']} | {run['by']} | {run['dtype']} | {cold} | {warm} |"

@@ -1,0 +1,41 @@
+"""What benchmarks ask of `training`, in processes of its own: the engine knows no torch.
+
+Knows whether the packages that takes are installed. Where they are not, a record lacks what they
+would have said, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.records import ROOT
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed here."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def ask_torch(module: str, argument: str) -> bytes:
+    """What `python -m training.<module> ARGUMENT` prints, compiling everything anew."""
+    return subprocess.run(
+        [sys.executable, "-m", f"training.{module}", argument],
+        cwd=ROOT,
+        env=os.environ | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
+        check=True,
+        stdout=subprocess.PIPE,
+    ).stdout
+
+
+def plot_record(report: Path) -> None:
+    """Draw the engine's record beside its report and show it there, if matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    record = report.resolve().with_suffix(".json")
+    ask_torch("plot_engine", str(record))
+    text = f"\n![Tokens a second by batch size]({report.stem}.svg)\n"
+    report.write_text(report.read_text() + text)

@@ -1,0 +1,108 @@
+"""The decode step of a model as plain PyTorch: what the engine is measured against.
+
+Made to be quick: every matrix is whole and every scalar laid out per channel beforehand, states
+change in place, and a token is drawn by one argmax over logits with Gumbel noise, which took less
+time than `torch.multinomial` wherever it was tried. All sequences stand at one position. For models
+whose layers have one unit and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.batch import F32
+from engine.weights import LayerWeights, Weights
+
+
+class Recurrence(nn.Module):
+    """Matrices and activations in `dtype`; states and what the mixer multiplies by in float32."""
+
+    embedding: Tensor
+    head: Tensor
+
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = weights.config
+        self.register_buffer("embedding", torch.from_numpy(weights.embedding).to(dtype))
+        self.register_buffer("head", _turned(weights.head, dtype))
+        self.layers = nn.ModuleList(_Layer(layer, dtype) for layer in weights.layers)
+
+    def forward(self, tokens: Tensor, state: Tensor, position: Tensor) -> Tensor:
+        """Feed i64[batch] at `position` i64[1]; the next tokens, at temperature 1.
+
+        state f32[layers, batch, d] moves on, zeros before position 0.
+        """
+        logits = self.logits(tokens, state, position).float()
+        noise = -torch.log(-torch.log(torch.rand_like(logits)))
+        return (logits + noise).argmax(-1)
+
+    def logits(self, tokens: Tensor, state: Tensor, position: Tensor) -> Tensor:
+        """The same before sampling: [batch, V]."""
+        x = self.embedding[tokens]
+        for layer, layer_state in zip(self.layers, state, strict=True):
+            x = layer(x, layer_state, position)
+        return F.linear(x, self.head)
+
+    def empty_state(self, batch: int) -> Tensor:
+        """State before the first token."""
+        return torch.zeros(self.config.num_layers, batch, self.config.d_model)
+
+
+class _Layer(nn.Module):
+    channel_norm_weight: Tensor  # [d], as the other three
+    channel_norm_bias: Tensor
+    token_norm_weight: Tensor
+    token_norm_bias: Tensor
+    alpha_in: Tensor  # [n, d], as the next two
+    alpha_out: Tensor
+    beta: Tensor
+    decay: Tensor  # [d]
+
+    def __init__(self, weights: LayerWeights, dtype: torch.dtype) -> None:
+        super().__init__()
+        (unit,) = weights.units
+        assert unit.gamma is None and unit.taps is None, "not a plain unit"
+        width = len(weights.channel_norm_weight)
+        for name in ("channel_norm", "token_norm"):
+            for part in ("weight", "bias"):
+                values = torch.from_numpy(getattr(weights, f"{name}_{part}")).to(dtype)
+                self.register_buffer(f"{name}_{part}", values)
+        self.up, self.down = (_linear(weights, name, dtype) for name in ("up", "down"))
+        self.proj_in, self.proj_out = (
+            nn.Identity() if weights.proj_in_weight is None else _linear(weights, name, dtype)
+            for name in ("proj_in", "proj_out")
+        )
+        for name in ("alpha_in", "alpha_out", "beta"):
+            self.register_buffer(name, _per_channel(getattr(unit, name).T, width))
+        self.register_buffer("decay", _per_channel(unit.decay[0], width))
+
+    def forward(self, x: Tensor, state: Tensor, position: Tensor) -> Tensor:
+        y = F.layer_norm(x, x.shape[-1:], self.channel_norm_weight, self.channel_norm_bias)
+        x = x + self.down(F.silu(self.up(y)))
+        y = F.layer_norm(x, x.shape[-1:], self.token_norm_weight, self.token_norm_bias)
+        s = self.alpha_in.index_select(0, position) * self.proj_in(y) + self.decay * state
+        state.copy_(s)
+        y = self.alpha_out.index_select(0, position) * s
+        y = y + self.beta.index_select(0, position)
+        mixed: Tensor = self.proj_out(y.to(x.dtype))
+        return x + mixed
+
+
+def _linear(weights: LayerWeights, name: str, dtype: torch.dtype) -> nn.Linear:
+    matrix, bias = (getattr(weights, f"{name}_{part}") for part in ("weight", "bias"))
+    layer = nn.Linear(matrix.shape[0], matrix.shape[1], device="meta")
+    layer.weight = nn.Parameter(_turned(matrix, dtype), requires_grad=False)
+    layer.bias = nn.Parameter(torch.from_numpy(bias).to(dtype), requires_grad=False)
+    return layer
+
+
+def _turned(matrix: F32, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(matrix).T.contiguous().to(dtype)
+
+
+def _per_channel(scalars: F32, width: int) -> Tensor:
+    """[…, H] -> [..., d]."""
+    return torch.from_numpy(np.repeat(scalars, width // scalars.shape[-1], axis=-1))
