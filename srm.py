@@ -21,7 +21,7 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure this machine: `srm bench engine`, `srm bench http`
+  bench     measure this machine: `srm bench engine`, `srm bench host`, `srm bench http`
 
 `srm COMMAND --help` explains each.
 """
@@ -29,11 +29,13 @@ USAGE = """usage: srm COMMAND [options]
 TRAINING = {"train", "evaluate"}
 
 SETTINGS = """
-  model device num_slots max_step_rows max_step_tokens max_waiting cache_dir overlap drain_s
+  model device num_slots memory_fraction max_step_rows max_step_tokens max_waiting cache_dir
+  overlap drain_s
   served_model_name host port max_body_bytes
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
+  running turn_rows length
   demo_model random_widths batch_sizes repetitions seconds
   requests n max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
@@ -88,6 +90,10 @@ def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
         from server.bench import main as bench_http
 
         return lambda args: bench_http(args[1:])
+    if command == "bench" and rest[:1] == ["host"]:
+        from engine.bench_host import main as bench_host
+
+        return lambda args: bench_host(args[1:])
     if command == "bench":
         from engine.bench import main as bench
 

@@ -14,11 +14,13 @@ PACKAGES = ("engine", "server", "training", "loadtest", "deploy")
 ENGINE_ORDER = (
     "errors",
     "config",
+    "memory",
     "records",
     "messages",
     "batch",
     "metrics",
     "sequence",
+    "history",
     "slots",
     "assembly",
     "outputs",
@@ -42,6 +44,7 @@ ENGINE_ORDER = (
     "client",
     "precompile",
     "bench_load",
+    "bench_host",
     "bench",
     "__main__",
 )

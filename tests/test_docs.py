@@ -21,6 +21,7 @@ import server.metrics
 import srm
 from engine import errors
 from engine.bench import BenchConfig
+from engine.bench_host import HostBenchConfig
 from engine.bench_load import LoadConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
@@ -50,6 +51,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
     "Engine benchmark": (BenchConfig,),
+    "Host benchmark": (HostBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }

@@ -24,7 +24,7 @@ def test_a_variable_that_is_no_setting_stops_the_program_and_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(variable, "7")
-    assert srm.main(["serve", "--num-slots=0"]) == 2
+    assert srm.main(["serve", "--num-slots=-1"]) == 2
     message = f"srm serve: environment: {variable} is not a setting of any command{near}"
     assert capsys.readouterr().err.startswith(message)
 
@@ -61,7 +61,7 @@ def test_the_usage_names_every_command(
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
         (["bench", "engine", "--batch-sizes="], "batch_sizes and repetitions must be at least 1"),
         (["bench", "engine", "--random-widths=510"], "random_widths must be multiples of 4"),
-        (["bench"], "srm bench measures engine or http, got []"),
+        (["bench"], "srm bench measures engine, host or http, got []"),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(
