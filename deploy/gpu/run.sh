@@ -9,7 +9,7 @@
 set -uo pipefail
 kit=${1:?usage: run.sh KIT_FOLDER RESULTS_FOLDER [DEVICE]} results=${2:?where to write the records} device=${3:-gpu}
 mkdir -p "$results" && results=$(realpath "$results")
-place=${SRM_KIT_PLACE:-$(mktemp -d)}
+place=${KIT_PLACE:-$(mktemp -d)}
 if ! test -d "$place/kit"; then
   cat "$kit"/kit.tar.xz.* | tar -xJ -C "$place" || exit 100
 fi
@@ -28,7 +28,7 @@ part() {
   echo "$name: exit $status after $((SECONDS - started)) s; $(grep -v '^ *$' "$results/$name.log" | tail -n 1)"
 }
 
-part machine python3 -m deploy.gpu.machine
+part peaks python3 -m training.gpu_peak
 part kernels python3 -m pytest -q -p no:cacheprovider tests/kernels -m "$marker" -k "not linear"
 part model python3 -m pytest -q -p no:cacheprovider tests/conformance/test_invariance.py -m "$marker and not slow"
 part engine python3 srm.py bench engine --output "$results" --batch-sizes 1024,4096,16384,65536,262144,1048576

@@ -6,11 +6,13 @@ MAX's compile time hardly depends on how many there are.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from max.driver import Buffer, Device
 from max.dtype import DType
@@ -26,6 +28,13 @@ Inputs = list[BufferType | TensorType]
 
 HOST = DeviceRef.CPU()
 I32, U64, F32 = DType.int32, DType.uint64, DType.float32
+
+
+def untouched(shape: tuple[int, ...], dtype: type[np.float32 | np.int32]) -> Array:
+    """Zeros that may be larger than the memory: only pages that are touched take any."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype).reshape(shape)
 
 
 def compile_ops(session: InferenceSession, device: Device, folder: Path) -> CompiledModel:

@@ -1,7 +1,7 @@
-"""`python3 -m deploy.gpu.machine`: what MAX and torch see of this machine, and its two peaks.
+"""`python3 -m training.gpu_peak`: a GPU's two peaks as torch reaches them.
 
-The first part of `run.sh`: matrix products in bfloat16 and a copy within device memory, both by
-torch, so that every later figure can be read as a fraction of them.
+Matrix products in bfloat16 and a copy within its memory, so that every later figure can be read as
+a fraction of them. The first part of `deploy/gpu/run.sh`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from max.driver import Accelerator, accelerator_count
 
 COPY_BYTES = 4 * 2**30
 GEMM_SHAPES = ((65_536, 512, 2_048), (65_536, 1_024, 4_096), (8_192, 8_192, 8_192))
@@ -31,11 +30,6 @@ def seconds(run: Callable[[], object], repetitions: int = 10) -> float:
 
 
 def main() -> int:
-    if accelerator_count():
-        device = Accelerator()
-        sys.stdout.write(f"MAX: {device.label} {device.architecture_name} {device.stats}\n")
-    else:
-        sys.stdout.write("MAX sees no GPU\n")
     if not torch.cuda.is_available():
         sys.stdout.write(f"torch {torch.__version__} sees no GPU\n")
         return 0
