@@ -53,6 +53,7 @@ ENGINE_ORDER = (
     "bench.throughput",
     "bench.prefill",
     "bench.host",
+    "bench.simulate",
     "__main__",
 )
 """A file of engine/ imports only files before it."""

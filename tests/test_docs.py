@@ -24,6 +24,7 @@ from engine.bench.burst import LoadConfig
 from engine.bench.host import HostBenchConfig
 from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
+from engine.bench.simulate import SimulationConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
@@ -55,6 +56,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Engine benchmark": (EngineBenchConfig,),
     "Prefill benchmark": (PrefillBenchConfig,),
     "Host benchmark": (HostBenchConfig,),
+    "Simulation": (SimulationConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }

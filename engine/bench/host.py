@@ -120,6 +120,7 @@ class Cost:
 
     add: float = 0.0
     schedule: float = 0.0
+    wait: float = 0.0
     complete: float = 0.0
     rows: int = 0
     ended: int = 0
@@ -127,7 +128,7 @@ class Cost:
 
     def entry(self) -> dict[str, float]:
         """Times in nanoseconds a decode row."""
-        times = {"add": self.add, "schedule": self.schedule, "complete": self.complete}
+        times = {name: getattr(self, name) for name in ("add", "schedule", "wait", "complete")}
         return {name: 1e9 * seconds / self.rows for name, seconds in times.items()} | {
             "ended_per_row": self.ended / self.rows,
             "rows": self.rows,
@@ -184,18 +185,29 @@ class Load:
         batch = self.scheduler.schedule()
         scheduled = clock()
         outputs = []
+        self.launch(batch)
         if self._landing is not None:
-            size = self._landing.num_decode
-            result = StepResult(self._tokens[:size], self._logprobs[:size])
+            result = self.result(self._landing)
+            waited = clock()
             outputs = self.scheduler.complete(self._landing, result)
-            cost.rows += size
+            cost.rows += self._landing.num_decode
+        else:
+            waited = scheduled
         completed = clock()
         self._landing = batch
         cost.add += added - started
         cost.schedule += scheduled - added
-        cost.complete += completed - scheduled
+        cost.wait += waited - scheduled
+        cost.complete += completed - waited
         cost.ended += len(outputs)
         cost.steps += 1
+
+    def launch(self, batch: Batch | None) -> None:
+        """Begin a step: no device does anything with it."""
+
+    def result(self, batch: Batch) -> StepResult:
+        """What a step sampled."""
+        return StepResult(self._tokens[: batch.num_decode], self._logprobs[: batch.num_decode])
 
     def _add(self, n: int, max_tokens: int) -> None:
         self._num_requests += 1
