@@ -61,6 +61,7 @@ kernels: .venv/dev  ## compile ops and bf16 step graphs for an H100 or H200, wit
 
 bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
 	$(BIN)/python srm.py bench engine
+	$(BIN)/python srm.py bench prefill
 
 check: lint types test kernels  ## what CI runs
 

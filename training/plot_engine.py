@@ -39,7 +39,7 @@ def plot_engine(record: dict[str, Any], path: Path) -> None:
             axes.set_xscale("log", base=2)
             axes.grid(which="major", linewidth=0.3)
     grid[0, 0].set_ylabel("tokens per second")
-    grid[1, 0].set_ylabel("fraction of the dtype's GEMM peak")
+    grid[1, 0].set_ylabel("fraction of GEMM peak")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=3)
     figure.tight_layout(rect=(0, 0.04 + 0.03 * -(-len(labels) // 3), 1, 1))

@@ -45,6 +45,8 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("dtypes must name at least one")
         if self.repetitions < 1:
             raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds must be above 0, got {self.seconds}")
         if any(width < 4 or width % 4 for width in self.random_widths):
             raise ValueError(f"random_widths must be multiples of 4, got {self.random_widths}")
 

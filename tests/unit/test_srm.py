@@ -61,6 +61,8 @@ def test_the_usage_names_every_command(
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
         (["bench", "engine", "--batch-sizes="], "batch_sizes must be one or more numbers"),
         (["bench", "engine", "--random-widths=510"], "random_widths must be multiples of 4"),
+        (["bench", "engine", "--dtypes="], "dtypes must name at least one"),
+        (["bench", "engine", "--seconds=0"], "seconds must be above 0, got 0.0"),
         (["bench", "prefill", "--repetitions=0"], "repetitions must be at least 1, got 0"),
         (["bench", "prefill", "--step-tokens=9"], "step_tokens must be at least the longest of"),
         (["bench", "simulate", "--tflops=0"], "every setting of a simulation must be above 0"),

@@ -1,0 +1,68 @@
+"""What benchmarks make of their measurements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.bench import prefill, throughput
+from engine.bench.gemm import peaks
+
+BATCHES = [
+    {"batch_size": 1, "tokens_per_s": 10.0, "raw": [10.0]},
+    {"batch_size": 64, "tokens_per_s": 500.0, "raw": [500.0]},
+]
+
+
+def record(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a model of 1 GFLOP a token, half of it in the head; only float32 has a peak."""
+    products = [{"by": "numpy", "dtype": "float32", "shape": [2, 3, 4], "gflops": 1000.0}]
+    model = {
+        "name": "some",
+        "flops_per_token": 10**9,
+        "prefill_flops_per_token": 5 * 10**8,
+        "runs": runs,
+    }
+    return {
+        "gemm_before": products,
+        "gemm_after": products,
+        "peak_gflops": peaks(products),
+        "models": [model],
+    }
+
+
+def test_the_peak_is_the_best_of_a_dtype() -> None:
+    rates = {"float32": [3.0, 5.0, 4.0], "bfloat16": [7.0, 6.0]}
+    products = [{"dtype": dtype, "gflops": g} for dtype, found in rates.items() for g in found]
+    assert peaks(products) == {"float32": 5.0, "bfloat16": 7.0}
+
+
+def test_the_engine_is_shown_beside_pytorch_and_against_the_peak() -> None:
+    sampler = {"batch_size": 64, "sampled_s": 0.1, "unsampled_s": 0.09, "top_p_s": 0.12}
+    startup = {"cold_s": 20.0, "warm_s": [1.0, 4.0, 2.0]}
+    ours = {"by": "srm", "dtype": "float32", "startup": startup, "sampler": sampler}
+    theirs = {"by": "PyTorch compiled", "dtype": "bfloat16", "first_steps_s": 30.0}
+    table = throughput.markdown(record([run | {"batches": BATCHES} for run in (ours, theirs)]))
+    lines = table.splitlines()
+    assert lines.count("| some | srm | float32 | 64 | 500 | 500 | 50% |") == 2
+    assert lines.count("| some | srm | float32 | 1 | 10 | 10 | 1% |") == 1
+    assert lines.count("| some | PyTorch compiled | bfloat16 | 64 | 500 | 500 | – |") == 2
+    assert "| some | float32 | 64 | 100.0 ms | 90.0 ms | 10.0% | 25.0% |" in lines
+    assert "| some | srm | float32 | 20.0 s | 2.0 s |" in lines
+    assert "| some | PyTorch compiled | bfloat16 | 30.0 s | – |" in lines
+
+
+def test_prefill_is_shown_without_the_head_and_beside_as_many_decoded() -> None:
+    run = {
+        "dtype": "float32",
+        "prefill": [{"prompt_tokens": 16, "prompts": 4, "tokens_per_s": 800.0}],
+        "decode": BATCHES,
+        "prompt": {
+            "prompt_tokens": 500,
+            "engine_s": 0.1,
+            "decode_rows_s": 2.0,
+            "prefill_rows_s": 1.0,
+        },
+    }
+    lines = prefill.markdown(record([run])).splitlines()
+    assert "| some | float32 | 16 | 4 | 800 | 400 | 40% | 50% |" in lines
+    assert "| some | float32 | 500 | 100.0 ms | 2000 ms | 1000 ms | 20.0, 10.0 |" in lines
