@@ -86,7 +86,7 @@ def _renamed(path: Path, stored: Stored, notes: list[str]) -> Stored:
 
 def _check_length(path: Path, stored: Stored, config: ModelConfig) -> None:
     for name, tensor in stored.items():
-        if is_scalar(name) and name.endswith(".weight") and tensor.shape[-1:] != (config.n_ctx,):
+        if is_scalar(name) and name.endswith(".weight") and config.n_ctx not in tensor.shape:
             raise CheckpointError(
                 f"{path}: tensor {name} {list(tensor.shape)} is of another context than "
                 f"constructor.seq_len = {config.n_ctx}"

@@ -37,6 +37,7 @@ class Constructor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     use_projections: bool | None = None
     tie_io: bool = False
     dropout_layer: bool = False
+    is_reward_model: bool = False
 
 
 class PublishedArgs(msgspec.Struct, frozen=True):
@@ -70,8 +71,10 @@ def read_args(path: Path) -> PublishedArgs:
         return msgspec.json.decode(path.read_bytes(), type=PublishedArgs)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
 
 
 def model_config(
@@ -79,6 +82,10 @@ def model_config(
 ) -> ModelConfig:
     """The model that the arguments in `path` build, given the names of its tensors."""
     constructor = args.constructor
+    if constructor.is_reward_model:
+        raise ConfigError(
+            f"{path}: is_reward_model: a reward model gives texts a score and no next token"
+        )
     mixer = _mixer(args, path, names)
     is_headless = not _has_heads(constructor)
     decay = constructor.decay and "decay" in READ_BY[mixer]

@@ -40,8 +40,11 @@ def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
     try:
         found = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
-        is_pickle = content[:2] in {b"PK", b"\x80\x02"}
-        hint = "; it looks like a pickle of torch.save" if is_pickle else ""
+        hint = ""
+        if content[:2] in {b"PK", b"\x80\x02"}:
+            hint = "; it looks like a pickle of torch.save"
+        elif content.startswith(b"version https://git-lfs"):
+            hint = "; it is a pointer of Git LFS, which fetches the file with `git lfs pull`"
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}{hint}") from None
     return {
         name: StoredTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in found
@@ -52,11 +55,14 @@ def checked(
     path: Path, stored: Mapping[str, StoredTensor], shapes: Shapes, asker: str
 ) -> dict[str, F32]:
     """All tensors as float32, or a CheckpointError for the first that `asker` did not ask for."""
+    missing = [name for name in shapes if name not in stored]
+    if missing:
+        others = f", like {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{path}: tensor {missing[0]} {list(shapes[missing[0]])} is missing{others}; "
+            f"{asker} asks for it"
+        )
     for name, shape in shapes.items():
-        if name not in stored:
-            raise CheckpointError(
-                f"{path}: tensor {name} {list(shape)} is missing; {asker} asks for it"
-            )
         found = stored[name].shape
         if found != shape:
             turned = ": it is transposed" if found == shape[::-1] else ""
@@ -65,9 +71,11 @@ def checked(
                 f"but {asker} asks for {list(shape)}{turned}"
             )
     if foreign := sorted(stored.keys() - shapes.keys()):
-        listed = ", ".join(f"{name} {list(stored[name].shape)}" for name in foreign[:5])
+        listed = [f"{name} {list(stored[name].shape)}" for name in foreign[:5]]
+        listed += ["…"] if len(foreign) > 5 else []
+        count = "1 tensor does" if len(foreign) == 1 else f"{len(foreign)} tensors do"
         raise CheckpointError(
-            f"{path}: {len(foreign)} tensors do not belong to the model of {asker}: {listed}"
+            f"{path}: {count} not belong to the model of {asker}: {', '.join(listed)}"
         )
     return {name: _as_float32(path, name, stored[name]) for name in shapes}
 

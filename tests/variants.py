@@ -38,7 +38,7 @@ def configs(draw: st.DrawFn, max_n_ctx: int = 40) -> ModelConfig:
         vocab_size=draw(st.integers(2, 20)),
         use_projections=not is_headless and (mixer in ALWAYS_PROJECTED or draw(st.booleans())),
         decay=decay,
-        decay_constant=draw(st.integers(1, 4)) if decay else 1,
+        decay_constant=draw(st.integers(1, 4)),  # means nothing without decay
         mixer=mixer,
         kernel_size=draw(st.integers(2, 4)) if mixer == "kernel" else 1,
         combined_row_quirk=mixer == "combined" and draw(st.booleans()),

@@ -16,8 +16,10 @@ from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
-from engine.random_model import write_random_model
+from engine.random_model import random_tensors, write_random_model
 from engine.runner import ModelRunner
+from engine.tensors import is_scalar
+from engine.weights import fold
 from training.checkpoint import load_model
 from training.model import SRM
 
@@ -101,6 +103,37 @@ def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list
         # The very same number wherever a token appears.
         np.testing.assert_array_equal(top_ids[in_top, ranks[in_top] - 1], tokens[in_top])
         np.testing.assert_array_equal(top_logprobs[in_top, ranks[in_top] - 1], found[in_top])
+
+
+def test_zero_and_tiny_alphas_are_exact(
+    runner: ModelRunner, folder: Path, prompts: list[list[int]]
+) -> None:
+    """The published recurrence divides by them: 0 gives NaN, 1e-8 costs it all its digits."""
+    tensors, rng = random_tensors(CONFIG), np.random.default_rng(2)
+    for name, values in tensors.items():
+        if is_scalar(name) and name.endswith(".weight"):
+            tiny = rng.choice(np.array([0, 1e-8, -1e-8, 1e-30], np.float32), values.shape)
+            values[...] = np.where(rng.random(values.shape) < 0.5, tiny, values)
+        elif is_scalar(name) and name.endswith(".bias"):  # what it would subtract, and then divide
+            values[...] = rng.standard_normal(values.shape)
+    model = SRM(CONFIG)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    model.double()
+    runner.load_weights(fold(CONFIG, tensors, "tiny alphas"))
+    found = generate(runner, prompts, PARAMS, 50)
+    runner.load_weights(load_checkpoint(folder))
+    for prompt, outputs in zip(prompts, found, strict=True):
+        said = np.frombuffer(b"".join(one.token_ids for one in outputs), "<i4").tolist()
+        logprobs = np.concatenate([np.frombuffer(one.logprobs, "<f4") for one in outputs])
+        state, tolerance = model.empty_state(1), 0.0
+        expected = np.zeros(len(said))
+        for position, token in enumerate([prompt[0], *said[:-1]]):
+            with torch.no_grad():
+                logits, state = model.step(torch.tensor([token]), state, position)
+            expected[position] = logits[0].log_softmax(-1)[said[position]]
+            tolerance = max(tolerance, TOLERANCE * float(logits.abs().max()))
+        assert np.isfinite(logprobs).all()
+        np.testing.assert_allclose(logprobs, expected, atol=tolerance, rtol=0)
 
 
 def test_any_chunking_and_company_give_the_same_bits(

@@ -67,7 +67,7 @@ def _set_nan(tensors: dict[str, F32]) -> None:
             lambda t: t.update({"output_layer.weight": t["output_layer.weight"].T.copy()}),
             r"output_layer\.weight has shape \[8, 11\], but config\.json asks for \[11, 8\]",
         ),
-        (lambda t: t.update(extra=np.zeros(3, np.float32)), "1 tensors do not belong .* extra"),
+        (lambda t: t.update(extra=np.zeros(3, np.float32)), "1 tensor does not belong .* extra"),
         (_set_nan, r"output_layer\.weight has values that are not finite"),
         (
             lambda t: t.update({"output_layer.weight": t["output_layer.weight"].astype(np.int32)}),

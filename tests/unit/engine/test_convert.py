@@ -96,6 +96,8 @@ def test_every_variant_comes_out_as_it_was(
 ) -> None:
     if config.mixer == "expanded" and not (config.is_headless or config.use_projections):
         return  # the published code always projects it
+    if not config.decay:
+        config = msgspec.structs.replace(config, decay_constant=1)  # nothing asks for it
     if config.mixer == "combined" and config.decay_constant == 1:
         config = msgspec.structs.replace(config, combined_row_quirk=False)  # it is no difference
     folder = tmp_path_factory.mktemp("convert")
@@ -200,6 +202,19 @@ def _twice(tensors: Tensors) -> None:
     tensors["model.input_layer.weight"] = tensors["input_layer.weight"]
 
 
+def _pop_two(tensors: Tensors) -> None:
+    del tensors[HEAD + "weight"], tensors[HEAD + "bias"]
+
+
+def _add(count: int) -> Callable[[Tensors], None]:
+    new = {f"extra{i}": np.zeros(3, np.float32) for i in range(count)}
+    return lambda tensors: tensors.update(new)
+
+
+def _turn_alpha(tensors: Tensors) -> None:
+    tensors[HEAD + "weight"] = tensors[HEAD + "weight"].T.copy()
+
+
 def _turn(tensors: Tensors) -> None:
     name = "mixer_blocks.0.channel_mixing_layer.0.weight"
     tensors[name] = tensors[name].T.copy()
@@ -207,7 +222,10 @@ def _turn(tensors: Tensors) -> None:
 
 BROKEN: list[tuple[Callable[[Tensors], object], str]] = [
     (lambda t: t.pop(HEAD + "bias"), r"heads\.2\.bias \[16\] is missing; .*args\.json asks for it"),
-    (lambda t: t.update(extra=np.zeros(3, np.float32)), r"1 tensors do not belong .*: extra \[3\]"),
+    (_pop_two, r"heads\.2\.weight \[1, 16\] is missing, like 1 more; .*args\.json asks for it"),
+    (_add(1), r"1 tensor does not belong to the model of .*: extra0 \[3\]$"),
+    (_add(6), r"6 tensors do not belong to the model of .*: extra0 \[3\], .*extra4 \[3\], …$"),
+    (_turn_alpha, r"heads\.2\.weight has shape \[16, 1\], but .*\[1, 16\]: it is transposed"),
     (_turn, r"layer\.0\.weight has shape \[8, 32\], but .* asks for \[32, 8\]: it is transposed"),
     (_set_nan, r"mixer_heads\.2\.weight has values that are not finite"),
     (_wider, r"heads\.2\.weight \[1, 17\] is of another context than constructor\.seq_len = 16"),
@@ -239,14 +257,30 @@ def test_broken_weights_are_named_and_nothing_is_written(
 
 def test_cut_and_foreign_files_are_named(files: tuple[Path, Path, Path]) -> None:
     whole = files[0].read_bytes()
-    for content in (whole[:-5], whole[:100], b"", b"PK\x03\x04 a pickle of torch"):
+    pickle, pointer = b"PK\x03\x04 a pickle of torch", b"version https://git-lfs.github.com/spec/v1"
+    for content in (whole[:-5], whole[:100], b"", pickle, pointer):
         files[0].write_bytes(content)
         with pytest.raises(CheckpointError, match="is not a whole safetensors file") as raised:
             convert(*files)
-        assert ("torch.save" in raised.value.message) == content.startswith(b"PK")
+        assert ("torch.save" in raised.value.message) == (content == pickle)
+        assert ("git lfs pull" in raised.value.message) == (content == pointer)
     files[0].unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*published\.safetensors"):
         convert(*files)
+
+
+def test_broken_arguments_are_named(files: tuple[Path, Path, Path]) -> None:
+    args = arguments(MIXED)
+    args["constructor"]["is_reward_model"] = True
+    for text, message in (
+        (json.dumps(args), r"args\.json: is_reward_model: a reward model gives texts a score"),
+        ("{", r"args\.json is not JSON: .* truncated"),
+        ("{}", r"args\.json: .*missing required field `constructor`"),
+    ):
+        files[1].write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            convert(*files)
+        assert not files[2].exists()
 
 
 def test_a_file_is_not_converted_onto_itself(files: tuple[Path, Path, Path]) -> None:

@@ -158,7 +158,10 @@ def test_arguments_that_are_no_arguments_are_named(tmp_path: Path) -> None:
     path = tmp_path / "args.json"
     with pytest.raises(ConfigError, match=r"cannot read .*args\.json"):
         read_args(path)
-    for content in ("{", "[]", "{}", '{"constructor": {"vocab_size": 9}}'):
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"args\.json is not JSON: "):
+        read_args(path)
+    for content in ("[]", "{}", '{"constructor": {"vocab_size": 9}}'):
         path.write_text(content)
         with pytest.raises(ConfigError, match=r"args\.json: "):
             read_args(path)

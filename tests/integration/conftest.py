@@ -1,0 +1,58 @@
+"""An engine process of the tests' own, for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.weights import Weights
+from tests.numpy_runner import NumpyRunner
+from tests.served_engine import NUM_SLOTS, RawClient, Serve, Served
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/engine"
+
+
+@pytest.fixture
+def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
+    """serve(BrokenRunner, max_waiting=3, drain_s=0): starts one; all are drained at the end."""
+    started = []
+
+    def start(
+        runner: type[NumpyRunner] = NumpyRunner,
+        client_timeout_s: float = 10,
+        max_waiting: int = 100,
+        drain_s: float = 5,
+    ) -> Served:
+        config = EngineConfig(
+            num_slots=NUM_SLOTS,
+            max_step_rows=8,
+            max_step_tokens=32,
+            max_waiting=max_waiting,
+            endpoint=endpoint,
+            drain_s=drain_s,
+        )
+        engine = Engine(weights.config, runner(weights, NUM_SLOTS), config, weights.fingerprint)
+        served = Served(engine, config, client_timeout_s)
+        started.append(served)
+        return served
+
+    yield start
+    for served in started:
+        served.process.drain()
+        served.process.drain()
+        served.join()
+        assert served.exit_code is not None
+
+
+@pytest.fixture
+def raw(endpoint: str) -> Iterator[RawClient]:
+    client = RawClient(endpoint)
+    yield client
+    client.close()

@@ -1,0 +1,138 @@
+"""Any model of any variant, scheduled in any way, samples and scores as both forms of torch do.
+
+The engine's units, its scheduler and its batches on the numpy runner; `test_feeding` has MAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.messages import Output, SamplingParams
+from engine.random_model import random_tensors
+from engine.weights import fold
+from tests.numpy_runner import NumpyRunner
+from tests.variants import configs
+from training.model import SRM
+
+TOLERANCE = 1e-5
+"""Of log-probabilities rounded to float32, relative to the largest logit."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and prompts to score and to continue greedily."""
+
+    config: ModelConfig
+    seed: int
+    prompts: list[list[int]]
+    params: SamplingParams
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    config = draw(configs(max_n_ctx=14))
+    token = st.integers(0, config.vocab_size - 1)
+    prompt = st.lists(token, min_size=1, max_size=config.n_ctx)
+    params = SamplingParams(
+        max_tokens=draw(st.integers(1, 6)),
+        temperature=0.0,
+        ignore_eos=True,
+        logprobs=draw(st.integers(0, 3)),
+        prompt_logprobs=draw(st.integers(0, 3)),
+    )
+    prompts = draw(st.lists(prompt, min_size=1, max_size=6))
+    return Case(config, draw(st.integers(0, 2**32 - 1)), prompts, params)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> EngineConfig:
+    rows = draw(st.integers(1, 6))
+    return EngineConfig(
+        num_slots=draw(st.integers(1, 8)),
+        max_step_rows=rows,
+        max_step_tokens=rows + draw(st.integers(1, 20)),
+        max_waiting=draw(st.integers(1, 8)),
+    )
+
+
+def serve(case: Case, schedule: EngineConfig, prompts: list[list[int]]) -> list[list[Output]]:
+    weights = fold(case.config, random_tensors(case.config, case.seed), "")
+    runner = NumpyRunner(weights, schedule.num_slots)
+    return Engine(case.config, runner, schedule).generate(prompts, case.params)
+
+
+def said(outputs: list[Output]) -> tuple[list[int], list[float]]:
+    """The tokens after the first of the prompt, and their log-probabilities."""
+    tokens = np.frombuffer(b"".join(one.token_ids for one in outputs), "<i4")
+    logprobs = np.frombuffer(b"".join(one.logprobs for one in outputs), "<f4")
+    return tokens.tolist(), logprobs.tolist()
+
+
+def both_forms(model: SRM, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Logits [length, V], parallel and recurrent."""
+    state, found = model.empty_state(1), []
+    for position in range(len(ids)):
+        logits, state = model.step(ids[position : position + 1], state, position)
+        found.append(logits[0])
+    return [model(ids[None])[0], torch.stack(found)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), schedule=schedules())
+def test_tokens_and_scores_are_those_of_both_forms(case: Case, schedule: EngineConfig) -> None:
+    model = SRM(case.config)
+    tensors = random_tensors(case.config, case.seed)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    model.double()
+    for prompt, outputs in zip(case.prompts, serve(case, schedule, case.prompts), strict=True):
+        tokens, logprobs = said(outputs)
+        assert tokens[: len(prompt) - 1] == prompt[1:]
+        room = case.config.n_ctx - len(prompt) + 1
+        assert len(tokens) == len(prompt) - 1 + min(case.params.max_tokens, room)
+        ids = torch.tensor([prompt[0], *tokens[:-1]])
+        with torch.no_grad():
+            for logits in both_forms(model, ids):
+                largest = float(logits.abs().max())
+                expected = logits.log_softmax(-1)
+                at_tokens = expected[range(len(tokens)), tokens]
+                assert np.abs(at_tokens.numpy() - logprobs).max() < TOLERANCE * max(1, largest)
+                sampled = slice(len(prompt) - 1, None)
+                short = expected.max(-1).values[sampled] - at_tokens[sampled]
+                assert short.max() < TOLERANCE * max(1, largest), "it is not the likeliest token"
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), schedule=schedules(), other=schedules(), data=st.data())
+def test_slots_chunks_order_and_company_change_no_bit(
+    case: Case, schedule: EngineConfig, other: EngineConfig, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(case.prompts))))
+    order = order[: data.draw(st.integers(1, len(order)))]
+    expected = serve(case, schedule, case.prompts)
+    found = serve(case, other, [case.prompts[i] for i in order])
+    for i, outputs in zip(order, found, strict=True):
+        renamed = [msgspec.structs.replace(one, id=str(i)) for one in outputs]
+        assert renamed == expected[i]
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), schedule=schedules(), data=st.data())
+def test_what_follows_in_a_prompt_changes_no_score_before_it(
+    case: Case, schedule: EngineConfig, data: st.DataObject
+) -> None:
+    prompt = max(case.prompts, key=len)
+    assume(len(prompt) > 1)
+    at = data.draw(st.integers(1, len(prompt) - 1))
+    token = st.integers(0, case.config.vocab_size - 1)
+    tail = data.draw(st.lists(token, max_size=case.config.n_ctx - at))
+    one, other = (said(outputs) for outputs in serve(case, schedule, [prompt, prompt[:at] + tail]))
+    assert one[0][: at - 1] == other[0][: at - 1] == prompt[1:at]
+    assert one[1][: at - 1] == other[1][: at - 1]

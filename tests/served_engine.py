@@ -1,0 +1,80 @@
+"""An EngineProcess on the numpy runner in a thread, and the ways to speak to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import zmq
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.messages import FromEngine, Output, Request
+from engine.process import EngineProcess
+
+NUM_SLOTS = 8
+
+
+class Served:
+    """An EngineProcess in a thread."""
+
+    def __init__(self, engine: Engine, config: EngineConfig, client_timeout_s: float) -> None:
+        self.engine = engine
+        self.process = EngineProcess(engine, config, client_timeout_s)
+        self.exit_code: int | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.exit_code = self.process.run()
+
+    def join(self) -> int | None:
+        self._thread.join(10)
+        return self.exit_code
+
+
+Serve = Callable[..., Served]
+
+
+@asynccontextmanager
+async def connected(
+    endpoint: str, ready_s: float = 5, **settings: float
+) -> AsyncIterator[EngineClient]:
+    client = EngineClient(endpoint, **settings)
+    await client.connect()
+    try:
+        await client.wait_until_ready(ready_s)
+        yield client
+    finally:
+        await client.close()
+
+
+async def collect(client: EngineClient, request: Request) -> list[Output]:
+    return [output async for output in client.generate(request)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class RawClient:
+    """Speaks to the engine in bytes, like a client with a fault."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.connect(endpoint)
+
+    def receive(self) -> FromEngine:
+        assert self.socket.poll(5000), "the engine did not answer"
+        message: FromEngine = msgspec.msgpack.decode(self.socket.recv(), type=FromEngine)
+        return message
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
