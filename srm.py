@@ -21,7 +21,7 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure this machine: `srm bench engine`, `srm bench http`
+  bench     measure: `srm bench engine`, `srm bench http`, `srm bench precision`
 
 `srm COMMAND --help` explains each.
 """
@@ -35,6 +35,7 @@ SETTINGS = """
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
   demo_model random_widths batch_sizes repetitions seconds
+  sequences random_sequences
   requests n max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
@@ -88,6 +89,10 @@ def _find(command: str, rest: list[str]) -> Callable[[list[str]], int]:
         from server.bench import main as bench_http
 
         return lambda args: bench_http(args[1:])
+    if command == "bench" and rest[:1] == ["precision"]:
+        from training.precision import main as bench_precision
+
+        return lambda args: bench_precision(args[1:])
     if command == "bench":
         from engine.bench import main as bench
 

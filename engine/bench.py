@@ -65,7 +65,7 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
     if argv[:1] != ["engine"]:
-        raise ConfigError(f"srm bench measures engine or http, got {argv[:1]}")
+        raise ConfigError(f"srm bench measures engine, http or precision, got {argv[:1]}")
     config = load(BenchConfig, argv[1:], prog="srm bench engine")
     record = measure(config, " ".join(["srm bench", *argv]))
     path = write_record(record, "engine", markdown(record), config.output)

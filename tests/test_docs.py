@@ -38,6 +38,7 @@ from server.score_lines import Score
 from server.text import Text
 from tests.serving import ROOT, Server
 from training.evaluate import EvaluateConfig
+from training.precision import PrecisionConfig
 from training.pretrain import TrainConfig
 
 DOCS = ROOT / "docs"
@@ -51,6 +52,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Evaluation": (EvaluateConfig,),
     "Engine benchmark": (BenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
+    "Precision benchmark": (PrecisionConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""

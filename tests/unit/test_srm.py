@@ -61,7 +61,9 @@ def test_the_usage_names_every_command(
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
         (["bench", "engine", "--batch-sizes="], "batch_sizes and repetitions must be at least 1"),
         (["bench", "engine", "--random-widths=510"], "random_widths must be multiples of 4"),
-        (["bench"], "srm bench measures engine or http, got []"),
+        (["bench", "precision", "--problems=0"], "problems must be at least 1, got 0"),
+        (["bench", "precision", "--demo-model=none", "--random-widths="], "nothing to do"),
+        (["bench"], "srm bench measures engine, http or precision, got []"),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(
