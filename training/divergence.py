@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-Summary = dict[str, float | list[int]]
+Summary = dict[str, float]
 
 
 class Oracle:
@@ -50,22 +50,22 @@ class Divergence:
     kl: Tensor  # f64[T, B]
 
     def summary(self, first: int = 1, last: int | None = None) -> Summary:
-        """Over positions first … last and all sequences."""
-        last = len(self.kl) if last is None else last
+        """Over positions first … last and all sequences, to four digits."""
         here = slice(first - 1, last)
         kl = self.kl[here].flatten()
-        return {
-            "positions": [first, last],
-            "max_error": float(self.largest[here].max()),
-            "rms_error": float(self.square[here].mean().sqrt()),
-            "greedy_agreement": float(self.agrees[here].double().mean()),
-            "kl_mean": float(kl.mean()),
-            "kl_p99": float(kl.quantile(0.99)),
+        exact = {
+            "max_error": self.largest[here].max(),
+            "rms_error": self.square[here].mean().sqrt(),
+            "greedy_agreement": self.agrees[here].double().mean(),
+            "kl_mean": kl.mean(),
+            "kl_p99": kl.quantile(0.99),
         }
+        return {name: float(f"{float(value):.4g}") for name, value in exact.items()}
 
-    def by_position(self) -> list[Summary]:
-        """A summary of each of 1, 2, 3 … 4, 5 … 8, to the last position."""
-        return [self.summary(first, last) for first, last in octaves(len(self.kl))]
+    def by_position(self) -> dict[str, list[float]]:
+        """By measure, its value in each of `octaves`."""
+        found = [self.summary(first, last) for first, last in octaves(len(self.kl))]
+        return {name: [one[name] for one in found] for name in found[0]}
 
 
 def octaves(length: int) -> Iterator[tuple[int, int]]:

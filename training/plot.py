@@ -45,25 +45,25 @@ def plot_losses(losses: list[float], path: Path) -> None:
 
 def plot_divergence(models: list[dict[str, Any]], path: Path) -> None:
     """RMS error of the logits by position, a panel per model, for the cases that tell most."""
-    mpl.rcParams["svg.hashsalt"] = "srm"
-    columns = min(3, max(1, len(models)))
-    rows = -(-max(1, len(models)) // columns)
-    figure, panels = plt.subplots(
-        rows, columns, figsize=(4.5 * columns, 3.5 * rows + 0.8), squeeze=False
-    )
-    for panel, model in zip(panels.flat, models, strict=False):
-        for found in model["cases"]:
-            if found["case"] in SHOWN_CASES:
-                ends = [band["positions"][1] for band in found["by_position"]]
-                errors = [band["rms_error"] for band in found["by_position"]]
-                panel.plot(ends, errors, marker=".", linewidth=0.9, label=found["case"])
-        panel.set(xscale="log", yscale="log", title=model["name"], xlabel="position")
-        panel.set_xscale("log", base=2)
-        panel.grid(linewidth=0.3)
-    panels[0][0].set_ylabel("RMS error / largest logit")
-    for panel in panels.flat[len(models) :]:
-        panel.set_axis_off()
-    figure.legend(*panels[0][0].get_legend_handles_labels(), ncols=4, loc="lower center")
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    columns = min(3, len(models))
+    rows = -(-len(models) // columns)
+    with mpl.rc_context({"svg.hashsalt": "srm", "svg.fonttype": "none"}):
+        figure, panels = plt.subplots(
+            rows, columns, figsize=(4.5 * columns, 3.2 * rows + 1), squeeze=False
+        )
+        for panel, model in zip(panels.flat, models, strict=False):
+            ends = [last for _, last in model["positions"]]
+            for found in model["cases"]:
+                if found["case"] in SHOWN_CASES:
+                    errors = found["by_position"]["rms_error"]
+                    panel.plot(ends, errors, linewidth=1, label=found["case"])
+            panel.set(yscale="log", title=model["name"], xlabel="position")
+            panel.set_xscale("log", base=2)
+            panel.grid(linewidth=0.3)
+        panels[0][0].set_ylabel("RMS error / largest logit")
+        for panel in panels.flat[len(models) :]:
+            panel.set_axis_off()
+        figure.legend(*panels[0][0].get_legend_handles_labels(), ncols=4, loc="lower center")
+        figure.tight_layout(rect=(0, 0.1, 1, 1))
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)

@@ -27,7 +27,7 @@ from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record, write_record
 from engine.weights import fold
 from training.checkpoint import load_model
-from training.divergence import Oracle, largest_value
+from training.divergence import Oracle, largest_value, octaves
 from training.plot import plot_divergence
 from training.precision_tables import markdown
 from training.rounded import Precision, RoundedModel
@@ -181,11 +181,11 @@ def measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
         "name": name,
         "config": msgspec.to_builtins(weights.config),
         "matrices_stored_as": files.dtypes["output_layer.weight"],
-        "positions": len(ids),
+        "positions": list(octaves(len(ids))),
         "sequences": ids.shape[1],
-        "largest_logit": oracle.largest_logit,
-        "largest_activation": largest,
-        "largest_last_state": largest_state,
+        "largest_logit": round(oracle.largest_logit, 3),
+        "largest_activation": round(largest, 3),
+        "largest_last_state": round(largest_state, 3),
         "cases": found,
     }
 

@@ -19,17 +19,17 @@ def markdown(record: dict[str, Any]) -> str:
     stem = f"{record['date']}-{record['commit']}-precision"
     parts = [LEGEND, f"![error by position]({stem}.svg)\n", _cases(record["cases"])]
     for model in record["models"]:
-        shape = model["config"]
+        shape, length = model["config"], model["positions"][-1][-1]
         parts.append(
             f"## {model['name']}\n\n{shape['mixer']}, d {shape['d_model']}, {shape['num_layers']} "
             f"layers, matrices stored as {model['matrices_stored_as']}, {model['sequences']} × "
-            f"{model['positions']:,} tokens. Largest |value|: logits {model['largest_logit']:.3g}, "
+            f"{length:,} tokens. Largest |value|: logits {model['largest_logit']:.3g}, "
             f"activations {model['largest_activation']:.3g}, last states "
             f"{model['largest_last_state']:.3g}.\n"
         )
         parts += [_overall(model["cases"]), "RMS error by position:\n"]
-        parts.append(_by_position(model["cases"], "rms_error"))
-        parts += ["Mean KL by position:\n", _by_position(model["cases"], "kl_mean")]
+        parts.append(_by_position(model, "rms_error"))
+        parts += ["Mean KL by position:\n", _by_position(model, "kl_mean")]
     return "\n".join(parts)
 
 
@@ -60,10 +60,9 @@ def _overall(cases: list[dict[str, Any]]) -> str:
     return _table([*head, *(name.replace("_", " ") for name in answers)], rows)
 
 
-def _by_position(cases: list[dict[str, Any]], measure: str) -> str:
-    spans = [band["positions"] for band in cases[0]["by_position"]]
-    head = ["–".join(map(str, sorted(set(span)))) for span in spans]
-    rows = ([c["case"], *(f"{b[measure]:.0e}" for b in c["by_position"])] for c in cases)
+def _by_position(model: dict[str, Any], measure: str) -> str:
+    head = ["–".join(map(str, sorted(set(span)))) for span in model["positions"]]
+    rows = ([c["case"], *(f"{v:.0e}" for v in c["by_position"][measure])] for c in model["cases"])
     return _table(["case", *head], rows)
 
 
