@@ -22,8 +22,8 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure this machine: `srm bench engine`, `prefill`, `host`,
-            `simulate` or `http`
+  bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`,
+            `precision` or `http`
 
 `srm COMMAND --help` explains each.
 """
@@ -35,6 +35,7 @@ BENCHMARKS = {
     "prefill": "engine.bench.prefill",
     "host": "engine.bench.host",
     "simulate": "engine.bench.simulate",
+    "precision": "training.precision",
     "http": "server.bench",
 }
 """`srm bench NAME` and the module whose `main` it is."""
@@ -49,6 +50,7 @@ SETTINGS = """
   demo_model random_widths dtypes repetitions seconds
   batch_sizes pytorch prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
+  sequences random_sequences
   requests n max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input

@@ -42,6 +42,7 @@ from server.score_lines import Score
 from server.text import Text
 from tests.serving import ROOT, Server
 from training.evaluate import EvaluateConfig
+from training.precision import PrecisionConfig
 from training.pretrain import TrainConfig
 
 DOCS = ROOT / "docs"
@@ -58,6 +59,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Host benchmark": (HostBenchConfig,),
     "Simulation": (SimulationConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
+    "Precision benchmark": (PrecisionConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""
