@@ -22,7 +22,7 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure this machine: `srm bench engine`, `prefill` or `http`
+  bench     measure this machine: `srm bench engine`, `prefill`, `host` or `http`
 
 `srm COMMAND --help` explains each.
 """
@@ -32,18 +32,21 @@ TRAINING = {"train", "evaluate"}
 BENCHMARKS = {
     "engine": "engine.bench.throughput",
     "prefill": "engine.bench.prefill",
+    "host": "engine.bench.host",
     "http": "server.bench",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
 SETTINGS = """
-  model device num_slots max_step_rows max_step_tokens max_waiting cache_dir overlap drain_s
+  model device num_slots memory_fraction max_step_rows max_step_tokens max_waiting cache_dir
+  overlap drain_s
   served_model_name host port max_body_bytes
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
   demo_model random_widths dtypes repetitions seconds
   batch_sizes pytorch prompt_lengths step_tokens prompt_tokens
+  running turn_rows length
   requests n max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input

@@ -9,6 +9,7 @@ from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, load
 from engine.engine import Engine
 from engine.errors import SRMError
+from engine.memory import keep_freed_memory
 from engine.process import serve
 from engine.runner import ModelRunner
 
@@ -22,6 +23,7 @@ def main(argv: list[str]) -> int:
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    keep_freed_memory()
     try:
         config = load(EngineConfig, argv, prog="python -m engine")
         logger.info("loading %s", config.model)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.batch import I32, I64, SAMPLED, Batch
+from engine.batch import FROM_DEVICE, I32, I64, SAMPLED, Batch
 from engine.sequence import SequenceGroup
 from engine.slots import SlotTable
 
@@ -43,20 +43,24 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk]) -> Batch:
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
     prefill_slots = np.array([chunk.group.prefill_slot for chunk in chunks], np.int32)
     prefill_positions = np.array([chunk.start for chunk in chunks], np.int32)
-    lengths = np.ones(len(slots) + len(chunks), np.int32)
-    lengths[len(slots) :] = [chunk.stop - chunk.start for chunk in chunks]
-    row_offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=row_offsets[1:])
+    row_offsets = np.arange(len(slots) + len(chunks) + 1, dtype=np.int32)
+    row_offsets[len(slots) + 1 :] = len(slots) + np.cumsum([c.stop - c.start for c in chunks])
     prompts = [chunk.group.prompt[chunk.start : chunk.stop] for chunk in chunks]
+    positions = table.position[slots]
+    own_slots = slots.astype(np.int32)
+    read_slots, tokens = own_slots.copy(), np.full(len(slots), FROM_DEVICE, np.int32)
+    starting = np.flatnonzero(positions == table.first_position[slots])
+    read_slots[starting] = table.first_read[slots[starting]]
+    tokens[starting] = table.first_token[slots[starting]]
     targets, score_rows, num_top = _scored(table, slots, scored)
     return Batch(
         sequence_ids=table.sequence_id[slots],
-        read_slots=np.concatenate([table.read_slot[slots], prefill_slots]),
-        write_slots=np.concatenate([slots.astype(np.int32), prefill_slots]),
-        positions=np.concatenate([table.position[slots], prefill_positions]),
+        read_slots=np.concatenate([read_slots, prefill_slots]),
+        write_slots=np.concatenate([own_slots, prefill_slots]),
+        positions=np.concatenate([positions, prefill_positions]),
         row_offsets=row_offsets,
-        token_ids=np.concatenate([table.next_token[slots], *prompts]),
-        ends=table.remaining[slots] == 1,
+        token_ids=np.concatenate([tokens, *prompts]),
+        ends=positions == table.last_position[slots],
         temperature=table.temperature[slots],
         top_k=table.top_k[slots],
         top_p=table.top_p[slots],

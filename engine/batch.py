@@ -121,6 +121,11 @@ class Launched(Protocol):
 class Runner(Protocol):
     """Runs batches. `engine.runner.ModelRunner` (MAX) and `tests/numpy_runner.py` are the two."""
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of its pool: batches read and write slots 0 … num_slots - 1."""
+        ...
+
     def launch(self, batch: Batch) -> Launched:
         """Enqueue a step and return at once; steps run in the order launched."""
         ...

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -142,8 +143,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder with config.json, model.safetensors and tokenizer.json."""
     device: Literal["cpu", "gpu"] = "cpu"
     """What the model runs on: the processor, or the first GPU."""
-    num_slots: int = 16_384
-    """Sequences that run at once; memory for their states is reserved at the start."""
+    num_slots: int = 0
+    """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
+    memory_fraction: float = 0.9
+    """Of the memory that is free at the start, what slots may take where num_slots is 0."""
     max_step_rows: int = 2_048
     """Most sequences that one step decodes; others take turns."""
     max_step_tokens: int = 4_096
@@ -160,7 +163,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a stop waits for running requests, in seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "max_step_rows", "max_step_tokens", "max_waiting"):
+        if not 0 <= self.num_slots < 2**31:
+            raise ValueError(f"num_slots must be 0 … 2**31 - 1, got {self.num_slots}")
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
+        for name in ("max_step_rows", "max_step_tokens", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_step_tokens <= self.max_step_rows:
@@ -308,4 +315,6 @@ def _describe(hint: Any) -> str:
         return "|".join(str(choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
         return _describe(get_args(hint)[0]) + ",…"
+    if isinstance(hint, UnionType):
+        return " or ".join(_describe(kind) for kind in get_args(hint) if kind is not NoneType)
     return cast(str, getattr(hint, "__name__", str(hint))).upper()

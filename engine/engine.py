@@ -36,7 +36,9 @@ class Engine:
     def __init__(
         self, model: ModelConfig, runner: Runner, config: EngineConfig, fingerprint: str = ""
     ) -> None:
-        self.scheduler = Scheduler(model, config)
+        self.scheduler = Scheduler(
+            model, msgspec.structs.replace(config, num_slots=runner.num_slots)
+        )
         self.num_steps = 0
         self._model = model
         self._max_waiting = config.max_waiting
@@ -44,7 +46,7 @@ class Engine:
         self._fingerprint = fingerprint
         self._in_flight: _Step | None = None
         self._last_completed = 0.0
-        metrics.NUM_SLOTS.set(config.num_slots)
+        metrics.NUM_SLOTS.set(runner.num_slots)
         self._update_gauges()
 
     @property

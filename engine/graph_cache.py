@@ -1,4 +1,4 @@
-"""Compiled step graphs on disk: compile once per model shape and machine, read ever after.
+"""Compiled graphs on disk: compile once per model shape and machine, read ever after.
 
 The key covers everything a compiled graph depends on: the model's shape, the sources of graph and
 kernels, the MAX version, the device and the processor. A file that cannot be read is compiled anew
@@ -13,7 +13,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,14 +35,31 @@ def load_or_compile(
     session: InferenceSession, config: ModelConfig, device: Device, folder: Path
 ) -> CompiledModel:
     """The step graph of this model shape for this device, from `folder` where it is there."""
-    path = cache_path(config, device, folder)
+    return cached(
+        "step",
+        graph_shape(config),
+        lambda: session.compile(build_step_graph(config, device)),
+        device,
+        folder,
+    )
+
+
+def cached(
+    name: str,
+    shape: tuple[object, ...],
+    compile_graphs: Callable[[], CompiledModel],
+    device: Device,
+    folder: Path,
+) -> CompiledModel:
+    """Graphs of a kind and shape, read from `folder`, or compiled and kept there."""
+    path = cache_path(name, shape, device, folder)
     if path.exists():
         try:
             return read(path)
         except (ValueError, RuntimeError, OSError) as error:
             log.warning("cannot read the compiled graph %s (%s): compiling again", path, error)
-    with _progress("compiling the step graph, once for this model shape"):
-        compiled = session.compile(build_step_graph(config, device))
+    with _progress(f"compiling the {name} graph, once for this shape"):
+        compiled = compile_graphs()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -55,17 +72,20 @@ def load_or_compile(
     return compiled
 
 
-def cache_path(config: ModelConfig, device: Device, folder: Path) -> Path:
-    """Where the graph is kept: the name holds a digest of all that a compiled graph depends on."""
-    target = (device.label, device.architecture_name if not device.is_host else _processor())
-    digest = hashlib.sha256(
-        repr((graph_shape(config), target, importlib.metadata.version("max"))).encode()
-    )
+def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Path) -> Path:
+    """Where graphs are kept: the name holds a digest of all that a compiled graph depends on."""
+    target = (device.label, _processor() if device.is_host else _compute_capability(device))
+    digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
     modules = (kernels, linear, messages, model)
     sources = [Path(module.__file__ or "") for module in modules]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
         digest.update(source.name.encode() + source.read_bytes())
-    return folder / f"step-{digest.hexdigest()[:20]}.mef"
+    return folder / f"{name}-{digest.hexdigest()[:20]}.mef"
+
+
+def _compute_capability(device: Device) -> str:
+    """`sm_90` of `sm_90a`: the letter says which instructions may be used, not which GPU it is."""
+    return str(device.architecture_name).rstrip("abcdef")
 
 
 def _processor() -> str:

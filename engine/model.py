@@ -62,24 +62,28 @@ def graph_shape(config: ModelConfig) -> tuple[object, ...]:
     )
 
 
-def build_step_graph(config: ModelConfig, device: Device) -> Graph:
+def build_step_graph(
+    config: ModelConfig, device: Device, scope: str = "", module: Module | None = None
+) -> Graph:
     """The step of a model of this shape.
 
     Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
     i32[rows + 1]; then SAMPLING_INPUTS [decode] and SCORING_INPUTS. Outputs: token_ids i32[decode],
     logprobs f32[decode], and those of `engine.batch.Scores`. The meaning of each is that of
-    `engine.batch`.
+    `engine.batch`. The names of the graph and of its weights begin with `scope`, so that graphs of
+    many models can be compiled as one `module`, which takes hardly longer than one of them.
     """
     on = DeviceRef.from_device(device)
     sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
     scoring_types = [TensorType(DType.int32, [dim], on) for dim in SCORING_INPUTS.values()]
     types = [*_batch_types(config, on), *sampling_types, *scoring_types]
-    with Graph("srm_step", input_types=types, custom_extensions=[KERNELS]) as graph:
+    name = f"{scope}srm_step"
+    with Graph(name, input_types=types, custom_extensions=[KERNELS], module=module) as graph:
         batch = _BatchInputs.of(graph)
         given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
         sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
-        weights = _Weights(config, on)
+        weights = _Weights(config, on, scope)
         logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
         where = {"positions": batch.positions, "write_slots": batch.write_slots}
         tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
@@ -93,9 +97,8 @@ def build_logits_graph(
 ) -> Graph:
     """The same step without the sampler: logits f32[tokens, V] of every token fed.
 
-    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed. The names
-    of the graph and of its weights begin with `scope`, so that graphs of many models can be
-    compiled as one `module`, which takes hardly longer than one of them.
+    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed. `scope` and
+    `module` are those of `build_step_graph`.
     """
     on = DeviceRef.from_device(device)
     with Graph(

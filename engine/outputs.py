@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine.batch import I64, Batch, Scores
+from engine.batch import I32, I64, Batch, Scores
 from engine.messages import PROMPT, FinishReason, Output
 from engine.sequence import SequenceGroup
 from engine.slots import NO_LOGPROBS, SlotTable
@@ -32,20 +32,22 @@ def sampled(
     table: SlotTable,
     groups: Mapping[int, SequenceGroup],
     slots: I64,
+    positions: I32,
     reasons: I64,
     places: Mapping[int, int],
     scores: Scores,
 ) -> list[Output]:
     """What these slots' sequences have new, or all of it at their end.
 
-    Groups are by first id, `places` are those of `decode_scores`.
+    Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
+    id, `places` are those of `decode_scores`.
     """
     columns = (
         slots,
         table.sequence_id[slots],
         table.first_id[slots],
-        np.where(table.is_streaming[slots], table.num_outputs[slots] - 1, 0),
-        table.num_outputs[slots] - (reasons == ERROR),  # an error is no token
+        np.where(table.is_streaming[slots], positions, table.first_position[slots]),
+        positions + (reasons != ERROR),  # an error is no token
         table.num_logprobs[slots],
         reasons,
     )
@@ -59,12 +61,12 @@ def sampled(
             fields = scores.as_bytes(place, place + stop - start, num_logprobs)
         elif num_logprobs != NO_LOGPROBS:
             assert table.output_logprobs is not None
-            fields = {"logprobs": table.output_logprobs[slot, start:stop].tobytes()}
+            fields = {"logprobs": table.output_logprobs.read(slot, start, stop)}
         outputs.append(
             Output(
                 id=groups[first_id].request.id,
                 index=sequence_id - first_id,
-                token_ids=table.output_tokens[slot, start:stop].tobytes(),
+                token_ids=table.output_tokens.read(slot, start, stop),
                 finish_reason=FINISH_REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,
                 **fields,

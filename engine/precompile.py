@@ -1,27 +1,33 @@
-"""`python -m engine.precompile`: compile the step graph for a GPU on a machine that has none.
+"""`python -m engine.precompile`: compile a step graph ahead, for a GPU also where there is none.
 
-The graph, Mojo kernels included, is compiled for a virtual device, so a broken GPU path fails where
-there is no GPU, and an image can ship the result: put it into the serving machine's `cache_dir`.
-Nothing is run here.
+For a GPU the graph, Mojo kernels included, is compiled for a virtual device, so a broken GPU path
+fails where there is no GPU, and an image can ship the result: put it into the serving machine's
+`cache_dir`. Nothing is run here.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
+from typing import Literal, NoReturn
 
 import msgspec
 from max import driver
 from max.engine import InferenceSession
 
+from engine.checkpoint import read_model
 from engine.config import Mixer, ModelConfig, load
 from engine.graph_cache import cache_path, load_or_compile
+from engine.model import graph_shape
 
 
 class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which model shape to compile, and for what."""
 
+    model: Path | None = None
+    """A checkpoint, whose shape is compiled; without one it is that of the settings below."""
     d_model: int = 1024
     """Width of the model; num_heads must divide it."""
     num_layers: int = 8
@@ -38,6 +44,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Context of the model, in tokens."""
     vocab_size: int = 8192
     """Entries of the model's vocabulary."""
+    device: Literal["gpu", "cpu"] = "gpu"
+    """A GPU, which need not be here, or processors of this machine's model."""
     gpu_arch: str = "sm_90a"
     """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
     host_cpu: str = "x86-64-v3"
@@ -46,10 +54,12 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder that the compiled graph is written to."""
 
     def __post_init__(self) -> None:
-        self.model()
+        self.shape()
 
-    def model(self) -> ModelConfig:
-        """The shape. Raises ValueError for one that cannot be."""
+    def shape(self) -> ModelConfig:
+        """The shape. Raises ValueError for one that cannot be, CheckpointError for a bad model."""
+        if self.model is not None:
+            return read_model(self.model).config
         return ModelConfig(
             d_model=self.d_model,
             num_layers=self.num_layers,
@@ -74,9 +84,17 @@ def virtual_gpu(config: PrecompileConfig) -> driver.Device:
 
 def precompile(config: PrecompileConfig) -> Path:
     """Compile into `config.output`, unless it is there already; returns the file."""
-    device, model = virtual_gpu(config), config.model()
-    load_or_compile(InferenceSession(devices=[device]), model, device, config.output)
-    return cache_path(model, device, config.output)
+    shape = config.shape()
+    device = virtual_gpu(config) if config.device == "gpu" else driver.CPU()
+    load_or_compile(InferenceSession(devices=[device]), shape, device, config.output)
+    return cache_path("step", graph_shape(shape), device, config.output)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once: MAX 26.7 may abort while it takes a virtual GPU's compiler down."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def main(argv: list[str]) -> int:
@@ -87,4 +105,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

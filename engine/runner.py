@@ -24,7 +24,7 @@ from engine.errors import ConfigError
 from engine.graph_cache import load_or_compile
 from engine.linear import pack_linear
 from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
-from engine.state_pool import StatePool
+from engine.state_pool import StatePool, count_slots
 from engine.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ class ModelRunner:
             self._session, weights.config, self.device, config.cache_dir.expanduser()
         )
         self.load_weights(weights)
-        self._pool = StatePool(weights.config, config.num_slots, self.device)
+        self.num_slots = count_slots(config, weights.config, self.device)
+        self._pool = StatePool(weights.config, self.num_slots, self.device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
 
     def launch(self, batch: Batch) -> LaunchedStep:

@@ -40,6 +40,7 @@ class Scheduler:
     """Which sequences the next step feeds, and what its result means for them."""
 
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        assert config.num_slots, "how many slots fit is for the runner to count"
         self.table = SlotTable(config.num_slots, model.n_ctx)
         self.stop_sets = StopSets(model.vocab_size)
         self.num_waiting = 0  # sequences accepted and not started
@@ -108,7 +109,7 @@ class Scheduler:
             return None
         batch = assemble(self.table, slots, chunks)
         first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
-        self.table.advance(slots, batch.ends)
+        self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
         # Only now, so that no row of this batch can have been given a slot that another one reads.
         self._release_prefixes(first_ids)
         return batch
@@ -125,19 +126,30 @@ class Scheduler:
         prompt_outputs = self._report_prompts(batch, result.scores)
         # int64 is what numpy indexes with: it would convert an int32 index at every use.
         slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
+        positions = batch.positions[: batch.num_decode]
         tokens, logprobs = result.token_ids, result.logprobs
         is_live = table.sequence_id[slots] == batch.sequence_ids
         if not is_live.all():  # aborted, or ended by the step before this one
-            slots, ends = slots[is_live], ends[is_live]
+            slots, positions, ends = slots[is_live], positions[is_live], ends[is_live]
             tokens, logprobs = tokens[is_live], logprobs[is_live]
-        table.record(slots, tokens, logprobs)
-        is_failed = tokens < 0
+        table.record(slots, positions, tokens, logprobs)
+        may_speak = ends | self.stop_sets.may_end[tokens]
+        if table.num_streaming:
+            may_speak |= table.is_streaming[slots]
+        rows = np.flatnonzero(may_speak)  # few, unless there are many streams
+        slots, positions, tokens, ends = slots[rows], positions[rows], tokens[rows], ends[rows]
         is_stop = self.stop_sets.table[table.stop_row[slots], tokens]
-        reasons = np.select([is_failed, is_stop, ends], [ERROR, STOP, LENGTH], RUNNING)
-        emits = np.flatnonzero((reasons != RUNNING) | table.is_streaming[slots])
-        places = decode_scores(batch)
+        reasons = np.where(is_stop, STOP, np.where(ends, LENGTH, RUNNING))
+        reasons[tokens < 0] = ERROR
+        speaks = (reasons != RUNNING) | table.is_streaming[slots]
         outputs = sampled(
-            table, self._by_first_id, slots[emits], reasons[emits], places, result.scores
+            table,
+            self._by_first_id,
+            slots[speaks],
+            positions[speaks],
+            reasons[speaks],
+            decode_scores(batch),
+            result.scores,
         )
         for output in outputs:
             if output.finish_reason is not None:
@@ -200,12 +212,18 @@ class Scheduler:
 
     def _take_turns(self) -> I64:
         """Slots to decode: i64[at most max_step_rows], ascending from the slot whose turn it is."""
-        running = np.flatnonzero(self.table.is_running)
-        limit = self._config.max_step_rows
-        if len(running) <= limit:
-            return running
-        first = int(np.searchsorted(running, self._turn))
-        chosen = running.take(np.arange(first, first + limit), mode="wrap")
+        is_running, limit = self.table.is_running, self._config.max_step_rows
+        num_running = int(np.count_nonzero(is_running))
+        if num_running <= limit:
+            return np.flatnonzero(is_running)
+        # More are running than are wanted: so they are found before the search comes round.
+        chosen, turn = np.empty(0, np.int64), self._turn
+        while len(chosen) < limit:
+            missing = limit - len(chosen)
+            stretch = 1 + missing * len(is_running) // num_running
+            found = turn + np.flatnonzero(is_running[turn : turn + stretch])[:missing]
+            chosen = np.concatenate([chosen, found])
+            turn = turn + stretch if turn + stretch < len(is_running) else 0
         self._turn = int(chosen[-1]) + 1
         return chosen
 

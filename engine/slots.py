@@ -1,15 +1,16 @@
 """SlotTable: what the host keeps per slot, as arrays; StopSets: which tokens end a sequence.
 
 A slot is one row of the device's state pool. Here is who owns it and what its next decode row will
-say. Knows no order of service and no device. Keeps: a slot is free, a prefix, or owned by exactly
-one sequence.
+say: that is a function of its position, and nothing else moves from take to free. Knows no order
+of service and no device. Keeps: a slot is free, a prefix, or owned by exactly one sequence.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.batch import F32, FROM_DEVICE, I32, I64, Bool
+from engine.batch import F32, I32, I64, Bool
+from engine.history import History
 from engine.sequence import SequenceGroup, sample_seeds
 
 FREE = -1
@@ -22,8 +23,8 @@ NO_LOGPROBS = -1
 class SlotTable:
     """Arrays of length num_slots, indexed by slot.
 
-    `position`, `remaining`, `read_slot` and `next_token` are the scheduler's truth, ahead of the
-    device by at most one step; `num_outputs` and `output_tokens` are what has come back.
+    `position` and `is_running` are the scheduler's truth, ahead of the device by at most one step;
+    `output_tokens` are what has come back.
     """
 
     def __init__(self, num_slots: int, n_ctx: int) -> None:
@@ -31,6 +32,7 @@ class SlotTable:
         self.n_ctx = n_ctx
         self.num_free = num_slots
         self.num_prefix = 0
+        self.num_streaming = 0  # owned slots with Outputs after each step
         self.num_asking = 0  # owned slots whose tokens want alternatives
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # i32, a stack
         # Who owns the slot.
@@ -39,9 +41,11 @@ class SlotTable:
         # The next decode row.
         self.is_running = np.zeros(num_slots, np.bool_)  # bool: has a next decode row
         self.position = np.zeros(num_slots, np.int32)  # i32
-        self.remaining = np.zeros(num_slots, np.int32)  # i32 tokens it may still sample
-        self.read_slot = np.zeros(num_slots, np.int32)  # i32 the prefix once, then its own
-        self.next_token = np.zeros(num_slots, np.int32)  # i32 last of the prompt, then FROM_DEVICE
+        # The first and the last one. All others read their own slot and feed FROM_DEVICE.
+        self.first_position = np.zeros(num_slots, np.int32)  # i32 of the last prompt token
+        self.first_read = np.zeros(num_slots, np.int32)  # i32 the prefix to fork from, or its own
+        self.first_token = np.zeros(num_slots, np.int32)  # i32 the last prompt token
+        self.last_position = np.zeros(num_slots, np.int32)  # i32 where it samples its last token
         # How it samples and ends.
         self.temperature = np.zeros(num_slots, np.float32)  # f32
         self.top_k = np.zeros(num_slots, np.int32)  # i32
@@ -51,11 +55,15 @@ class SlotTable:
         self.stop_row = np.zeros(num_slots, np.int32)  # i32 row of StopSets.table
         self.is_streaming = np.zeros(num_slots, np.bool_)  # bool: Outputs after each step
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
-        # What it has sampled. Large (2 GB at 1 M slots of 512), but memory is only taken by rows
-        # once written: the operating system maps untouched pages to nothing.
-        self.num_outputs = np.zeros(num_slots, np.int32)  # i32
-        self.output_tokens = np.empty((num_slots, n_ctx), np.int32)  # i32[num_slots, n_ctx]
-        self.output_logprobs: F32 | None = None  # f32[num_slots, n_ctx] from the first asker on
+        # What it has sampled, by the position of the row that did.
+        self.output_tokens = History(num_slots, n_ctx, np.int32)
+        self.output_logprobs: History | None = None  # from the first asker on
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays, those that untouched memory takes nothing for included."""
+        arrays = [array for array in vars(self).values() if isinstance(array, np.ndarray | History)]
+        return sum(array.nbytes for array in arrays)
 
     @property
     def num_owned(self) -> int:
@@ -76,22 +84,24 @@ class SlotTable:
         indices = np.arange(group.started, group.started + count, dtype=np.int64)
         self.sequence_id[slots] = group.first_id + indices
         self.first_id[slots] = group.first_id
-        self.position[slots] = len(group.prompt) - 1
-        self.remaining[slots] = group.max_outputs
-        self.read_slot[slots] = group.prefill_slot if group.needs_prefix else slots
-        self.next_token[slots] = group.prompt[-1]
+        first = len(group.prompt) - 1
+        self.position[slots] = self.first_position[slots] = first
+        self.first_read[slots] = group.prefill_slot if group.needs_prefix else slots
+        self.first_token[slots] = group.prompt[-1]
+        self.last_position[slots] = first + group.max_outputs - 1
         self.temperature[slots] = params.temperature
         self.top_k[slots] = params.top_k
         self.top_p[slots] = params.top_p
         self.min_p[slots] = params.min_p
         self.seed[slots] = sample_seeds(params.seed, indices)
         self.stop_row[slots] = group.stop_row
-        self.is_streaming[slots] = group.request.emit == "delta"
+        is_streaming = group.request.emit == "delta"
+        self.is_streaming[slots] = is_streaming
+        self.num_streaming += count if is_streaming else 0
         self.num_logprobs[slots] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_asking += count if params.logprobs else 0
-        self.num_outputs[slots] = 0
         if params.logprobs is not None and self.output_logprobs is None:
-            self.output_logprobs = np.empty((self.num_slots, self.n_ctx), np.float32)
+            self.output_logprobs = History(self.num_slots, self.n_ctx, np.float32)
         return slots
 
     def free(self, slots: I32 | I64) -> None:
@@ -99,6 +109,9 @@ class SlotTable:
         owners = self.sequence_id[slots]
         assert (owners != FREE).all(), "a slot was freed twice"
         self.num_prefix -= int(np.count_nonzero(owners == PREFIX))
+        if self.num_streaming:
+            self.num_streaming -= int(np.count_nonzero(self.is_streaming[slots]))
+            self.is_streaming[slots] = False
         if self.num_asking:
             self.num_asking -= int(np.count_nonzero(self.num_logprobs[slots] > 0))
         self.num_logprobs[slots] = NO_LOGPROBS
@@ -108,21 +121,16 @@ class SlotTable:
         self._free[self.num_free : self.num_free + len(slots)] = slots
         self.num_free += len(slots)
 
-    def advance(self, slots: I64, ends: Bool) -> None:
-        """The slots' next decode rows are in a batch: make up the ones after."""
-        self.position[slots] += 1
-        self.remaining[slots] -= 1
-        self.read_slot[slots] = slots
-        self.next_token[slots] = FROM_DEVICE
+    def advance(self, slots: I64, positions: I32, ends: Bool) -> None:
+        """The slots' decode rows at these positions are in a batch: on to the ones after."""
+        self.position[slots] = positions + 1
         self.is_running[slots[ends]] = False
 
-    def record(self, slots: I64, tokens: I32, logprobs: F32) -> None:
-        """Store one sampled token per slot."""
-        count = self.num_outputs[slots]
-        self.output_tokens[slots, count] = tokens
+    def record(self, slots: I64, positions: I32, tokens: I32, logprobs: F32) -> None:
+        """Store what the slots' rows at these positions sampled."""
+        self.output_tokens.put(slots, positions, tokens)
         if self.output_logprobs is not None:
-            self.output_logprobs[slots, count] = logprobs
-        self.num_outputs[slots] = count + 1
+            self.output_logprobs.put(slots, positions, logprobs)
 
     def _take(self, count: int) -> I32:
         assert count <= self.num_free, "more slots were taken than are free"
@@ -133,12 +141,14 @@ class SlotTable:
 class StopSets:
     """Distinct sets of ending tokens as rows of one table; equal sets share a row.
 
-    `table[row, token]` answers "does this token end it" for a whole batch in one look-up, however
-    many tokens a set has.
+    `table[row, token]` answers "does this token end it" in one look-up, however many tokens a set
+    has; `may_end[token]` whether it ends anything, or is -1 for a failure: usually, it does not.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self.table = np.zeros((1, vocab_size), np.bool_)  # bool[rows, vocab_size]
+        self.may_end = np.zeros(vocab_size + 1, np.bool_)  # bool[vocab_size + 1], the last for -1
+        self.may_end[-1] = True
         self._rows: dict[frozenset[int], int] = {}
         self._users: dict[frozenset[int], int] = {}
         self._unused = [0]
@@ -148,15 +158,18 @@ class StopSets:
         self._users[token_ids] = self._users.get(token_ids, 0) + 1
         if token_ids not in self._rows:
             row = self._rows[token_ids] = self._unused.pop() if self._unused else self._grow()
-            self.table[row] = False
             self.table[row, list(token_ids)] = True
+            self.may_end[list(token_ids)] = True
         return self._rows[token_ids]
 
     def release(self, token_ids: frozenset[int]) -> None:
         self._users[token_ids] -= 1
         if not self._users[token_ids]:
             del self._users[token_ids]
-            self._unused.append(self._rows.pop(token_ids))
+            row = self._rows.pop(token_ids)
+            self._unused.append(row)
+            self.table[row] = False
+            self.may_end[list(token_ids)] = self.table[:, list(token_ids)].any(axis=0)
 
     def _grow(self) -> int:
         rows = len(self.table)

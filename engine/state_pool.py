@@ -1,16 +1,29 @@
 """The device's memory of every sequence: one row per slot, `[slot][layer][unit][channel]`.
 
-Knows no sequences and no owners: what a slot means is the scheduler's business.
+And how many slots there can be, which the host's memory of them limits too. Knows no sequences and
+no owners: what a slot means is the scheduler's business.
 """
 
 from __future__ import annotations
+
+import logging
 
 import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
 
-from engine.config import ModelConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
+from engine.memory import available_memory
+from engine.slots import SlotTable
+
+log = logging.getLogger(__name__)
+
+CPU_SLOTS = 16_384
+"""Most slots on a CPU that nobody asked for: it is a computer that others use too."""
+MAX_SLOTS = 2**31 - 1
+"""A slot is an int32."""
+GIB = 2**30
 
 
 class StatePool:
@@ -18,15 +31,50 @@ class StatePool:
 
     def __init__(self, config: ModelConfig, num_slots: int, device: Device) -> None:
         shape = (num_slots, config.state_width)
-        num_bytes = 4 * num_slots * (config.state_width + 1)
+        num_bytes = num_slots * slot_bytes(config)
         try:
             self.states = _zeros(shape, np.float32, DType.float32, device)
             self.last_token = _zeros((num_slots,), np.int32, DType.int32, device)
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"num_slots = {num_slots} needs {num_bytes / 2**30:.1f} GiB of memory on {device}, "
+                f"num_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of memory on {device}, "
                 f"which is not free: {error}"
             ) from None
+
+
+def slot_bytes(config: ModelConfig) -> int:
+    """What the device keeps of one sequence: its states and its last token."""
+    return 4 * (config.state_width + 1)
+
+
+def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
+    """`num_slots` if it fits, or, where it is 0, as many as `memory_fraction` of the memory holds.
+
+    A slot counts as if its sequence filled the context. Raises ConfigError if too many are wanted.
+    """
+    on_device, on_host = slot_bytes(model), SlotTable(1, model.n_ctx).nbytes
+    if device.is_host:
+        needs = [("memory", on_device + on_host, available_memory())]
+    else:
+        needs = [
+            ("device memory", on_device, int(device.stats["free_memory"])),
+            ("host memory", on_host, available_memory()),
+        ]
+    fitting = min(int(config.memory_fraction * free) // size for _, size, free in needs)
+    most = CPU_SLOTS if device.is_host else MAX_SLOTS
+    num_slots = config.num_slots or max(1, min(fitting, most))
+    for name, size, free in needs:
+        if num_slots * size > free:
+            raise ConfigError(
+                f"num_slots = {num_slots} needs {num_slots * size / GIB:.2f} GiB of {name}, "
+                f"{size:,} bytes a slot; {free / GIB:.2f} GiB are free, which hold {free // size}"
+            )
+    log.info(
+        "%d slots: %.2f GiB for states, %d bytes each, and up to %.2f GiB for what they sample, %d",
+        *(num_slots, num_slots * on_device / GIB, on_device),
+        *(num_slots * on_host / GIB, on_host),
+    )
+    return num_slots
 
 
 def _zeros(

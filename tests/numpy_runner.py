@@ -37,6 +37,7 @@ class NumpyRunner:
         # Rubbish, as on a device: only a host that starts at position 0 never sees it.
         self._states = np.full((num_slots, config.state_width), np.nan)
         self._last_token = np.full(num_slots, -9, np.int32)
+        self.num_slots = num_slots
         self._weights = weights
         self._launched: deque[NumpyLaunched] = deque()
 

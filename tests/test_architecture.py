@@ -14,11 +14,13 @@ PACKAGES = ("engine", "server", "training", "loadtest", "deploy")
 ENGINE_ORDER = (
     "errors",
     "config",
+    "memory",
     "records",
     "messages",
     "batch",
     "metrics",
     "sequence",
+    "history",
     "slots",
     "assembly",
     "outputs",
@@ -50,6 +52,7 @@ ENGINE_ORDER = (
     "bench.startup",
     "bench.throughput",
     "bench.prefill",
+    "bench.host",
     "__main__",
 )
 """A file of engine/ imports only files before it."""

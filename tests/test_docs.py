@@ -21,6 +21,7 @@ import server.metrics
 import srm
 from engine import errors
 from engine.bench.burst import LoadConfig
+from engine.bench.host import HostBenchConfig
 from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
 from engine.bench.throughput import EngineBenchConfig
@@ -53,6 +54,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Evaluation": (EvaluateConfig,),
     "Engine benchmark": (EngineBenchConfig,),
     "Prefill benchmark": (PrefillBenchConfig,),
+    "Host benchmark": (HostBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }

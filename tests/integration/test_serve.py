@@ -175,7 +175,7 @@ def test_a_missing_checkpoint_ends_it_with_3_and_says_which(tmp_path: Path) -> N
     ("flag", "message"),
     [
         ("--nonsense=1", "unrecognized arguments: --nonsense=1"),
-        ("--num-slots=0", "num_slots must be at least 1"),
+        ("--num-slots=-1", "num_slots must be 0 … 2**31 - 1"),
         ("--port=banana", "port = 'banana'"),
     ],
 )

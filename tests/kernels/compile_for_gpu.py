@@ -1,12 +1,24 @@
 """`python -m tests.kernels.compile_for_gpu`: every op compiled for a GPU, on a machine without one.
 
-`engine.precompile` compiles the step graph of one mixer; here is every op in float32.
+Takes the settings of `engine.precompile`, which compiles the step graph of one model; here is every
+op in float32.
 """
 
 from __future__ import annotations
 
-from engine.precompile import PrecompileConfig, virtual_gpu
-from tests.kernels.harness import Ops
+import logging
+import sys
+
+from max.driver import CPU
+from max.engine import InferenceSession
+
+from engine.config import load
+from engine.precompile import PrecompileConfig, leave, virtual_gpu
+from tests.kernels.harness import compile_ops
 
 if __name__ == "__main__":
-    Ops(virtual_gpu(PrecompileConfig()))
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    config = load(PrecompileConfig, sys.argv[1:], prog="python -m tests.kernels.compile_for_gpu")
+    device = virtual_gpu(config) if config.device == "gpu" else CPU()
+    compile_ops(InferenceSession(devices=[device]), device, config.output)
+    leave(0)

@@ -6,18 +6,21 @@ MAX's compile time hardly depends on how many there are.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from max.driver import Buffer, Device
 from max.dtype import DType
-from max.engine import InferenceSession
+from max.engine import CompiledModel, InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorValue
 
 from engine import kernels
+from engine.graph_cache import cached
 from engine.linear import KERNELS
 
 Array = npt.NDArray[Any]
@@ -27,16 +30,22 @@ HOST = DeviceRef.CPU()
 I32, U64, F32 = DType.int32, DType.uint64, DType.float32
 
 
-class Ops:
-    """The ops of `engine.kernels`, compiled for a device.
+def untouched(shape: tuple[int, ...], dtype: type[np.float32 | np.int32]) -> Array:
+    """Zeros that may be larger than the memory: only pages that are touched take any."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype).reshape(shape)
+
+
+def compile_ops(session: InferenceSession, device: Device, folder: Path) -> CompiledModel:
+    """The graphs of `Ops`, from `folder` where they are there: a GPU machine may have no compiler.
 
     "mix" is there plain, with gamma ("mix_gamma"), with SiLU ("mix_silu"), and with both and a
     residual ("mix_all"), whose inputs come in this order after those of "mix".
     """
+    inputs = _inputs(DeviceRef.from_device(device))
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._inputs = _inputs(DeviceRef.from_device(device))
+    def compile_graphs() -> CompiledModel:
         module = Module()
         libraries: list[Path] = []
         for name, op in (
@@ -49,9 +58,20 @@ class Ops:
             ("sample", kernels.sample),
             ("score", kernels.score),
         ):
-            libraries = _add_graph(module, name, op, self._inputs[name])
+            libraries = _add_graph(module, name, op, inputs[name])
+        return session.compile(module, custom_extensions=libraries)
+
+    return cached("ops", (Path(__file__).read_bytes(),), compile_graphs, device, folder)
+
+
+class Ops:
+    """The ops of `engine.kernels` on a device; `compile_ops` names them."""
+
+    def __init__(self, device: Device, folder: Path) -> None:
+        self._device = device
+        self._inputs = _inputs(DeviceRef.from_device(device))
         session = InferenceSession(devices=[device])
-        self._models = session.load_all(module, custom_extensions=libraries)
+        self._models = session.init_all(compile_ops(session, device, folder))
 
     def run(self, name: str, *arrays: Array) -> list[Array]:
         """Run an op on its inputs in order. Arrays that the op mutates are mutated."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from engine.batch import F32, I32
 from tests.kernels import oracle
-from tests.kernels.harness import Ops
+from tests.kernels.harness import Ops, untouched
 
 N_CTX = 2048
 UNITS = 3
@@ -216,9 +215,7 @@ def test_offsets_into_a_large_pool_are_64_bit(ops: Ops, request: pytest.FixtureR
         pytest.skip("copying the pool to a device would touch all of it")
     rng = np.random.default_rng(0)
     width, slots = 64, 2**32 // (UNITS * 64) + 2
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
-    memory = mmap.mmap(-1, slots * UNITS * width * 4, flags=flags)
-    pool = np.frombuffer(memory, np.float32).reshape(slots, UNITS * width)
+    pool = untouched((slots, UNITS * width), np.float32)
     used = np.array([0, 5, slots // 2, slots - 2, slots - 1])
     rows = make_rows(rng, [1, 2], [4, 8], width)
     unit, small = make_unit(rng, 4), make_state(rng, rows)

@@ -11,7 +11,7 @@ import pytest
 
 from engine.batch import F32, I32
 from tests.kernels import oracle
-from tests.kernels.harness import Ops
+from tests.kernels.harness import Ops, untouched
 
 F64 = npt.NDArray[np.float64]
 
@@ -300,3 +300,18 @@ def test_only_the_slots_of_decode_rows_are_written(ops: Ops) -> None:
     )
     np.testing.assert_array_equal(tokens, [3, 1, 2])
     np.testing.assert_array_equal(last_token, [100, 101, 1, 103, 104, 2, 106, 107, 3, 109])
+
+
+def test_offsets_of_last_tokens_are_64_bit(ops: Ops, request: pytest.FixtureRequest) -> None:
+    """Last tokens of more than 2^32 bytes."""
+    if request.node.callspec.params["ops"] == "gpu":
+        pytest.skip("copying them to a device would touch all of it")
+    slots = 2**30 + 2
+    last_token = untouched((slots,), np.int32)
+    logits = np.array([[0, 9, 0], [0, 0, 9]], np.float32)
+    zeros = [np.zeros(2, dtype) for dtype in (np.float32, np.int32, np.float32, np.float32)]
+    write_slots = np.array([0, slots - 1], np.int32)
+
+    ops.run("sample", last_token, logits, *zeros, np.zeros(2, np.uint64), *[write_slots] * 2)
+
+    assert last_token[write_slots].tolist() == [1, 2]

@@ -10,7 +10,7 @@ import pytest
 from engine.batch import F32, I32
 from engine.messages import MAX_LOGPROBS
 from tests.kernels import oracle
-from tests.kernels.harness import Array, Ops
+from tests.kernels.harness import Array, Ops, untouched
 
 VOCABULARIES = [1, 2, 19, 20, 21, 255, 256, 257, 1000, 8192]
 
@@ -192,3 +192,20 @@ def test_extreme_logits(ops: Ops) -> None:
     found = run(ops, given(logits, np.array([5, 6, 0]), num_top=1))
     np.testing.assert_allclose(found.logprobs, [0, 0, -np.log(300)], atol=1e-5)
     assert found.top_ids[:, 0].tolist() == [5, 6, 0]
+
+
+def test_offsets_are_64_bit(ops: Ops, request: pytest.FixtureRequest) -> None:
+    """Logits of more than 2^31 values, of which two rows are scored."""
+    if request.node.callspec.params["ops"] == "gpu":
+        pytest.skip("copying them to a device would touch all of it")
+    vocab, count = 8192, 2**31 // 8192 + 1
+    logits, ends = untouched((count, vocab), np.float32), np.array([0, count - 1], np.int32)
+    logits[ends] = np.random.default_rng(0).standard_normal((2, vocab)).astype(np.float32)
+    targets = np.zeros(count, np.int32)
+    asked = given(logits, targets)._replace(rows=ends, num_top=np.array([3, 3], np.int32))
+
+    found = run(ops, asked)
+
+    small = given(logits[ends], targets[ends], num_top=3)
+    for array, expected in zip(found, run(ops, small), strict=True):
+        np.testing.assert_array_equal(array, expected)

@@ -24,7 +24,7 @@ def test_a_variable_that_is_no_setting_stops_the_program_and_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(variable, "7")
-    assert srm.main(["serve", "--num-slots=0"]) == 2
+    assert srm.main(["serve", "--num-slots=-1"]) == 2
     message = f"srm serve: environment: {variable} is not a setting of any command{near}"
     assert capsys.readouterr().err.startswith(message)
 
@@ -65,7 +65,7 @@ def test_the_usage_names_every_command(
         (["bench", "engine", "--seconds=0"], "seconds must be above 0, got 0.0"),
         (["bench", "prefill", "--repetitions=0"], "repetitions must be at least 1, got 0"),
         (["bench", "prefill", "--step-tokens=9"], "step_tokens must be at least the longest of"),
-        (["bench"], "srm bench measures engine, prefill, http; got []"),
+        (["bench"], "srm bench measures engine, prefill, host, http; got []"),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(

@@ -11,13 +11,15 @@ from max.driver import CPU
 
 from engine.config import ModelConfig
 from engine.graph_cache import cache_path
+from engine.model import graph_shape
 
 MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": False}
 
 
 def path(**fields: Any) -> Path:
-    return cache_path(msgspec.structs.replace(MIXED, **fields), CPU(), Path("graphs"))
+    shape = graph_shape(msgspec.structs.replace(MIXED, **fields))
+    return cache_path("step", shape, CPU(), Path("graphs"))
 
 
 def test_what_a_graph_does_not_depend_on_does_not_name_it() -> None:

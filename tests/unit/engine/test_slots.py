@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.batch import FROM_DEVICE
 from engine.sequence import accept
 from engine.slots import FREE, PREFIX, SlotTable, StopSets
 from tests.conftest import MakeRequest
@@ -33,16 +32,16 @@ def test_a_taken_slot_says_what_its_first_row_needs(make_request: MakeRequest) -
     slots = table.take(group, 2).astype(np.int64)
     assert table.sequence_id[slots].tolist() == [2, 3]
     assert table.position[slots].tolist() == [2, 2]
-    assert table.remaining[slots].tolist() == [7, 7]
-    assert table.read_slot[slots].tolist() == [6, 6]
-    assert table.next_token[slots].tolist() == [5, 5]
+    assert table.first_position[slots].tolist() == [2, 2]
+    assert table.first_read[slots].tolist() == [6, 6]
+    assert table.first_token[slots].tolist() == [5, 5]
+    assert table.last_position[slots].tolist() == [8, 8]
     assert table.top_k[slots].tolist() == [3, 3]
     assert len(set(table.seed[slots].tolist())) == 2
-    table.advance(slots, np.array([False, True]))
+    table.is_running[slots] = True
+    table.advance(slots, np.array([2, 2], np.int32), np.array([False, True]))
     assert table.position[slots].tolist() == [3, 3]
-    assert table.remaining[slots].tolist() == [6, 6]
-    assert table.read_slot[slots].tolist() == slots.tolist()
-    assert table.next_token[slots].tolist() == [FROM_DEVICE] * 2
+    assert table.is_running[slots].tolist() == [True, False]
 
 
 def test_logprobs_take_memory_only_once_asked_for(make_request: MakeRequest) -> None:
@@ -51,10 +50,14 @@ def test_logprobs_take_memory_only_once_asked_for(make_request: MakeRequest) -> 
     assert table.output_logprobs is None
     asking = table.take(accept(make_request(logprobs=0), TINY, 1), 1)
     slots = np.append(quiet, asking).astype(np.int64)
-    table.record(slots, np.array([8, 9], np.int32), np.array([-1, -2], np.float32))
-    assert table.output_tokens[slots, 0].tolist() == [8, 9]
+    positions, tokens = np.array([2, 40], np.int32), np.array([8, 9], np.int32)
+    table.record(slots, positions, tokens, np.array([-1, -2], np.float32))
+    read = zip(slots.tolist(), positions.tolist(), strict=True)
+    assert [table.output_tokens.read(slot, at, at + 1) for slot, at in read] == [
+        token.tobytes() for token in tokens
+    ]
     assert table.output_logprobs is not None
-    assert table.output_logprobs[asking, 0].tolist() == [-2]
+    assert table.output_logprobs.read(int(asking[0]), 40, 41) == np.float32(-2).tobytes()
 
 
 def test_freeing_twice_or_taking_too_many_is_our_bug(make_request: MakeRequest) -> None:
@@ -88,6 +91,7 @@ def test_a_row_is_used_again_after_its_last_user() -> None:
     sets.release(frozenset({1, 2}))
     assert sets.acquire(frozenset()) == row
     assert not sets.table[row].any()
+    assert np.flatnonzero(sets.may_end).tolist() == [3, 32]  # 32: what -1 selects
 
 
 def test_the_stop_table_grows_with_its_sets() -> None:

@@ -1,0 +1,117 @@
+"""500,000 sequences that run at once in MAX: all end well, as if alone, in the memory computed."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.messages import Output, Request, SamplingParams
+from engine.runner import ModelRunner
+from engine.state_pool import slot_bytes
+from tests.numpy_runner import tiny_weights
+
+MODEL = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=16, vocab_size=256)
+NUM_REQUESTS, SAMPLES, MAX_TOKENS = 500, 1_000, 10
+TOTAL = NUM_REQUESTS * SAMPLES
+COMPARED = (0, 123, 499)
+"""Requests that run again, alone."""
+ROWS = 65_536
+"""Of a step: the sequences take turns."""
+CONFIG = EngineConfig(
+    num_slots=TOTAL + NUM_REQUESTS,  # a prefix for each prompt
+    max_step_rows=ROWS,
+    max_step_tokens=ROWS + 4_096,
+    max_waiting=TOTAL,
+)
+
+
+def make_request(number: int) -> Request:
+    prompt = np.random.default_rng(number).integers(2, MODEL.vocab_size, 2 + number % 5)
+    params = SamplingParams(n=SAMPLES, max_tokens=MAX_TOKENS, top_p=0.9, seed=number)
+    return Request(id=str(number), prompt_token_ids=prompt.astype("<i4").tobytes(), params=params)
+
+
+def tokens_of(output: Output) -> list[int]:
+    return [int(token) for token in np.frombuffer(output.token_ids, "<i4")]
+
+
+def check_ending(output: Output) -> None:
+    """It stopped at its first end of text, or reached its length without one."""
+    tokens = tokens_of(output)
+    ends = [place for place, token in enumerate(tokens) if token == MODEL.eos_token_id]
+    if output.finish_reason == "stop":
+        assert ends == [len(tokens) - 1]
+    else:
+        assert (output.finish_reason, len(tokens), ends) == ("length", MAX_TOKENS, [])
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """Run a step of all rows, so that its memory is not taken for that of slots."""
+    engine = Engine(MODEL, runner, CONFIG)
+    prompt = np.full(1, 2, "<i4").tobytes()
+    params = SamplingParams(n=ROWS, max_tokens=1)
+    engine.add(Request(id="warm", prompt_token_ids=prompt, params=params))
+    run(engine)
+
+
+def run(engine: Engine) -> list[Output]:
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    return outputs
+
+
+def resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_half_a_million_sequences_run_at_once(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, cache_dir=tmp_path)
+    runner = ModelRunner(tiny_weights(config=MODEL), config)
+    warm_up(runner)
+    gc.collect()
+    before, most, taken = resident_bytes(), 0, 0
+    engine = Engine(MODEL, runner, CONFIG)
+    table = engine.scheduler.table
+    for number in range(NUM_REQUESTS):
+        engine.add(make_request(number))
+
+    ended = Counter[str]()
+    found: dict[str, list[Output]] = {str(number): [] for number in COMPARED}
+    while engine.has_work:
+        outputs = engine.step_overlapped()
+        most = max(most, table.num_owned)
+        for output in outputs:
+            check_ending(output)
+            ended[output.id] += 1
+            if output.id in found:
+                found[output.id].append(output)
+        if not any(output.finish_reason == "length" for output in outputs):
+            taken = resident_bytes() - before  # of all sequences, before they give slots back
+
+    assert most == TOTAL
+    assert ended == Counter({str(number): SAMPLES for number in range(NUM_REQUESTS)})
+    assert table.num_free == CONFIG.num_slots
+    computed = (TOTAL - ROWS) * slot_bytes(MODEL) + table.nbytes
+    assert 0.85 < taken / computed < 1.1, (taken, computed)
+    runner.close()
+
+    few = msgspec.structs.replace(config, num_slots=999, max_step_rows=300)
+    runner = ModelRunner(tiny_weights(config=MODEL), few)
+    for number in COMPARED:
+        engine = Engine(MODEL, runner, few)
+        engine.add(make_request(number))
+        again = run(engine)
+        assert sorted(again, key=index) == sorted(found[str(number)], key=index)
+    runner.close()
+
+
+def index(output: Output) -> int:
+    return output.index

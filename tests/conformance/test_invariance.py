@@ -1,0 +1,78 @@
+"""A token depends on weights, prompt, parameters, seed, index and position alone.
+
+Not on how many sequences share its step, how its prompt was cut, which slot it has, or when and in
+which process the engine was started. On a GPU too, where the products are MAX's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+
+import pytest
+from max.driver import accelerator_count
+from tokenizers import Tokenizer
+
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig, load
+from engine.engine import Engine
+from engine.messages import SamplingParams
+from engine.runner import ModelRunner
+from training.tasks import problems
+
+SETTINGS = [
+    {"max_step_rows": 1, "max_step_tokens": 2},  # every prompt token in a step of its own
+    {"max_step_rows": 7, "max_step_tokens": 20},
+    {"max_step_rows": 256, "max_step_tokens": 300},
+    {"max_step_rows": 4_096, "max_step_tokens": 10_000, "num_slots": 16_384},
+]
+"""Batch and chunk sizes; the first is the one that the others are compared with."""
+
+
+def sampled(device: str, settings: dict[str, int], n: int) -> list[list[bytes]]:
+    """The tokens of `n` samples of each of 50 prompts, from an engine of its own."""
+    environment = {"SRM_DEVICE": device, "SRM_NUM_SLOTS": "512"}
+    given = {f"SRM_{name.upper()}": str(value) for name, value in settings.items()}
+    config = load(EngineConfig, [], environment | given)
+    weights = load_checkpoint(DEMO_MODEL)
+    runner = ModelRunner(weights, config)
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    prompts = [tokenizer.encode(p.prompt).ids for p in islice(problems("held-out", 17), 50)]
+    params = SamplingParams(n=n, max_tokens=8, temperature=1.0, top_p=0.9, seed=5)
+    outputs = Engine(weights.config, runner, config).generate(prompts, params)
+    runner.close()
+    return [[output.token_ids for output in samples] for samples in outputs]
+
+
+def check(device: str, n: int) -> None:
+    expected = sampled(device, SETTINGS[0], n)
+    assert len({tokens for samples in expected for tokens in samples}) > n, "nothing was random"
+    for settings in SETTINGS[1:]:
+        assert sampled(device, settings, n) == expected, settings
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as after_restart:
+        assert after_restart.submit(sampled, device, SETTINGS[2], n).result() == expected
+
+
+DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "gpu" and accelerator_count() == 0:
+        pytest.skip("no device")
+    return str(request.param)
+
+
+def test_200_sequences_are_the_same_in_any_batch_and_chunk_and_after_a_restart(
+    device: str,
+) -> None:
+    check(device, 4)
+
+
+@pytest.mark.slow
+def test_10000_sequences_are_the_same_in_any_batch_and_chunk_and_after_a_restart(
+    device: str,
+) -> None:
+    check(device, 200)

@@ -1,0 +1,79 @@
+"""How many slots there are: as many as fit, unless someone said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from max.driver import CPU
+
+from engine import memory
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.slots import SlotTable
+from engine.state_pool import CPU_SLOTS, StatePool, count_slots, slot_bytes
+from tests.numpy_runner import TINY
+
+SLOT = slot_bytes(TINY) + SlotTable(1, TINY.n_ctx).nbytes
+
+
+def set_available(monkeypatch: pytest.MonkeyPatch, folder: Path, num_bytes: int) -> None:
+    """Let the system say that so much memory is available."""
+    meminfo = folder / "meminfo"
+    meminfo.write_text(f"MemTotal: 9 kB\nMemAvailable:   {num_bytes // 1024} kB\nBuffers: 1 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "CGROUP", folder)
+
+
+def test_a_slot_takes_what_its_arrays_take() -> None:
+    pool = StatePool(TINY, 100, CPU())
+    arrays = (pool.states.to_numpy(), pool.last_token.to_numpy())
+    assert sum(array.nbytes for array in arrays) == 100 * slot_bytes(TINY)
+    table = SlotTable(100, TINY.n_ctx)
+    found = [array for array in vars(table).values() if isinstance(array, np.ndarray)]
+    assert table.nbytes == sum(array.nbytes for array in found) + 4 * 100 * TINY.n_ctx
+    assert table.nbytes == 100 * SlotTable(1, TINY.n_ctx).nbytes
+
+
+def test_as_many_slots_as_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_available(monkeypatch, tmp_path, 2**20)
+    half = EngineConfig(memory_fraction=0.5)
+    assert count_slots(half, TINY, CPU()) == 2**19 // SLOT
+    set_available(monkeypatch, tmp_path, 2**40)
+    assert count_slots(half, TINY, CPU()) == CPU_SLOTS
+    assert count_slots(EngineConfig(num_slots=10**6), TINY, CPU()) == 10**6
+
+
+def test_too_many_slots_are_refused_with_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_available(monkeypatch, tmp_path, 2**30)
+    fitting = 2**30 // SLOT
+    assert count_slots(EngineConfig(num_slots=fitting), TINY, CPU()) == fitting
+    expected = f"num_slots = {fitting + 1} needs 1.00 GiB of memory, {SLOT} bytes a slot; 1.00 GiB"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        count_slots(EngineConfig(num_slots=fitting + 1), TINY, CPU())
+    set_available(monkeypatch, tmp_path, 0)
+    with pytest.raises(ConfigError, match="which hold 0"):
+        count_slots(EngineConfig(), TINY, CPU())
+
+
+def test_a_container_has_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_available(monkeypatch, tmp_path, 2**30)
+    assert memory.available_memory() == 2**30
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("4096\n")
+    assert memory.available_memory() == 2**30
+    (tmp_path / "memory.max").write_text("8192\n")
+    assert memory.available_memory() == 4096
+    (tmp_path / "memory.current").write_text("9000\n")
+    assert memory.available_memory() == 0
+
+
+def test_a_system_that_does_not_say_has_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nothing")
+    assert memory.available_memory() > 2**28
