@@ -6,7 +6,10 @@ so a figure is never flattered by our own product being slow.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,48 +18,61 @@ import numpy as np
 from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
 from engine.bench.torch_side import ask_torch, has_torch
 from engine.linear import KERNELS, linear, linear_shape, pack_linear
 
 ROWS = (256, 1024, 2048)
 SHAPES = ((512, 2048), (1024, 4096))
+KINDS = {
+    "srm": (DType.float32, "srm_linear"),
+    "max": (DType.float32, "MAX matmul"),  # which has no fast bfloat16 on a CPU
+}
+"""Graphs, and what a record calls them."""
+
+Product = tuple[str, str, Callable[[], object]]  # by whom, dtype, one call
 
 
 class GemmPeak:
     """The products, compiled once and measured as often as wanted."""
 
     def __init__(self) -> None:
-        session = InferenceSession(devices=[CPU()])
-        self._graphs = {
-            (shape, packed): session.load(_gemm_graph(*shape, packed))
-            for shape in SHAPES
-            for packed in (True, False)
-        }
+        session, module = InferenceSession(devices=[CPU()]), Module()
+        for inner, columns in SHAPES:
+            for name, (dtype, _) in KINDS.items():
+                graph = _add_graph(module, name, inner, columns, dtype)
+        compiled = session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+        self._models = session.init_all(compiled)
 
     def measure(self, repetitions: int) -> list[dict[str, Any]]:
         """A list of {by, dtype, shape [rows, inner, columns], gflops}."""
         found = []
-        for inner, columns in SHAPES:
-            weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
-            ours, theirs = (self._graphs[(inner, columns), packed] for packed in (True, False))
-            packed, plain = Buffer.from_numpy(pack_linear(weight)), Buffer.from_numpy(weight)
+        for shape in SHAPES:
             for rows in ROWS:
-                x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
-                x_buffer, flops = Buffer.from_numpy(x), 2 * rows * inner * columns
-                runs = {
-                    "srm_linear": lambda m=ours, b=x_buffer, w=packed: m.execute(b, w),
-                    "MAX matmul": lambda m=theirs, b=x_buffer, w=plain: m.execute(b, w),
-                    "numpy": lambda a=x, w=weight: a @ w,
-                }
-                for name, run in runs.items():
-                    gflops = flops / _seconds(run, repetitions) / 1e9
-                    shape = [rows, inner, columns]
-                    found.append({"by": name, "dtype": "float32", "shape": shape, "gflops": gflops})
+                for name, dtype, run in self._products(rows, *shape):
+                    flops = 2 * rows * math.prod(shape)
+                    found.append(
+                        {
+                            "by": name,
+                            "dtype": dtype,
+                            "shape": [rows, *shape],
+                            "gflops": flops / _seconds(run, repetitions) / 1e9,
+                        }
+                    )
         if has_torch():
             found += msgspec.json.decode(ask_torch("gemm_peak", str(repetitions)))
         return found
+
+    def _products(self, rows: int, inner: int, columns: int) -> Iterator[Product]:
+        weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
+        x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
+        for name, (dtype, by) in KINDS.items():
+            packed = weight if by == "MAX matmul" else pack_linear(weight)
+            buffers = [Buffer.from_numpy(x), Buffer.from_numpy(packed)]
+            model = self._models[_graph_name(name, inner, columns)]
+            yield by, dtype.name, partial(model.execute, *buffers)
+        yield "numpy", "float32", partial(np.matmul, x, weight)
 
 
 def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
@@ -98,19 +114,25 @@ def gemm_table(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _gemm_graph(inner: int, columns: int, packed: bool) -> Graph:
-    on = DeviceRef.CPU()
-    shape = linear_shape(inner, columns, on) if packed else (inner, columns)
-    types = [TensorType(DType.float32, ["rows", inner], on), TensorType(DType.float32, shape, on)]
+def _graph_name(name: str, inner: int, columns: int) -> str:
+    return f"{name}_{inner}_{columns}"
+
+
+def _add_graph(module: Module, name: str, inner: int, columns: int, dtype: DType) -> Graph:
+    on, is_ours = DeviceRef.CPU(), name.startswith("srm")
+    shape = linear_shape(inner, columns, on) if is_ours else (inner, columns)
     with Graph(
-        f"gemm_{inner}_{columns}_{packed}", input_types=types, custom_extensions=[KERNELS]
+        _graph_name(name, inner, columns),
+        input_types=[TensorType(dtype, ["rows", inner], on), TensorType(dtype, shape, on)],
+        custom_extensions=[KERNELS],
+        module=module,
     ) as graph:
         x, weight = (value.tensor for value in graph.inputs)
-        graph.output(linear(x, weight, columns) if packed else ops.matmul(x, weight))
+        graph.output(linear(x, weight, columns) if is_ours else ops.matmul(x, weight))
     return graph
 
 
-def _seconds(run: Any, repetitions: int) -> float:
+def _seconds(run: Callable[[], object], repetitions: int) -> float:
     """Median time of one call, each repetition at least 0.2 s of calls."""
     run()
     times = []

@@ -16,6 +16,7 @@ import msgspec
 
 from engine.bench.gemm import GemmPeak, peaks
 from engine.config import DEMO_MODEL, ModelConfig
+from engine.memory import keep_freed_memory
 from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record
 
@@ -61,6 +62,7 @@ def measure_models(
     config: BenchConfig, command: str, measure: Callable[[Path], dict[str, Any]]
 ) -> dict[str, Any]:
     """The whole record: machine, GEMM peaks before and after, what `measure` says of each model."""
+    keep_freed_memory()  # as an engine process does
     record, gemm = new_record(command), GemmPeak()
     record |= {"gemm_before": gemm.measure(config.repetitions), "models": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from typing import Any
 from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, load
 from engine.engine import Engine
+from engine.memory import keep_freed_memory
 from engine.messages import SamplingParams
 from engine.records import ROOT
 from engine.runner import ModelRunner
@@ -48,6 +49,7 @@ def _seconds_to_first_token(model: Path, folder: str) -> float:
 
 def main(argv: list[str]) -> int:
     """Start an engine, sample one token, write a line."""
+    keep_freed_memory()
     config = load(EngineConfig, argv, prog="python -m engine.bench.startup")
     weights = load_checkpoint(config.model)
     engine = Engine(weights.config, ModelRunner(weights, config), config)
