@@ -9,7 +9,7 @@ from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, load
 from engine.engine import Engine
 from engine.errors import SRMError
-from engine.memory import keep_freed_memory
+from engine.memory import collect_rarely, keep_freed_memory
 from engine.process import serve
 from engine.runner import ModelRunner
 
@@ -29,6 +29,7 @@ def main(argv: list[str]) -> int:
         logger.info("loading %s", config.model)
         weights = load_checkpoint(config.model)
         runner = ModelRunner(weights, config)
+        collect_rarely()
         return serve(Engine(weights.config, runner, config, weights.fingerprint), config)
     except SRMError as error:
         logger.error("%s", error.message)

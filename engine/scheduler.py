@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.assembly import Chunk, assemble
-from engine.batch import I64, Batch, Scores, StepResult
+from engine.assembly import NOTHING, Chunk, assemble
+from engine.batch import I32, I64, Batch, Scores, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
 from engine.messages import Output, Request
@@ -190,9 +190,11 @@ class Scheduler:
     def _begin_prefill(self, group: SequenceGroup) -> None:
         if group.needs_prefix:
             group.prefill_slot = self.table.take_prefix(group.first_id)
+            group.slots.append(np.array([group.prefill_slot], np.int32))
         else:
-            group.prefill_slot = int(self.table.take(group, 1)[0])
-            self._count_started(group, 1)
+            slots = self.table.take(group, 1)
+            group.prefill_slot = int(slots[0])
+            self._count_started(group, slots)
         self._prefilling.push(group)
 
     def _start(self, group: SequenceGroup) -> None:
@@ -200,15 +202,16 @@ class Scheduler:
         count = min(group.unstarted, self.table.num_free)
         slots = self.table.take(group, count)
         self.table.is_running[slots] = True
-        self._count_started(group, count)
+        self._count_started(group, slots)
         if group.needs_prefix:
             group.unforked += count
         if group.unstarted:
             self._forking.push(group)
 
-    def _count_started(self, group: SequenceGroup, count: int) -> None:
-        group.started += count
-        self.num_waiting -= count
+    def _count_started(self, group: SequenceGroup, slots: I32) -> None:
+        group.slots.append(slots)
+        group.started += len(slots)
+        self.num_waiting -= len(slots)
 
     def _take_turns(self) -> I64:
         """Slots to decode: i64[at most max_step_rows], ascending from the slot whose turn it is."""
@@ -282,7 +285,8 @@ class Scheduler:
         for line in (self._waiting, self._prefilling, self._forking):
             line.discard(group)
         self.num_waiting -= group.unstarted
-        self.table.free(np.flatnonzero(self.table.first_id == group.first_id))
+        slots = np.unique(np.concatenate([NOTHING, *group.slots]))  # some were given twice
+        self.table.free(slots[self.table.first_id[slots] == group.first_id])
         self._forget(group)
 
     def _count_end(self, group: SequenceGroup) -> None:

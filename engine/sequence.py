@@ -8,8 +8,9 @@ a group exists only if everything its caller sent has been checked.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class SequenceGroup:
     """Started sequences whose first step, which reads the prefix slot, is still to come."""
     stop_row: int = -1
     """Row of the stop table, from the first slot on."""
+    slots: list[I32] = field(default_factory=list)
+    """Slots that it was given; some may have been given back, and be others' by now."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -71,13 +74,16 @@ class Line:
     """Groups that wait for the same thing, in serving order."""
 
     def __init__(self) -> None:
-        self._groups: list[SequenceGroup] = []  # the next one is last, so that taking it is cheap
+        self._groups: deque[SequenceGroup] = deque()  # the next one is last
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         return reversed(self._groups)
 
     def push(self, group: SequenceGroup) -> None:
-        insort(self._groups, group, key=_order)
+        if not self._groups or group.order < self._groups[0].order:  # as whoever comes last
+            self._groups.appendleft(group)
+        else:
+            insort(self._groups, group, key=_order)
 
     def peek(self) -> SequenceGroup | None:
         return self._groups[-1] if self._groups else None
@@ -187,10 +193,9 @@ def _check_scoring(request: Request, prompt_length: int) -> None:
 
 def sample_seeds(seed: int, indices: I64) -> U64:
     """Of the random streams (seed, index): u64[len(indices)], splitmix64's outputs after `seed`."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
-        mixed = np.uint64(seed) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return mixed ^ (mixed >> np.uint64(31))
+    # Arrays overflow without a word: arithmetic modulo 2**64 is the point.
+    mixed = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += np.uint64(seed)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.batch import F32, I32, Batch, StepResult
 from engine.config import EngineConfig, ModelConfig, load
-from engine.memory import keep_freed_memory
+from engine.memory import collect_rarely, keep_freed_memory
 from engine.messages import Request, SamplingParams
 from engine.records import RECORDS, new_record, write_record
 from engine.scheduler import Scheduler
@@ -69,7 +69,8 @@ class HostBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def main(argv: list[str]) -> int:
     """Measure, write a record and its plot, print its table."""
     config = load(HostBenchConfig, argv, prog="srm bench host")
-    keep_freed_memory()  # as an engine process does
+    keep_freed_memory()
+    collect_rarely()  # both as an engine process does
     record = new_record(" ".join(["srm bench host", *argv]))
     record |= {"settings": msgspec.to_builtins(config, enc_hook=str)}
     record |= {"cases": [case for running in config.running for case in _cases(running, config)]}

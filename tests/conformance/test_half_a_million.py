@@ -100,7 +100,7 @@ def test_half_a_million_sequences_run_at_once(tmp_path: Path) -> None:
     assert ended == Counter({str(number): SAMPLES for number in range(NUM_REQUESTS)})
     assert table.num_free == CONFIG.num_slots
     computed = (TOTAL - ROWS) * slot_bytes(MODEL) + table.nbytes
-    assert 0.85 < taken / computed < 1.1, (taken, computed)
+    assert 0.85 < taken / computed < 1.2, (taken, computed)
     runner.close()
 
     few = msgspec.structs.replace(config, num_slots=999, max_step_rows=300)

@@ -290,6 +290,43 @@ def test_abort_frees_everything_at_once_wherever_the_request_is(make_request: Ma
     assert scheduler.request_ids() == []
 
 
+def test_abort_frees_no_slot_of_another_request(make_request: MakeRequest) -> None:
+    """Also where both were given the same slots, one after the other, and one of them twice."""
+    scheduler = make_scheduler(num_slots=4, max_step_rows=4)
+    scheduler.add(make_request("many", prompt=[5], n=9, max_tokens=1))
+    step(scheduler)
+    scheduled(scheduler)  # the same slots again; their last tokens are under way
+    scheduler.add(make_request("other", prompt=[6], n=2, priority=1))
+    assert scheduler.abort("many")
+    assert scheduler.table.num_free == 4
+    scheduler.add(make_request("many", prompt=[5], n=1))
+    others = scheduled(scheduler)
+    assert scheduler.table.num_owned == 3
+    assert scheduler.abort("many")
+    assert scheduler.table.num_owned == 2
+    complete(scheduler, others)
+    assert scheduler.abort("other")
+    assert scheduler.table.num_free == 4
+
+
+def test_turns_go_round_where_few_slots_run(make_request: MakeRequest) -> None:
+    """Running slots lie far apart: the search for them must neither miss nor repeat one."""
+    scheduler = make_scheduler(num_slots=500, max_step_rows=7, max_waiting=500)
+    for i in range(50):  # every tenth sequence is long
+        scheduler.add(make_request(f"long {i}", prompt=[5], max_tokens=60))
+        scheduler.add(make_request(f"short {i}", prompt=[5], n=9, max_tokens=1))
+    while scheduler.table.num_owned != 50:
+        step(scheduler)
+    served = Counter[int]()
+    for _ in range(100):
+        batch = scheduled(scheduler)
+        assert batch.num_decode == 7
+        served.update(batch.sequence_ids.tolist())
+        complete(scheduler, batch)
+    assert len(served) == 50
+    assert max(served.values()) - min(served.values()) <= 1
+
+
 def test_an_aborted_request_says_nothing_more(make_request: MakeRequest) -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("a", prompt=[5], emit="delta"))
