@@ -70,9 +70,9 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
                 f"{size:,} bytes a slot; {free / GIB:.2f} GiB are free, which hold {free // size}"
             )
     log.info(
-        "%d slots: %.2f GiB for states, %d bytes each, and up to %.2f GiB for what they sample, %d",
-        *(num_slots, num_slots * on_device / GIB, on_device),
-        *(num_slots * on_host / GIB, on_host),
+        "%d slots of %d bytes for states (%.2f GiB) and up to %d bytes of the host's (%.2f GiB)",
+        *(num_slots, on_device, num_slots * on_device / GIB),
+        *(on_host, num_slots * on_host / GIB),
     )
     return num_slots
 
