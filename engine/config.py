@@ -139,6 +139,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the model runs on: the processor, or the first GPU."""
     num_slots: int = 16_384
     """Sequences that run at once; memory for their states is reserved at the start."""
+    prefix_slots: int = 1_024
+    """States of prompts, besides those of sequences, that others can begin from."""
+    prefix_cache: bool = True
+    """Keep these states for later requests, the least recently used making room for new ones."""
     max_step_rows: int = 2_048
     """Most sequences that one step decodes; others take turns."""
     max_step_tokens: int = 4_096
@@ -155,7 +159,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a stop waits for running requests, in seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "max_step_rows", "max_step_tokens", "max_waiting"):
+        counts = ("num_slots", "prefix_slots", "max_step_rows", "max_step_tokens", "max_waiting")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_step_tokens <= self.max_step_rows:
@@ -164,6 +169,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if not self.drain_s >= 0:
             raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
+
+    @property
+    def pool_slots(self) -> int:
+        """Rows of the state pool: first those of sequences, then those of prefixes."""
+        return self.num_slots + self.prefix_slots
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -67,6 +67,7 @@ def sampled(
                 token_ids=table.output_tokens[slot, start:stop].tobytes(),
                 finish_reason=FINISH_REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,
+                cached_tokens=groups[first_id].cached,
                 **fields,
             )
         )
@@ -86,6 +87,7 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
         token_ids=batch.targets[begin:end].tobytes(),
         finish_reason=None,
         error=None,
+        cached_tokens=group.cached,
         **scores.as_bytes(begin + shift, end + shift, group.request.params.prompt_logprobs or 0),
     )
 

@@ -24,8 +24,8 @@ class StatePool:
             self.last_token = _zeros((num_slots,), np.int32, DType.int32, device)
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"num_slots = {num_slots} needs {num_bytes / 2**30:.1f} GiB of memory on {device}, "
-                f"which is not free: {error}"
+                f"num_slots + prefix_slots = {num_slots} needs {num_bytes / 2**30:.1f} GiB of "
+                f"memory on {device}, which is not free: {error}"
             ) from None
 
 

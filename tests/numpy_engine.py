@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
         config = load(EngineConfig, argv, prog="python -m tests.numpy_engine")
         model = msgspec.json.decode((config.model / "config.json").read_bytes(), type=ModelConfig)
         weights = tiny_weights(config=model)
-        runner = NumpyRunner(weights, config.num_slots)
+        runner = NumpyRunner(weights, config.pool_slots)
         return serve(Engine(model, runner, config, weights.fingerprint), config)
     except SRMError as error:
         print(error.message, file=sys.stderr)

@@ -191,7 +191,7 @@ def test_the_engine_serves_more_than_one_unit_and_taps(name: str, tmp_path: Path
     runner = ModelRunner(weights, settings)
     found = Engine(weights.config, runner, settings).generate(prompts, params)
     runner.close()
-    in_numpy = NumpyRunner(weights, settings.num_slots)
+    in_numpy = NumpyRunner(weights, settings.pool_slots)
     expected = Engine(weights.config, in_numpy, settings).generate(prompts, params)
     for outputs, others in zip(found, expected, strict=True):
         assert [output.token_ids for output in outputs] == [other.token_ids for other in others]

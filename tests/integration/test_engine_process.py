@@ -104,7 +104,9 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
             endpoint=endpoint,
             drain_s=drain_s,
         )
-        engine = Engine(weights.config, runner(weights, NUM_SLOTS), config, weights.fingerprint)
+        engine = Engine(
+            weights.config, runner(weights, config.pool_slots), config, weights.fingerprint
+        )
         served = Served(engine, config, client_timeout_s)
         started.append(served)
         return served
@@ -146,7 +148,8 @@ async def test_generate_returns_what_an_engine_in_process_returns(
     request = Request(id="a", prompt_token_ids=np.array([5, 6, 7], "<i4").tobytes(), params=params)
     async with connected(endpoint) as client:
         outputs = await collect(client, request)
-    local = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), EngineConfig())
+    config = EngineConfig(num_slots=NUM_SLOTS)
+    local = Engine(weights.config, NumpyRunner(weights, config.pool_slots), config)
     (expected,) = local.generate([[5, 6, 7]], params)
     assert sorted(outputs, key=lambda o: o.index) == [
         msgspec.structs.replace(output, id="a") for output in expected
@@ -409,7 +412,7 @@ def test_a_silent_client_is_told_and_its_requests_are_aborted(
 
 def test_an_endpoint_that_cannot_be_bound_is_a_config_error(weights: Weights) -> None:
     config = EngineConfig(num_slots=NUM_SLOTS, endpoint="ipc:///no/such/folder/engine")
-    engine = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), config)
+    engine = Engine(weights.config, NumpyRunner(weights, config.pool_slots), config)
     with pytest.raises(ConfigError, match="/no/such/folder"):
         EngineProcess(engine, config)
 
@@ -437,7 +440,7 @@ def serve_tiny(endpoint: str) -> None:
     """What `python -m engine` does, on the numpy runner."""
     weights = tiny_weights()
     config = EngineConfig(num_slots=NUM_SLOTS, endpoint=endpoint)
-    engine = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), config)
+    engine = Engine(weights.config, NumpyRunner(weights, config.pool_slots), config)
     raise SystemExit(serve_engine(engine, config))
 
 
