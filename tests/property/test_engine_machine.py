@@ -61,14 +61,16 @@ params = st.builds(
 )
 HEADERS = np.random.default_rng(1).integers(0, 31, (2, TINY.n_ctx)).tolist()
 HEADERS[1][:20] = HEADERS[0][:20]
-beginnings = st.builds(
-    lambda header, length: header[:length], st.sampled_from(HEADERS), st.integers(1, TINY.n_ctx - 4)
+alike = st.builds(
+    lambda header, length, rest: header[:length] + rest,
+    st.sampled_from(HEADERS),
+    st.sampled_from([3, 18, 21, 40, 60]),
+    st.lists(st.integers(0, 1), max_size=3),
 )
 prompts = st.one_of(
     st.lists(tokens, min_size=1, max_size=12),
     st.lists(tokens, min_size=58, max_size=TINY.n_ctx),
-    beginnings,
-    st.builds(lambda one, rest: one + rest, beginnings, st.lists(tokens, max_size=4)),
+    alike,
 )
 
 
@@ -110,7 +112,6 @@ class EngineMachine(RuleBasedStateMachine):
         spare_tokens=st.integers(1, 12),
         max_waiting=st.integers(6, 30),
         prefix_slots=st.integers(1, 5),
-        prefix_cache=st.sampled_from([True, True, True, False]),
     )
     def start(
         self,
@@ -119,7 +120,6 @@ class EngineMachine(RuleBasedStateMachine):
         spare_tokens: int,
         max_waiting: int,
         prefix_slots: int,
-        prefix_cache: bool,
     ) -> None:
         config = EngineConfig(
             num_slots=num_slots,
@@ -127,7 +127,6 @@ class EngineMachine(RuleBasedStateMachine):
             max_step_tokens=max_step_rows + spare_tokens,
             max_waiting=max_waiting,
             prefix_slots=prefix_slots,
-            prefix_cache=prefix_cache,
         )
         self.config = config
         self.runner, self.twin_runner = RecordingRunner(config), RecordingRunner(config)
@@ -168,6 +167,13 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             self.twin.add(request)
             self.requests[request.id] = request
+
+    @rule(some=st.lists(alike, min_size=2, max_size=6), params=params, data=st.data())
+    def add_alike(self, some: list[list[int]], params: SamplingParams, data: st.DataObject) -> None:
+        for prompt in some:
+            priority, n = data.draw(st.integers(-1, 1)), data.draw(st.integers(1, 3))
+            few = msgspec.structs.replace(params, max_tokens=4, n=n, prompt_logprobs=None)
+            self.add(prompt, few, priority, "delta")
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -229,8 +235,6 @@ class EngineMachine(RuleBasedStateMachine):
         for prefix in listed:
             assert prefix.slot == NO_SLOT or prefix in pins or prefix in prefixes._idle
             assert prefix.slot != NO_SLOT or (len(prefix.children) > 1 and not prefix.is_ready)
-        if not self.config.prefix_cache:
-            assert not listed and not prefixes._idle
 
     @invariant()
     def scheduling_is_deterministic(self) -> None:
@@ -269,11 +273,10 @@ class EngineMachine(RuleBasedStateMachine):
             assert {one.finish_reason for one in said.values()} == {"error"}
         assert said.keys() == expected.keys()
         assert said.keys() - {PROMPT} == set(range(request.params.n))
-        is_fed_whole = request.params.prompt_logprobs is not None or not self.config.prefix_cache
         for index, one in expected.items():
             assert msgspec.structs.replace(said[index], cached_tokens=0) == one
             assert said[index].cached_tokens < len(request.prompt_token_ids) // 4
-            assert not (is_fed_whole and said[index].cached_tokens)
+            assert not said[index].cached_tokens or request.params.prompt_logprobs is None
         assert PROMPT not in said or said[PROMPT].token_ids == request.prompt_token_ids[4:]
         for index in range(request.params.n):
             has_logprobs = request.params.logprobs is not None and bool(said[index].token_ids)
