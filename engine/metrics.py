@@ -53,7 +53,7 @@ FREE_SLOTS = Gauge(
     "srm_engine_free_slots", "Slots that nothing holds.", multiprocess_mode="mostrecent"
 )
 NUM_SLOTS = Gauge(
-    "srm_engine_num_slots", "Slots of the state pool.", multiprocess_mode="mostrecent"
+    "srm_engine_num_slots", "Slots of the state pool for sequences.", multiprocess_mode="mostrecent"
 )
 STEP_SECONDS = Histogram(
     "srm_engine_step_seconds",
