@@ -36,7 +36,7 @@ SETTINGS = """
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
   demo_model random_widths batch_sizes repetitions seconds
-  requests n max_tokens
+  requests n max_tokens prompts header_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
 """.split()

@@ -46,7 +46,8 @@ class Prefill:
                 return False
             if found.ready is not None:
                 self._start_from(group, found.ready)
-        if group.num_unprefilled and (group.needs_prefix or found.length < len(tokens)):
+        is_news = self._prefixes.keep and found.length < len(tokens)
+        if group.num_unprefilled and (group.needs_prefix or is_news):
             self._leave(group, len(tokens))
         if found.length + MIN_SPLIT <= found.shared < len(tokens):
             self._leave(group, found.shared)

@@ -70,7 +70,7 @@ class Prefixes:
         self.num_hits = 0
         self.num_cached_tokens = 0
         self.num_evictions = 0
-        self._keep = keep
+        self.keep = keep
         self._free = list(reversed(slots))
         self._idle: dict[Prefix, None] = {}  # kept and not pinned, least recently used first
         self._root = Prefix(NO_TOKENS)
@@ -109,7 +109,7 @@ class Prefixes:
         if not self._free:
             self._evict()
         # Only now, since giving a prefix up changes the tree.
-        prefix = self._place(tokens) if self._keep else Prefix(tokens)
+        prefix = self._place(tokens) if self.keep else Prefix(tokens)
         if prefix.slot != NO_SLOT:
             prefix = Prefix(tokens)
         prefix.slot = self._free.pop()

@@ -44,6 +44,7 @@ ENGINE_ORDER = (
     "client",
     "precompile",
     "bench_load",
+    "bench_prefix",
     "bench",
     "__main__",
 )

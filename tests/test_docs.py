@@ -22,6 +22,7 @@ import srm
 from engine import errors
 from engine.bench import BenchConfig
 from engine.bench_load import LoadConfig
+from engine.bench_prefix import PrefixBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
@@ -50,6 +51,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
     "Engine benchmark": (BenchConfig,),
+    "Prefix benchmark": (PrefixBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }

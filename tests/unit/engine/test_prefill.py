@@ -180,3 +180,16 @@ def test_new_weights_begin_from_nothing_kept(
     assert run(engine, make_request(prompt=HEADER)) == run(
         make_engine(model=new), make_request(prompt=HEADER)
     )
+
+
+def test_with_the_cache_off_only_several_samples_need_a_prefix(
+    make_engine: MakeEngine, make_request: MakeRequest, prefilled: list[int]
+) -> None:
+    engine = make_engine(prefix_cache=False)
+    for n, pinned in ((1, 0), (3, 1), (1, 0)):
+        engine.add(make_request(prompt=HEADER, n=n))
+        engine.step()
+        assert engine.scheduler.prefixes.num_used == pinned
+        assert cached(run(engine)["a"]) == {0}
+        assert engine.scheduler.prefixes.num_used == 0
+    assert sum(prefilled) == 3 * 29
