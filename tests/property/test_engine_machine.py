@@ -168,7 +168,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.twin.add(request)
             self.requests[request.id] = request
 
-    @rule(some=st.lists(alike, min_size=2, max_size=6), params=params, data=st.data())
+    @rule(some=st.lists(alike, min_size=2, max_size=5), params=params, data=st.data())
     def add_alike(self, some: list[list[int]], params: SamplingParams, data: st.DataObject) -> None:
         for prompt in some:
             priority, n = data.draw(st.integers(-1, 1)), data.draw(st.integers(1, 3))
@@ -298,7 +298,7 @@ def below(prefix: Prefix) -> Iterator[Prefix]:
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=200,
+    max_examples=100,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
