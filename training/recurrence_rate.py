@@ -56,7 +56,7 @@ def _rates(name: str, model: Recurrence, step: Step, task: Task) -> dict[str, An
         _decode(model, step, batch_size, steps=1, seconds=0)
         first_steps_s += time.perf_counter() - started
         rates = [
-            _decode(model, step, batch_size, steps=3, seconds=task.seconds)
+            _decode(model, step, batch_size, steps=1, seconds=task.seconds)
             for _ in range(task.repetitions)
         ]
         batches.append({"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates})
