@@ -26,6 +26,7 @@ ROWS = 65_536
 """Of a step: the sequences take turns."""
 CONFIG = EngineConfig(
     num_slots=TOTAL,
+    prefix_cache=False,  # for one of like prompts would start a step later, when some have ended
     max_step_rows=ROWS,
     max_step_tokens=ROWS + 4_096,
     max_waiting=TOTAL,
