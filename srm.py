@@ -22,7 +22,7 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`,
+  bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
             `precision` or `http`
 
 `srm COMMAND --help` explains each.
@@ -35,14 +35,15 @@ BENCHMARKS = {
     "prefill": "engine.bench.prefill",
     "host": "engine.bench.host",
     "simulate": "engine.bench.simulate",
+    "prefix": "engine.bench.prefix",
     "precision": "training.precision",
     "http": "server.bench",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
 SETTINGS = """
-  model device num_slots memory_fraction max_step_rows max_step_tokens max_waiting cache_dir
-  overlap drain_s
+  model device num_slots memory_fraction prefix_slots prefix_cache max_step_rows max_step_tokens
+  max_waiting cache_dir overlap drain_s
   served_model_name host port max_body_bytes
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
@@ -51,7 +52,7 @@ SETTINGS = """
   batch_sizes pytorch prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
   sequences random_sequences
-  requests n max_tokens
+  requests n max_tokens prompts header_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
 """.split()

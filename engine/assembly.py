@@ -24,12 +24,13 @@ class Chunk(NamedTuple):
     group: SequenceGroup
     start: int
     stop: int
+    read_slot: int
+    write_slot: int
 
     @property
     def num_scored(self) -> int:
         """Tokens of which the next one is scored: all or none."""
-        is_scored = self.group.request.params.prompt_logprobs is not None
-        return self.stop - self.start if is_scored else 0
+        return self.stop - self.start if self.group.is_scored else 0
 
     @property
     def num_top(self) -> int:
@@ -41,7 +42,8 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk]) -> Batch:
     """Of the slots to decode, i64[D], and what to prefill."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
-    prefill_slots = np.array([chunk.group.prefill_slot for chunk in chunks], np.int32)
+    prefill_reads = np.array([chunk.read_slot for chunk in chunks], np.int32)
+    prefill_writes = np.array([chunk.write_slot for chunk in chunks], np.int32)
     prefill_positions = np.array([chunk.start for chunk in chunks], np.int32)
     row_offsets = np.arange(len(slots) + len(chunks) + 1, dtype=np.int32)
     row_offsets[len(slots) + 1 :] = len(slots) + np.cumsum([c.stop - c.start for c in chunks])
@@ -55,8 +57,8 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk]) -> Batch:
     targets, score_rows, num_top = _scored(table, slots, scored)
     return Batch(
         sequence_ids=table.sequence_id[slots],
-        read_slots=np.concatenate([read_slots, prefill_slots]),
-        write_slots=np.concatenate([own_slots, prefill_slots]),
+        read_slots=np.concatenate([read_slots, prefill_reads]),
+        write_slots=np.concatenate([own_slots, prefill_writes]),
         positions=np.concatenate([positions, prefill_positions]),
         row_offsets=row_offsets,
         token_ids=np.concatenate([tokens, *prompts]),

@@ -147,6 +147,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
     memory_fraction: float = 0.9
     """Of the memory that is free at the start, what slots may take where num_slots is 0."""
+    prefix_slots: int = 1_024
+    """States of prompts, besides those of sequences, that others can begin from."""
+    prefix_cache: bool = True
+    """Keep these states for later requests, the least recently used making room for new ones."""
     max_step_rows: int = 2_048
     """Most sequences that one step decodes; others take turns."""
     max_step_tokens: int = 4_096
@@ -167,7 +171,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"num_slots must be 0 … 2**31 - 1, got {self.num_slots}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
-        for name in ("max_step_rows", "max_step_tokens", "max_waiting"):
+        for name in ("prefix_slots", "max_step_rows", "max_step_tokens", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_step_tokens <= self.max_step_rows:

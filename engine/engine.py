@@ -47,6 +47,7 @@ class Engine:
         self._in_flight: _Step | None = None
         self._last_completed = 0.0
         metrics.NUM_SLOTS.set(runner.num_slots)
+        self._counted = (0, 0, 0)  # what of the prefixes' counts is in the metrics
         self._update_gauges()
 
     @property
@@ -88,6 +89,11 @@ class Engine:
         launched = self._launch()
         landing, self._in_flight = self._in_flight, launched
         return self._complete(landing)
+
+    def forget_prefixes(self) -> None:
+        """Begin no further prompt from a state kept so far: the runner's weights have changed."""
+        self.scheduler.prefixes.forget()
+        self._update_gauges()
 
     def status(self) -> Status:
         table = self.scheduler.table
@@ -170,12 +176,22 @@ class Engine:
         metrics.DECODE_TOKENS.inc(step.batch.num_decode)
         metrics.PREFILL_TOKENS.inc(step.batch.num_tokens - step.batch.num_decode)
         metrics.SCORED_TOKENS.inc(step.batch.num_scored_prefill)
+        self._count_prefixes()
         metrics.BATCH_ROWS.observe(step.batch.num_rows)
         metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
         self._last_completed = now
         self._update_gauges()
 
+    def _count_prefixes(self) -> None:
+        prefixes = self.scheduler.prefixes
+        counts = (prefixes.num_hits, prefixes.num_cached_tokens, prefixes.num_evictions)
+        counters = (metrics.PREFIX_HITS, metrics.CACHED_TOKENS, metrics.PREFIX_EVICTIONS)
+        for counter, count, counted in zip(counters, counts, self._counted, strict=True):
+            counter.inc(count - counted)
+        self._counted = counts
+
     def _update_gauges(self) -> None:
+        metrics.PREFIXES.set(self.scheduler.prefixes.num_used)
         metrics.RUNNING.set(self.scheduler.table.num_owned)
         metrics.WAITING.set(self.scheduler.num_waiting)
         metrics.FREE_SLOTS.set(self.scheduler.table.num_free)

@@ -96,6 +96,8 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Why, when `finish_reason` is "error"."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not fed, since their state was kept; says each completion."""
 
 
 def join(outputs: list[Output]) -> Output:

@@ -15,6 +15,21 @@ PREFILL_TOKENS = Counter(
     "srm_engine_prefill_tokens_total",
     "Prompt tokens prefilled: once per prompt, whatever n; the last one is fed by decode rows.",
 )
+CACHED_TOKENS = Counter(
+    "srm_engine_cached_tokens_total",
+    "Prompt tokens not prefilled, because the state after them was kept.",
+)
+PREFIX_HITS = Counter(
+    "srm_engine_prefix_hits_total", "Requests that began from a kept state of their prompt."
+)
+PREFIX_EVICTIONS = Counter(
+    "srm_engine_prefix_evictions_total", "Kept states that made room for others."
+)
+PREFIXES = Gauge(
+    "srm_engine_prefixes",
+    "States of prompts that are kept, read or being made.",
+    multiprocess_mode="mostrecent",
+)
 SCORED_TOKENS = Counter(
     "srm_engine_scored_tokens_total", "Prompt tokens whose log-probability was asked for."
 )
@@ -38,7 +53,7 @@ FREE_SLOTS = Gauge(
     "srm_engine_free_slots", "Slots that nothing holds.", multiprocess_mode="mostrecent"
 )
 NUM_SLOTS = Gauge(
-    "srm_engine_num_slots", "Slots of the state pool.", multiprocess_mode="mostrecent"
+    "srm_engine_num_slots", "Slots of the state pool for sequences.", multiprocess_mode="mostrecent"
 )
 STEP_SECONDS = Histogram(
     "srm_engine_step_seconds",

@@ -69,6 +69,7 @@ def sampled(
                 token_ids=table.output_tokens.read(slot, start, stop),
                 finish_reason=FINISH_REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,
+                cached_tokens=groups[first_id].cached,
                 **fields,
             )
         )
@@ -88,6 +89,7 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
         token_ids=batch.targets[begin:end].tobytes(),
         finish_reason=None,
         error=None,
+        cached_tokens=group.cached,
         **scores.as_bytes(begin + shift, end + shift, group.request.params.prompt_logprobs or 0),
     )
 

@@ -54,14 +54,18 @@ class ModelRunner:
         )
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
-        self._pool = StatePool(weights.config, self.num_slots, self.device)
+        num_slots = self.num_slots + config.prefix_slots
+        self._pool = StatePool(weights.config, num_slots, self.device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
 
     def launch(self, batch: Batch) -> LaunchedStep:
         return LaunchedStep(self._thread.submit(self._run, batch))
 
     def load_weights(self, weights: Weights) -> None:
-        """Use these weights, of the compiled shape, from the next step on; compiles nothing."""
+        """Use these weights, of the compiled shape, from the next step on; compiles nothing.
+
+        States made by the old ones stay in the pool: `Engine.forget_prefixes` before the next step.
+        """
         started = time.monotonic()
         registry = device_weights(weights, self.device)
         self._model: Model = self._session.init(self._compiled, weights_registry=registry)

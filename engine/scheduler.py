@@ -6,15 +6,16 @@ same calls give the same batches. Keeps: every accepted sequence gets exactly on
 unless its request is aborted; no slot that a row writes is touched by another row of its batch.
 
 A request waits, then prefills its prompt once (all but the last token), then its n sequences start
-as slots fall free, each fed the last prompt token first. With n > 1 the prompt is prefilled into a
-prefix slot, which every sequence reads in its first step and which is freed after the last of them.
+as slots fall free, each fed the last prompt token first. The prompt is prefilled into a prefix
+slot, which every sequence reads in its first step and which is kept while it is of use; or, with
+n = 1 and no such slot to be had, into the sequence's own.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.assembly import NOTHING, Chunk, assemble
+from engine.assembly import NOTHING, assemble
 from engine.batch import I32, I64, Batch, Scores, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
@@ -29,6 +30,8 @@ from engine.outputs import (
     sampled,
     unsampled,
 )
+from engine.prefill import Prefill
+from engine.prefixes import Prefixes
 from engine.sequence import Line, SequenceGroup, accept
 from engine.slots import SlotTable, StopSets
 
@@ -43,15 +46,16 @@ class Scheduler:
         assert config.num_slots, "how many slots fit is for the runner to count"
         self.table = SlotTable(config.num_slots, model.n_ctx)
         self.stop_sets = StopSets(model.vocab_size)
+        # The rows of the pool behind those of sequences, so that nothing kept costs a sequence.
+        behind = range(config.num_slots, config.num_slots + config.prefix_slots)
+        self.prefixes = Prefixes(behind, config.prefix_cache)
         self.num_waiting = 0  # sequences accepted and not started
         self._model = model
         self._config = config
-        # Prefixes are promises to sequences that have no slot yet: too many would leave none.
-        self._max_prefixes = config.num_slots // 2
         self._by_id: dict[str, SequenceGroup] = {}
         self._by_first_id: dict[int, SequenceGroup] = {}
         self._waiting = Line()  # for a slot to prefill into
-        self._prefilling = Line()  # in their slot, for room in a batch
+        self._prefill = Prefill(self.prefixes, self._waiting)
         self._forking = Line()  # prefilled, for slots to start in
         self._next_id = 0
         self._turn = 0  # the slot whose turn it is when not all can be served
@@ -74,8 +78,6 @@ class Scheduler:
             raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
         if count > limit:
             raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
-        if group.needs_prefix and not self._max_prefixes:
-            raise InvalidRequest(f"n must be 1 on an engine of one slot, got {count}", "n")
         if self.num_waiting + count > limit:
             raise Overloaded(
                 f"{self.num_waiting} of at most {limit} sequences are waiting", RETRY_AFTER_S
@@ -104,12 +106,14 @@ class Scheduler:
         """
         self._admit()
         slots = self._take_turns()
-        chunks = self._prefill(self._config.max_step_tokens - len(slots))
+        chunks, prefilled = self._prefill.chunks(self._config.max_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
         batch = assemble(self.table, slots, chunks)
         first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
         self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
+        for group in prefilled:
+            self._start_or_fork(group)
         # Only now, so that no row of this batch can have been given a slot that another one reads.
         self._release_prefixes(first_ids)
         return batch
@@ -159,9 +163,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give free slots out, in serving order, to prompts and to sequences that can start."""
-        room = self._config.max_step_tokens - sum(
-            group.num_unprefilled for group in self._prefilling
-        )
+        room = self._config.max_step_tokens - self._prefill.num_tokens
         while self.table.num_free:
             line = self._next_line(room)
             if line is None:
@@ -169,6 +171,8 @@ class Scheduler:
             group = line.pop()
             if group.stop_row < 0:
                 group.stop_row = self.stop_sets.acquire(group.stop_ids)
+            if group.num_unprefilled and not self._prefill.begin(group):
+                continue
             if group.num_unprefilled:
                 self._begin_prefill(group)
                 room -= group.num_unprefilled
@@ -180,7 +184,7 @@ class Scheduler:
         waiting, forking = self._waiting.peek(), self._forking.peek()
         if waiting is not None and waiting.num_unprefilled:
             # A slot taken before the next batches can prefill into it would only stand idle.
-            has_prefix = not waiting.needs_prefix or self.table.num_prefix < self._max_prefixes
+            has_prefix = not waiting.needs_prefix or self.prefixes.num_available > 0
             if room <= 0 or not has_prefix:
                 waiting = None
         if forking is not None and (waiting is None or forking.order > waiting.order):
@@ -188,14 +192,11 @@ class Scheduler:
         return self._waiting if waiting is not None else None
 
     def _begin_prefill(self, group: SequenceGroup) -> None:
-        if group.needs_prefix:
-            group.prefill_slot = self.table.take_prefix(group.first_id)
-            group.slots.append(np.array([group.prefill_slot], np.int32))
-        else:
+        if not group.needs_prefix:
             slots = self.table.take(group, 1)
-            group.prefill_slot = int(slots[0])
+            group.slot = int(slots[0])
             self._count_started(group, slots)
-        self._prefilling.push(group)
+        self._prefill.push(group)
 
     def _start(self, group: SequenceGroup) -> None:
         """Start as many of a prefilled group's sequences as there are slots."""
@@ -203,8 +204,6 @@ class Scheduler:
         slots = self.table.take(group, count)
         self.table.is_running[slots] = True
         self._count_started(group, slots)
-        if group.needs_prefix:
-            group.unforked += count
         if group.unstarted:
             self._forking.push(group)
 
@@ -212,6 +211,8 @@ class Scheduler:
         group.slots.append(slots)
         group.started += len(slots)
         self.num_waiting -= len(slots)
+        if group.prefix is not None:
+            group.unforked += len(slots)
 
     def _take_turns(self) -> I64:
         """Slots to decode: i64[at most max_step_rows], ascending from the slot whose turn it is."""
@@ -230,34 +231,21 @@ class Scheduler:
         self._turn = int(chosen[-1]) + 1
         return chosen
 
-    def _prefill(self, room: int) -> list[Chunk]:
-        """Chunks of prompts, of `room` tokens together at most; a finished prompt moves on."""
-        chunks = []
-        while room and (group := self._prefilling.peek()) is not None:
-            start = group.prefilled
-            size = min(room, group.num_unprefilled)
-            chunks.append(Chunk(group, start, start + size))
-            group.prefilled += size
-            room -= size
-            if group.num_unprefilled:
-                break  # it is out of room, and stays first in line
-            self._prefilling.pop()
-            if not group.max_outputs:
-                continue  # its last scores end it
-            if group.needs_prefix:
-                self._forking.push(group)
-            else:
-                self.table.is_running[group.prefill_slot] = True
-        return chunks
+    def _start_or_fork(self, group: SequenceGroup) -> None:
+        """The prompt is prefilled. Where only its scores are wanted, the last of them end it."""
+        if group.max_outputs and group.needs_prefix:
+            self._forking.push(group)
+        elif group.max_outputs:
+            self.table.is_running[group.slot] = True
 
     def _release_prefixes(self, first_ids: I64) -> None:
-        """Count first steps, given the group of each; a prefix that no one will read is freed."""
+        """Count first steps, given the group of each; after the last, its prefix may go."""
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
             group = self._by_first_id[first_id]
             group.unforked -= count
             if not group.unforked and not group.unstarted:
-                self.table.free(np.array([group.prefill_slot], np.int32))
+                self._prefill.release(group)
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
         """What was scored of prompts; ends requests that want no more, or whose model broke."""
@@ -282,8 +270,9 @@ class Scheduler:
 
     def _drop(self, group: SequenceGroup) -> None:
         """Take the group out of everything and free its slots at once."""
-        for line in (self._waiting, self._prefilling, self._forking):
+        for line in (self._waiting, self._forking):
             line.discard(group)
+        self._prefill.drop(group)
         self.num_waiting -= group.unstarted
         slots = np.unique(np.concatenate([NOTHING, *group.slots]))  # some were given twice
         self.table.free(slots[self.table.first_id[slots] == group.first_id])

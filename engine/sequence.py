@@ -18,8 +18,7 @@ from engine.batch import I32, I64, U64
 from engine.config import ModelConfig
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import MAX_LOGPROBS, Request, SamplingParams
-
-NO_SLOT = -1
+from engine.prefixes import NO_SLOT, Order, Prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -38,20 +37,33 @@ class SequenceGroup:
     started: int = 0
     """Sequences that were given a slot: the cursor."""
     prefilled: int = 0
-    """Prompt tokens fed by prefill rows."""
+    """Prompt tokens that were cached or fed by prefill rows."""
+    cached: int = 0
+    """Prompt tokens whose state was there already."""
     scored: int = 0
     """Prompt tokens whose scores have been sent."""
-    prefill_slot: int = NO_SLOT
-    """Where the prompt is prefilled: the only sequence's slot, or the prefix that n fork from."""
+    slot: int = NO_SLOT
+    """Of the only sequence, while its prompt is prefilled."""
+    state_slot: int = NO_SLOT
+    """Where the state after the prefilled tokens is."""
+    prefix: Prefix | None = None
+    """What the sequences fork from: the prompt without its last token. None: the only sequence's
+    prompt is prefilled in its own slot."""
+    fills: list[Prefix] = field(default_factory=list)
+    """Prefixes that its prefill is still to make, the shortest first."""
+    pinned: list[Prefix] = field(default_factory=list)
+    """Prefixes that it reads, writes, or is to read."""
+    awaited: Prefix | None = None
+    """What another request is to make before this one begins."""
     unforked: int = 0
-    """Started sequences whose first step, which reads the prefix slot, is still to come."""
+    """Started sequences whose first step, which reads the prefix, is still to come."""
     stop_row: int = -1
     """Row of the stop table, from the first slot on."""
     slots: list[I32] = field(default_factory=list)
     """Slots that it was given; some may have been given back, and be others' by now."""
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> Order:
         """Served first is largest: higher priority, then earlier arrival."""
         return (self.request.priority, -self.first_id)
 
@@ -66,8 +78,17 @@ class SequenceGroup:
 
     @property
     def needs_prefix(self) -> bool:
-        """More than one sequence shares a prefill: it needs a slot of its own to fork from."""
+        """More than one sequence shares a prefill: it cannot be made in a sequence's slot."""
         return self.request.params.n > 1 and len(self.prompt) > 1
+
+    @property
+    def next_stop(self) -> int:
+        """Where the row that goes on with the prefill ends at the latest."""
+        return self.fills[0].length if self.fills else len(self.prompt) - 1
+
+    @property
+    def is_scored(self) -> bool:
+        return self.request.params.prompt_logprobs is not None
 
 
 class Line:
@@ -98,7 +119,7 @@ class Line:
             del self._groups[index]
 
 
-def _order(group: SequenceGroup) -> tuple[int, int]:
+def _order(group: SequenceGroup) -> Order:
     return group.order
 
 

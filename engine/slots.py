@@ -1,8 +1,9 @@
 """SlotTable: what the host keeps per slot, as arrays; StopSets: which tokens end a sequence.
 
 A slot is one row of the device's state pool. Here is who owns it and what its next decode row will
-say: that is a function of its position, and nothing else moves from take to free. Knows no order
-of service and no device. Keeps: a slot is free, a prefix, or owned by exactly one sequence.
+say: that is a function of its position, and nothing else moves from take to free; the rows behind
+these are those of `engine.prefixes`. Knows no order of service and no device. Keeps: a slot is free
+or owned by exactly one sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from engine.history import History
 from engine.sequence import SequenceGroup, sample_seeds
 
 FREE = -1
-PREFIX = -2
 """In place of a sequence id. An id is never used again, so it tells a slot's owners apart."""
 NO_LOGPROBS = -1
 """In place of a number of alternatives: not even the chosen token's is wanted."""
@@ -31,12 +31,11 @@ class SlotTable:
         self.num_slots = num_slots
         self.n_ctx = n_ctx
         self.num_free = num_slots
-        self.num_prefix = 0
         self.num_streaming = 0  # owned slots with Outputs after each step
         self.num_asking = 0  # owned slots whose tokens want alternatives
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # i32, a stack
         # Who owns the slot.
-        self.sequence_id = np.full(num_slots, FREE, np.int64)  # i64, or FREE, or PREFIX
+        self.sequence_id = np.full(num_slots, FREE, np.int64)  # i64, or FREE
         self.first_id = np.full(num_slots, FREE, np.int64)  # i64 of the owner's group, or FREE
         # The next decode row.
         self.is_running = np.zeros(num_slots, np.bool_)  # bool: has a next decode row
@@ -67,15 +66,7 @@ class SlotTable:
 
     @property
     def num_owned(self) -> int:
-        return self.num_slots - self.num_free - self.num_prefix
-
-    def take_prefix(self, first_id: int) -> int:
-        """A slot for a prompt that several sequences will fork from."""
-        slot = int(self._take(1)[0])
-        self.sequence_id[slot] = PREFIX
-        self.first_id[slot] = first_id
-        self.num_prefix += 1
-        return slot
+        return self.num_slots - self.num_free
 
     def take(self, group: SequenceGroup, count: int) -> I32:
         """Slots for the group's next `count` sequences, with everything their first row needs."""
@@ -88,7 +79,7 @@ class SlotTable:
         self.first_id[at] = group.first_id
         first = len(group.prompt) - 1
         self.position[at] = self.first_position[at] = first
-        self.first_read[at] = group.prefill_slot if group.needs_prefix else slots
+        self.first_read[at] = slots if group.prefix is None else group.prefix.slot
         self.first_token[at] = group.prompt[-1]
         self.last_position[at] = first + group.max_outputs - 1
         self.temperature[at] = params.temperature
@@ -108,9 +99,7 @@ class SlotTable:
 
     def free(self, slots: I32 | I64) -> None:
         """Give slots back. What the device holds there needs no cleaning: position 0 ignores it."""
-        owners = self.sequence_id[slots]
-        assert (owners != FREE).all(), "a slot was freed twice"
-        self.num_prefix -= int(np.count_nonzero(owners == PREFIX))
+        assert (self.sequence_id[slots] != FREE).all(), "a slot was freed twice"
         if self.num_streaming:
             self.num_streaming -= int(np.count_nonzero(self.is_streaming[slots]))
             self.is_streaming[slots] = False

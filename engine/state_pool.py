@@ -37,8 +37,8 @@ class StatePool:
             self.last_token = _zeros((num_slots,), np.int32, DType.int32, device)
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"num_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of memory on {device}, "
-                f"which is not free: {error}"
+                f"num_slots + prefix_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of "
+                f"memory on {device}, which is not free: {error}"
             ) from None
 
 
@@ -50,14 +50,16 @@ def slot_bytes(config: ModelConfig) -> int:
 def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
     """`num_slots` if it fits, or, where it is 0, as many as `memory_fraction` of the memory holds.
 
-    A slot counts as if its sequence filled the context. Raises ConfigError if too many are wanted.
+    A slot counts as if its sequence filled the context; `prefix_slots` come on top of them. Raises
+    ConfigError if too many are wanted.
     """
     on_device, on_host = slot_bytes(model), SlotTable(1, model.n_ctx).nbytes
+    for_prefixes = config.prefix_slots * on_device
     if device.is_host:
-        needs = [("memory", on_device + on_host, available_memory())]
+        needs = [("memory", on_device + on_host, available_memory() - for_prefixes)]
     else:
         needs = [
-            ("device memory", on_device, int(device.stats["free_memory"])),
+            ("device memory", on_device, int(device.stats["free_memory"]) - for_prefixes),
             ("host memory", on_host, available_memory()),
         ]
     fitting = min(int(config.memory_fraction * free) // size for _, size, free in needs)
@@ -67,12 +69,13 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
         if num_slots * size > free:
             raise ConfigError(
                 f"num_slots = {num_slots} needs {num_slots * size / GIB:.2f} GiB of {name}, "
-                f"{size:,} bytes a slot; {free / GIB:.2f} GiB are free, which hold {free // size}"
+                f"{size:,} bytes a slot; {free / GIB:.2f} GiB are free besides prefix_slots "
+                f"= {config.prefix_slots}, which hold {max(0, free // size)}"
             )
     log.info(
-        "%d slots: %.2f GiB for states, %d bytes each, and up to %.2f GiB for what they sample, %d",
-        *(num_slots, num_slots * on_device / GIB, on_device),
-        *(num_slots * on_host / GIB, on_host),
+        "%d slots of %d bytes for states (%.2f GiB) and up to %d bytes of the host's (%.2f GiB)",
+        *(num_slots, on_device, num_slots * on_device / GIB),
+        *(on_host, num_slots * on_host / GIB),
     )
     return num_slots
 

@@ -22,7 +22,7 @@ from engine.errors import InvalidRequest, StepFailed
 from engine.messages import PROMPT, Output, Request, SamplingParams
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
-from server.replies import Usage
+from server.replies import PromptTokensDetails, Usage
 from server.sample import Delta, Sample, StopStrings, join
 from server.text import Text
 
@@ -49,6 +49,7 @@ class Generation:
         self._params = _sampling_params(request, text)
         self._samples: dict[int, Sample] = {}  # by choice index, from their first output on
         self._unfinished = [request.n] * len(prompts)
+        self._cached_tokens = [0] * len(prompts)
         self._arrived: asyncio.Queue[tuple[int, Output] | asyncio.Task[None]] = asyncio.Queue()
 
     @property
@@ -59,7 +60,12 @@ class Generation:
     def usage(self) -> Usage:
         """So far."""
         prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
-        return Usage(prompt_tokens, self.completion_tokens, prompt_tokens + self.completion_tokens)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens)),
+        )
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of a choice."""
@@ -129,6 +135,7 @@ class Generation:
                 continue
             if output.finish_reason == "error":
                 raise StepFailed(output.error or "the model produced no finite probabilities")
+            self._cached_tokens[prompt] = output.cached_tokens
             delta = sample.feed(output)
             self.completion_tokens += delta.num_tokens
             fresh.setdefault(delta.index, []).append(delta)

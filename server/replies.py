@@ -38,12 +38,18 @@ class Choice(msgspec.Struct, kw_only=True):
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
 
 
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    """Prompt tokens whose state was kept from an earlier request; they cost nothing."""
+
+
 class Usage(msgspec.Struct):
     """Prompt tokens count once per prompt, completion tokens over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -33,6 +33,8 @@ def make_engine(weights: Weights) -> MakeEngine:
         max_step_rows: int = 8,
         max_step_tokens: int = 64,
         max_waiting: int = 100,
+        prefix_slots: int = 4,
+        prefix_cache: bool = True,
         model: Weights = weights,
     ) -> Engine:
         config = EngineConfig(
@@ -40,8 +42,10 @@ def make_engine(weights: Weights) -> MakeEngine:
             max_step_rows=max_step_rows,
             max_step_tokens=max_step_tokens,
             max_waiting=max_waiting,
+            prefix_slots=prefix_slots,
+            prefix_cache=prefix_cache,
         )
-        runner = NumpyRunner(model, num_slots)
+        runner = NumpyRunner(model, config.num_slots)
         return Engine(model.config, runner, config, model.fingerprint)
 
     return make

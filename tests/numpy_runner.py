@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.batch import F32, FROM_DEVICE, I32, SAMPLED, Batch, Scores, StepResult
-from engine.config import ModelConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.messages import MAX_LOGPROBS
 from engine.random_model import random_tensors
 from engine.weights import LayerWeights, MixerUnit, Weights, fold
@@ -30,13 +30,16 @@ def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:
 
 
 class NumpyRunner:
-    """Runs batches on a pool of `num_slots` slots."""
+    """Runs batches on a pool of `num_slots` slots and `prefix_slots` more."""
 
-    def __init__(self, weights: Weights, num_slots: int) -> None:
+    def __init__(
+        self, weights: Weights, num_slots: int, prefix_slots: int = EngineConfig().prefix_slots
+    ) -> None:
         config = weights.config
         # Rubbish, as on a device: only a host that starts at position 0 never sees it.
-        self._states = np.full((num_slots, config.state_width), np.nan)
-        self._last_token = np.full(num_slots, -9, np.int32)
+        pool_slots = num_slots + prefix_slots
+        self._states = np.full((pool_slots, config.state_width), np.nan)
+        self._last_token = np.full(pool_slots, -9, np.int32)
         self.num_slots = num_slots
         self._weights = weights
         self._launched: deque[NumpyLaunched] = deque()

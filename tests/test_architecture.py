@@ -19,11 +19,13 @@ ENGINE_ORDER = (
     "messages",
     "batch",
     "metrics",
+    "prefixes",
     "sequence",
     "history",
     "slots",
     "assembly",
     "outputs",
+    "prefill",
     "scheduler",
     "tensors",
     "tensor_file",
@@ -54,6 +56,7 @@ ENGINE_ORDER = (
     "bench.prefill",
     "bench.host",
     "bench.simulate",
+    "bench.prefix",
     "__main__",
 )
 """A file of engine/ imports only files before it."""

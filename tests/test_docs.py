@@ -24,6 +24,7 @@ from engine.bench.burst import LoadConfig
 from engine.bench.host import HostBenchConfig
 from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
+from engine.bench.prefix import PrefixBenchConfig
 from engine.bench.simulate import SimulationConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
@@ -58,6 +59,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Prefill benchmark": (PrefillBenchConfig,),
     "Host benchmark": (HostBenchConfig,),
     "Simulation": (SimulationConfig,),
+    "Prefix benchmark": (PrefixBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Precompilation": (PrecompileConfig,),

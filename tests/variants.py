@@ -72,7 +72,7 @@ def _head(config: ModelConfig, tensors: dict[str, F64], h: int, x: F64) -> F64:
         for stage in (0, 2):
             alpha, beta = (tensors[f"{prefix}{stage}.{name}"][0] for name in ("weight", "bias"))
             y: F64 = _column(alpha, 1.0, length) @ x + beta[:length, None]
-            x = y / (1 + np.exp(-y))
+            x = y * (1 + np.tanh(y / 2)) / 2  # SiLU, without an overflow
         return y
     if config.mixer == "parallel":
         alpha = tensors["mixer_heads.weight"][h : h + 1]

@@ -24,7 +24,7 @@ from engine.runner import ModelRunner
 def settings_for(batch_size: int) -> EngineConfig:
     """Of an engine that decodes so many sequences in every step."""
     return EngineConfig(
-        num_slots=batch_size + 2, max_step_rows=batch_size, max_step_tokens=2 * batch_size
+        num_slots=batch_size, max_step_rows=batch_size, max_step_tokens=2 * batch_size
     )
 
 

@@ -147,7 +147,9 @@ class Load:
         self.scheduler = Scheduler(
             MODEL,
             EngineConfig(
-                num_slots=running + running // samples + 2,
+                num_slots=running,
+                prefix_slots=running // samples + 2,
+                prefix_cache=False,  # all prompts are the same
                 max_step_rows=rows,
                 max_step_tokens=2 * rows + PROMPT_LENGTH * running,
                 max_waiting=2 * running + samples,

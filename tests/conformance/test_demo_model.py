@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import httpx
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer
 from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.engine import Engine
-from engine.messages import Request, SamplingParams
+from engine.messages import Output, Request, SamplingParams
 from engine.runner import ModelRunner
 from tests.serving import Server
 from training.tasks import problems, reward
@@ -59,10 +60,15 @@ def test_5000_samples_come_of_one_prefill_in_flat_memory(demo_server: Server) ->
         assert {choice["finish_reason"] for choice in choices} <= {"stop", "length"}
         return [choice["text"] for choice in choices]
 
+    prefilled = demo_server.metric("srm_engine_prefill_tokens_total")
+    cached = demo_server.metric("srm_engine_cached_tokens_total")
     first = sample()
-    prefilled, memory = demo_server.metric("srm_engine_prefill_tokens_total"), _memory(demo_server)
+    memory = _memory(demo_server)
     assert sample() == first
-    assert demo_server.metric("srm_engine_prefill_tokens_total") - prefilled == tokens - 1
+    prefilled = demo_server.metric("srm_engine_prefill_tokens_total") - prefilled
+    cached = demo_server.metric("srm_engine_cached_tokens_total") - cached
+    assert prefilled + cached == 2 * (tokens - 1)
+    assert prefilled <= tokens - 1  # shared with problems before, if anything
     for _ in range(3):
         sample()
     assert _memory(demo_server) < 1.05 * memory
@@ -118,6 +124,34 @@ def test_a_sample_is_the_same_alone_and_among_2000_others(engine: Engine) -> Non
     for index in (0, 1, 499, 999):
         first = SamplingParams(n=index + 1, max_tokens=48, seed=11)
         assert _tokens(engine, {"few": (prompt, first)})["few"][index] == quiet[index]
+
+
+def test_a_kept_state_changes_no_bit(engine: Engine) -> None:
+    """Tokens and log-probabilities of few-shot prompts, fed whole and from kept states."""
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    texts = [problem.prompt for problem in islice(problems("held-out", 12), 40)]
+    prompts = [
+        tokenizer.encode(text).ids
+        for header in (texts[0] + texts[1], texts[0] + texts[2])
+        for text in ["", *(header + text[: 7 * i] for i, text in enumerate(texts[3:], 1))]
+    ]
+    params = SamplingParams(n=2, max_tokens=24, logprobs=5)
+    config = EngineConfig(num_slots=256, max_step_rows=200, max_step_tokens=217)
+    off = msgspec.structs.replace(config, prefix_slots=100, prefix_cache=False)
+    few = msgspec.structs.replace(config, prefix_slots=20)
+    for prefix_config in (config, few):
+        kept, fed = (
+            Engine(engine._model, engine._runner, one).generate(prompts, params)
+            for one in (prefix_config, off)
+        )
+        lengths = [outputs[0].cached_tokens for outputs in kept]
+        assert sum(lengths) > 0.5 * sum(map(len, prompts))
+        assert len(set(lengths)) > 2
+        assert [[_uncached(one) for one in outputs] for outputs in kept] == fed
+
+
+def _uncached(output: Output) -> Output:
+    return msgspec.structs.replace(output, cached_tokens=0)
 
 
 def _tokens(

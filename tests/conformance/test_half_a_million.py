@@ -25,7 +25,7 @@ COMPARED = (0, 123, 499)
 ROWS = 65_536
 """Of a step: the sequences take turns."""
 CONFIG = EngineConfig(
-    num_slots=TOTAL + NUM_REQUESTS,  # a prefix for each prompt
+    num_slots=TOTAL,
     max_step_rows=ROWS,
     max_step_tokens=ROWS + 4_096,
     max_waiting=TOTAL,

@@ -61,13 +61,32 @@ def test_choices_are_in_the_order_of_prompts_and_samples(server: Server) -> None
 
 
 def test_usage_counts_prompts_once_and_all_choices(server: Server) -> None:
-    answer = complete(server, prompt=[[0, 5], [0, 5, 6]], n=4, max_tokens=7, ignore_eos=True)
+    answer = complete(server, prompt=[[7, 5], [7, 5, 6]], n=4, max_tokens=7, ignore_eos=True)
     assert answer["usage"] == {
         "prompt_tokens": 5,
         "completion_tokens": 56,
         "total_tokens": 61,
+        "prompt_tokens_details": {"cached_tokens": 1},
     }
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+
+
+def test_a_prompt_that_begins_like_an_earlier_one_is_fed_from_there_on(server: Server) -> None:
+    names = ("cached_tokens", "prefix_hits", "prefill_tokens")
+    before = {name: server.metric(f"srm_engine_{name}_total") for name in names}
+    header = [8, *range(2, 22)]
+    sampling = {"n": 3, "max_tokens": 5, "ignore_eos": True, "seed": 2, "return_token_ids": True}
+    prompts = [[*header, 5, 6], [*header, 5, 6], [*header, 9, 9], [*header, 6, 5, 4]]
+    answers = [complete(server, prompt=prompt, **sampling) for prompt in prompts]
+    answers.append(complete(server, prompt=prompts[0], echo=True, logprobs=0, **sampling))
+    assert [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers] == [
+        0, 22, 0, 21, 0,
+    ]  # fmt: skip
+    samples = [[one["token_ids"] for one in answer["choices"]] for answer in answers]
+    assert samples[0] == samples[1] == samples[4] != samples[2]
+    grown = {name: server.metric(f"srm_engine_{name}_total") - before[name] for name in names}
+    assert grown == {"cached_tokens": 43, "prefix_hits": 2, "prefill_tokens": 22 + 22 + 2 + 22}
+    assert server.metric("srm_engine_prefixes") >= 4
 
 
 def test_text_and_token_prompts_are_the_same_request(server: Server) -> None:
@@ -106,6 +125,8 @@ def test_a_stream_adds_up_to_the_whole(server: Server, fields: dict[str, Any]) -
     whole = complete(server, **fields)
     events = stream(server, stream_options={"include_usage": True}, **fields)
     assert events[-1]["choices"] == []
+    assert events[-1]["usage"].pop("prompt_tokens_details")["cached_tokens"] >= 0
+    assert whole["usage"].pop("prompt_tokens_details")["cached_tokens"] >= 0
     assert events[-1]["usage"] == whole["usage"]
     assert all(event["usage"] is None for event in events[:-1])
     assert len({event["id"] for event in events}) == 1

@@ -1,20 +1,23 @@
 """The engine under any order of add, abort and both ways to step holds its invariants.
 
 1. Every accepted request gets exactly one terminal Output per sample, unless it was aborted.
-2. free + prefix + owned = num_slots, and a slot has at most one owner.
+2. free + owned = num_slots, free + kept + pinned = prefix_slots, and a slot has one owner at most.
 3. A token depends on weights, prompt, params, seed and position only: each sample equals that of an
    engine which runs this request alone, one plain step after the other.
 4. `step` and `step_overlapped` give the same tokens: both are mixed here, only one is used there.
 5. The scheduler is deterministic: the same calls give the same batches; a twin follows along.
 6. Scores do not depend on chunks and company either, every prompt token but the first is scored
    once and in order before any sample speaks, and scoring changes no sample.
+7. A kept state changes no bit: many prompts here begin alike, and the engine of 3 keeps nothing.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -34,7 +37,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest, Overloaded
 from engine.messages import PROMPT, Output, Request, SamplingParams, join
-from engine.slots import FREE, PREFIX
+from engine.prefixes import NO_SLOT, Prefix
+from engine.slots import FREE
 from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
 
 WEIGHTS = tiny_weights()
@@ -55,16 +59,26 @@ params = st.builds(
     logprobs=st.sampled_from([None, None, 0, 1, 20]),
     prompt_logprobs=st.sampled_from([None, None, 0, 3]),
 )
+HEADERS = np.random.default_rng(1).integers(0, 31, (2, TINY.n_ctx)).tolist()
+HEADERS[1][:20] = HEADERS[0][:20]
+alike = st.builds(
+    lambda header, length, rest: header[:length] + rest,
+    st.sampled_from(HEADERS),
+    st.sampled_from([3, 18, 21, 40, 60]),
+    st.lists(st.integers(0, 1), max_size=3),
+)
 prompts = st.one_of(
-    st.lists(tokens, min_size=1, max_size=12), st.lists(tokens, min_size=58, max_size=TINY.n_ctx)
+    st.lists(tokens, min_size=1, max_size=12),
+    st.lists(tokens, min_size=58, max_size=TINY.n_ctx),
+    alike,
 )
 
 
 class RecordingRunner(NumpyRunner):
     """Keeps what was launched."""
 
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(WEIGHTS, num_slots)
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(WEIGHTS, config.num_slots, config.prefix_slots)
         self.batches: list[Batch] = []
 
     def launch(self, batch: Batch) -> NumpyLaunched:
@@ -74,9 +88,14 @@ class RecordingRunner(NumpyRunner):
 
 def alone(request: Request) -> dict[int, Output]:
     """All that is said of the prompt and of each sample by an engine that does nothing else."""
-    num_slots = request.params.n + 1
-    config = EngineConfig(num_slots=num_slots, max_step_rows=64, max_step_tokens=128)
-    engine = Engine(TINY, NumpyRunner(WEIGHTS, num_slots), config)
+    config = EngineConfig(
+        num_slots=request.params.n,
+        prefix_slots=1,
+        prefix_cache=False,
+        max_step_rows=64,
+        max_step_tokens=128,
+    )
+    engine = Engine(TINY, NumpyRunner(WEIGHTS, config.num_slots, config.prefix_slots), config)
     emit: Literal["final", "delta"] = "delta" if request.params.logprobs else "final"
     engine.add(msgspec.structs.replace(request, emit=emit))
     outputs: defaultdict[int, list[Output]] = defaultdict(list)
@@ -92,18 +111,25 @@ class EngineMachine(RuleBasedStateMachine):
         max_step_rows=st.integers(1, 5),
         spare_tokens=st.integers(1, 12),
         max_waiting=st.integers(6, 30),
+        prefix_slots=st.integers(1, 5),
     )
     def start(
-        self, num_slots: int, max_step_rows: int, spare_tokens: int, max_waiting: int
+        self,
+        num_slots: int,
+        max_step_rows: int,
+        spare_tokens: int,
+        max_waiting: int,
+        prefix_slots: int,
     ) -> None:
         config = EngineConfig(
             num_slots=num_slots,
             max_step_rows=max_step_rows,
             max_step_tokens=max_step_rows + spare_tokens,
             max_waiting=max_waiting,
+            prefix_slots=prefix_slots,
         )
         self.config = config
-        self.runner, self.twin_runner = RecordingRunner(num_slots), RecordingRunner(num_slots)
+        self.runner, self.twin_runner = RecordingRunner(config), RecordingRunner(config)
         self.engine = Engine(TINY, self.runner, config)
         self.twin = Engine(TINY, self.twin_runner, config)
         self.requests: dict[str, Request] = {}
@@ -133,7 +159,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert waiting + params.n > self.config.max_waiting
         except InvalidRequest as error:
             if error.param == "n":
-                assert params.n > self.config.max_waiting or self.config.num_slots == 1
+                assert params.n > self.config.max_waiting
             elif error.param == "max_tokens":
                 assert params.prompt_logprobs is None or len(prompt) == 1
             else:
@@ -141,6 +167,13 @@ class EngineMachine(RuleBasedStateMachine):
         else:
             self.twin.add(request)
             self.requests[request.id] = request
+
+    @rule(some=st.lists(alike, min_size=2, max_size=5), params=params, data=st.data())
+    def add_alike(self, some: list[list[int]], params: SamplingParams, data: st.DataObject) -> None:
+        for prompt in some:
+            priority, n = data.draw(st.integers(-1, 1)), data.draw(st.integers(1, 3))
+            few = msgspec.structs.replace(params, max_tokens=4, n=n, prompt_logprobs=None)
+            self.add(prompt, few, priority, "delta")
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -179,14 +212,29 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def slots_add_up(self) -> None:
         table = self.engine.scheduler.table
-        assert table.num_free + table.num_prefix + table.num_owned == table.num_slots
+        assert table.num_free + table.num_owned == table.num_slots
         assert table.num_free == np.count_nonzero(table.sequence_id == FREE)
-        assert table.num_prefix == np.count_nonzero(table.sequence_id == PREFIX)
         owners = table.sequence_id[table.sequence_id >= 0]
         assert len(owners) == len(set(owners.tolist())) == table.num_owned
         assert not table.is_running[table.sequence_id < 0].any()
         free = table._free[: table.num_free]
         assert sorted(free.tolist()) == np.flatnonzero(table.sequence_id == FREE).tolist()
+
+    @invariant()
+    def prefixes_add_up(self) -> None:
+        scheduler = self.engine.scheduler
+        prefixes = scheduler.prefixes
+        pins = Counter(chain(*(group.pinned for group in scheduler._by_id.values())))
+        assert all(prefix.pins == count for prefix, count in pins.items())
+        assert len(pins) == prefixes.num_pinned
+        held = [prefix.slot for prefix in chain(pins, prefixes._idle)]
+        first = self.config.num_slots
+        assert sorted(held + prefixes._free) == list(range(first, first + self.config.prefix_slots))
+        listed = set(below(prefixes._root))
+        assert all(prefix in listed and prefix.is_ready for prefix in prefixes._idle)
+        for prefix in listed:
+            assert prefix.slot == NO_SLOT or prefix in pins or prefix in prefixes._idle
+            assert prefix.slot != NO_SLOT or (len(prefix.children) > 1 and not prefix.is_ready)
 
     @invariant()
     def scheduling_is_deterministic(self) -> None:
@@ -207,6 +255,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert (status.running, status.waiting) == (0, 0)
         table = self.engine.scheduler.table
         assert table.num_free == table.num_slots
+        assert self.engine.scheduler.prefixes.num_pinned == 0
+        assert not self.engine.scheduler._prefill._awaiting
         for request in self.requests.values():
             if request.id not in self.aborted:
                 self.compare(request)
@@ -223,7 +273,10 @@ class EngineMachine(RuleBasedStateMachine):
             assert {one.finish_reason for one in said.values()} == {"error"}
         assert said.keys() == expected.keys()
         assert said.keys() - {PROMPT} == set(range(request.params.n))
-        assert all(same(said[index], one) for index, one in expected.items())
+        for index, one in expected.items():
+            assert msgspec.structs.replace(said[index], cached_tokens=0) == one
+            assert said[index].cached_tokens < len(request.prompt_token_ids) // 4
+            assert not said[index].cached_tokens or request.params.prompt_logprobs is None
         assert PROMPT not in said or said[PROMPT].token_ids == request.prompt_token_ids[4:]
         for index in range(request.params.n):
             has_logprobs = request.params.logprobs is not None and bool(said[index].token_ids)
@@ -235,20 +288,17 @@ class EngineMachine(RuleBasedStateMachine):
                 assert is_broken or one.token_ids == said[index].token_ids
 
 
-def same(one: Output, other: Output) -> bool:
-    """Equal but for the last bits of log-probabilities."""
-    names = ("logprobs", "top_logprobs")
-    floats = [
-        [np.frombuffer(getattr(output, name), "<f4") for name in names] for output in (one, other)
-    ]
-    without = [
-        msgspec.structs.replace(output, logprobs=b"", top_logprobs=b"") for output in (one, other)
-    ]
-    return without[0] == without[1] and all(map(np.allclose, *floats))
+def below(prefix: Prefix) -> Iterator[Prefix]:
+    """All nodes of a tree but its root; checks that each is where its tokens say."""
+    for token, child in prefix.children.items():
+        assert child.parent is prefix and child.tokens[prefix.length] == token
+        assert np.array_equal(child.tokens[: prefix.length], prefix.tokens)
+        yield child
+        yield from below(child)
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=200,
+    max_examples=100,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -68,7 +68,10 @@ def test_the_usage_names_every_command(
         (["bench", "simulate", "--tflops=0"], "every setting of a simulation must be above 0"),
         (["bench", "precision", "--problems=0"], "problems must be at least 1, got 0"),
         (["bench", "precision", "--demo-model=none", "--random-widths="], "nothing to do"),
-        (["bench"], "srm bench measures engine, prefill, host, simulate, precision, http; got []"),
+        (
+            ["bench"],
+            "srm bench measures engine, prefill, host, simulate, prefix, precision, http; got []",
+        ),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(

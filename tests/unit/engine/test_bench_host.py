@@ -21,7 +21,7 @@ def test_so_many_sequences_run(samples: int, length: int | None, rows: int) -> N
     load.run(0, 50)
     cost = load.run(0, 30)
     assert cost.steps == 30
-    assert 64 <= load.scheduler.table.num_owned <= 64 + 64 // samples + 2
+    assert 48 <= load.scheduler.table.num_owned <= 64  # those that ended are replaced a step later
     assert cost.rows == 30 * rows if length is None else cost.rows >= 0.8 * 30 * rows
     assert (cost.ended > 0) == (length is not None)
 

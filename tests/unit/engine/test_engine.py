@@ -169,3 +169,16 @@ def test_metrics_count_what_happened(make_engine: MakeEngine, make_request: Make
         assert metric("requests_total", outcome=name) - start == count
     assert metric("num_slots") == metric("free_slots") == 8
     assert metric("running_sequences") == metric("waiting_sequences") == 0
+
+
+def test_kept_prefixes_are_counted(make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    names = ("prefix_hits_total", "cached_tokens_total", "prefix_evictions_total")
+    before = {name: metric(name) for name in names}
+    engine = make_engine(prefix_slots=2)
+    for i, prompt in enumerate(([5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 9], [9, 9], [8, 8])):
+        engine.add(make_request(str(i), prompt=prompt, max_tokens=1))
+        list(drain(engine))
+    assert [metric(name) - before[name] for name in names] == [2, 4, 2]
+    assert metric("prefixes") == 2
+    engine.forget_prefixes()
+    assert metric("prefixes") == 0

@@ -19,7 +19,11 @@ from tests.numpy_runner import TINY, check_batch
 
 
 def make_scheduler(
-    num_slots: int = 8, max_step_rows: int = 8, max_step_tokens: int = 64, max_waiting: int = 100
+    num_slots: int = 8,
+    max_step_rows: int = 8,
+    max_step_tokens: int = 64,
+    max_waiting: int = 100,
+    prefix_slots: int = 4,
 ) -> Scheduler:
     return Scheduler(
         TINY,
@@ -28,6 +32,7 @@ def make_scheduler(
             max_step_rows=max_step_rows,
             max_step_tokens=max_step_tokens,
             max_waiting=max_waiting,
+            prefix_slots=prefix_slots,
         ),
     )
 
@@ -35,7 +40,7 @@ def make_scheduler(
 def scheduled(scheduler: Scheduler) -> Batch:
     batch = scheduler.schedule()
     assert batch is not None
-    check_batch(batch, TINY, scheduler.table.num_slots)
+    check_batch(batch, TINY, scheduler.table.num_slots + scheduler.prefixes.num_slots)
     return batch
 
 
@@ -82,15 +87,17 @@ def test_a_prompt_of_one_token_has_nothing_to_prefill(make_request: MakeRequest)
     batch = scheduled(scheduler)
     assert (batch.num_decode, rows(batch)) == (3, [[5]] * 3)
     assert batch.positions.tolist() == [0, 0, 0]
-    assert scheduler.table.num_prefix == 0
+    assert scheduler.prefixes.num_used == 0
     assert sorted(output.index for output in complete(scheduler, batch)) == [0, 1, 2]
 
 
-def test_samples_fork_from_one_prefix_which_the_last_one_frees(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler(num_slots=4)
+def test_samples_fork_from_one_prefix_until_the_last_one_has(
+    make_request: MakeRequest,
+) -> None:
+    scheduler = make_scheduler(num_slots=3)
     scheduler.add(make_request(n=5, max_tokens=2))
     prefix = int(scheduled(scheduler).write_slots[0])
-    assert (scheduler.table.num_prefix, scheduler.num_waiting) == (1, 5)
+    assert (scheduler.prefixes.num_pinned, scheduler.num_waiting) == (1, 5)
     forks = scheduled(scheduler)
     assert forks.read_slots.tolist() == [prefix] * 3
     assert len({prefix, *forks.write_slots.tolist()}) == 4
@@ -99,10 +106,10 @@ def test_samples_fork_from_one_prefix_which_the_last_one_frees(make_request: Mak
     assert len(step(scheduler)) == 3
     last = scheduled(scheduler)
     assert last.read_slots.tolist() == [prefix] * 2
-    assert scheduler.table.num_prefix == 0  # nobody will read it again
+    assert scheduler.prefixes.num_pinned == 0  # nobody is still to read it
     complete(scheduler, last)
     assert [output.index for output in sorted(step(scheduler), key=lambda o: o.index)] == [3, 4]
-    assert scheduler.table.num_free == 4
+    assert scheduler.table.num_free == 3
 
 
 def test_n_may_be_far_larger_than_the_pool(make_request: MakeRequest) -> None:
@@ -110,7 +117,7 @@ def test_n_may_be_far_larger_than_the_pool(make_request: MakeRequest) -> None:
     scheduler.add(make_request(prompt=[3] * 30, n=50, max_tokens=2))
     prefilled, ended = 0, Counter[int]()
     while (batch := scheduler.schedule()) is not None:
-        check_batch(batch, TINY, 4)
+        check_batch(batch, TINY, 8)
         prefilled += batch.num_tokens - batch.num_decode
         ended.update(output.index for output in complete(scheduler, batch))
     assert prefilled == 29
@@ -175,24 +182,24 @@ def test_priority_comes_before_samples_of_requests_under_way(make_request: MakeR
     assert {output.id for output in step(scheduler)} == {"many"}
 
 
-def test_prefixes_leave_slots_to_fork_into(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler(num_slots=4)
-    for name in "abcd":
-        scheduler.add(make_request(name, n=3, max_tokens=2))
-    scheduled(scheduler)
-    assert scheduler.table.num_prefix == 2
+def test_prompts_of_several_samples_wait_for_prefix_slots(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_slots=4, prefix_slots=2)
+    for token, name in enumerate("abcd", 5):
+        scheduler.add(make_request(name, prompt=[token, 4], n=3, max_tokens=2))
+    assert scheduled(scheduler).num_rows == 2
+    assert scheduler.prefixes.num_pinned == 2
     ended = Counter[str]()
     while (batch := scheduler.schedule()) is not None:
-        check_batch(batch, TINY, 4)
+        check_batch(batch, TINY, 6)
         ended.update(output.id for output in complete(scheduler, batch))
     assert ended == Counter(dict.fromkeys("abcd", 3))
 
 
 def test_a_blocked_prefix_does_not_hold_up_forks_behind_it(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler(num_slots=2)
+    scheduler = make_scheduler(num_slots=1, prefix_slots=1)
     scheduler.add(make_request("low", n=3, max_tokens=2))
     scheduled(scheduler)
-    scheduler.add(make_request("high", n=3, max_tokens=2, priority=9))
+    scheduler.add(make_request("high", prompt=[8, 9], n=3, max_tokens=2, priority=9))
     ended = [output.id for _ in range(20) if (batch := scheduler.schedule()) is not None
              for output in complete(scheduler, batch)]  # fmt: skip
     assert ended == ["low"] * 3 + ["high"] * 3
@@ -271,20 +278,21 @@ def test_the_last_token_is_told_from_the_batch_not_the_table(make_request: MakeR
 
 
 def test_abort_frees_everything_at_once_wherever_the_request_is(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler(num_slots=4, max_step_rows=4, max_step_tokens=5)
+    scheduler = make_scheduler(num_slots=3, max_step_rows=4, max_step_tokens=5)
     scheduler.add(make_request("forking", n=9, prompt=[3, 4]))
     step(scheduler)
     step(scheduler)
     scheduler.add(make_request("waiting", n=2))
     assert scheduler.abort("forking")
-    assert (scheduler.table.num_free, scheduler.num_waiting) == (4, 2)
+    assert (scheduler.table.num_free, scheduler.num_waiting) == (3, 2)
     assert scheduler.abort("waiting")
     for n in (1, 2):
-        scheduler.add(make_request("prefilling", n=n, prompt=[3] * 30))
+        scheduler.add(make_request("prefilling", n=n, prompt=[8] * 30))
         step(scheduler)
-        assert scheduler.table.num_free == 3
+        assert (scheduler.table.num_owned, scheduler.prefixes.num_pinned) == (n == 1, 1)
         assert scheduler.abort("prefilling")
-        assert (scheduler.table.num_free, scheduler.num_waiting) == (4, 0)
+        assert (scheduler.table.num_owned, scheduler.prefixes.num_pinned) == (0, 0)
+        assert scheduler.num_waiting == 0
     assert not scheduler.abort("prefilling")
     assert scheduler.schedule() is None
     assert scheduler.request_ids() == []
@@ -365,13 +373,12 @@ def test_a_full_queue_is_refused_for_now(make_request: MakeRequest) -> None:
     scheduler.add(make_request("b", n=3, prompt=[5]))
 
 
-def test_one_slot_cannot_hold_a_prefix_and_a_sample(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler(num_slots=1)
-    with pytest.raises(InvalidRequest, match="one slot"):
-        scheduler.add(make_request(n=2))
-    scheduler.add(make_request("a", n=2, prompt=[5], max_tokens=1))
-    scheduler.add(make_request("b", n=1, max_tokens=1))
-    assert [output.id for _ in range(4) for output in step(scheduler)] == ["a", "a", "b"]
+def test_one_slot_serves_any_n(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_slots=1, prefix_slots=1)
+    scheduler.add(make_request("a", n=3, max_tokens=1))
+    scheduler.add(make_request("b", n=2, prompt=[5], max_tokens=1))
+    # The slot would stand idle while the prompt of a is prefilled.
+    assert [output.id for _ in range(5) for output in step(scheduler)] == [*"baaab"]
 
 
 def test_nothing_to_do_is_no_batch() -> None:

@@ -25,7 +25,7 @@ def make_scheduler(num_slots: int = 8, max_step_tokens: int = 64) -> Scheduler:
 def scheduled(scheduler: Scheduler) -> Batch:
     batch = scheduler.schedule()
     assert batch is not None
-    check_batch(batch, TINY, scheduler.table.num_slots)
+    check_batch(batch, TINY, scheduler.table.num_slots + scheduler.prefixes.num_slots)
     return batch
 
 
@@ -101,7 +101,7 @@ def test_every_position_is_scored_once_however_it_is_cut(
     scored: dict[str, list[int]] = {name: [] for name in prompts}
     ended = []
     while (batch := scheduler.schedule()) is not None:
-        check_batch(batch, TINY, 8)
+        check_batch(batch, TINY, 8 + scheduler.prefixes.num_slots)
         assert batch.num_tokens <= max_step_tokens
         for output in complete(scheduler, batch):
             if output.index == PROMPT:
@@ -128,7 +128,8 @@ def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(
         (index, "length", b"") for index in range(n)
     ]
     assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
-    assert scheduler.table.num_prefix == 0
+    assert scheduler.prefixes.num_used == 1  # kept for others
+    assert scheduler.prefixes.num_pinned == 0
 
 
 def test_a_prompt_is_scored_once_whatever_n(make_request: MakeRequest) -> None:

@@ -5,35 +5,34 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.prefixes import Prefix
 from engine.sequence import accept
-from engine.slots import FREE, PREFIX, SlotTable, StopSets
+from engine.slots import FREE, SlotTable, StopSets
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY
 
 
-def test_slots_are_free_prefix_or_owned(make_request: MakeRequest) -> None:
+def test_slots_are_free_or_owned(make_request: MakeRequest) -> None:
     table = SlotTable(8, 64)
     group = accept(make_request(n=5), TINY, 100)
-    group.prefill_slot = table.take_prefix(group.first_id)
     slots = table.take(group, 3)
-    assert (table.num_free, table.num_prefix, table.num_owned) == (4, 1, 3)
-    assert len({group.prefill_slot, *slots.tolist()}) == 4
-    assert table.sequence_id[group.prefill_slot] == PREFIX
+    assert (table.num_free, table.num_owned) == (5, 3)
+    assert len(set(slots.tolist())) == 3
     assert table.sequence_id[slots].tolist() == [100, 101, 102]
-    table.free(np.append(slots, group.prefill_slot))
-    assert (table.num_free, table.num_prefix, table.num_owned) == (8, 0, 0)
+    table.free(slots)
+    assert (table.num_free, table.num_owned) == (8, 0)
     assert (table.sequence_id == FREE).all()
 
 
 def test_a_taken_slot_says_what_its_first_row_needs(make_request: MakeRequest) -> None:
     table = SlotTable(8, 64)
     group = accept(make_request(prompt=[3, 4, 5], n=4, max_tokens=7, top_k=3), TINY, 0)
-    group.prefill_slot, group.started = 6, 2
+    group.prefix, group.started = Prefix(group.prompt[:-1], slot=60), 2
     slots = table.take(group, 2).astype(np.int64)
     assert table.sequence_id[slots].tolist() == [2, 3]
     assert table.position[slots].tolist() == [2, 2]
     assert table.first_position[slots].tolist() == [2, 2]
-    assert table.first_read[slots].tolist() == [6, 6]
+    assert table.first_read[slots].tolist() == [60, 60]
     assert table.first_token[slots].tolist() == [5, 5]
     assert table.last_position[slots].tolist() == [8, 8]
     assert table.top_k[slots].tolist() == [3, 3]

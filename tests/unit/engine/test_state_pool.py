@@ -39,8 +39,8 @@ def test_a_slot_takes_what_its_arrays_take() -> None:
 
 def test_as_many_slots_as_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_available(monkeypatch, tmp_path, 2**20)
-    half = EngineConfig(memory_fraction=0.5)
-    assert count_slots(half, TINY, CPU()) == 2**19 // SLOT
+    half = EngineConfig(memory_fraction=0.5, prefix_slots=100)
+    assert count_slots(half, TINY, CPU()) == (2**20 - 100 * slot_bytes(TINY)) // 2 // SLOT
     set_available(monkeypatch, tmp_path, 2**40)
     assert count_slots(half, TINY, CPU()) == CPU_SLOTS
     assert count_slots(EngineConfig(num_slots=10**6), TINY, CPU()) == 10**6
@@ -50,7 +50,7 @@ def test_too_many_slots_are_refused_with_numbers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     set_available(monkeypatch, tmp_path, 2**30)
-    fitting = 2**30 // SLOT
+    fitting = (2**30 - EngineConfig().prefix_slots * slot_bytes(TINY)) // SLOT
     assert count_slots(EngineConfig(num_slots=fitting), TINY, CPU()) == fitting
     expected = f"num_slots = {fitting + 1} needs 1.00 GiB of memory, {SLOT} bytes a slot; 1.00 GiB"
     with pytest.raises(ConfigError, match=re.escape(expected)):
