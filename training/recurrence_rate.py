@@ -53,22 +53,19 @@ def _rates(name: str, model: Recurrence, step: Step, task: Task) -> dict[str, An
     batches, first_steps_s = [], 0.0
     for batch_size in task.batch_sizes:
         started = time.perf_counter()
-        _decode(model, step, batch_size, steps=1, seconds=0)
+        _decode(model, step, batch_size, seconds=0)
         first_steps_s += time.perf_counter() - started
-        rates = [
-            _decode(model, step, batch_size, steps=1, seconds=task.seconds)
-            for _ in range(task.repetitions)
-        ]
+        rates = [_decode(model, step, batch_size, task.seconds) for _ in range(task.repetitions)]
         batches.append({"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates})
     return {"by": name, "first_steps_s": first_steps_s, "batches": batches}
 
 
-def _decode(model: Recurrence, step: Step, batch_size: int, steps: int, seconds: float) -> float:
-    """Tokens a second of at least so many steps and seconds."""
+def _decode(model: Recurrence, step: Step, batch_size: int, seconds: float) -> float:
+    """Tokens a second of steps for at least so long, one step at least."""
     state, tokens = model.empty_state(batch_size), torch.zeros(batch_size, dtype=torch.int64)
     positions = torch.arange(model.config.n_ctx)[:, None]
     done, started = 0, time.perf_counter()
-    while done < steps or time.perf_counter() - started < seconds:
+    while not done or time.perf_counter() - started < seconds:
         tokens = step(tokens, state, positions[done % len(positions)])
         done += 1
     return done * batch_size / (time.perf_counter() - started)

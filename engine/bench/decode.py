@@ -22,9 +22,12 @@ from engine.runner import ModelRunner
 
 
 def settings_for(batch_size: int) -> EngineConfig:
-    """Of an engine that decodes so many sequences in every step."""
+    """Of an engine that decodes so many sequences in every step, and feeds every prompt anew."""
     return EngineConfig(
-        num_slots=batch_size, max_step_rows=batch_size, max_step_tokens=2 * batch_size
+        num_slots=batch_size,
+        prefix_cache=False,
+        max_step_rows=batch_size,
+        max_step_tokens=2 * batch_size,
     )
 
 
