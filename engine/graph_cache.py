@@ -1,8 +1,8 @@
 """Compiled step graphs on disk: compile once per model shape and machine, read ever after.
 
-The key covers everything a compiled graph depends on: the model's shape, the sources of graph and
-kernels, the MAX version, the device and the processor. A file that cannot be read is compiled anew
-and replaced. Knows no weights: they are bound later.
+The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
+graph and kernels, the MAX version, the device and the processor. A file that cannot be read is
+compiled anew and replaced. Knows no weights: they are bound later.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from max.driver import Device
+from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, read
 
 from engine import kernels, linear, messages, model
@@ -32,17 +33,17 @@ PROGRESS_EVERY_S = 5.0
 
 
 def load_or_compile(
-    session: InferenceSession, config: ModelConfig, device: Device, folder: Path
+    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device, folder: Path
 ) -> CompiledModel:
     """The step graph of this model shape for this device, from `folder` where it is there."""
-    path = cache_path(config, device, folder)
+    path = cache_path(config, dtype, device, folder)
     if path.exists():
         try:
             return read(path)
         except (ValueError, RuntimeError, OSError) as error:
             log.warning("cannot read the compiled graph %s (%s): compiling again", path, error)
     with _progress("compiling the step graph, once for this model shape"):
-        compiled = session.compile(build_step_graph(config, device))
+        compiled = session.compile(build_step_graph(config, dtype, device))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -55,11 +56,11 @@ def load_or_compile(
     return compiled
 
 
-def cache_path(config: ModelConfig, device: Device, folder: Path) -> Path:
+def cache_path(config: ModelConfig, dtype: DType, device: Device, folder: Path) -> Path:
     """Where the graph is kept: the name holds a digest of all that a compiled graph depends on."""
     target = (device.label, device.architecture_name if not device.is_host else _processor())
     digest = hashlib.sha256(
-        repr((graph_shape(config), target, importlib.metadata.version("max"))).encode()
+        repr((graph_shape(config, dtype), target, importlib.metadata.version("max"))).encode()
     )
     modules = (kernels, linear, messages, model)
     sources = [Path(module.__file__ or "") for module in modules]

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 from max import driver
+from max.dtype import DType
 from max.engine import InferenceSession
 
-from engine.config import Mixer, ModelConfig, load
+from engine.config import AUTO_DTYPES, Mixer, ModelConfig, load
 from engine.graph_cache import cache_path, load_or_compile
 
 
@@ -75,8 +76,9 @@ def virtual_gpu(config: PrecompileConfig) -> driver.Device:
 def precompile(config: PrecompileConfig) -> Path:
     """Compile into `config.output`, unless it is there already; returns the file."""
     device, model = virtual_gpu(config), config.model()
-    load_or_compile(InferenceSession(devices=[device]), model, device, config.output)
-    return cache_path(model, device, config.output)
+    dtype = DType[AUTO_DTYPES["gpu"]]
+    load_or_compile(InferenceSession(devices=[device]), model, dtype, device, config.output)
+    return cache_path(model, dtype, device, config.output)
 
 
 def main(argv: list[str]) -> int:
