@@ -22,6 +22,7 @@ from engine.batch import NO_SCORES, Batch, Scores, StepResult
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.graph_cache import load_or_compile
+from engine.libc import keep_freed_memory, let_timers_be_late
 from engine.linear import pack_linear, round_bfloat16
 from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
 from engine.state_pool import StatePool
@@ -47,6 +48,7 @@ class ModelRunner:
     """The `Runner` that serves: MAX on a CPU or a GPU."""
 
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
+        keep_freed_memory()
         self.device = open_device(config.device)
         self.dtype = DType[config.compute_dtype]
         self._session = InferenceSession(devices=[self.device])
@@ -55,7 +57,9 @@ class ModelRunner:
         )
         self.load_weights(weights)
         self._pool = StatePool(weights.config, config.num_slots, self.device)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="step", initializer=let_timers_be_late
+        )
 
     def launch(self, batch: Batch) -> LaunchedStep:
         return LaunchedStep(self._thread.submit(self._run, batch))

@@ -36,6 +36,7 @@ ENGINE_ORDER = (
     "model",
     "state_pool",
     "graph_cache",
+    "libc",
     "runner",
     "engine",
     "process",

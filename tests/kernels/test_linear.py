@@ -45,6 +45,12 @@ HALF_ULP = 2.0**-8
 """What rounding to bfloat16 may change, relative."""
 
 
+def widen(bits: Array) -> F32:
+    """The float32 that bits of bfloat16 mean."""
+    wide = bits.astype(np.uint32) << 16
+    return wide.view(np.float32)
+
+
 @dataclass(frozen=True)
 class Kind:
     """How numbers are kept and multiplied."""
@@ -61,7 +67,7 @@ class Kind:
         values = np.asarray(values, np.float32)
         if self.dtype == DType.float32:
             return values
-        return (round_bfloat16(values).astype(np.uint32) << 16).view(np.float32)
+        return widen(round_bfloat16(values))
 
     def upload(self, values: F32) -> Buffer:
         values = np.ascontiguousarray(values, np.float32)
@@ -157,7 +163,7 @@ def fetch(buffer: Buffer) -> F32:
     if buffer.dtype == DType.float32:
         return np.asarray(buffer.to_numpy(), np.float32)
     bits = buffer.view(DType.uint16, buffer.shape).to_numpy()
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return widen(bits)
 
 
 def multiply(model: Model, kind: Kind, name: str, operands: list[F32]) -> F32:
