@@ -17,7 +17,7 @@ def keep_freed_memory() -> None:
     """Let the process keep up to 2 GiB that it frees, and take large arrays from there.
 
     A step's activations and logits are freed at its end. By default they go back to the system, and
-    the next step pays for each of their pages anew: a fifth of its time.
+    the next step pays for each of their pages anew: a tenth of its time.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
