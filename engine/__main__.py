@@ -9,7 +9,8 @@ from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, load
 from engine.engine import Engine
 from engine.errors import SRMError
-from engine.memory import collect_rarely, keep_freed_memory
+from engine.libc import keep_freed_memory
+from engine.memory import collect_rarely
 from engine.process import serve
 from engine.runner import ModelRunner
 

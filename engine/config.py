@@ -136,6 +136,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 2 * self.num_layers * (8 + mixing) * self.d_model**2
 
 
+Dtype = Literal["float32", "bfloat16"]
+AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
+"""What `dtype = auto` is on each device."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the engine runs."""
 
@@ -143,6 +148,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder with config.json, model.safetensors and tokenizer.json."""
     device: Literal["cpu", "gpu"] = "cpu"
     """What the model runs on: the processor, or the first GPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights and activations; auto is float32 on a processor, bfloat16 (all there is) on a GPU."""
     num_slots: int = 0
     """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
     memory_fraction: float = 0.9
@@ -174,12 +181,19 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("prefix_slots", "max_step_rows", "max_step_tokens", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if (self.device, self.dtype) == ("gpu", "float32"):
+            raise ValueError("dtype must be auto or bfloat16 where device is gpu, got float32")
         if self.max_step_tokens <= self.max_step_rows:
             raise ValueError("max_step_tokens must be larger than max_step_rows")
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if not self.drain_s >= 0:
             raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """Of weights and activations; states, sums and logits on a CPU are float32 in any case."""
+        return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
 
 
 T = TypeVar("T", bound=msgspec.Struct)

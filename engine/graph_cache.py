@@ -1,8 +1,8 @@
 """Compiled graphs on disk: compile once per model shape and machine, read ever after.
 
-The key covers everything a compiled graph depends on: the model's shape, the sources of graph and
-kernels, the MAX version, the device and the processor. A file that cannot be read is compiled anew
-and replaced. Knows no weights: they are bound later.
+The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
+graph and kernels, the MAX version, the device and the processor. A file that cannot be read is
+compiled anew and replaced. Knows no weights: they are bound later.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from max.driver import Device
+from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, read
 
 from engine import kernels, linear, messages, model
@@ -32,13 +33,13 @@ PROGRESS_EVERY_S = 5.0
 
 
 def load_or_compile(
-    session: InferenceSession, config: ModelConfig, device: Device, folder: Path
+    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device, folder: Path
 ) -> CompiledModel:
     """The step graph of this model shape for this device, from `folder` where it is there."""
     return cached(
         "step",
-        graph_shape(config),
-        lambda: session.compile(build_step_graph(config, device)),
+        graph_shape(config, dtype),
+        lambda: session.compile(build_step_graph(config, dtype, device)),
         device,
         folder,
     )

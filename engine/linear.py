@@ -1,9 +1,9 @@
 """Matrix product and layer normalisation as graph operations, the same call on CPU and GPU.
 
-On a CPU they are the Mojo ops `srm_linear` and `srm_layer_norm`: float32, weights packed once on
-the host, and each output element's bits independent of the other rows of the batch. On a GPU they
-are MAX's own kernels on plain [in, out] weights. The graph must have been made with
-`custom_extensions=[KERNELS]`.
+On a CPU they are the Mojo ops `srm_linear` and `srm_layer_norm`: float32 or bfloat16 with float32
+sums, weights packed once on the host, and each output element's bits independent of the other rows
+of the batch. On a GPU they are MAX's own kernels on plain [in, out] weights. The graph must have
+been made with `custom_extensions=[KERNELS]`.
 """
 
 from __future__ import annotations
@@ -11,35 +11,52 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, DimLike, TensorType, TensorValue, ops
 
 from engine.batch import F32
 
+U16 = npt.NDArray[np.uint16]
+
 KERNELS = Path(__file__).resolve().parents[1] / "mojo_kernels" / "srm"
 """The Mojo package of every op; the same place in a source tree and in an installed package."""
 
 PANEL = 32
-"""Columns of a packed panel: PANEL of linear.mojo."""
+"""Columns of a packed panel: PANEL of _tile.mojo."""
 
 EPSILON = 1e-5
 """What torch's LayerNorm adds to the variance."""
 
 
-def pack_linear(weight: F32) -> F32:
-    """Weights [K, N] as panels [ceil(N / PANEL), K, PANEL], the last one padded with zeros."""
-    depth, columns = weight.shape
-    panels = -(-columns // PANEL)
-    padded = np.zeros((depth, panels * PANEL), np.float32)
-    padded[:, :columns] = weight
-    return np.ascontiguousarray(padded.reshape(depth, panels, PANEL).transpose(1, 0, 2))
+def round_bfloat16(values: F32) -> U16:
+    """The bits of the nearest bfloat16, ties to even; numpy has no such type."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
-def linear_shape(in_features: int, out_features: int, on: DeviceRef) -> tuple[int, ...]:
+def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
+    """Weights [K, N] as panels [ceil(N / PANEL), ceil(K / pair), PANEL, pair], padded with zeros.
+
+    `pair` is 1 in float32. In bfloat16, of which these are the bits, it is 2.
+    """
+    values = weight if dtype == DType.float32 else round_bfloat16(weight)
+    depth, columns = values.shape
+    panels, words, _, pair = linear_shape(depth, columns, DeviceRef.CPU(), dtype)
+    padded = np.zeros((words * pair, panels * PANEL), values.dtype)
+    padded[:depth, :columns] = values
+    return np.ascontiguousarray(padded.reshape(words, pair, panels, PANEL).transpose(2, 0, 3, 1))
+
+
+def linear_shape(
+    in_features: int, out_features: int, on: DeviceRef, dtype: DType = DType.float32
+) -> tuple[int, ...]:
     """Shape that `linear` wants of a weight: as `pack_linear` gives it on a CPU, plain on a GPU."""
     if on.is_gpu():
         return (in_features, out_features)
-    return (-(-out_features // PANEL), in_features, PANEL)
+    pair = 4 // dtype.size_in_bytes
+    return (-(-out_features // PANEL), -(-in_features // pair), PANEL, pair)
 
 
 def linear(
@@ -51,17 +68,21 @@ def linear(
     silu: bool = False,
     residual: TensorValue | None = None,
     rows: DimLike | None = None,
+    out_dtype: DType | None = None,
+    widen: bool = False,
 ) -> TensorValue:
     """act(x @ weight + bias) + residual, act being SiLU or nothing.
 
     Args:
-        x: [T, K]; float32 on a CPU.
-        weight: in the shape of `linear_shape(K, out_features, device)`.
+        x: [T, K]; float32 or bfloat16 on a CPU.
+        weight: in the shape of `linear_shape(K, out_features, device, dtype)`, the dtype of x.
         out_features: N.
-        bias: [N].
+        bias: [N], the dtype of x.
         silu: whether SiLU follows the bias.
-        residual: [M, N], added last; not together with SiLU.
+        residual: [M, N], the dtype of the result, added last; not together with SiLU.
         rows: M, where only the first M <= T rows are wanted; a dimension of the graph's inputs.
+        out_dtype: of the result; that of x unless given.
+        widen: whether a CPU that multiplies bfloat16 works as one that cannot; for tests.
 
     Returns:
         [M, N], M = T unless `rows` is given.
@@ -74,6 +95,7 @@ def linear(
         y = ops.matmul(x, weight)
         y = y if bias is None else y + bias
         y = ops.silu(y) if silu else y
+        y = y if out_dtype is None else ops.cast(y, out_dtype)
         return y if residual is None else y + residual
     # The op does not read a tensor it has been told is absent: any will do in its place.
     operands = [x, weight, x if bias is None else bias, x if residual is None else residual]
@@ -81,8 +103,13 @@ def linear(
         "srm_linear",
         x.device,
         operands,
-        [TensorType(DType.float32, [wanted, out_features], x.device)],
-        {"has_bias": bias is not None, "has_residual": residual is not None, "silu": silu},
+        [TensorType(out_dtype or x.dtype, [wanted, out_features], x.device)],
+        {
+            "has_bias": bias is not None,
+            "has_residual": residual is not None,
+            "silu": silu,
+            "widen": widen,
+        },
     )[0].tensor
 
 

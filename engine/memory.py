@@ -5,7 +5,6 @@ What is said here about a process is said once, by the program that it runs.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 from pathlib import Path
@@ -13,10 +12,6 @@ from pathlib import Path
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 """Of a container, its own limit."""
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_KEPT = 2**30  # bytes at the end of the heap that stay
-_LARGE = 2**25  # bytes from which an array has pages of its own; glibc takes no more
 
 
 def available_memory() -> int:
@@ -39,19 +34,6 @@ def _left_in_cgroup() -> int:
     except (OSError, ValueError):
         limit, used = "max", 0
     return int(limit) - used if limit != "max" else 2**63
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep memory that is freed, for the arrays of the next step.
-
-    They are megabytes at many thousand rows. By default the C library gives such memory back and
-    takes it again a step later, and the system maps and clears every page anew: half of the host's
-    time. Other C libraries than glibc are left as they are.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def collect_rarely() -> None:

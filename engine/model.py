@@ -47,8 +47,8 @@ SCORING_INPUTS = {"targets": "head", "score_rows": "scored", "num_top": "scored"
 """Dimension of each, all int32; after the sampling inputs."""
 
 
-def graph_shape(config: ModelConfig) -> tuple[object, ...]:
-    """All of a config that a graph depends on: models that agree in it share a compiled graph."""
+def graph_shape(config: ModelConfig, dtype: DType) -> tuple[object, ...]:
+    """All but the device that a graph depends on: models that agree in it share a compiled one."""
     has_own_graph = config.mixer in {"diagonal", "kernel", "combined", "expanded"}
     return (
         config.d_model,
@@ -59,13 +59,14 @@ def graph_shape(config: ModelConfig) -> tuple[object, ...]:
         config.use_projections,
         config.mixer if has_own_graph else "one unit a layer",
         config.kernel_size,
+        dtype.name,
     )
 
 
 def build_step_graph(
-    config: ModelConfig, device: Device, scope: str = "", module: Module | None = None
+    config: ModelConfig, dtype: DType, device: Device, scope: str = "", module: Module | None = None
 ) -> Graph:
-    """The step of a model of this shape.
+    """The step of a model of this shape, with weights and activations of this dtype.
 
     Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
@@ -83,7 +84,7 @@ def build_step_graph(
         batch = _BatchInputs.of(graph)
         given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
         sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
-        weights = _Weights(config, on, scope)
+        weights = _Weights(config, dtype, on, scope)
         logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
         where = {"positions": batch.positions, "write_slots": batch.write_slots}
         tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
@@ -93,9 +94,9 @@ def build_step_graph(
 
 
 def build_logits_graph(
-    config: ModelConfig, device: Device, scope: str = "", module: Module | None = None
+    config: ModelConfig, dtype: DType, device: Device, scope: str = "", module: Module | None = None
 ) -> Graph:
-    """The same step without the sampler: logits f32[tokens, V] of every token fed.
+    """The same step without the sampler: logits float[tokens, V] of every token fed.
 
     Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed. `scope` and
     `module` are those of `build_step_graph`.
@@ -107,14 +108,9 @@ def build_logits_graph(
         custom_extensions=[KERNELS],
         module=module,
     ) as graph:
-        weights = _Weights(config, on, scope)
+        weights = _Weights(config, dtype, on, scope)
         graph.output(_head(weights, _blocks(weights, _BatchInputs.of(graph))))
     return graph
-
-
-def compute_dtype(on: DeviceRef) -> DType:
-    """Of matrices and activations: bfloat16 on a GPU, float32 on a CPU."""
-    return DType.bfloat16 if on.is_gpu() else DType.float32
 
 
 NUM_BATCH_INPUTS = 7
@@ -162,8 +158,10 @@ def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
 
 
 def _head(weights: _Weights, x: TensorValue, rows: Dim | None = None) -> TensorValue:
+    """Logits: float32 on a CPU; on a GPU of the activations' dtype, which MAX's product gives."""
     width, vocab = weights.config.d_model, weights.config.vocab_size
-    return linear(x, weights.matrix("head", width, vocab), vocab, rows=rows)
+    dtype = x.dtype if weights.on.is_gpu() else DType.float32
+    return linear(x, weights.matrix("head", width, vocab), vocab, rows=rows, out_dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +169,7 @@ class _Weights:
     """Declares the graph's weights under the names of `weights.named_tensors`."""
 
     config: ModelConfig
+    dtype: DType
     on: DeviceRef
     prefix: str = ""
 
@@ -184,10 +183,10 @@ class _Weights:
         return self._declare(name, DType.float32, *shape)
 
     def table(self, name: str, *shape: int) -> TensorValue:
-        return self._declare(name, compute_dtype(self.on), *shape)
+        return self._declare(name, self.dtype, *shape)
 
     def matrix(self, name: str, rows: int, columns: int) -> TensorValue:
-        return self.table(name, *linear_shape(rows, columns, self.on))
+        return self.table(name, *linear_shape(rows, columns, self.on, self.dtype))
 
     def norm(self, name: str, x: TensorValue) -> TensorValue:
         weight, bias = (

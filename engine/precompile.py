@@ -15,10 +15,11 @@ from typing import Literal, NoReturn
 
 import msgspec
 from max import driver
+from max.dtype import DType
 from max.engine import InferenceSession
 
 from engine.checkpoint import read_model
-from engine.config import Mixer, ModelConfig, load
+from engine.config import AUTO_DTYPES, Mixer, ModelConfig, load
 from engine.graph_cache import cache_path, load_or_compile
 from engine.model import graph_shape
 
@@ -86,8 +87,9 @@ def precompile(config: PrecompileConfig) -> Path:
     """Compile into `config.output`, unless it is there already; returns the file."""
     shape = config.shape()
     device = virtual_gpu(config) if config.device == "gpu" else driver.CPU()
-    load_or_compile(InferenceSession(devices=[device]), shape, device, config.output)
-    return cache_path("step", graph_shape(shape), device, config.output)
+    dtype = DType[AUTO_DTYPES[config.device]]
+    load_or_compile(InferenceSession(devices=[device]), shape, dtype, device, config.output)
+    return cache_path("step", graph_shape(shape, dtype), device, config.output)
 
 
 def leave(status: int) -> NoReturn:

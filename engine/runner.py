@@ -22,7 +22,8 @@ from engine.batch import NO_SCORES, Batch, Scores, StepResult
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.graph_cache import load_or_compile
-from engine.linear import pack_linear
+from engine.libc import keep_freed_memory, let_timers_be_late
+from engine.linear import pack_linear, round_bfloat16
 from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
 from engine.state_pool import StatePool, count_slots
 from engine.weights import Weights, named_tensors
@@ -47,16 +48,20 @@ class ModelRunner:
     """The `Runner` that serves: MAX on a CPU or a GPU."""
 
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
+        keep_freed_memory()
         self.device = open_device(config.device)
+        self.dtype = DType[config.compute_dtype]
         self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
-            self._session, weights.config, self.device, config.cache_dir.expanduser()
+            self._session, weights.config, self.dtype, self.device, config.cache_dir.expanduser()
         )
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
         num_slots = self.num_slots + config.prefix_slots
         self._pool = StatePool(weights.config, num_slots, self.device)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="step", initializer=let_timers_be_late
+        )
 
     def launch(self, batch: Batch) -> LaunchedStep:
         return LaunchedStep(self._thread.submit(self._run, batch))
@@ -67,7 +72,7 @@ class ModelRunner:
         States made by the old ones stay in the pool: `Engine.forget_prefixes` before the next step.
         """
         started = time.monotonic()
-        registry = device_weights(weights, self.device)
+        registry = device_weights(weights, self.dtype, self.device)
         self._model: Model = self._session.init(self._compiled, weights_registry=registry)
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
 
@@ -102,24 +107,23 @@ def open_device(kind: str) -> Device:
     return Accelerator()
 
 
-def device_weights(weights: Weights, device: Device) -> dict[str, Buffer]:
+def device_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
     """Every weight by name, in the layout and dtype the step graph declares for this device."""
-    return {name: _device_weight(name, value, device) for name, value in named_tensors(weights)}
+    return {
+        name: _device_weight(name, value, dtype, device) for name, value in named_tensors(weights)
+    }
 
 
-def _device_weight(name: str, value: Array, device: Device) -> Buffer:
+def _device_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
-    if device.is_host:
-        return _upload(pack_linear(value) if kind in MATRICES else value, device)
-    return _upload(value, device) if kind in SCALARS else _upload_bfloat16(value, device)
-
-
-def _upload_bfloat16(value: Array, device: Device) -> Buffer:
-    """float32 rounded to the nearest bfloat16, ties to even; numpy has no such type."""
-    bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    halves = Buffer.from_numpy(rounded.astype(np.uint16))
-    return halves.view(DType.bfloat16, value.shape).to(device)
+    if kind in SCALARS:
+        return _upload(value, device)
+    if device.is_host and kind in MATRICES:
+        value = pack_linear(value, dtype)
+    elif dtype == DType.bfloat16:
+        value = round_bfloat16(value)
+    buffer = _upload(value, device)
+    return buffer.view(dtype, value.shape)  # numpy has no bfloat16, only its bits
 
 
 def _upload(array: Array, device: Device) -> Buffer:

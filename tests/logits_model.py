@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from max.driver import CPU, Buffer
+from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import Module
 
@@ -65,13 +66,16 @@ class LogitsModel:
         return found
 
 
-def compile_logits(models: Mapping[str, Weights]) -> dict[str, LogitsModel]:
+def compile_logits(
+    models: Mapping[str, Weights], dtype: DType = DType.float32
+) -> dict[str, LogitsModel]:
     """All of them at once, in hardly more time than one takes; names are identifiers."""
     device, module = CPU(), Module()
     registry: dict[str, Buffer] = {}
     for name, weights in models.items():
-        graph = build_logits_graph(weights.config, device, f"{name}.", module)
-        registry |= {f"{name}.{k}": v for k, v in device_weights(weights, device).items()}
+        graph = build_logits_graph(weights.config, dtype, device, f"{name}.", module)
+        found = device_weights(weights, dtype, device)
+        registry |= {f"{name}.{k}": value for k, value in found.items()}
     session = InferenceSession(devices=[device])
     compiled = session.compile(module, custom_extensions=graph.kernel_libraries_paths)
     loaded = session.init_all(compiled, weights_registry=registry)

@@ -40,6 +40,7 @@ ENGINE_ORDER = (
     "model",
     "state_pool",
     "graph_cache",
+    "libc",
     "runner",
     "engine",
     "process",

@@ -23,7 +23,8 @@ import numpy as np
 
 from engine.batch import F32, I32, Batch, StepResult
 from engine.config import EngineConfig, ModelConfig, load
-from engine.memory import collect_rarely, keep_freed_memory
+from engine.libc import keep_freed_memory
+from engine.memory import collect_rarely
 from engine.messages import Request, SamplingParams
 from engine.records import RECORDS, new_record, write_record
 from engine.scheduler import Scheduler

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.bench.gemm import GemmPeak, peaks
 from engine.config import DEMO_MODEL, ModelConfig
-from engine.memory import keep_freed_memory
+from engine.libc import keep_freed_memory
 from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record
 

@@ -18,7 +18,7 @@ import msgspec
 from engine.batch import Batch, StepResult
 from engine.bench.host import LEAST_STEPS, Load
 from engine.config import ModelConfig, load
-from engine.memory import keep_freed_memory
+from engine.libc import keep_freed_memory
 from engine.records import RECORDS, new_record, write_record
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, load
 from engine.engine import Engine
-from engine.memory import keep_freed_memory
+from engine.libc import keep_freed_memory
 from engine.messages import SamplingParams
 from engine.records import ROOT
 from engine.runner import ModelRunner

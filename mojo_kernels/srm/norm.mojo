@@ -1,14 +1,14 @@
-"""Layer normalisation on the CPU (`srm_layer_norm`), float32.
+"""Layer normalisation on the CPU (`srm_layer_norm`), computed in float32.
 
     y = (x - mean(x)) / sqrt(variance(x) + EPSILON) * weight + bias      row by row
 
 The variance is the biased one, of the differences from the mean in a pass of its own. A row is
 summed by one core in one order, so its bits do not depend on the other rows.
 
-    y         [T, d]   float32   out
-    x         [T, d]   float32   in
-    weight    [d]      float32   in
-    bias      [d]      float32   in
+    y         [T, d]   any float   out
+    x         [T, d]   as y        in
+    weight    [d]      as y        in
+    bias      [d]      as y        in
 """
 
 import extensibility
@@ -29,12 +29,42 @@ comptime WIDTH = simd_width_of[DType.float32]()
 comptime Vector = SIMD[DType.float32, WIDTH]
 """As many values as a register holds."""
 
-comptime Values = Pointer[Float32, MutAnyOrigin]
-"""Neighbouring values in memory."""
+
+@always_inline
+def load[
+    dtype: DType, //, width: Int
+](values: Pointer[Scalar[dtype], MutAnyOrigin], at: Int) -> SIMD[
+    DType.float32, width
+]:
+    """Read neighbouring values as float32.
+
+    Parameters:
+        dtype: Of the values in memory.
+        width: How many.
+
+    Args:
+        values: The first value of a row.
+        at: Where in the row.
+
+    Returns:
+        The values.
+    """
+    return values.unsafe_load[width=width](at).cast[DType.float32]()
 
 
-def normalise_row(y: Values, x: Values, weight: Values, bias: Values, dim: Int):
+def normalise_row[
+    dtype: DType, //
+](
+    y: Pointer[Scalar[dtype], MutAnyOrigin],
+    x: Pointer[Scalar[dtype], MutAnyOrigin],
+    weight: Pointer[Scalar[dtype], MutAnyOrigin],
+    bias: Pointer[Scalar[dtype], MutAnyOrigin],
+    dim: Int,
+):
     """Normalise one row.
+
+    Parameters:
+        dtype: Of all values.
 
     Args:
         y: The normalised row.
@@ -47,36 +77,34 @@ def normalise_row(y: Values, x: Values, weight: Values, bias: Values, dim: Int):
 
     var sums = Vector(0)
     for i in range(0, whole, WIDTH):
-        sums += x.unsafe_load[width=WIDTH](i)
+        sums += load[WIDTH](x, i)
     var sum = sums.reduce_add()
     for i in range(whole, dim):
-        sum += x[unsafe_offset=i]
+        sum += load[1](x, i)
     var mean = sum / Float32(dim)
 
     var squares = Vector(0)
     for i in range(0, whole, WIDTH):
-        var centred = x.unsafe_load[width=WIDTH](i) - mean
+        var centred = load[WIDTH](x, i) - mean
         squares = centred.fma(centred, squares)
     var square = squares.reduce_add()
     for i in range(whole, dim):
-        var centred = x[unsafe_offset=i] - mean
+        var centred = load[1](x, i) - mean
         square = centred.fma(centred, square)
     var scale = 1 / sqrt(square / Float32(dim) + EPSILON)
 
+    @always_inline
+    def normalise[width: Int](i: Int) {imm}:
+        var centred = load[width](x, i) - mean
+        var value = (centred * scale).fma(
+            load[width](weight, i), load[width](bias, i)
+        )
+        y.unsafe_store(i, value.cast[dtype]())
+
     for i in range(0, whole, WIDTH):
-        var centred = x.unsafe_load[width=WIDTH](i) - mean
-        y.unsafe_store(
-            i,
-            (centred * scale).fma(
-                weight.unsafe_load[width=WIDTH](i),
-                bias.unsafe_load[width=WIDTH](i),
-            ),
-        )
+        normalise[WIDTH](i)
     for i in range(whole, dim):
-        var centred = x[unsafe_offset=i] - mean
-        y[unsafe_offset=i] = (centred * scale).fma(
-            weight[unsafe_offset=i], bias[unsafe_offset=i]
-        )
+        normalise[1](i)
 
 
 @extensibility.register("srm_layer_norm")
@@ -87,10 +115,10 @@ struct LayerNorm:
     def execute[
         target: StaticString
     ](
-        y: OutputTensor[dtype=DType.float32, rank=2, ...],
-        x: InputTensor[dtype=DType.float32, rank=2, ...],
-        weight: InputTensor[dtype=DType.float32, rank=1, ...],
-        bias: InputTensor[dtype=DType.float32, rank=1, ...],
+        y: OutputTensor[rank=2, ...],
+        x: InputTensor[dtype=y.dtype, rank=2, ...],
+        weight: InputTensor[dtype=y.dtype, rank=1, ...],
+        bias: InputTensor[dtype=y.dtype, rank=1, ...],
         ctx: DeviceContext,
     ):
         """Run the op; shapes are in the module's docstring.

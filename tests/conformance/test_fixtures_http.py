@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from max.dtype import DType
 
 from engine.checkpoint import read_model
 from engine.model import graph_shape
@@ -54,7 +55,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futur
     groups: defaultdict[object, dict[str, Path]] = defaultdict(dict)
     for name in NAMES:
         folder = convert_fixture(name, tmp_path_factory.mktemp(name))
-        groups[graph_shape(read_model(folder).config)][name] = folder
+        groups[graph_shape(read_model(folder).config, DType.float32)][name] = folder
     answers: dict[str, Future[Answers]] = {}
     with ExitStack() as stack:
         pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(os.cpu_count() or 1)]

@@ -54,6 +54,14 @@ def test_what_is_wrong_is_named_with_its_source(
         load(Drawer, argv, environ)
 
 
+def test_dtype_is_what_the_device_can_do() -> None:
+    assert load(EngineConfig, [], {}).compute_dtype == "float32"
+    assert load(EngineConfig, ["--dtype=bfloat16"], {}).compute_dtype == "bfloat16"
+    assert load(EngineConfig, ["--device=gpu"], {}).compute_dtype == "bfloat16"
+    with pytest.raises(ConfigError, match="dtype must be auto or bfloat16 where device is gpu"):
+        load(EngineConfig, ["--device=gpu", "--dtype=float32"], {})
+
+
 def test_part_of_a_flag_is_not_the_flag() -> None:
     with pytest.raises(SystemExit) as left:
         load(EngineConfig, ["--num-slot=9"], {})

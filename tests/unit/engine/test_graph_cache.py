@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from max.driver import CPU
+from max.dtype import DType
 
 from engine.config import ModelConfig
 from engine.graph_cache import cache_path
@@ -17,9 +18,25 @@ MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1
 HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": False}
 
 
-def path(**fields: Any) -> Path:
-    shape = graph_shape(msgspec.structs.replace(MIXED, **fields))
+def path(dtype: DType = DType.float32, **fields: Any) -> Path:
+    shape = graph_shape(msgspec.structs.replace(MIXED, **fields), dtype)
     return cache_path("step", shape, CPU(), Path("graphs"))
+
+
+def test_dtype_and_processor_name_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_text = Path.read_text
+    names = {path(), path(DType.bfloat16)}
+    for flags in ("avx512f avx512_bf16", "avx512f"):
+        cpu = f"processor: 0\nmodel name: X\nflags: {flags}\ncpu MHz: 2600\n"
+        monkeypatch.setattr(
+            Path,
+            "read_text",
+            lambda self, *args, said=cpu, **kwargs: (
+                said if str(self) == "/proc/cpuinfo" else read_text(self, *args, **kwargs)
+            ),
+        )
+        names |= {path(), path(DType.bfloat16)}
+    assert len(names) == 6
 
 
 def test_what_a_graph_does_not_depend_on_does_not_name_it() -> None:
