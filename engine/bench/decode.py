@@ -15,15 +15,19 @@ import numpy as np
 from engine.batch import I32, Batch
 from engine.bench.batches import decode_rows, unsampled_rows
 from engine.bench.models import BenchConfig
-from engine.config import EngineConfig, ModelConfig
+from engine.config import Dtype, EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.messages import Request, SamplingParams
 from engine.runner import ModelRunner
 
 
-def settings_for(batch_size: int) -> EngineConfig:
-    """Of an engine that decodes so many sequences in every step, and feeds every prompt anew."""
+def settings_for(batch_size: int, dtype: Dtype = "float32") -> EngineConfig:
+    """Of an engine that decodes so many sequences in every step, and feeds every prompt anew.
+
+    `dtype` is for its runner.
+    """
     return EngineConfig(
+        dtype=dtype,
         num_slots=batch_size,
         prefix_cache=False,
         max_step_rows=batch_size,

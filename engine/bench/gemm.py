@@ -20,13 +20,15 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
+from engine.batch import F32
 from engine.bench.torch_side import ask_torch, has_torch
-from engine.linear import KERNELS, linear, linear_shape, pack_linear
+from engine.linear import KERNELS, U16, linear, linear_shape, pack_linear, round_bfloat16
 
 ROWS = (256, 1024, 2048)
 SHAPES = ((512, 2048), (1024, 4096))
 KINDS = {
     "srm": (DType.float32, "srm_linear"),
+    "srm_bfloat16": (DType.bfloat16, "srm_linear"),
     "max": (DType.float32, "MAX matmul"),  # which has no fast bfloat16 on a CPU
 }
 """Graphs, and what a record calls them."""
@@ -68,8 +70,9 @@ class GemmPeak:
         weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
         x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
         for name, (dtype, by) in KINDS.items():
-            packed = weight if by == "MAX matmul" else pack_linear(weight)
-            buffers = [Buffer.from_numpy(x), Buffer.from_numpy(packed)]
+            fed = round_bfloat16(x) if dtype == DType.bfloat16 else x
+            packed = weight if by == "MAX matmul" else pack_linear(weight, dtype)
+            buffers = [_buffer(fed, dtype), _buffer(packed, dtype)]
             model = self._models[_graph_name(name, inner, columns)]
             yield by, dtype.name, partial(model.execute, *buffers)
         yield "numpy", "float32", partial(np.matmul, x, weight)
@@ -120,7 +123,7 @@ def _graph_name(name: str, inner: int, columns: int) -> str:
 
 def _add_graph(module: Module, name: str, inner: int, columns: int, dtype: DType) -> Graph:
     on, is_ours = DeviceRef.CPU(), name.startswith("srm")
-    shape = linear_shape(inner, columns, on) if is_ours else (inner, columns)
+    shape = linear_shape(inner, columns, on, dtype) if is_ours else (inner, columns)
     with Graph(
         _graph_name(name, inner, columns),
         input_types=[TensorType(dtype, ["rows", inner], on), TensorType(dtype, shape, on)],
@@ -130,6 +133,10 @@ def _add_graph(module: Module, name: str, inner: int, columns: int, dtype: DType
         x, weight = (value.tensor for value in graph.inputs)
         graph.output(linear(x, weight, columns) if is_ours else ops.matmul(x, weight))
     return graph
+
+
+def _buffer(array: F32 | U16, dtype: DType) -> Buffer:
+    return Buffer.from_numpy(array).view(dtype, array.shape)  # numpy has no bfloat16, only its bits
 
 
 def _seconds(run: Callable[[], object], repetitions: int) -> float:

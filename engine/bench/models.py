@@ -10,19 +10,15 @@ import gc
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from engine.bench.gemm import GemmPeak, peaks
-from engine.config import DEMO_MODEL, ModelConfig
+from engine.config import DEMO_MODEL, Dtype, ModelConfig
 from engine.libc import keep_freed_memory
 from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record
-
-Dtype = Literal["float32", "bfloat16"]
-ENGINE_DTYPES = ("float32",)
-"""What the engine computes in on a CPU."""
 
 
 class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

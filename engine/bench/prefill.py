@@ -26,9 +26,9 @@ from engine.batch import Batch
 from engine.bench.batches import decode_rows, prefill_rows
 from engine.bench.decode import measure_decode, random_tokens, seconds_per_step, settings_for
 from engine.bench.gemm import gemm_table, peak_line, rate_cells, share
-from engine.bench.models import ENGINE_DTYPES, BenchConfig, check_sizes, measure_models
+from engine.bench.models import BenchConfig, check_sizes, measure_models
 from engine.checkpoint import load_checkpoint
-from engine.config import ModelConfig, load
+from engine.config import Dtype, ModelConfig, load
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.records import write_record
@@ -75,16 +75,14 @@ def _measure_model(path: Path, config: PrefillBenchConfig) -> dict[str, Any]:
         "flops_per_token": weights.config.flops_per_token,
         "prefill_flops_per_token": weights.config.prefill_flops_per_token,
         "runs": [
-            {"dtype": dtype} | _measure_engine(weights, config)
-            for dtype in config.dtypes
-            if dtype in ENGINE_DTYPES
+            {"dtype": dtype} | _measure_engine(weights, dtype, config) for dtype in config.dtypes
         ],
     }
 
 
-def _measure_engine(weights: Weights, config: PrefillBenchConfig) -> dict[str, Any]:
+def _measure_engine(weights: Weights, dtype: Dtype, config: PrefillBenchConfig) -> dict[str, Any]:
     model = weights.config
-    runner = ModelRunner(weights, settings_for(config.step_tokens))
+    runner = ModelRunner(weights, settings_for(config.step_tokens, dtype))
     lengths = sorted({min(length, model.n_ctx) for length in config.prompt_lengths})
     sizes = [(length, prompts) for length in lengths for prompts in _counts(length, config)]
     entry = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint import load_checkpoint
-from engine.config import EngineConfig, load
+from engine.config import Dtype, EngineConfig, load
 from engine.engine import Engine
 from engine.libc import keep_freed_memory
 from engine.messages import SamplingParams
@@ -23,15 +23,15 @@ from engine.records import ROOT
 from engine.runner import ModelRunner
 
 
-def measure_startup(model: Path, repetitions: int) -> dict[str, Any]:
+def measure_startup(model: Path, dtype: Dtype, repetitions: int) -> dict[str, Any]:
     """Seconds of one cold start and of several warm ones."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds = [_seconds_to_first_token(model.resolve(), folder) for _ in range(1 + repetitions)]
+        settings = [f"--model={model.resolve()}", f"--dtype={dtype}", f"--cache-dir={folder}"]
+        seconds = [_seconds_to_first_token(settings, folder) for _ in range(1 + repetitions)]
     return {"cold_s": seconds[0], "warm_s": seconds[1:]}
 
 
-def _seconds_to_first_token(model: Path, folder: str) -> float:
-    settings = [f"--model={model}", f"--cache-dir={folder}"]
+def _seconds_to_first_token(settings: list[str], folder: str) -> float:
     started = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, "-m", "engine.bench.startup", *settings],

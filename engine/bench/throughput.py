@@ -15,11 +15,11 @@ import msgspec
 
 from engine.bench.decode import measure_decode, measure_sampler, settings_for
 from engine.bench.gemm import gemm_table, peak_line, rate_cells
-from engine.bench.models import ENGINE_DTYPES, BenchConfig, check_sizes, measure_models
+from engine.bench.models import BenchConfig, check_sizes, measure_models
 from engine.bench.startup import measure_startup
 from engine.bench.torch_side import ask_torch, has_torch, plot_record
 from engine.checkpoint import load_checkpoint
-from engine.config import load
+from engine.config import Dtype, load
 from engine.records import write_record
 from engine.runner import ModelRunner
 from engine.weights import Weights
@@ -51,11 +51,7 @@ def main(argv: list[str]) -> int:
 
 def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
     weights = load_checkpoint(path)
-    runs = [
-        _measure_engine(path, weights, dtype, config)
-        for dtype in config.dtypes
-        if dtype in ENGINE_DTYPES
-    ]
+    runs = [_measure_engine(path, weights, dtype, config) for dtype in config.dtypes]
     if config.pytorch and has_torch() and _is_plain(weights):
         runs += _measure_pytorch(path, config)
     return {
@@ -66,10 +62,10 @@ def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
 
 
 def _measure_engine(
-    path: Path, weights: Weights, dtype: str, config: EngineBenchConfig
+    path: Path, weights: Weights, dtype: Dtype, config: EngineBenchConfig
 ) -> dict[str, Any]:
-    startup = measure_startup(path, config.repetitions)
-    runner = ModelRunner(weights, settings_for(max(config.batch_sizes)))
+    startup = measure_startup(path, dtype, config.repetitions)
+    runner = ModelRunner(weights, settings_for(max(config.batch_sizes), dtype))
     batches = [
         measure_decode(weights.config, runner, batch_size, config)
         for batch_size in config.batch_sizes
