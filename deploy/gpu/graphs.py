@@ -11,6 +11,7 @@ import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +32,13 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     parser = argparse.ArgumentParser(prog="python -m deploy.gpu.graphs", allow_abbrev=False)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="what for")
-    parser.add_argument("--output", required=True, help="folder for the graphs")
+    parser.add_argument("--output", required=True, type=Path, help="folder for the graphs")
     parser.add_argument("--only", choices=GRAPHS, action="append", help="one of them; repeatable")
     given = parser.parse_args(argv)
     wanted, failed = given.only or list(GRAPHS), 0
     for number, name in enumerate(wanted, 1):
         log.info("%d of %d: %s", number, len(wanted), name)
-        settings = ["--device", given.device, "--dtype", "bfloat16", "--output", given.output]
+        settings = ["--device", given.device, "--dtype", "bfloat16", "--output", str(given.output)]
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", *GRAPHS[name].split(), *settings], check=False

@@ -23,6 +23,10 @@ echo "1/4 graphs for the $device, into $out/graphs (some minutes each; those the
 $python -m deploy.gpu.graphs --device "$device" --output "$out/graphs"
 $python -m engine.graph_notes prune "$out/graphs"
 cp "$out"/graphs/*.mef "$out"/graphs/*.json "$work/kit/graphs/"
+if test "$(ls "$out"/graphs/*.mef | wc -l)" -lt "$($python -c 'from deploy.gpu.graphs import GRAPHS; print(len(GRAPHS))')"; then
+  echo "A graph is missing that was compiled by older code without a note: delete $out/graphs and pack again."
+  exit 1
+fi
 
 echo "2/4 MAX's runtime for Python $python_version"
 platforms=()
@@ -33,7 +37,7 @@ fetch() {
   for name in "$@"; do
     pinned=$(grep -ihE "^$name==" requirements.lock requirements-dev.lock | head -n 1 | cut -d ' ' -f 1)
     echo "  $name: ${pinned:-newest}"
-    $python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary=:all: \
+    $python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile --only-binary=:all: \
       --implementation cp --python-version "$python_version" "${platforms[@]}" \
       --target "$work/one" "${pinned:-$name}"
     cp -r "$work/one/." "$work/all/"
