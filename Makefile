@@ -5,11 +5,11 @@ PORT ?= 8000
 MODEL ?= models/demo
 DEVICE ?= cpu
 BIN := .venv/bin
-SOURCES := engine server training tests srm.py
+SOURCES := engine server training deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu kernels bench check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu kernels gpu-kit bench check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,8 +56,11 @@ test-gpu: .venv/dev  ## on a machine with a GPU
 
 kernels: .venv/dev  ## compile ops and bf16 step graphs for an H100 or H200, without one
 	$(BIN)/python -m tests.kernels.compile_for_gpu
-	$(BIN)/python -m engine.precompile --d-model 512
-	$(BIN)/python -m engine.precompile --d-model 1024
+	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
+	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024
+
+gpu-kit: .venv/dev  ## pack what a GPU machine without MAX needs, graphs included
+	BIN=$(BIN) deploy/gpu/pack.sh
 
 bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
 	$(BIN)/python srm.py bench engine

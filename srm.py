@@ -49,7 +49,8 @@ SETTINGS = """
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
   demo_model random_widths dtypes repetitions seconds
-  batch_sizes pytorch prompt_lengths step_tokens prompt_tokens
+  batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
+  prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
   sequences random_sequences
   requests n max_tokens prompts header_tokens

@@ -2,7 +2,8 @@
 
 The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
 graph and kernels, the MAX version, the device and the processor. A file that cannot be read is
-compiled anew and replaced. Knows no weights: they are bound later.
+compiled anew and replaced. A note beside each file says what it is, for `engine.graph_notes`. Knows
+no weights: they are bound later.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from max.driver import Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, read
@@ -30,6 +32,18 @@ from engine.model import build_step_graph, graph_shape
 log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 5.0
+
+
+class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a compiled graph is; `<file>.json` beside `<file>.mef`."""
+
+    name: str
+    shape: str
+    """A Python literal: all but code and device that the graph depends on."""
+    code: str
+    """The `code_version` it was compiled from."""
+    device: str
+    """Label and architecture of the device it was compiled for, as MAX names them."""
 
 
 def load_or_compile(
@@ -65,6 +79,8 @@ def cached(
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         compiled.export_mef(partial)
+        note = GraphNote(name, repr(shape), code_version(), describe_device(device))
+        path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
         partial.replace(path)
     except OSError as error:
         raise ConfigError(
@@ -77,11 +93,29 @@ def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Pat
     """Where graphs are kept: the name holds a digest of all that a compiled graph depends on."""
     target = (device.label, _processor() if device.is_host else _compute_capability(device))
     digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
+    for source in _sources():
+        digest.update(source)
+    return folder / f"{name}-{digest.hexdigest()[:20]}.mef"
+
+
+def code_version() -> str:
+    """A digest of MAX's version and of the sources that graphs are compiled from."""
+    digest = hashlib.sha256(importlib.metadata.version("max").encode())
+    for source in _sources():
+        digest.update(source)
+    return digest.hexdigest()[:20]
+
+
+def describe_device(device: Device) -> str:
+    """For people: `cpu`, or what MAX calls a GPU and its architecture."""
+    return device.label if device.is_host else f"{device.label} {device.architecture_name}"
+
+
+def _sources() -> Iterator[bytes]:
     modules = (kernels, linear, messages, model)
     sources = [Path(module.__file__ or "") for module in modules]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
-        digest.update(source.name.encode() + source.read_bytes())
-    return folder / f"{name}-{digest.hexdigest()[:20]}.mef"
+        yield source.name.encode() + source.read_bytes()
 
 
 def _compute_capability(device: Device) -> str:

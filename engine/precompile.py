@@ -47,6 +47,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entries of the model's vocabulary."""
     device: Literal["gpu", "cpu"] = "gpu"
     """A GPU, which need not be here, or processors of this machine's model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights and activations; auto is float32 on a processor, bfloat16 on a GPU."""
     gpu_arch: str = "sm_90a"
     """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
     host_cpu: str = "x86-64-v3"
@@ -83,11 +85,15 @@ def virtual_gpu(config: PrecompileConfig) -> driver.Device:
     return driver.Accelerator()
 
 
+def open_target(config: PrecompileConfig) -> driver.Device:
+    """What to compile for."""
+    return virtual_gpu(config) if config.device == "gpu" else driver.CPU()
+
+
 def precompile(config: PrecompileConfig) -> Path:
     """Compile into `config.output`, unless it is there already; returns the file."""
-    shape = config.shape()
-    device = virtual_gpu(config) if config.device == "gpu" else driver.CPU()
-    dtype = DType[AUTO_DTYPES[config.device]]
+    shape, device = config.shape(), open_target(config)
+    dtype = DType[AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype]
     load_or_compile(InferenceSession(devices=[device]), shape, dtype, device, config.output)
     return cache_path("step", graph_shape(shape, dtype), device, config.output)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -20,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "docs" / "benchmarks"
 
 
-def new_record(command: str) -> dict[str, Any]:
-    """What every record begins with: command, date, commit, machine."""
+def new_record(command: str, device: str = "cpu") -> dict[str, Any]:
+    """What every record begins with: command, date, commit, machine; on a "gpu", that too."""
     return {
         "command": command,
         "date": time.strftime("%Y-%m-%d"),
         "commit": _commit(),
-        "machine": _machine(),
+        "machine": _machine() if device == "cpu" else f"{_gpu()}; {_machine()}",
     }
 
 
@@ -43,6 +44,9 @@ def write_record(record: dict[str, Any], name: str, table: str, folder: Path) ->
 
 
 def _commit() -> str:
+    archived = ROOT / "COMMIT"  # a source tree that was packed without its history
+    if archived.exists():
+        return archived.read_text().strip()
     found = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
         capture_output=True,
@@ -50,6 +54,14 @@ def _commit() -> str:
         check=False,
     )
     return found.stdout.strip() or "installed"
+
+
+def _gpu() -> str:
+    """Name, memory and driver of the first GPU, as far as there is a program that tells."""
+    if shutil.which("nvidia-smi") is None:
+        return "a GPU without nvidia-smi"
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
 def _machine() -> str:

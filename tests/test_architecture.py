@@ -46,6 +46,7 @@ ENGINE_ORDER = (
     "process",
     "client",
     "precompile",
+    "graph_notes",
     "bench.burst",
     "bench.torch_side",
     "bench.gemm",
@@ -70,6 +71,7 @@ MAY_IMPORT_MAX = {
     "graph_cache",
     "runner",
     "precompile",
+    "graph_notes",
     "bench.gemm",
 }
 SERVER_SEES = {f"engine.{name}" for name in ("client", "messages", "config", "errors", "records")}

@@ -1,7 +1,8 @@
-"""`python -m training.gemm_peak REPETITIONS`: GEMM rates of torch, as JSON.
+"""`python -m training.gemm_peak TASK`: GEMM rates of torch, as JSON.
 
-A second opinion on what this machine can do, for `srm bench`: oneDNN with weights packed
-beforehand, and torch's own linear layer, in float32 and bfloat16.
+A second opinion on what this machine can do, for `srm bench`, which gives TASK as JSON: torch's own
+linear layer, on a CPU in float32 and bfloat16 beside oneDNN with weights packed beforehand, on a
+GPU in bfloat16.
 """
 
 from __future__ import annotations
@@ -10,33 +11,41 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Literal
 
 import msgspec
 import torch
 from torch import nn
 from torch.utils import mkldnn
 
-ROWS = (256, 1024, 2048)
-SHAPES = ((512, 2048), (1024, 4096))
+
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to measure: products [rows, inner] x [inner, columns]."""
+
+    device: Literal["cpu", "gpu"]
+    rows: tuple[int, ...]
+    shapes: tuple[tuple[int, int], ...]
+    repetitions: int
 
 
 def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, shape [rows, inner, columns], gflops}."""
-    repetitions, found = int(argv[0]), []
+    task, found = msgspec.json.decode(argv[0], type=Task), []
+    on_cpu = task.device == "cpu"
+    device = "cpu" if on_cpu else "cuda"
     with torch.inference_mode():
-        for dtype in (torch.float32, torch.bfloat16):
-            for inner, columns in SHAPES:
+        for dtype in (torch.float32, torch.bfloat16) if on_cpu else (torch.bfloat16,):
+            for inner, columns in task.shapes:
                 plain = nn.Linear(inner, columns, bias=False)
-                packed = mkldnn.to_mkldnn(plain, dtype)  # type: ignore[no-untyped-call]
-                layer = plain.to(dtype)
-                for rows in ROWS:
+                packed = mkldnn.to_mkldnn(plain, dtype) if on_cpu else None  # type: ignore[no-untyped-call]
+                layer = plain.to(device, dtype)
+                for rows in task.rows:
                     x = torch.randn(rows, inner)
-                    products = {
-                        "oneDNN": _product(packed, x.to_mkldnn(dtype)),
-                        "PyTorch linear": _product(layer, x.to(dtype)),
-                    }
+                    products = {"PyTorch linear": _product(layer, x.to(device, dtype))}
+                    if packed is not None:
+                        products["oneDNN"] = _product(packed, x.to_mkldnn(dtype))
                     for name, run in products.items():
-                        seconds = median(_seconds(run) for _ in range(repetitions))
+                        seconds = median(_seconds(run, device) for _ in range(task.repetitions))
                         found.append(
                             {
                                 "by": name,
@@ -53,13 +62,24 @@ def _product(layer: nn.Module, x: torch.Tensor) -> Callable[[], object]:
     return lambda: layer(x)
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _seconds(run: Callable[[], object], device: str) -> float:
+    """Of one call, of as many as take 0.2 s and are waited for."""
     run()
-    calls, started = 0, time.perf_counter()
-    while time.perf_counter() - started < 0.2:
-        run()
-        calls += 1
-    return (time.perf_counter() - started) / calls
+    calls, elapsed = 1, 0.0
+    while elapsed < 0.2:
+        calls *= 2
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(calls):
+            run()
+        _wait(device)
+        elapsed = time.perf_counter() - started
+    return elapsed / calls
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ class Recurrence(nn.Module):
 
     def empty_state(self, batch: int) -> Tensor:
         """State before the first token."""
-        return torch.zeros(self.config.num_layers, batch, self.config.d_model)
+        shape = (self.config.num_layers, batch, self.config.d_model)
+        return torch.zeros(shape, device=self.embedding.device)
 
 
 class _Layer(nn.Module):

@@ -27,6 +27,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to measure."""
 
     model: str
+    device: Literal["cpu", "gpu"]
     dtypes: tuple[Literal["float32", "bfloat16"], ...]
     batch_sizes: tuple[int, ...]
     repetitions: int
@@ -37,12 +38,14 @@ def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, first_steps_s, batches}; the first steps compile."""
     task = msgspec.json.decode(argv[0], type=Task)
     weights = load_checkpoint(Path(task.model))
+    device = "cpu" if task.device == "cpu" else "cuda"
+    options: dict[str, Any] = {"freezing": task.device == "cpu"}  # packs weights for a CPU
     found = []
     with torch.inference_mode():
         for dtype in task.dtypes:
-            model = Recurrence(weights, getattr(torch, dtype))
+            model = Recurrence(weights, getattr(torch, dtype)).to(device)
             found += [_rates("PyTorch eager", model, model, task) | {"dtype": dtype}]
-            compiled = torch.compile(model, fullgraph=True, options={"freezing": True})
+            compiled = torch.compile(model, fullgraph=True, options=options)
             found += [_rates("PyTorch compiled", model, compiled, task) | {"dtype": dtype}]
     sys.stdout.write(msgspec.json.encode(found).decode())
     return 0
@@ -62,12 +65,17 @@ def _rates(name: str, model: Recurrence, step: Step, task: Task) -> dict[str, An
 
 def _decode(model: Recurrence, step: Step, batch_size: int, seconds: float) -> float:
     """Tokens a second of steps for at least so long, one step at least."""
-    state, tokens = model.empty_state(batch_size), torch.zeros(batch_size, dtype=torch.int64)
-    positions = torch.arange(model.config.n_ctx)[:, None]
+    state = model.empty_state(batch_size)
+    tokens = torch.zeros(batch_size, dtype=torch.int64, device=state.device)
+    positions = torch.arange(model.config.n_ctx, device=state.device)[:, None]
     done, started = 0, time.perf_counter()
     while not done or time.perf_counter() - started < seconds:
         tokens = step(tokens, state, positions[done % len(positions)])
         done += 1
+        if state.is_cuda and done % 4 == 0:  # so that the clock sees what the device has done
+            torch.cuda.synchronize()
+    if state.is_cuda:
+        torch.cuda.synchronize()
     return done * batch_size / (time.perf_counter() - started)
 
 

@@ -21,31 +21,49 @@ from engine.messages import Request, SamplingParams
 from engine.runner import ModelRunner
 
 
-def settings_for(batch_size: int, dtype: Dtype = "float32") -> EngineConfig:
-    """Of an engine that decodes so many sequences in every step, and feeds every prompt anew.
+def settings_for(
+    config: BenchConfig, dtype: Dtype, running: int, step_rows: int | None = None
+) -> EngineConfig:
+    """Of an engine of so many slots, 0 being all that fit, which feeds every prompt anew.
 
-    `dtype` is for its runner.
+    It decodes `step_rows` sequences in a step, or all of them.
     """
+    rows = running if step_rows is None else step_rows
     return EngineConfig(
+        device=config.device,
         dtype=dtype,
-        num_slots=batch_size,
+        cache_dir=config.cache_dir,
+        num_slots=running,
         prefix_cache=False,
-        max_step_rows=batch_size,
-        max_step_tokens=2 * batch_size,
+        max_step_rows=rows,
+        max_step_tokens=2 * rows,
+        max_waiting=max(running, rows),
     )
 
 
 def measure_decode(
-    model: ModelConfig, runner: ModelRunner, batch_size: int, config: BenchConfig
+    model: ModelConfig,
+    runner: ModelRunner,
+    batch_size: int,
+    config: BenchConfig,
+    *,
+    turn_rows: int | None = None,
+    top_p: float = 1.0,
 ) -> dict[str, Any]:
-    """Tokens a second with `batch_size` sequences running, one repetition after the other."""
-    engine = Engine(model, runner, settings_for(batch_size))
+    """Tokens a second with `batch_size` sequences running, one repetition after the other.
+
+    Where there are more than `turn_rows`, they take turns, so many a step.
+    """
+    rows = min(batch_size, turn_rows or batch_size)
+    # Of the settings only those of the scheduler count: the runner is there, whatever its dtype.
+    engine = Engine(model, runner, settings_for(config, config.dtypes[0], batch_size, rows))
     rates = []
     for repetition in range(config.repetitions):
         tokens, seconds = 0, 0.0
         while seconds < config.seconds:
-            engine.add(_endless(model, batch_size, repetition))
-            for _ in range(3):  # the pipeline fills, and every sequence has forked
+            engine.add(_endless(model, batch_size, repetition, top_p))
+            # The pipeline fills, and every sequence has forked.
+            for _ in range(2 + -(-batch_size // rows)):
                 engine.step_overlapped()
             started, before = time.perf_counter(), engine.num_steps
             while engine.has_request("bench") and seconds < config.seconds:
@@ -54,12 +72,17 @@ def measure_decode(
                 if seconds + seconds_now >= config.seconds:
                     break
             seconds += time.perf_counter() - started
-            tokens += (engine.num_steps - before) * batch_size
+            tokens += (engine.num_steps - before) * rows
             engine.abort("bench")
             while engine.has_work:
                 engine.step()
         rates.append(tokens / seconds)
-    return {"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates}
+    return {
+        "batch_size": batch_size,
+        "rows": rows,
+        "tokens_per_s": median(rates),
+        "raw": rates,
+    }
 
 
 def measure_sampler(
@@ -107,11 +130,16 @@ def random_tokens(model: ModelConfig, rows: int, length: int) -> I32:
     return drawn.astype(np.int32)
 
 
-def _endless(model: ModelConfig, batch_size: int, seed: int) -> Request:
+def _endless(model: ModelConfig, batch_size: int, seed: int, top_p: float) -> Request:
     return Request(
         id="bench",
         prompt_token_ids=np.zeros(1, "<i4").tobytes(),
         params=SamplingParams(
-            n=batch_size, max_tokens=model.n_ctx, temperature=1.0, ignore_eos=True, seed=seed
+            n=batch_size,
+            max_tokens=model.n_ctx,
+            temperature=1.0,
+            top_p=top_p,
+            ignore_eos=True,
+            seed=seed,
         ),
     )

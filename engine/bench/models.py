@@ -10,12 +10,12 @@ import gc
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from engine.bench.gemm import GemmPeak, peaks
-from engine.config import DEMO_MODEL, Dtype, ModelConfig
+from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig
 from engine.libc import keep_freed_memory
 from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record
@@ -28,6 +28,8 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint to measure; left out where the folder is missing."""
     random_widths: tuple[int, ...] = (512, 1024)
     """d_model of further models, with random weights."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """What is measured: the processor, or the first GPU."""
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """What matrices and activations are kept in; each is measured."""
     repetitions: int = 5
@@ -36,10 +38,14 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Least time of one repetition."""
     output: Path = RECORDS
     """Folder that the record is written to."""
+    cache_dir: Path = EngineConfig().cache_dir
+    """Where compiled graphs are kept between runs."""
 
     def __post_init__(self) -> None:
         if not self.dtypes:
             raise ValueError("dtypes must name at least one")
+        if self.device == "gpu" and "float32" in self.dtypes:
+            raise ValueError("dtypes must be bfloat16 alone where device is gpu")
         if self.repetitions < 1:
             raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
         if not self.seconds > 0:
@@ -59,7 +65,8 @@ def measure_models(
 ) -> dict[str, Any]:
     """The whole record: machine, GEMM peaks before and after, what `measure` says of each model."""
     keep_freed_memory()  # as an engine process does
-    record, gemm = new_record(command), GemmPeak()
+    record = new_record(command, config.device)
+    gemm = GemmPeak(config.device, config.cache_dir)
     record |= {"gemm_before": gemm.measure(config.repetitions), "models": []}
     with tempfile.TemporaryDirectory() as folder:
         paths = {"demo": config.demo_model} if config.demo_model.exists() else {}

@@ -82,7 +82,7 @@ def _measure_model(path: Path, config: PrefillBenchConfig) -> dict[str, Any]:
 
 def _measure_engine(weights: Weights, dtype: Dtype, config: PrefillBenchConfig) -> dict[str, Any]:
     model = weights.config
-    runner = ModelRunner(weights, settings_for(config.step_tokens, dtype))
+    runner = ModelRunner(weights, settings_for(config, dtype, config.step_tokens))
     lengths = sorted({min(length, model.n_ctx) for length in config.prompt_lengths})
     sizes = [(length, prompts) for length in lengths for prompts in _counts(length, config)]
     entry = {
@@ -91,7 +91,7 @@ def _measure_engine(weights: Weights, dtype: Dtype, config: PrefillBenchConfig) 
             measure_decode(model, runner, tokens, config)
             for tokens in sorted({length * prompts for length, prompts in sizes})
         ],
-        "prompt": _measure_prompt(model, runner, config),
+        "prompt": _measure_prompt(model, runner, dtype, config),
     }
     runner.close()
     return entry
@@ -120,11 +120,11 @@ def _measure_prefill(
 
 
 def _measure_prompt(
-    model: ModelConfig, runner: ModelRunner, config: PrefillBenchConfig
+    model: ModelConfig, runner: ModelRunner, dtype: Dtype, config: PrefillBenchConfig
 ) -> dict[str, Any]:
     """Seconds from one prompt to its first sampled token, three ways, taking turns."""
     (prompt,) = random_tokens(model, 1, min(config.prompt_tokens, model.n_ctx))
-    engine = Engine(model, runner, settings_for(config.step_tokens))
+    engine = Engine(model, runner, settings_for(config, dtype, config.step_tokens))
     last = [decode_rows(prompt[-1:], len(prompt) - 1)]
     by_decoding = [decode_rows(prompt[i : i + 1], i) for i in range(len(prompt) - 1)] + last
     by_prefilling = [prefill_rows(prompt[None, i : i + 1], i) for i in range(len(prompt) - 1)]

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.bench.models import BenchConfig
 from engine.checkpoint import load_checkpoint
 from engine.config import Dtype, EngineConfig, load
 from engine.engine import Engine
@@ -23,20 +25,31 @@ from engine.records import ROOT
 from engine.runner import ModelRunner
 
 
-def measure_startup(model: Path, dtype: Dtype, repetitions: int) -> dict[str, Any]:
-    """Seconds of one cold start and of several warm ones."""
+def measure_startup(
+    model: Path, dtype: Dtype, config: BenchConfig, *, cold: bool
+) -> dict[str, Any]:
+    """Seconds of one cold start, where that is wanted, and of several warm ones.
+
+    Without a cold start the step graph is that of `config.cache_dir`.
+    """
+    settings = [f"--model={model.resolve()}", f"--dtype={dtype}", f"--device={config.device}"]
+    if not cold:
+        settings += [f"--cache-dir={config.cache_dir.expanduser()}"]
+        return {"warm_s": [_seconds_to_first_token(settings) for _ in range(config.repetitions)]}
     with tempfile.TemporaryDirectory() as folder:
-        settings = [f"--model={model.resolve()}", f"--dtype={dtype}", f"--cache-dir={folder}"]
-        seconds = [_seconds_to_first_token(settings, folder) for _ in range(1 + repetitions)]
+        settings += [f"--cache-dir={folder}"]
+        empty = {"MODULAR_CACHE_DIR": f"{folder}/modular"}
+        runs = range(1 + config.repetitions)
+        seconds = [_seconds_to_first_token(settings, empty) for _ in runs]
     return {"cold_s": seconds[0], "warm_s": seconds[1:]}
 
 
-def _seconds_to_first_token(settings: list[str], folder: str) -> float:
+def _seconds_to_first_token(settings: list[str], environ: Mapping[str, str] = {}) -> float:
     started = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, "-m", "engine.bench.startup", *settings],
         cwd=ROOT,
-        env=os.environ | {"MODULAR_CACHE_DIR": f"{folder}/modular"},
+        env={**os.environ, **environ},
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None

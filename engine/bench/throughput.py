@@ -6,6 +6,7 @@ Beside the engine, in the same run: the same model as a PyTorch recurrence, eage
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from statistics import median
@@ -19,7 +20,7 @@ from engine.bench.models import BenchConfig, check_sizes, measure_models
 from engine.bench.startup import measure_startup
 from engine.bench.torch_side import ask_torch, has_torch, plot_record
 from engine.checkpoint import load_checkpoint
-from engine.config import Dtype, load
+from engine.config import Dtype, ModelConfig, load
 from engine.records import write_record
 from engine.runner import ModelRunner
 from engine.weights import Weights
@@ -32,10 +33,23 @@ class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
     """Sequences that decode at once."""
     pytorch: bool = True
     """Measure models of plain mixers as a PyTorch recurrence too, where torch is installed."""
+    pytorch_rows: int = 65_536
+    """Most sequences that the PyTorch recurrence decodes at once: it needs more memory."""
+    top_p: float = 1.0
+    """Of the sampling, at temperature 1, where tokens a second are measured."""
+    turn_rows: int = 1_048_576
+    """Rows of a step where sequences take turns; fewer running sequences take none."""
+    fill_memory: bool = False
+    """Measure also with as many running sequences as there are slots where num_slots is 0."""
+    cold_start: bool = True
+    """Measure a start with empty caches too, which compiles; else graphs must be in cache_dir."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes("batch_sizes", self.batch_sizes)
+        check_sizes("turn_rows and pytorch_rows", (self.turn_rows, self.pytorch_rows))
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
 
 def main(argv: list[str]) -> int:
@@ -43,6 +57,7 @@ def main(argv: list[str]) -> int:
     config = load(EngineBenchConfig, argv, prog="srm bench engine")
     command = " ".join(["srm bench engine", *argv])
     record = measure_models(config, command, lambda path: _measure_model(path, config))
+    record["top_p"] = config.top_p
     path = write_record(record, "engine", markdown(record), config.output)
     plot_record(path)
     sys.stdout.write(f"{path.read_text()}\n{path}\n")
@@ -64,16 +79,26 @@ def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
 def _measure_engine(
     path: Path, weights: Weights, dtype: Dtype, config: EngineBenchConfig
 ) -> dict[str, Any]:
-    startup = measure_startup(path, dtype, config.repetitions)
-    runner = ModelRunner(weights, settings_for(max(config.batch_sizes), dtype))
-    batches = [
-        measure_decode(weights.config, runner, batch_size, config)
-        for batch_size in config.batch_sizes
-    ]
-    best = max(batches, key=_rate)["batch_size"]
-    sampler = measure_sampler(weights.config, runner, best, config)
+    model, most = weights.config, max(config.batch_sizes)
+    startup = measure_startup(path, dtype, config, cold=config.cold_start)
+    runner = ModelRunner(weights, settings_for(config, dtype, most, min(most, config.turn_rows)))
+    batches = [_measure_batch(model, runner, size, config) for size in config.batch_sizes]
+    sampler = measure_sampler(model, runner, max(batches, key=_rate)["rows"], config)
     runner.close()
+    if config.fill_memory:
+        del runner
+        gc.collect()  # the pool's memory is needed for the larger one
+        runner = ModelRunner(weights, settings_for(config, dtype, 0, config.turn_rows))
+        batches.append(_measure_batch(model, runner, runner.num_slots, config))
+        runner.close()
     return {"by": "srm", "dtype": dtype, "startup": startup, "batches": batches, "sampler": sampler}
+
+
+def _measure_batch(
+    model: ModelConfig, runner: ModelRunner, batch_size: int, config: EngineBenchConfig
+) -> dict[str, Any]:
+    how: dict[str, Any] = {"turn_rows": config.turn_rows, "top_p": config.top_p}
+    return measure_decode(model, runner, batch_size, config, **how)
 
 
 def _is_plain(weights: Weights) -> bool:
@@ -88,8 +113,9 @@ def _measure_pytorch(path: Path, config: EngineBenchConfig) -> list[dict[str, An
     """The runs of `training.recurrence_rate`, in the form of ours."""
     task = {
         "model": str(path.resolve()),
+        "device": config.device,
         "dtypes": config.dtypes,
-        "batch_sizes": config.batch_sizes,
+        "batch_sizes": [size for size in config.batch_sizes if size <= config.pytorch_rows],
         "repetitions": config.repetitions,
         "seconds": config.seconds,
     }
@@ -108,7 +134,7 @@ def markdown(record: dict[str, Any]) -> str:
     ours = [(model, run) for model, run in runs if run["by"] == "srm"]
     lines = [
         f"{peak_line(record)} Tokens a second are medians over whole steps with sampling at "
-        "temperature 1 and feedback; raw numbers are in the JSON file.",
+        f"temperature 1{_top_p(record)} and feedback; raw numbers are in the JSON file.",
         "",
         "Best batch size of each:",
         "",
@@ -140,12 +166,18 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _top_p(record: dict[str, Any]) -> str:
+    top_p = record["top_p"]
+    return "" if top_p == 1 else f" (the engine's with top-p {top_p})"
+
+
 def _row(
     record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], batch: dict[str, Any]
 ) -> str:
     cells = rate_cells(record, run["dtype"], batch["tokens_per_s"], model["flops_per_token"])
     name = f"{model['name']} | {run['by']} | {run['dtype']}"
-    return f"| {name} | {batch['batch_size']} | {cells} |"
+    size, rows = batch["batch_size"], batch.get("rows", batch["batch_size"])
+    return f"| {name} | {size}{'' if size == rows else f', {rows} a step'} | {cells} |"
 
 
 def _sampler_row(model: dict[str, Any], run: dict[str, Any]) -> str:
@@ -161,5 +193,6 @@ def _start_row(model: dict[str, Any], run: dict[str, Any]) -> str:
     cold, warm = f"{run.get('first_steps_s', 0):.1f} s", "–"
     if "startup" in run:
         startup = run["startup"]
-        cold, warm = f"{startup['cold_s']:.1f} s", f"{median(startup['warm_s']):.1f} s"
+        cold = f"{startup['cold_s']:.1f} s" if "cold_s" in startup else "–"
+        warm = f"{median(startup['warm_s']):.1f} s"
     return f"| {model['name']} | {run['by']} | {run['dtype']} | {cold} | {warm} |"

@@ -7,6 +7,7 @@ which process the engine was started. On a GPU too, where the products are MAX's
 from __future__ import annotations
 
 import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 
@@ -34,7 +35,7 @@ def sampled(device: str, settings: dict[str, int], n: int) -> list[list[bytes]]:
     """The tokens of `n` samples of each of 50 prompts, from an engine of its own."""
     environment = {"SRM_DEVICE": device, "SRM_NUM_SLOTS": "512"}
     given = {f"SRM_{name.upper()}": str(value) for name, value in settings.items()}
-    config = load(EngineConfig, [], environment | given)
+    config = load(EngineConfig, [], {**os.environ, **environment, **given})
     weights = load_checkpoint(DEMO_MODEL)
     runner = ModelRunner(weights, config)
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 import sys
 
-from max.driver import CPU
 from max.engine import InferenceSession
 
 from engine.config import load
-from engine.precompile import PrecompileConfig, leave, virtual_gpu
+from engine.precompile import PrecompileConfig, leave, open_target
 from tests.kernels.harness import compile_ops
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     config = load(PrecompileConfig, sys.argv[1:], prog="python -m tests.kernels.compile_for_gpu")
-    device = virtual_gpu(config) if config.device == "gpu" else CPU()
+    device = open_target(config)
     compile_ops(InferenceSession(devices=[device]), device, config.output)
     leave(0)

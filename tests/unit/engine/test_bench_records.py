@@ -26,6 +26,7 @@ def record(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "gemm_before": products,
         "gemm_after": products,
         "peak_gflops": peaks(products),
+        "top_p": 0.9,
         "models": [model],
     }
 

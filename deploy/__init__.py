@@ -1,0 +1,1 @@
+"""What runs beside the server: graphs compiled for other machines."""

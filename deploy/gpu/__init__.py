@@ -1,0 +1,1 @@
+"""The kit for GPU machines without MAX: see README.md beside this file."""

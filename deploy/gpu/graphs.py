@@ -1,0 +1,52 @@
+"""`python -m deploy.gpu.graphs`: every compiled graph of the kit, listed and compiled in one place.
+
+Each in a process of its own, which says how far it is; those that are there already are kept. One
+that fails does not stop the others; the exit status counts the failures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+GRAPHS = {
+    "d 512, 8 layers": "engine.precompile --d-model 512 --num-layers 8",
+    "d 1,024, 8 layers": "engine.precompile --d-model 1024 --num-layers 8",
+    "the demo model": "engine.precompile --model models/demo",
+    "every op": "tests.kernels.compile_for_gpu",
+    "matrix products": "engine.bench.gemm",
+    "d 512, 16 layers": "engine.precompile --d-model 512 --num-layers 16",
+    "d 1,024, 16 layers": "engine.precompile --d-model 1024 --num-layers 16",
+}
+"""What each is, and the module that compiles it, with its own settings; all in bfloat16."""
+
+
+def main(argv: list[str]) -> int:
+    """Compile them all; returns how many failed."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    parser = argparse.ArgumentParser(prog="python -m deploy.gpu.graphs", allow_abbrev=False)
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="what for")
+    parser.add_argument("--output", required=True, type=Path, help="folder for the graphs")
+    parser.add_argument("--only", choices=GRAPHS, action="append", help="one of them; repeatable")
+    given = parser.parse_args(argv)
+    wanted, failed = given.only or list(GRAPHS), 0
+    for number, name in enumerate(wanted, 1):
+        log.info("%d of %d: %s", number, len(wanted), name)
+        settings = ["--device", given.device, "--dtype", "bfloat16", "--output", str(given.output)]
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", *GRAPHS[name].split(), *settings], check=False
+        ).returncode
+        failed += done != 0
+        log.info("%s: exit %d after %.0f s", name, done, time.monotonic() - started)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""The whole step in bfloat16 on a device is as near to the model in float64 as rounding allows.
+
+What rounding does was measured by emulation (`srm bench precision`); its record gives the bounds.
+This is what a GPU, where nothing else of the model is tested, has to pass first; the same code runs
+on the CPU. The oracle is `tests.numpy_runner`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from max.driver import accelerator_count
+from tokenizers import Tokenizer
+
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig, load
+from engine.engine import Engine
+from engine.messages import MAX_LOGPROBS, SamplingParams
+from engine.records import RECORDS
+from engine.runner import ModelRunner
+from engine.weights import Weights
+from tests.numpy_runner import F64, feed
+from training.tasks import problems
+
+DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+CASES = {"cpu": "step bf16, logits f32", "gpu": "step bf16"}
+"""What is rounded on each device: on a GPU the logits too."""
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "gpu" and accelerator_count() == 0:
+        pytest.skip("no device")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return load_checkpoint(DEMO_MODEL)
+
+
+@pytest.fixture(scope="module")
+def engine(device: str, weights: Weights) -> Iterator[Engine]:
+    flags = [f"--device={device}", "--dtype=bfloat16", "--num-slots=512"]
+    config = load(EngineConfig, flags)
+    runner = ModelRunner(weights, config)
+    yield Engine(weights.config, runner, config)
+    runner.close()
+
+
+def measured(device: str) -> dict[str, Any]:
+    """What the newest record says of problems fed to the demo model."""
+    newest = max(RECORDS.glob("*-precision.json"))
+    models = {model["name"]: model for model in json.loads(newest.read_text())["models"]}
+    cases: list[dict[str, Any]] = models["demo, problems"]["cases"]
+    (found,) = (case for case in cases if case["case"] == CASES[device])
+    return found
+
+
+def texts(count: int) -> list[list[int]]:
+    """Tokens of problems with their solutions."""
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    found = islice(problems("held-out", 23), count)
+    return [tokenizer.encode(f"{p.prompt} {p.solution}").ids for p in found]
+
+
+def exact_logprobs(weights: Weights, ids: list[int]) -> F64:
+    """f64[len(ids), V]: of what follows each token."""
+    state, rows = np.zeros(weights.config.state_width), []
+    for position, token in enumerate(ids):
+        logits, state = feed(weights, token, position, state)
+        rows.append(logits - np.logaddexp.reduce(logits))
+    return np.stack(rows)
+
+
+def test_prompts_score_as_in_float64_but_for_rounding(
+    device: str, engine: Engine, weights: Weights
+) -> None:
+    prompts = texts(12)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
+    divergences, same = [], []
+    for ids, (found, *_) in zip(prompts, engine.generate(prompts, params), strict=True):
+        exact = exact_logprobs(weights, ids)[:-1]
+        top = np.frombuffer(found.top_ids, "<i4").reshape(-1, MAX_LOGPROBS)
+        logq = np.frombuffer(found.top_logprobs, "<f4").reshape(top.shape).astype(np.float64)
+        logp = np.take_along_axis(exact, top, axis=1)
+        # The part of the divergence that lies in these tokens: no term of it is negative.
+        p, q = np.exp(logp), np.exp(logq)
+        divergences.append((p * (logp - logq) - p + q).sum(axis=1))
+        same.append(top[:, 0] == exact.argmax(axis=1))
+    divergence, rounding = float(np.concatenate(divergences).mean()), measured(device)
+    assert rounding["kl_mean"] / 100 < divergence < 2 * rounding["kl_mean"]
+    assert np.concatenate(same).mean() > rounding["greedy_agreement"] - 0.03
+
+
+def test_tokens_are_sampled_as_often_as_float64_says(engine: Engine, weights: Weights) -> None:
+    ids, count = texts(1)[0][:30], 20_000
+    exact = np.exp(exact_logprobs(weights, ids)[-1])
+    (samples,) = engine.generate([ids], SamplingParams(n=count, max_tokens=1, ignore_eos=True))
+    drawn = np.concatenate([np.frombuffer(one.token_ids, "<i4") for one in samples])
+    often = np.bincount(drawn, minlength=len(exact)) / count
+    by_chance = 6 * np.sqrt(exact * (1 - exact) / count)
+    assert len(np.unique(drawn)) > 1
+    assert (np.abs(often - exact) < by_chance + 0.05 * exact + 1e-4).all()

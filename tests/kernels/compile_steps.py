@@ -1,0 +1,45 @@
+"""`python -m tests.kernels.compile_steps`: step graphs of 8 and of 16 layers compiled for a GPU.
+
+Takes the settings of `engine.precompile`, but for the number of layers. Both are one module: they
+have the same kernels, which is what takes the time, so the second costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import msgspec
+from max.dtype import DType
+from max.engine import CompiledModel, InferenceSession
+from max.graph import Module
+
+from engine.config import load
+from engine.graph_cache import cached
+from engine.model import build_step_graph, graph_shape
+from engine.precompile import PrecompileConfig, leave, open_target
+
+LAYERS = (8, 16)
+
+
+def main(argv: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    config = load(PrecompileConfig, argv, prog="python -m tests.kernels.compile_steps")
+    shapes = [msgspec.structs.replace(config.shape(), num_layers=count) for count in LAYERS]
+    device, dtype = open_target(config), DType.bfloat16
+
+    def compile_graphs() -> CompiledModel:
+        module = Module()
+        for shape in shapes:
+            scope = f"layers_{shape.num_layers}."
+            graph = build_step_graph(shape, dtype, device, scope, module)
+        session = InferenceSession(devices=[device])
+        return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+
+    key = tuple(graph_shape(shape, dtype) for shape in shapes)
+    cached("steps", key, compile_graphs, device, config.output)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

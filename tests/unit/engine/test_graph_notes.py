@@ -1,0 +1,77 @@
+"""Graphs compiled elsewhere are found under the name looked for here, if they are of this code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from max.driver import CPU
+
+from engine.errors import ConfigError
+from engine.graph_cache import GraphNote, cache_path, code_version
+from engine.graph_notes import adopt, main, prune
+
+SHAPE = (512, "one unit a layer", b"\x00")
+
+
+@dataclass
+class Gpu:
+    """What names of graphs depend on."""
+
+    architecture_name: str
+    label: str = "gpu"
+    is_host: bool = False
+
+
+def keep(folder: Path, device: Any, code: str = "") -> Path:
+    """A file as `cached` leaves it, compiled for that device."""
+    path = cache_path("step", SHAPE, device, folder)
+    note = GraphNote("step", repr(SHAPE), code or code_version(), "somewhere")
+    path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
+    path.write_bytes(code.encode())
+    return path
+
+
+def wanted(folder: Path, device: Any) -> Path:
+    return cache_path("step", SHAPE, device, folder)
+
+
+def test_a_graph_that_has_its_name_stays_as_it_is(tmp_path: Path) -> None:
+    keep(tmp_path, Gpu("sm_90a"))
+    device: Any = Gpu("sm_90")
+    assert adopt(device, tmp_path) == 0
+    assert len(list(tmp_path.glob("*.mef"))) == 1
+
+
+def test_a_gpu_of_another_name_finds_it(tmp_path: Path) -> None:
+    path, device = keep(tmp_path, Gpu("sm_90a")), Gpu("NVIDIA H200")
+    any_device: Any = device
+    assert not wanted(tmp_path, device).exists()
+    assert adopt(any_device, tmp_path) == 1
+    assert wanted(tmp_path, device).samefile(path)
+    assert adopt(any_device, tmp_path) == 0
+
+
+def test_other_code_and_other_processors_are_refused(tmp_path: Path) -> None:
+    keep(tmp_path, Gpu("sm_90a"))
+    with pytest.raises(ConfigError, match="another processor"):
+        adopt(CPU(), tmp_path)
+    keep(tmp_path, Gpu("sm_90a"), code="older")
+    with pytest.raises(ConfigError, match="from code older"):
+        adopt(CPU(), tmp_path)
+
+
+def test_pruning_leaves_the_graphs_of_this_code(tmp_path: Path) -> None:
+    older, current = keep(tmp_path, Gpu("sm_80"), code="older"), keep(tmp_path, Gpu("sm_90"))
+    (tmp_path / "step-unknown.mef").touch()
+    assert prune(tmp_path) == [current]
+    assert not older.exists()
+    assert {path.stem for path in tmp_path.iterdir()} == {current.stem}
+
+
+def test_a_folder_without_graphs_is_an_error(tmp_path: Path) -> None:
+    assert main(["prune", str(tmp_path)]) == ConfigError.exit_code
+    assert main(["adopt", str(tmp_path), "tpu"]) == ConfigError.exit_code
