@@ -23,7 +23,7 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `precision` or `http`
+            `precision`, `samples` or `http`
 
 `srm COMMAND --help` explains each.
 """
@@ -37,6 +37,7 @@ BENCHMARKS = {
     "simulate": "engine.bench.simulate",
     "prefix": "engine.bench.prefix",
     "precision": "training.precision",
+    "samples": "training.many_samples",
     "http": "server.bench",
 }
 """`srm bench NAME` and the module whose `main` it is."""

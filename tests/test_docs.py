@@ -43,6 +43,7 @@ from server.score_lines import Score
 from server.text import Text
 from tests.serving import ROOT, Server
 from training.evaluate import EvaluateConfig
+from training.many_samples import SamplesBenchConfig
 from training.precision import PrecisionConfig
 from training.pretrain import TrainConfig
 
@@ -62,6 +63,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Prefix benchmark": (PrefixBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
+    "Samples benchmark": (SamplesBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""

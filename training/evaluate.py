@@ -26,6 +26,8 @@ from training.tasks import Problem, problems, reward
 
 COMPLETION_TOKENS = 96
 """More than any solution has."""
+KS = (1, 10, 100, 1_000, 10_000)
+"""Of pass@k, as far as there are samples."""
 
 
 class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +76,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 def evaluate(config: EvaluateConfig) -> Evaluation:
     """Sample every held-out problem `samples` times, and once greedily."""
     weights = load_checkpoint(config.model)
-    tokenizer = _tokenizer(config.model)
+    tokenizer = load_tokenizer(config.model)
     engine_config = EngineConfig(model=config.model)
     engine = Engine(weights.config, ModelRunner(weights, engine_config), engine_config)
     drawn = list(islice(problems("held-out", config.seed), config.problems))
@@ -91,12 +93,11 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     sampled = engine.generate(prompts, params)
     seconds = time.monotonic() - started
 
-    greedy_right = _right(tokenizer, drawn, greedy)
-    right = _right(tokenizer, drawn, sampled)
+    greedy_right = count_right(tokenizer, drawn, greedy)
+    right = count_right(tokenizer, drawn, sampled)
     by_kind: dict[str, list[float]] = defaultdict(list)
     for problem, count in zip(drawn, right, strict=True):
         by_kind[problem.kind].append(count / config.samples)
-    ks = [k for k in (1, 10, 100, 1_000, 10_000) if k <= config.samples]
     return Evaluation(
         model=config.model.name,
         fingerprint=weights.fingerprint,
@@ -105,7 +106,9 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         temperature=config.temperature,
         greedy=sum(greedy_right) / len(drawn),
         pass_at={
-            str(k): float(np.mean([pass_at_k(config.samples, c, k) for c in right])) for k in ks
+            str(k): float(np.mean([pass_at_k(config.samples, c, k) for c in right]))
+            for k in KS
+            if k <= config.samples
         },
         pass_at_1_by_kind={kind: float(np.mean(v)) for kind, v in sorted(by_kind.items())},
         generated_tokens=sum(len(o.token_ids) // 4 for outputs in sampled for o in outputs),
@@ -113,7 +116,9 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     )
 
 
-def _right(tokenizer: Tokenizer, drawn: list[Problem], outputs: list[list[Output]]) -> list[int]:
+def count_right(
+    tokenizer: Tokenizer, drawn: list[Problem], outputs: list[list[Output]]
+) -> list[int]:
     """How many of each problem's completions are right."""
     counts = []
     for problem, samples in zip(drawn, outputs, strict=True):
@@ -123,7 +128,8 @@ def _right(tokenizer: Tokenizer, drawn: list[Problem], outputs: list[list[Output
     return counts
 
 
-def _tokenizer(model: Path) -> Tokenizer:
+def load_tokenizer(model: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises CheckpointError if there is none."""
     path = model / "tokenizer.json"
     if not path.exists():
         raise CheckpointError(f"{path} is missing")
