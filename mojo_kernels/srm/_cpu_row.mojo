@@ -1,7 +1,8 @@
 """A row of logits on one core, vectors running along it: `CPURow`.
 
 Logits and weights live in scratch memory, padded to whole chunks, in the order of their tokens;
-`keep` moves what is left together. Weights are added in float32 within a chunk, in float64 across.
+`keep` moves what is left together, `narrow` copies what a search has not decided yet. Weights are
+added in float32 within a chunk, in float64 across.
 """
 
 from std.bit import pop_count
@@ -36,9 +37,20 @@ struct CPURow[dtype: DType](LogitRow):
     var masses: Pointer[
         Float64, MutUntrackedOrigin
     ]  # sum of the weights of each chunk
+    var undecided_logits: Pointer[
+        Float32, MutUntrackedOrigin
+    ]  # [undecided] what `tally` looks at, then -inf
+    var undecided_weights: Pointer[
+        Float32, MutUntrackedOrigin
+    ]  # [undecided], then 0; or `weights`
+    var logits_copy: Pointer[Float32, MutUntrackedOrigin]  # for `narrow`
+    var weights_copy: Pointer[Float32, MutUntrackedOrigin]
     var vocab: Int
     var size: Int
+    var undecided: Int
+    var above: Tally  # of tokens that every threshold asked for keeps
     var top: Float32  # the largest logit
+    var least: Float32  # the smallest that is finite, or smaller
 
     def __init__(
         out self,
@@ -51,35 +63,52 @@ struct CPURow[dtype: DType](LogitRow):
         self.weights = unsafe_alloc[Float32](padded)
         self.tokens = unsafe_alloc[Int32](padded)
         self.masses = unsafe_alloc[Float64](padded // CHUNK)
+        self.logits_copy = unsafe_alloc[Float32](padded)
+        self.weights_copy = unsafe_alloc[Float32](padded)
+        self.undecided_logits = self.logits
+        self.undecided_weights = self.weights
         self.vocab = vocab
         self.size = vocab
+        self.undecided = vocab
+        self.above = Tally(0, 0)
         self.top = 0
+        self.least = 0
 
     def __deinit__(deinit self):
         self.logits.unsafe_free()
         self.weights.unsafe_free()
         self.tokens.unsafe_free()
         self.masses.unsafe_free()
+        self.logits_copy.unsafe_free()
+        self.weights_copy.unsafe_free()
 
     def load(mut self, source: Pointer[Scalar[Self.dtype], MutUntrackedOrigin]):
         """Take a row up."""
         self.source = source
         self.size = self.vocab
+        self.search_all()
         var best = SIMD[DType.uint32, WIDTH](0)
+        var least = SIMD[DType.uint32, WIDTH](UInt32.MAX)
         var whole = self.vocab // WIDTH * WIDTH
         for i in range(0, whole, WIDTH):
             var logits = source.unsafe_load[width=WIDTH](i).cast[
                 DType.float32
             ]()
             best = max(best, rank(logits))
+            least = min(least, rank(logits))
             self.logits.unsafe_store(i, logits)
         var best_left = UInt32(0)
+        var least_left = UInt32.MAX
         for i in range(whole, self.vocab):
             best_left = max(best_left, rank(self.logit(i)))
+            least_left = min(least_left, rank(self.logit(i)))
             self.logits[unsafe_offset=i] = self.logit(i)
         for i in range(self.vocab, self.padded()):
             self.logits[unsafe_offset=i] = neg_inf[DType.float32]()
         self.top = unrank(max(best.reduce_max(), best_left))
+        self.least = max(
+            unrank(min(least.reduce_min(), least_left)), Float32.MIN_FINITE
+        )
 
     def padded(self) -> Int:
         """The length of `logits` and `weights`."""
@@ -87,6 +116,9 @@ struct CPURow[dtype: DType](LogitRow):
 
     def largest(self) -> Float32:
         return self.top
+
+    def smallest(self) -> Float32:
+        return self.least
 
     def weigh(mut self, top: Float32, scale: Float32) -> Tally:
         for i in range(0, self.padded(), VECTOR):
@@ -126,25 +158,62 @@ struct CPURow[dtype: DType](LogitRow):
         for i in range(size, self.padded()):
             self.logits[unsafe_offset=i] = neg_inf[DType.float32]()
             self.weights[unsafe_offset=i] = 0
+        self.search_all()
         return Tally(size, self.add_up())
+
+    def search_all(mut self):
+        """Let `tally` look at all that is kept."""
+        self.undecided_logits = self.logits
+        self.undecided_weights = self.weights
+        self.undecided = self.size
+        self.above = Tally(0, 0)
+
+    def narrow[
+        by_mass: Bool
+    ](mut self, low: Float32, high: Float32, above: Tally, undecided: Int):
+        if max(CHUNK, 2 * undecided) > self.undecided:
+            return  # it would cost more than it saves
+        var size = 0
+        for i in range(0, align_up(self.undecided, CHUNK), WIDTH):
+            var logits = self.undecided_logits.unsafe_load[width=WIDTH](i)
+            var between = logits.ge(low) & logits.lt(high)
+            compressed_store(
+                logits, self.logits_copy.unsafe_offset(size), between
+            )
+            comptime if by_mass:
+                compressed_store(
+                    self.undecided_weights.unsafe_load[width=WIDTH](i),
+                    self.weights_copy.unsafe_offset(size),
+                    between,
+                )
+            size += Int(pop_count(pack_bits(between)))
+        for i in range(size, align_up(size, CHUNK)):
+            self.logits_copy[unsafe_offset=i] = neg_inf[DType.float32]()
+            self.weights_copy[unsafe_offset=i] = 0
+        self.undecided_logits = self.logits_copy
+        self.undecided_weights = self.weights_copy
+        self.undecided = size
+        self.above = above
 
     def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
         var count = SIMD[DType.int32, VECTOR](0)
         var mass = Float64(0)
-        for chunk in range(0, self.padded(), CHUNK):
+        for chunk in range(0, align_up(self.undecided, CHUNK), CHUNK):
             var sum = SIMD[DType.float32, VECTOR](0)
             for i in range(chunk, chunk + CHUNK, VECTOR):
-                var kept = self.logits.unsafe_load[width=VECTOR](i).ge(
-                    threshold
-                )
+                var kept = self.undecided_logits.unsafe_load[width=VECTOR](
+                    i
+                ).ge(threshold)
                 count += kept.cast[DType.int32]()
                 comptime if by_mass:
                     sum += kept.select(
-                        self.weights.unsafe_load[width=VECTOR](i), 0
+                        self.undecided_weights.unsafe_load[width=VECTOR](i), 0
                     )
             comptime if by_mass:
                 mass += Float64(sum.reduce_add())
-        return Tally(Int(count.reduce_add()), mass)
+        return Tally(
+            self.above.count + Int(count.reduce_add()), self.above.mass + mass
+        )
 
     def first(self, logit: Float32) -> Int:
         var i = 0

@@ -65,6 +65,9 @@ struct GPURow[dtype: DType, block_size: Int](LogitRow):
             best = max(best, rank(self.logit(i)))
         return unrank(Self.max(best))
 
+    def smallest(self) -> Float32:
+        return Float32.MIN_FINITE
+
     def weigh(mut self, top: Float32, scale: Float32) -> Tally:
         self.top = top
         self.scale = scale
@@ -86,6 +89,11 @@ struct GPURow[dtype: DType, block_size: Int](LogitRow):
         comptime if by_mass:
             mass = Self.sum(mass)
         return Tally(Int(Self.sum(count)), mass)
+
+    def narrow[
+        by_mass: Bool
+    ](mut self, low: Float32, high: Float32, above: Tally, undecided: Int):
+        pass  # there is no memory to put the undecided in
 
     def first(self, logit: Float32) -> Int:
         var lowest = self.vocab

@@ -28,6 +28,10 @@ trait LogitRow:
         """The largest logit; NaN if the row has one."""
         ...
 
+    def smallest(self) -> Float32:
+        """A finite number that no finite logit is below, near them or not."""
+        ...
+
     def weigh(mut self, top: Float32, scale: Float32) -> Tally:
         """Weigh all tokens, `scale` being the inverse temperature."""
         ...
@@ -38,6 +42,15 @@ trait LogitRow:
 
     def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
         """Say what a finite threshold would keep; without `by_mass`, of mass 0.
+        """
+        ...
+
+    def narrow[
+        by_mass: Bool
+    ](mut self, low: Float32, high: Float32, above: Tally, undecided: Int):
+        """Let `tally` answer only between two thresholds, faster, until `keep`.
+
+        `above` is what `high` keeps; `low` keeps at most `undecided` more.
         """
         ...
 

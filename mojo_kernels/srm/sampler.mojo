@@ -11,7 +11,8 @@ greedy: the lowest index of the maximum, and log softmax of the raw logits. A ro
 or with nothing but -inf, gives token -1, logprob 0 and last token 0.
 
 All three truncations are a threshold on the logit. The k-th largest logit and the edge of top_p are
-found without sorting, by bisection over the float's order-preserving integer image, so exactly.
+found without sorting, by bisection: half way by value at first, then over the float's
+order-preserving integer image, so exactly. A CPU does not look again at tokens that are decided.
 `_sample_row` is the algorithm; it asks a `LogitRow` for sums over the row: `CPURow` (rows are split
 over the cores, vectors run along a row) or `GPURow` (a block per row).
 
@@ -48,6 +49,9 @@ from ._logit_row import (
 from .parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
+comptime _LOOKS_BY_VALUE = 16
+"""Thresholds tried half way between two logits: that halves a bell's tail soon, but takes long
+between numbers of any size. Those after them halve the float's integer image."""
 
 
 def _uniform(seed: UInt64, position: Int) -> Float64:
@@ -59,7 +63,9 @@ def _uniform(seed: UInt64, position: Int) -> Float64:
 
 def _smallest_set[
     Row: LogitRow, //, by_mass: Bool
-](row: Row, low: Float32, high: Float32, most: Int, target: Float64) -> Float32:
+](
+    mut row: Row, low: Float32, high: Float32, most: Int, target: Float64
+) -> Float32:
     """The largest threshold, `low` or above, that still keeps the `target` count or mass.
 
     `low` keeps enough, at most `most` tokens; `high` is the largest logit.
@@ -67,18 +73,35 @@ def _smallest_set[
     var enough = rank(low)
     var too_few = rank(high) + 1
     var kept_enough = most
-    var kept_too_few = 0
+    var kept_too_few = Tally(0, 0)
+    var looks = 0
     # When a single token lies between the two, it is the last one needed, wherever exactly it lies.
-    while too_few - enough > 1 and kept_enough - kept_too_few > 1:
-        var middle = enough + (too_few - enough) // 2
+    while too_few - enough > 1 and kept_enough - kept_too_few.count > 1:
+        var middle = _between(enough, too_few, looks < _LOOKS_BY_VALUE)
         var kept = row.tally[by_mass](unrank(middle))
         if (kept.mass if by_mass else Float64(kept.count)) >= target:
             enough = middle
             kept_enough = kept.count
         else:
             too_few = middle
-            kept_too_few = kept.count
+            kept_too_few = kept
+        row.narrow[by_mass](
+            unrank(enough),
+            unrank(too_few),
+            kept_too_few,
+            kept_enough - kept_too_few.count,
+        )
+        looks += 1
     return unrank(enough)
+
+
+def _between(low: UInt32, high: UInt32, by_value: Bool) -> UInt32:
+    """A rank between two that are not neighbours: half way by value or by rank.
+    """
+    if not by_value:
+        return low + (high - low) // 2
+    var half = (Float64(unrank(low)) + Float64(unrank(high))) / 2
+    return min(max(rank(Float32(half)), low + 1), high - 1)
 
 
 def _sample_row[
@@ -124,7 +147,7 @@ def _truncate[
     """
     # Tokens without weight could not be drawn: no threshold need be lower than them.
     var floor = max(FLOOR, log(min_p)) if min_p > 0 else FLOOR
-    var low = max(top + temperature * floor, Float32.MIN_FINITE)
+    var low = max(top + temperature * floor, row.smallest())
     if min_p > 0:
         kept = row.keep(low)
     if 0 < top_k < kept.count:

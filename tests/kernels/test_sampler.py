@@ -153,6 +153,17 @@ def test_exactly_the_kept_tokens_are_drawn(ops: Ops) -> None:
         np.testing.assert_array_equal(np.unique(drawn), np.flatnonzero(kept), err_msg=str(row))
 
 
+@pytest.mark.parametrize("top_k", [1, 300, 599])
+def test_a_threshold_is_found_among_numbers_of_any_size(ops: Ops, top_k: int) -> None:
+    """Between magnitudes of 1e-20 and 1e20, at a temperature that makes all about as likely."""
+    rng = np.random.default_rng(top_k)
+    draws, vocab = 12_000, 600
+    logits = rng.choice([-1, 1], vocab) * 10 ** rng.uniform(-20, 20, vocab)
+    rows = np.tile(logits.astype(np.float32), (draws, 1))
+    tokens, _ = run(ops, rows, Settings(temperature=1e21, top_k=top_k))
+    np.testing.assert_array_equal(np.unique(tokens), np.sort(np.argsort(-rows[0])[:top_k]))
+
+
 def probabilities(logits: F32, row: Settings) -> F64:
     return oracle.truncated(
         logits.astype(np.float64), row.temperature, row.top_k, row.top_p, row.min_p
