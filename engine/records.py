@@ -31,6 +31,16 @@ def new_record(command: str, device: str = "cpu") -> dict[str, Any]:
     }
 
 
+def settings_of(config: msgspec.Struct) -> dict[str, Any]:
+    """A benchmark's settings for its record; paths in this tree as seen from its root."""
+
+    def shown(path: Path) -> str:
+        return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+    settings: dict[str, Any] = msgspec.to_builtins(config, enc_hook=shown)
+    return settings
+
+
 def write_record(record: dict[str, Any], name: str, table: str, folder: Path) -> Path:
     """Write `<date>-<commit>-<name>.json` and `.md` into `folder`; returns the Markdown's path."""
     folder.mkdir(parents=True, exist_ok=True)

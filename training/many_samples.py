@@ -22,7 +22,7 @@ from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, build, load
 from engine.engine import Engine
 from engine.messages import SamplingParams
-from engine.records import RECORDS, new_record, write_record
+from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.runner import ModelRunner
 from engine.state_pool import slot_bytes
 from training.evaluate import COMPLETION_TOKENS, KS, count_right, load_tokenizer, pass_at_k
@@ -77,7 +77,7 @@ def measure(config: SamplesBenchConfig, command: str) -> dict[str, Any]:
         runs.append(sample(engine, tokenizer, problem, config.samples, config.seed + number))
     runner.close()
     return new_record(command) | {
-        "settings": msgspec.to_builtins(config, enc_hook=str),
+        "settings": settings_of(config),
         "model": msgspec.to_builtins(weights.config),
         "fingerprint": weights.fingerprint,
         "dtype": settings.compute_dtype,

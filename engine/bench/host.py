@@ -26,7 +26,7 @@ from engine.config import EngineConfig, ModelConfig, load
 from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
 from engine.messages import Request, SamplingParams
-from engine.records import RECORDS, new_record, write_record
+from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.scheduler import Scheduler
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     keep_freed_memory()
     collect_rarely()  # both as an engine process does
     record = new_record(" ".join(["srm bench host", *argv]))
-    record |= {"settings": msgspec.to_builtins(config, enc_hook=str)}
+    record |= {"settings": settings_of(config)}
     record |= {"cases": [case for running in config.running for case in _cases(running, config)]}
     path = write_record(record, "host", markdown(record), config.output)
     if importlib.util.find_spec("matplotlib") is not None:

@@ -20,7 +20,7 @@ from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, load
 from engine.engine import Engine
 from engine.messages import SamplingParams
-from engine.records import RECORDS, new_record, write_record
+from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.runner import ModelRunner
 
 QUESTION_TOKENS = (8, 32)
@@ -77,7 +77,7 @@ def measure(config: PrefixBenchConfig, command: str) -> dict[str, Any]:
             runs[name].append(figures)
     runner.close()
     return new_record(command) | {
-        "settings": msgspec.to_builtins(config, enc_hook=str),
+        "settings": settings_of(config),
         "model": msgspec.to_builtins(weights.config),
         "same_completions": is_same,
         "runs": runs,

@@ -19,7 +19,7 @@ from engine.batch import Batch, StepResult
 from engine.bench.host import LEAST_STEPS, Load
 from engine.config import ModelConfig, load
 from engine.libc import keep_freed_memory
-from engine.records import RECORDS, new_record, write_record
+from engine.records import RECORDS, new_record, settings_of, write_record
 
 
 class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
     config = load(SimulationConfig, argv, prog="srm bench simulate")
     keep_freed_memory()
     record = new_record(" ".join(["srm bench simulate", *argv]))
-    record |= {"settings": msgspec.to_builtins(config, enc_hook=str)}
+    record |= {"settings": settings_of(config)}
     record["cases"] = [
         _simulate(width, rows, efficiency, config)
         for width in config.widths

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from engine.bench import prefill, throughput
 from engine.bench.gemm import peaks
+from engine.bench.host import HostBenchConfig
+from engine.records import settings_of
 
 BATCHES = [
     {"batch_size": 1, "tokens_per_s": 10.0, "raw": [10.0]},
@@ -67,3 +70,8 @@ def test_prefill_is_shown_without_the_head_and_beside_as_many_decoded() -> None:
     lines = prefill.markdown(record([run])).splitlines()
     assert "| some | float32 | 16 | 4 | 800 | 400 | 40% | 50% |" in lines
     assert "| some | float32 | 500 | 100.0 ms | 2000 ms | 1000 ms | 20.0, 10.0 |" in lines
+
+
+def test_paths_of_this_tree_are_recorded_as_seen_from_its_root(tmp_path: Path) -> None:
+    assert settings_of(HostBenchConfig())["output"] == "docs/benchmarks"
+    assert settings_of(HostBenchConfig(output=tmp_path))["output"] == str(tmp_path)
