@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,19 @@ def settings_of(config: msgspec.Struct) -> dict[str, Any]:
 
 
 def write_record(record: dict[str, Any], name: str, table: str, folder: Path) -> Path:
-    """Write `<date>-<commit>-<name>.json` and `.md` into `folder`; returns the Markdown's path."""
+    """Write `<date>-<commit>-<name>.json` and `.md` into `folder`, and print the latter.
+
+    Returns the Markdown's path; a picture of the record stands beside it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{record['date']}-{record['commit']}-{name}"
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
     (folder / f"{stem}.json").write_bytes(content + b"\n")
     heading = f"# {name}, {record['date']}\n\n`{record['command']}` at {record['commit']}, "
     path = folder / f"{stem}.md"
-    path.write_text(f"{heading}{record['machine']}.\n\n{table}")
+    text = f"{heading}{record['machine']}.\n\n{table}"
+    path.write_text(text)
+    sys.stdout.write(f"{text}\n{path}\n")
     return path
 
 

@@ -70,8 +70,7 @@ def main(argv: list[str]) -> int:
         f"| {config.model.name} | {config.requests} × {config.n} × {config.max_tokens} "
         f"| {median(engine):,.0f} | {median(http):,.0f} | {ratio:.1%} |\n"
     )
-    path = write_record(record, f"http-{config.model.name}", table, config.output)
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
+    write_record(record, f"http-{config.model.name}", table, config.output)
     return 0
 
 

@@ -7,7 +7,6 @@ the engine, from the request to its last sample; texts and rewards come after.
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -57,8 +56,7 @@ def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
     config = load(SamplesBenchConfig, argv, prog="srm bench samples")
     record = measure(config, " ".join(["srm bench samples", *argv]))
-    path = write_record(record, "samples", markdown(record), config.output)
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
+    write_record(record, "samples", markdown(record), config.output)
     return 0
 
 

@@ -8,7 +8,6 @@ weights only the errors mean something: their distributions are nearly flat.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from dataclasses import asdict, replace
 from itertools import islice
@@ -123,7 +122,6 @@ def main(argv: list[str]) -> int:
         record |= measure(config)
     path = write_record(record, "precision", markdown(record), config.output)
     plot_divergence(record["models"], path.with_suffix(".svg"))
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
     return 0
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +77,6 @@ def main(argv: list[str]) -> int:
     path = write_record(record, "host", markdown(record), config.output)
     if importlib.util.find_spec("matplotlib") is not None:
         plot(record, path.with_suffix(".svg"))
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
     return 0
 
 

@@ -13,7 +13,6 @@ so that no scheduling is in their time; in the first it is.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,8 +62,7 @@ def main(argv: list[str]) -> int:
     config = load(PrefillBenchConfig, argv, prog="srm bench prefill")
     command = " ".join(["srm bench prefill", *argv])
     record = measure_models(config, command, lambda path: _measure_model(path, config))
-    path = write_record(record, "prefill", markdown(record), config.output)
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
+    write_record(record, "prefill", markdown(record), config.output)
     return 0
 
 

@@ -53,8 +53,7 @@ def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
     config = load(PrefixBenchConfig, argv, prog="srm bench prefix")
     record = measure(config, " ".join(["srm bench prefix", *argv]))
-    path = write_record(record, "prefix-reuse", markdown(record), config.output)
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
+    write_record(record, "prefix-reuse", markdown(record), config.output)
     return 0
 
 

@@ -8,7 +8,6 @@ slower than the device. The faster the device is assumed, the harder it is on th
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -96,8 +95,7 @@ def main(argv: list[str]) -> int:
         for rows in config.step_rows
         for efficiency in config.efficiencies
     ]
-    path = write_record(record, "simulate", markdown(record), config.output)
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
+    write_record(record, "simulate", markdown(record), config.output)
     return 0
 
 

@@ -7,7 +7,6 @@ Beside the engine, in the same run: the same model as a PyTorch recurrence, eage
 from __future__ import annotations
 
 import gc
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,7 +59,6 @@ def main(argv: list[str]) -> int:
     record["top_p"] = config.top_p
     path = write_record(record, "engine", markdown(record), config.output)
     plot_record(path)
-    sys.stdout.write(f"{path.read_text()}\n{path}\n")
     return 0
 
 
