@@ -18,16 +18,14 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from engine.client import EngineClient
-from engine.errors import InvalidRequest, StepFailed
-from engine.messages import PROMPT, Output, Request, SamplingParams
+from engine.errors import StepFailed
+from engine.messages import PROMPT, Output, Request
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
 from server.replies import PromptTokensDetails, Usage
 from server.sample import Delta, Sample, StopStrings, join
+from server.sampling import sampling_params
 from server.text import Text
-
-_GREEDY_BELOW = 1e-4
-"""Temperatures below are read as 0: dividing by them would overflow float32."""
 
 
 class Generation:
@@ -46,7 +44,7 @@ class Generation:
         self.completion_tokens = 0
         self._text = text
         self._stops = StopStrings(request.stops) if request.stops else None
-        self._params = _sampling_params(request, text)
+        self._params = sampling_params(request, text)
         self._samples: dict[int, Sample] = {}  # by choice index, from their first output on
         self._unfinished = [request.n] * len(prompts)
         self._cached_tokens = [0] * len(prompts)
@@ -159,31 +157,3 @@ class Generation:
                 echo=self.prompt_of(index).token_ids if self.request.echo else b"",
             )
         return sample
-
-
-def _sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
-    limits = text.model
-    for token in request.stop_token_ids:
-        if token >= limits.vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids has {token}; ids go from 0 to {limits.vocab_size - 1}",
-                "stop_token_ids",
-            )
-    return SamplingParams(
-        max_tokens=min(request.max_tokens, limits.n_ctx),
-        n=request.n,
-        temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
-        top_k=min(max(request.top_k, 0), limits.vocab_size),
-        top_p=request.top_p,
-        min_p=request.min_p,
-        stop_token_ids=tuple(request.stop_token_ids),
-        ignore_eos=request.ignore_eos,
-        logprobs=request.logprobs,
-        prompt_logprobs=_prompt_alternatives(request),
-    )
-
-
-def _prompt_alternatives(request: CompletionRequest) -> int | None:
-    """As many as the two places that show scores of prompts want, or None."""
-    echoed = request.logprobs if request.echo else None
-    return max((k for k in (request.prompt_logprobs, echoed) if k is not None), default=None)
