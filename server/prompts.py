@@ -15,7 +15,8 @@ from msgspec import Raw
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import PROMPT, Output, join
 from server import logprobs
-from server.protocol import MAX_SCORES, CompletionRequest
+from server.fields import MAX_SCORES
+from server.protocol import CompletionRequest
 from server.replies import Logprobs
 from server.text import Text
 

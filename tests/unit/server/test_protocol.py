@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from server.protocol import MAX_CHOICES, CompletionRequest, StreamOptions, parse_completion
+from server.fields import MAX_CHOICES, StreamOptions
+from server.protocol import CompletionRequest, parse_completion
 
 
 def parse(**fields: Any) -> CompletionRequest:

@@ -1,0 +1,206 @@
+"""What every request for completions may say, and how a body is checked field by field.
+
+Null is the same as absent. A field that is not understood, or that asks for what the server does
+not do, is refused by name and never ignored. Knows no tokenizer and no engine.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from engine.errors import InvalidRequest
+from engine.messages import MAX_LOGPROBS
+
+MAX_CHOICES = 100_000
+"""Most completions of one request: prompts x n."""
+MAX_SCORES = 2_000_000
+"""Most log-probabilities of one reply, besides those of the tokens sampled."""
+MAX_STOPS = 128
+MAX_STOP_LENGTH = 256
+
+Flag = Annotated[bool, Meta(description="true or false")]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Alternatives = Annotated[
+    int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")
+]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool = False
+    """A last event with the usage of the whole request."""
+    continuous_usage_stats: bool = False
+    """The usage so far in every event."""
+
+
+class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What completions and chat completions have in common, checked.
+
+    The description of a field is what it allows.
+    """
+
+    model: Annotated[str, Meta(description="a string")] | None = None
+    n: Annotated[
+        int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
+    ] = 1
+    temperature: Annotated[
+        float, Meta(ge=0, le=100, description="a number from 0 (greedy) to 100")
+    ] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1, description="a number above 0, at most 1")] = 1.0
+    top_k: Annotated[
+        int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
+    ] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 0.0
+    seed: Annotated[int, Meta(description="an integer from -2**63 to 2**64 - 1")] | None = None
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
+        Meta(
+            description=f"a string of 1 to {MAX_STOP_LENGTH} characters, "
+            f"or a list of at most {MAX_STOPS} of them"
+        ),
+    ] = []
+    stop_token_ids: Annotated[
+        list[TokenId],
+        Meta(max_length=MAX_STOPS, description=f"a list of at most {MAX_STOPS} token ids"),
+    ] = []
+    ignore_eos: Flag = False
+    stream: Flag = False
+    stream_options: (
+        Annotated[
+            StreamOptions,
+            Meta(description="an object with include_usage, continuous_usage_stats: true or false"),
+        ]
+        | None
+    ) = None
+    return_token_ids: Flag = False
+    return_tokens_as_token_ids: Flag = False
+    user: Annotated[str, Meta(description="a string")] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that do not go together."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options is allowed only with stream = true", "stream_options"
+            )
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise refused(type(self), "seed", self.seed)
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_special_tokens": (True,),
+    "bad_words": ([],),
+    "priority": (0,),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "structured_outputs": (),
+    "metadata": ({},),
+}
+"""Fields that clients send and we do not honour, with the values (besides null) that ask for
+nothing. `best_of` is one too: its neutral value is n."""
+
+
+_Asked = TypeVar("_Asked", bound=SamplingRequest)
+
+
+def given_fields(body: bytes) -> dict[str, Any]:
+    """The fields of a body that are not null. Raises InvalidRequest if it is no JSON object."""
+    return {name: value for name, value in _json_object(body).items() if value is not None}
+
+
+def checked(kind: type[_Asked], given: dict[str, Any], converted: dict[str, Any]) -> _Asked:
+    """The request that the fields given make; those in `converted` have been checked already.
+
+    Raises InvalidRequest naming field and value.
+    """
+    hints = hints_of(kind)
+    fields = dict(converted)
+    for name, value in given.items():
+        if name in converted:
+            continue
+        if name in hints:
+            fields[name] = _convert(kind, name, value)
+        elif name in NEUTRAL or name == "best_of":
+            neutral = (given.get("n", 1),) if name == "best_of" else NEUTRAL[name]
+            _check_neutral(name, value, neutral)
+        else:
+            raise InvalidRequest(f"{name!r} is not a field of this request", name)
+    request = kind(**fields)
+    request.check()
+    return request
+
+
+@cache
+def hints_of(kind: type[SamplingRequest]) -> dict[str, Any]:
+    """The annotation of every field, whole."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def refused(kind: type[SamplingRequest], name: str, value: Any) -> InvalidRequest:
+    """That a field of a request may not have a value."""
+    hint = hints_of(kind)[name]
+    return InvalidRequest(f"{name} must be {_allowed(hint)}; got {show(value)}", name)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise InvalidRequest("the body is empty; it must be a JSON object")
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON in UTF-8: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object; got {show(value)}")
+    return value
+
+
+def _convert(kind: type[SamplingRequest], name: str, value: Any) -> Any:
+    try:
+        return msgspec.convert(value, hints_of(kind)[name])
+    except msgspec.ValidationError:
+        raise refused(kind, name, value) from None
+
+
+def _allowed(hint: Any) -> str:
+    """The description in a field's annotation."""
+    optional = next((arg for arg in get_args(hint) if get_origin(arg) is Annotated), hint)
+    meta = get_args(hint if get_origin(hint) is Annotated else optional)[-1]
+    return str(meta.description)
+
+
+def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
+    for one in neutral:
+        if value == one and isinstance(value, bool) == isinstance(one, bool):
+            return
+    raise InvalidRequest(
+        f"{name} = {show(value)} is not supported; "
+        + (f"leave it out or send {show(neutral[0])}" if neutral else "leave it out"),
+        name,
+    )
+
+
+def show(value: Any) -> str:
+    """A value as JSON, cut to what fits a message."""
+    if isinstance(value, list | dict) and len(value) > 16:
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 80 else text[:80] + "…"
