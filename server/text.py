@@ -2,8 +2,9 @@
 
 Decoding is a table from token id to bytes and one join, so a completion costs one call however long
 it is, and a character split over tokens comes out whole: bytes are joined before they are decoded.
-Knows nothing of requests. Special tokens have no bytes: they are never text. Of a model without a
-tokenizer, token 17 reads `token_id:17`, and there is no way from text to tokens.
+Knows nothing of requests. Special tokens have no bytes, or those of their names where that is asked
+for. Of a model without a tokenizer, token 17 reads `token_id:17`, and there is no way from text to
+tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
+from server.byte_table import ByteTable
 
 assert sys.byteorder == "little"  # token ids travel as little-endian bytes and are used in place
 
@@ -32,7 +34,7 @@ class Text:
         """How each token is written where one token is shown alone."""
         self.longest_token = len(self.labels[-1])
         """Most characters of text that one token can stand for."""
-        self._bytes = [label.encode() for label in self.labels]
+        self._table = self._table_with_special = ByteTable(list(map(str.encode, self.labels)))
         self._tokenizer: Tokenizer | None = None
         if (folder / "tokenizer.json").exists():
             self._load(folder / "tokenizer.json")
@@ -56,8 +58,13 @@ class Text:
             raise CheckpointError(
                 f"{path}: token id {largest} lies outside the model's {self.model.vocab_size}"
             )
-        self._bytes = _byte_table(self._tokenizer, vocab, self.model.vocab_size)
-        self.labels = _labels(self._bytes, vocab)
+        special = _special(self._tokenizer)
+        plain = _entries(vocab, self._tokenizer, special, self.model.vocab_size)
+        self._table = ByteTable(plain)
+        self._table_with_special = ByteTable(
+            [special[i].encode() if i in special else data for i, data in enumerate(plain)]
+        )
+        self.labels = _labels(plain, vocab)
         self.longest_token = max(map(len, vocab))
 
     def encode(self, texts: list[str], adds_special: bool = True) -> list[bytes]:
@@ -66,13 +73,17 @@ class Text:
         found = self._tokenizer.encode_batch(texts, add_special_tokens=adds_special)
         return [array("i", one.ids).tobytes() for one in found]
 
+    def table(self, with_special: bool = False) -> ByteTable:
+        """The bytes of every token; those of special tokens are their names, or nothing."""
+        return self._table_with_special if with_special else self._table
+
     def decode(self, token_ids: bytes) -> bytes:
         """UTF-8 of int32 little-endian token ids; may end, or begin, inside a character."""
-        return b"".join(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
+        return self._table.join(token_ids)
 
     def pieces(self, token_ids: bytes) -> list[bytes]:
         """The bytes of each token."""
-        return list(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
+        return self._table.pieces(token_ids)
 
 
 def _read_model_config(path: Path) -> ModelConfig:
@@ -89,14 +100,24 @@ def _read(path: Path) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from None
 
 
-def _byte_table(tokenizer: Tokenizer, vocab: dict[str, int], size: int) -> list[bytes]:
-    """Bytes of every token id below `size`; ids the tokenizer does not have are empty."""
+def _special(tokenizer: Tokenizer) -> dict[int, str]:
+    """The special tokens' names."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token_id: token.content for token_id, token in added.items() if token.special}
+
+
+def _entries(
+    vocab: dict[str, int], tokenizer: Tokenizer, special: dict[int, str], size: int
+) -> list[bytes]:
+    """Bytes of every token id below `size`; special tokens and ids that are no tokens have none."""
     table = [b""] * size
     byte_of = _bytes_of_characters()
     added = tokenizer.get_added_tokens_decoder()
     for token, token_id in vocab.items():
+        if token_id in special:
+            continue
         if token_id in added:
-            table[token_id] = b"" if added[token_id].special else token.encode()
+            table[token_id] = token.encode()
         else:
             try:
                 table[token_id] = bytes(byte_of[character] for character in token)
