@@ -5,6 +5,7 @@ SRMError                 .code: stable string   .message: for the caller
 ├─ CheckpointError       stops the program, exit 3: missing or extra tensor, wrong shape, bad config
 ├─ RequestError          the caller's fault; ends one request
 │  ├─ InvalidRequest     .param names the field
+│  ├─ IdInUse            by a request that still runs
 │  ├─ ContextTooLong
 │  ├─ BodyTooLarge
 │  ├─ NotFound
@@ -53,6 +54,10 @@ class RequestError(SRMError):
 
 class InvalidRequest(RequestError):
     code = "invalid_request"
+
+
+class IdInUse(RequestError):
+    code = "id_in_use"
 
 
 class ContextTooLong(RequestError):

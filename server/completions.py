@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,10 +17,11 @@ from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
 from engine.client import EngineClient
-from engine.errors import BodyTooLarge, InvalidRequest, ModelNotFound
-from server import metrics
+from engine.errors import BodyTooLarge, IdInUse, InvalidRequest, ModelNotFound
+from server import metrics, packed
 from server.generation import Generation
 from server.logprobs import naming, of_delta
+from server.pacing import Pacing
 from server.prompts import encode_prompts
 from server.protocol import CompletionRequest, parse_completion
 from server.replies import Choice, Completion, ModelCard, ModelList, Usage
@@ -39,6 +40,7 @@ class Completions:
         self._client = client
         self._text = text
         self._model_name = model_name
+        self._ids_in_use: set[str] = set()
         self._card = ModelCard(
             id=model_name, created=int(time.time()), max_model_len=text.model.n_ctx
         )
@@ -66,61 +68,77 @@ class Completions:
     def _check_fits(self, request: CompletionRequest) -> None:
         """Refuse what the engine could not take even when idle: a retry would not help."""
         status = self._client.status
-        choices = len(request.prompt) * request.n
-        if status is not None and choices > status.max_waiting:
+        samples = request.num_samples
+        if status is not None and len(request.prompt) * samples > status.max_waiting:
+            name = "n" if samples == request.n else "best_of"
             raise InvalidRequest(
-                f"n = {request.n} of {len(request.prompt)} prompts: this server takes at most "
+                f"{name} = {samples} of {len(request.prompt)} prompts: this server takes at most "
                 f"max_waiting = {status.max_waiting} completions at once",
-                "n",
+                name,
             )
 
     async def whole(self, generation: Generation) -> bytes:
         """The reply in one piece."""
         parts: dict[int, list[Delta]] = {}
         choices = [_NOTHING] * generation.num_choices
-        try:
-            async with aclosing(generation.deltas(self._client)) as batches:
-                async for deltas in batches:
-                    for delta in deltas:
-                        parts.setdefault(delta.index, []).append(delta)
-                        if delta.finish_reason is not None:
-                            whole = join(parts.pop(delta.index))
+        async with self._running(generation) as batches:
+            async for deltas in batches:
+                for delta in deltas:
+                    parts.setdefault(delta.index, []).append(delta)
+                    if delta.finish_reason is not None:
+                        finished = join(parts.pop(delta.index))
+                        for whole in generation.choices(finished):
                             choices[whole.index] = Raw(_encode(self._choice(generation, whole)))
-        finally:
-            _record(generation)
         return self._encode(generation, choices, generation.usage)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The reply as a stream of JSON documents; the choices with news share an event."""
         request = generation.request
         options = request.stream_options
-        wants_tokens = request.return_token_ids or not (
-            request.logprobs is None and request.prompt_logprobs is None
+        wants_tokens = (
+            request.return_token_ids
+            or request.return_packed
+            or not (request.logprobs is None and request.prompt_logprobs is None)
         )
+        pacing = Pacing(request.stream_interval or 1)
         usage: Usage | UnsetType | None = UNSET
         last = generation.started
-        try:
-            async with aclosing(generation.deltas(self._client)) as batches:
-                async for deltas in batches:
-                    choices = [
-                        Raw(_encode(self._choice(generation, delta)))
-                        for delta in deltas
-                        if delta.text or delta.finish_reason or wants_tokens
-                    ]
-                    if not choices:
-                        continue
-                    if options and options.continuous_usage_stats:
-                        usage = generation.usage
-                    elif options and options.include_usage:
-                        usage = None
-                    now = time.monotonic()
-                    if last != generation.started:
-                        metrics.INTER_TOKEN_LATENCY.observe(now - last)
-                    last = now
-                    yield self._encode(generation, choices, usage)
+        async with self._running(generation) as batches:
+            async for deltas in batches:
+                choices = [
+                    Raw(_encode(self._choice(generation, delta)))
+                    for delta in pacing.take(deltas)
+                    if delta.text or delta.finish_reason or wants_tokens
+                ]
+                if not choices:
+                    continue
+                if options and options.continuous_usage_stats:
+                    usage = generation.usage
+                elif options and options.include_usage:
+                    usage = None
+                now = time.monotonic()
+                if last != generation.started:
+                    metrics.INTER_TOKEN_LATENCY.observe(now - last)
+                last = now
+                yield self._encode(generation, choices, usage)
             if options and options.include_usage:
                 yield self._encode(generation, [], generation.usage)
+
+    @asynccontextmanager
+    async def _running(
+        self, generation: Generation
+    ) -> AsyncIterator[AsyncGenerator[list[Delta], None]]:
+        """Its deltas, while nothing else runs under its id; counted however it ends."""
+        if generation.id in self._ids_in_use:
+            raise IdInUse(
+                f"request_id {generation.id!r} is in use by a running request", "request_id"
+            )
+        self._ids_in_use.add(generation.id)
+        try:
+            async with aclosing(generation.deltas(self._client)) as deltas:
+                yield deltas
         finally:
+            self._ids_in_use.remove(generation.id)
             _record(generation)
 
     def _encode(
@@ -147,6 +165,12 @@ class Completions:
             stop_reason=delta.stop_reason,
         )
         prompt = generation.prompt_of(delta.index)
+        if request.return_packed:
+            choice.packed = packed.of_delta(delta, request.logprobs)
+            is_wanted = request.return_token_ids or request.prompt_logprobs is not None
+            if delta.is_first and is_wanted:
+                choice.packed_prompt = prompt.packed_json
+            return choice
         if request.logprobs is not None:
             echoed = prompt.echoed_logprobs if request.echo and delta.is_first else None
             name = naming(self._text, request.return_tokens_as_token_ids)

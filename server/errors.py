@@ -19,6 +19,7 @@ from engine import errors
 _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first match decides
     (errors.Overloaded, 503, "server_overloaded"),  # not 429: TRL retries only 5xx
     (errors.NotFound, 404, "not_found_error"),
+    (errors.IdInUse, 409, "conflict_error"),
     (errors.BodyTooLarge, 413, "invalid_request_error"),
     (errors.RequestError, 400, "invalid_request_error"),
     (errors.EngineUnavailable, 503, "service_unavailable"),

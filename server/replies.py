@@ -25,6 +25,21 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
+class Packed(msgspec.Struct, kw_only=True):
+    """Tokens and scores as base64 of little-endian arrays."""
+
+    token_ids: bytes
+    """int32[tokens]."""
+    logprobs: bytes | UnsetType = UNSET
+    """float32[tokens], if they are asked for. NaN of a prompt's first token."""
+    ranks: bytes | UnsetType = UNSET
+    """int32[tokens], of prompts: 1 is the likeliest, 0 the first token's."""
+    top_token_ids: bytes | UnsetType = UNSET
+    """int32[tokens, k], if k > 0 alternatives are asked for; -1 where there is none."""
+    top_logprobs: bytes | UnsetType = UNSET
+    """float32[tokens, k], theirs."""
+
+
 class Choice(msgspec.Struct, kw_only=True):
     index: int
     text: str
@@ -36,6 +51,10 @@ class Choice(msgspec.Struct, kw_only=True):
     prompt_token_ids: Raw | UnsetType = UNSET
     prompt_logprobs: Raw | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
+    packed: Packed | UnsetType = UNSET
+    """Instead of text, logprobs and token_ids."""
+    packed_prompt: Raw | UnsetType = UNSET
+    """A Packed, instead of prompt_token_ids and prompt_logprobs."""
 
 
 class PromptTokensDetails(msgspec.Struct):

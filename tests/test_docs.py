@@ -212,13 +212,14 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
     for row in found:
         field = fields_by_name[row[0].strip("`")]
         if not field.required and field.default is not None:
-            default = [] if field.default is msgspec.NODEFAULT else field.default
+            is_made = isinstance(field.default_factory, type)
+            default = field.default_factory() if is_made else field.default
             assert row[1] == f"`{json.dumps(default)}`"
         assert row[2] == described(hints[field.name]) or field.name == "prompt"
 
 
 def test_every_field_at_a_neutral_value_is_there() -> None:
-    expected = {"best_of": "the value of `n`"} | {
+    expected = {
         name: f"`{json.dumps(values[0] if values else None)}`"
         for name, values in fields.NEUTRAL.items()
     }
@@ -238,6 +239,7 @@ def test_stream_options_are_there() -> None:
         ("Choice", replies.Choice),
         ("Logprobs", replies.Logprobs),
         ("PromptLogprob", replies.PromptLogprob),
+        ("Packed", replies.Packed),
         ("Usage", replies.Usage),
         ("ModelList", replies.ModelList),
         ("ModelCard", replies.ModelCard),
@@ -250,7 +252,8 @@ def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES")
+    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_METADATA",
+              "MAX_METADATA_KEY", "MAX_METADATA_VALUE")  # fmt: skip
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])

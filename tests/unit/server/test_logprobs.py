@@ -6,6 +6,8 @@ from array import array
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.messages import Output
 from server.logprobs import as_prompt_logprobs, of_delta, of_prompt
@@ -41,6 +43,20 @@ def test_tokens_that_read_the_same_do_not_hide_each_other() -> None:
     assert only(output, 3) == {"three": -0.5, "token_id:4": -1, "five": -2}
     assert only(output, 1) == {"three": -0.5, "token_id:4": -1}
     assert only(output, 0) == {"three": -1}
+
+
+@given(st.permutations(range(6)), st.integers(1, 6), st.integers(0, 5))
+def test_the_maximum_stays_the_maximum_whatever_reads_the_same(
+    order: list[int], alternatives: int, token: int
+) -> None:
+    logprobs = [-0.25 * (1 + place) for place in range(6)]
+    output = scored(order, logprobs, token, logprobs[order.index(token)])
+    found = of_prompt(0, output, alternatives, lambda i: "same" if i % 2 else "other")
+    (_, top), (_, logprob) = found.top_logprobs, found.token_logprobs
+    assert top is not None
+    shown = set(order[:alternatives]) | {token}
+    assert sorted(top.values()) == sorted(logprobs[order.index(one)] for one in shown)
+    assert (logprob == max(top.values())) == (order[0] == token)
 
 
 def test_minus_infinity_is_a_number_of_json() -> None:
