@@ -16,6 +16,7 @@ _FILL = b"\xff"
 _ELSEWHERE = b"\xfe"
 """A row that begins so has no room for its token. Neither byte is ever part of UTF-8, so besides
 long tokens only those that are such a byte themselves are elsewhere."""
+BROKEN = -1
 _FEW = 64
 """Tokens from which on the gather is faster."""
 
@@ -25,6 +26,8 @@ class ByteTable:
 
     def __init__(self, entries: list[bytes]) -> None:
         self.entries = entries
+        self.num_characters = [_num_characters(entry) for entry in entries]
+        """Of each token; BROKEN if it begins or ends inside a character."""
         rows = b"".join(map(_row, entries))
         self._rows = np.frombuffer(rows, np.dtype((np.void, _WIDTH)))
 
@@ -41,6 +44,13 @@ class ByteTable:
         """The bytes of each token."""
         entries = self.entries
         return [entries[token] for token in array("i", token_ids)]
+
+
+def _num_characters(entry: bytes) -> int:
+    try:
+        return len(entry.decode())
+    except UnicodeDecodeError:
+        return BROKEN
 
 
 def _row(entry: bytes) -> bytes:

@@ -7,6 +7,7 @@ token is named, is said by the caller.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,6 +31,14 @@ class _Scored(NamedTuple):
     logprob: float
     top: list[tuple[int, float]]
 
+    @property
+    def shown(self) -> list[tuple[int, float]]:
+        """The likeliest ones, and the token itself behind them if it is none of these."""
+        for token, _ in self.top:
+            if token == self.token:
+                return self.top
+        return [*self.top, (self.token, self.logprob)]
+
 
 def naming(text: Text, as_ids: bool) -> Name:
     """How tokens are written: as their text, or as `token_id:17`."""
@@ -38,20 +47,21 @@ def naming(text: Text, as_ids: bool) -> Name:
 
 def of_delta(delta: Delta, alternatives: int, name: Name, echoed: Logprobs | None) -> Logprobs:
     """Of the tokens that are new, behind those of the prompt where it is echoed."""
-    scored = _scored(delta, alternatives)
-    new = _logprobs(scored, name)
-    before = echoed or Logprobs([], [], [], [])
+    new = _logprobs(delta, alternatives, name)
+    if echoed is None:
+        new.text_offset = delta.text_offset
+        return new
     return Logprobs(
-        tokens=before.tokens + new.tokens,
-        token_logprobs=before.token_logprobs + new.token_logprobs,
-        top_logprobs=before.top_logprobs + new.top_logprobs,
+        tokens=echoed.tokens + new.tokens,
+        token_logprobs=echoed.token_logprobs + new.token_logprobs,
+        top_logprobs=echoed.top_logprobs + new.top_logprobs,
         text_offset=delta.text_offset,
     )
 
 
 def of_prompt(first: int, rest: Output, alternatives: int, name: Name) -> Logprobs:
     """Of a whole prompt, but for its offsets: its first token, and the scores of the others."""
-    found = _logprobs(_scored(rest, alternatives), name)
+    found = _logprobs(rest, alternatives, name)
     return Logprobs(
         [name(first), *found.tokens], [None, *found.token_logprobs], [None, *found.top_logprobs], []
     )
@@ -70,20 +80,22 @@ def as_prompt_logprobs(rest: Output, alternatives: int, name: Name) -> Raw:
     return Raw(msgspec.json.encode(entries))
 
 
-def _logprobs(scored: list[_Scored], name: Name) -> Logprobs:
-    return Logprobs(
-        tokens=[name(one.token) for one in scored],
-        token_logprobs=[one.logprob for one in scored],
-        top_logprobs=[_by_name(one, name) for one in scored],
-        text_offset=[],
+def _logprobs(source: Delta | Output, alternatives: int, name: Name) -> Logprobs:
+    """But for the offsets."""
+    names = list(map(name, array("i", source.token_ids)))
+    logprobs = _floats(source.logprobs)
+    top = (
+        [_by_name(one, name) for one in _scored(source, alternatives)]
+        if alternatives
+        else [{token: logprob} for token, logprob in zip(names, logprobs, strict=True)]
     )
+    return Logprobs(names, [*logprobs], [*top], [])
 
 
 def _by_name(scored: _Scored, name: Name) -> dict[str, float]:
     """The likeliest tokens and the token itself; where two read the same, the second by its id."""
     found: dict[str, float] = {}
-    chosen = [] if any(token == scored.token for token, _ in scored.top) else [scored[:2]]
-    for token, logprob in [*scored.top, *chosen]:
+    for token, logprob in scored.shown:
         label = name(token)
         found[_id_name(token) if label in found else label] = logprob
     return found
@@ -110,4 +122,7 @@ def _ints(data: bytes) -> list[int]:
 
 
 def _floats(data: bytes) -> list[float]:
-    return [max(value, LOWEST) for value in memoryview(data).cast("f")]
+    values = array("f", data).tolist()
+    if values and min(values) < LOWEST:
+        return [max(value, LOWEST) for value in values]
+    return values

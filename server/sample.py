@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import codecs
 import re
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.messages import FinishReason, Output
+from server.byte_table import BROKEN
 from server.text import Text
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
@@ -180,8 +182,12 @@ class Sample:
         return next(count for count, size in enumerate(sizes, 1) if size >= num_bytes)
 
     def _offsets(self, token_ids: bytes) -> list[int]:
-        offsets = []
-        for piece in self._table.pieces(token_ids):
-            offsets.append(self._num_characters)
-            self._num_characters += len(self._offset_decoder.decode(piece))
+        """Characters of the text that are complete before each token."""
+        sizes = self._table.num_characters
+        counts = [sizes[token] for token in array("i", token_ids)]
+        if BROKEN in counts or self._offset_decoder.getstate()[0]:
+            pieces = self._table.pieces(token_ids)
+            counts = [len(self._offset_decoder.decode(piece)) for piece in pieces]
+        offsets = list(accumulate(counts, initial=self._num_characters))
+        self._num_characters = offsets.pop()
         return offsets

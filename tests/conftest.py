@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -14,6 +15,9 @@ from engine.messages import Request, SamplingParams
 from engine.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 MakeEngine = Callable[..., Engine]
 MakeRequest = Callable[..., Request]
