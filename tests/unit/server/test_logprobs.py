@@ -59,6 +59,36 @@ def test_the_maximum_stays_the_maximum_whatever_reads_the_same(
     assert (logprob == max(top.values())) == (order[0] == token)
 
 
+@given(st.data(), st.integers(1, 4), st.integers(1, 4))
+def test_every_token_has_its_own_alternatives(
+    data: st.DataObject, kept: int, alternatives: int
+) -> None:
+    names = ["a", "b", "a", "c", "b", "d"]
+    tops = data.draw(st.lists(st.permutations(range(6)), min_size=1, max_size=6))
+    fills = data.draw(st.booleans())
+    tops = [[*top[: kept - 1], top[kept - 1] if fills else -1] for top in tops]
+    tokens = data.draw(st.lists(st.integers(0, 5), min_size=len(tops), max_size=len(tops)))
+    output = Output(
+        id="a",
+        index=-1,
+        token_ids=array("i", tokens).tobytes(),
+        logprobs=array("f", [-9 - i for i in range(len(tokens))]).tobytes(),
+        top_ids=array("i", [token for top in tops for token in top]).tobytes(),
+        top_logprobs=array("f", [-place for _ in tops for place in range(kept)]).tobytes(),
+    )
+    found = of_prompt(0, output, alternatives, names.__getitem__).top_logprobs[1:]
+    for i, (token, top, shown) in enumerate(zip(tokens, tops, found, strict=True)):
+        pairs = [(one, float(-place)) for place, one in enumerate(top[:alternatives]) if one >= 0]
+        if token not in dict(pairs):
+            pairs.append((token, -9.0 - i))
+        expected: dict[str, float] = {}
+        for one, logprob in pairs:
+            expected.setdefault(names[one], logprob)
+            if expected[names[one]] != logprob:
+                expected[f"token_id:{one}"] = logprob
+        assert shown == expected
+
+
 def test_minus_infinity_is_a_number_of_json() -> None:
     output = scored([5, 3], [0, -float("inf")], 3, -float("inf"))
     assert only(output, 2) == {"five": 0, "three": -9999}
