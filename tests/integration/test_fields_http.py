@@ -163,6 +163,7 @@ def test_an_id_is_taken_while_its_request_runs(server: Server) -> None:
     with server.http.stream("POST", "/v1/completions", json={**long, "request_id": "twice"}):
         error = error_of(server, 409, **fields)
         assert (error["code"], error["param"]) == ("id_in_use", "request_id")
+        assert error_of(server, 409, stream=True, **fields) == error
         assert error_of(server, 409, prompt=["a", "b"], **fields)["type"] == "conflict_error"
     deadline = time.monotonic() + 10
     while server.post(**fields).status_code == 409:
@@ -189,6 +190,32 @@ def test_a_stream_interval_makes_fewer_and_larger_events(server: Server, interva
         assert "".join(part["text"] for part in parts) == choice["text"]
 
 
+@pytest.mark.parametrize("stop", [None, ["e", "at", "é", "<|"]])
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_random_bytes_read_the_same_streamed_and_whole(
+    server: Server, stop: list[str] | None, echo: bool, is_raw: bool
+) -> None:
+    fields = {
+        **{"prompt": [[0, 5, 6], [0, 1, 226, 130]], "n": 30, "max_tokens": 40, "temperature": 100},
+        **{"seed": 11, "stop": stop, "echo": echo, "logprobs": 0, "ignore_eos": is_raw},
+        **{"skip_special_tokens": not is_raw, "include_stop_str_in_output": is_raw},
+    }
+    parts: dict[int, list[dict[str, Any]]] = {}
+    for event in events_of(server, **fields):
+        for part in event["choices"]:
+            parts.setdefault(part["index"], []).append(part)
+    choices = complete(server, **fields)["choices"]
+    for choice in choices:
+        mine = parts[choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        offsets = [offset for part in mine for offset in part["logprobs"]["text_offset"]]
+        assert offsets == choice["logprobs"]["text_offset"]
+        assert mine[-1]["stop_reason"] == choice["stop_reason"]
+    assert any("\ufffd" in choice["text"] for choice in choices)
+    assert sum(map(len, parts.values())) > 5 * len(parts)  # each was cut in many places
+
+
 def ints(packed: str) -> npt.NDArray[np.int32]:
     return np.frombuffer(base64.b64decode(packed), "<i4")
 
@@ -202,6 +229,7 @@ PACKED_FIELDS: list[dict[str, Any]] = [
     {"logprobs": 0, "n": 3},
     {"logprobs": 3, "n": 2, "prompt_logprobs": 2},
     {"logprobs": 1, "n": 2, "best_of": 4},
+    {"max_tokens": 0, "prompt_logprobs": 1},
 ]
 
 
