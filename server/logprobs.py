@@ -26,7 +26,7 @@ _NOBODY = -1
 Name = Callable[[int], str]
 
 
-class _Scored(NamedTuple):
+class Scored(NamedTuple):
     """A token, and the likeliest ones in its place, the likeliest first."""
 
     token: int
@@ -73,7 +73,7 @@ def as_prompt_logprobs(rest: Output, alternatives: int, name: Name) -> Raw:
     """Of a whole prompt, as JSON: null for its first token, then an object by token id."""
     ranks = _ints(rest.ranks)
     entries: list[dict[str, PromptLogprob] | None] = [None]
-    for (token, logprob, top), rank in zip(_scored(rest, alternatives), ranks, strict=True):
+    for (token, logprob, top), rank in zip(scored(rest, alternatives), ranks, strict=True):
         entry = {
             str(other): PromptLogprob(p, i, name(other)) for i, (other, p) in enumerate(top, 1)
         }
@@ -89,7 +89,7 @@ def _logprobs(source: Delta | Output, alternatives: int, name: Name) -> Logprobs
     if not alternatives:
         top = [{token: logprob} for token, logprob in zip(names, logprobs, strict=True)]
     elif _NOBODY in _ints(source.top_ids):
-        top = [_by_name(one, name) for one in _scored(source, alternatives)]
+        top = [_by_name(token, name) for token in scored(source, alternatives)]
     else:
         top = _top(source, alternatives, names, logprobs, name)
     return Logprobs(names, [*logprobs], [*top], [])
@@ -113,21 +113,22 @@ def _top(
                 one[names[i]] = logprobs[i]
         else:
             pairs = list(zip(top_ids[shown], top_logprobs[shown], strict=True))
-            one = _by_name(_Scored(token, logprobs[i], pairs), name)
+            one = _by_name(Scored(token, logprobs[i], pairs), name)
         found.append(one)
     return found
 
 
-def _by_name(scored: _Scored, name: Name) -> dict[str, float]:
+def _by_name(one: Scored, name: Name) -> dict[str, float]:
     """The likeliest tokens and the token itself; where two read the same, the second by its id."""
     found: dict[str, float] = {}
-    for token, logprob in scored.shown:
+    for token, logprob in one.shown:
         label = name(token)
         found[_id_name(token) if label in found else label] = logprob
     return found
 
 
-def _scored(source: Delta | Output, alternatives: int) -> list[_Scored]:
+def scored(source: Delta | Output, alternatives: int) -> list[Scored]:
+    """Each token with its score, and so many of the likeliest ones in its place."""
     tokens, logprobs = _ints(source.token_ids), _floats(source.logprobs)
     top_ids, top_logprobs = _ints(source.top_ids), _floats(source.top_logprobs)
     kept = len(top_ids) // max(len(tokens), 1)  # of each token, at least `alternatives`
@@ -135,7 +136,7 @@ def _scored(source: Delta | Output, alternatives: int) -> list[_Scored]:
     for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         shown = slice(i * kept, i * kept + min(kept, alternatives))
         top = zip(top_ids[shown], top_logprobs[shown], strict=True)
-        found.append(_Scored(token, logprob, [pair for pair in top if pair[0] != _NOBODY]))
+        found.append(Scored(token, logprob, [pair for pair in top if pair[0] != _NOBODY]))
     return found
 
 
