@@ -21,6 +21,8 @@ MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""
 MAX_STOPS = 128
 MAX_STOP_LENGTH = 256
+MAX_CUT_LENGTH = 250_000
+"""Most characters of a text that is longer than the context and to be cut to its last tokens."""
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512

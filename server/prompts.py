@@ -15,7 +15,7 @@ from msgspec import Raw
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import PROMPT, Output, join
 from server import logprobs, packed
-from server.fields import MAX_SCORES
+from server.fields import MAX_CUT_LENGTH, MAX_SCORES
 from server.protocol import CompletionRequest
 from server.replies import Logprobs
 from server.text import Text
@@ -74,10 +74,8 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
     strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
     token_lists = [prompt for prompt in request.prompt if isinstance(prompt, list)]
     last = request.truncate_prompt_tokens
-    for prompt in strings:  # too long for any tokenization: no need to tokenize it
-        at_least = len(prompt) // text.longest_token
-        if at_least > limit and last is None:
-            raise _too_long(f"at least {at_least}", limit)
+    for prompt in strings:
+        _check_length(prompt, text, is_cut=last is not None)
     if strings:
         prompts = await asyncio.to_thread(text.encode, strings, request.add_special_tokens)
     else:
@@ -97,6 +95,23 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
             raise _too_long(str(len(encoded) // 4), limit)
     _check_scores(request, prompts, limit)
     return prompts
+
+
+def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
+    """Refuse a text that no tokenization makes fit, or, if it is cut, that takes too much memory
+    to tokenize."""
+    limit = text.model.n_ctx
+    at_least = len(prompt) // text.longest_token
+    if at_least <= limit:
+        return
+    if not is_cut:
+        raise _too_long(f"at least {at_least}", limit)
+    if len(prompt) > MAX_CUT_LENGTH:
+        raise InvalidRequest(
+            f"prompt has {len(prompt)} characters; with truncate_prompt_tokens it may have "
+            f"{max(MAX_CUT_LENGTH, (limit + 1) * text.longest_token - 1)}",
+            "prompt",
+        )
 
 
 def _refuse_text(request: CompletionRequest) -> None:

@@ -252,8 +252,8 @@ def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_METADATA",
-              "MAX_METADATA_KEY", "MAX_METADATA_VALUE")  # fmt: skip
+    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_CUT_LENGTH",
+              "MAX_METADATA", "MAX_METADATA_KEY", "MAX_METADATA_VALUE")  # fmt: skip
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from server.fields import MAX_CUT_LENGTH
 from tests.serving import TEXT_MODEL, Server
 
 EOS_PROMPT = [154] * 4
@@ -146,6 +147,8 @@ def test_a_text_may_be_cut_however_long_it_is(server: Server) -> None:
     choice = choice_of(server, prompt="the cat " * 20_000 + "sat on the mat", **fields)
     end = choice_of(server, prompt="the cat sat on the mat", **fields)
     assert choice["prompt_token_ids"] == end["prompt_token_ids"]
+    error = error_of(server, 400, prompt="x" * (MAX_CUT_LENGTH + 1), truncate_prompt_tokens=5)
+    assert (error["param"], f"it may have {MAX_CUT_LENGTH}" in error["message"]) == ("prompt", True)
     error = error_of(server, 400, prompt="the cat " * 20_000, truncate_prompt_tokens=129)
     assert (error["code"], "129 tokens" in error["message"]) == ("context_length_exceeded", True)
 
