@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
 from engine.errors import SRMError
-from server import completions, errors, health, metrics
+from server import completions, errors, health, metrics, models
 from server.boundary import Boundary
 from server.config import ServerConfig
 from server.text import Text
@@ -36,8 +36,10 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     app.add_exception_handler(RequestValidationError, errors.validation_error)
-    service = completions.Completions(client, text, config.model_name)
+    served = models.Models(config.model_name, text.model.n_ctx)
+    service = completions.Completions(client, text, served)
     app.include_router(completions.routes(service, config.max_body_bytes))
+    app.include_router(models.routes(served))
     app.include_router(health.routes(client))
     app.include_router(metrics.router)
     return app

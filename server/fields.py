@@ -107,7 +107,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "add_special_tokens": (True,),
     "bad_words": ([],),
     "priority": (0,),
     "allowed_token_ids": (),

@@ -73,7 +73,7 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         if at_least > limit:
             raise _too_long(f"at least {at_least}", limit)
     if strings:
-        prompts = await asyncio.to_thread(text.encode, strings)
+        prompts = await asyncio.to_thread(text.encode, strings, request.add_special_tokens)
     else:
         for ids in token_lists:
             if max(ids) >= text.model.vocab_size:

@@ -29,6 +29,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     max_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
     ] = 16
+    add_special_tokens: Flag = True
     echo: Flag = False
     logprobs: Alternatives | None = None
     prompt_logprobs: Alternatives | None = None
