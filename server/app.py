@@ -14,14 +14,20 @@ from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
 from engine.errors import SRMError
-from server import completions, errors, health, metrics, models
+from server import chat, completions, errors, health, metrics, models, service, tokenize
 from server.boundary import Boundary
+from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.text import Text
 
 
-def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAPI:
-    """Everything an API process answers. Connects `client` at startup and closes it at shutdown."""
+def create_app(
+    config: ServerConfig, client: EngineClient, text: Text, template: ChatTemplate | None = None
+) -> FastAPI:
+    """Everything an API process answers.
+
+    Connects `client` at startup, and closes it and `template` at shutdown.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -30,6 +36,8 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
             yield
         finally:
             await client.close()
+            if template is not None:
+                template.close()
 
     app = FastAPI(openapi_url=None, lifespan=lifespan)  # it would say nothing of bodies
     app.add_middleware(Boundary)
@@ -37,9 +45,14 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
     app.add_exception_handler(HTTPException, errors.framework_error)
     app.add_exception_handler(RequestValidationError, errors.validation_error)
     served = models.Models(config.model_name, text.model.n_ctx)
-    service = completions.Completions(client, text, served)
-    app.include_router(completions.routes(service, config.max_body_bytes))
+    completing = completions.Completions(client, text, served)
+    chatting = chat.Chat(client, text, served, completing, template)
+    tokenizing = tokenize.Tokenizing(text, served, template)
+    app.include_router(completions.routes(completing, config.max_body_bytes))
+    app.include_router(chat.routes(chatting, config.max_body_bytes))
+    app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     app.include_router(models.routes(served))
+    app.include_router(service.router)
     app.include_router(health.routes(client))
     app.include_router(metrics.router)
     return app

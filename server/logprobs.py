@@ -23,7 +23,7 @@ LOWEST = -9999.0
 Name = Callable[[int], str]
 
 
-class _Scored(NamedTuple):
+class Scored(NamedTuple):
     """A token, and the likeliest ones in its place, the likeliest first."""
 
     token: int
@@ -38,8 +38,7 @@ def naming(text: Text, as_ids: bool) -> Name:
 
 def of_delta(delta: Delta, alternatives: int, name: Name, echoed: Logprobs | None) -> Logprobs:
     """Of the tokens that are new, behind those of the prompt where it is echoed."""
-    scored = _scored(delta, alternatives)
-    new = _logprobs(scored, name)
+    new = _logprobs(scored(delta, alternatives), name)
     before = echoed or Logprobs([], [], [], [])
     return Logprobs(
         tokens=before.tokens + new.tokens,
@@ -51,7 +50,7 @@ def of_delta(delta: Delta, alternatives: int, name: Name, echoed: Logprobs | Non
 
 def of_prompt(first: int, rest: Output, alternatives: int, name: Name) -> Logprobs:
     """Of a whole prompt, but for its offsets: its first token, and the scores of the others."""
-    found = _logprobs(_scored(rest, alternatives), name)
+    found = _logprobs(scored(rest, alternatives), name)
     return Logprobs(
         [name(first), *found.tokens], [None, *found.token_logprobs], [None, *found.top_logprobs], []
     )
@@ -61,7 +60,7 @@ def as_prompt_logprobs(rest: Output, alternatives: int, name: Name) -> Raw:
     """Of a whole prompt, as JSON: null for its first token, then an object by token id."""
     ranks = _ints(rest.ranks)
     entries: list[dict[str, PromptLogprob] | None] = [None]
-    for (token, logprob, top), rank in zip(_scored(rest, alternatives), ranks, strict=True):
+    for (token, logprob, top), rank in zip(scored(rest, alternatives), ranks, strict=True):
         entry = {
             str(other): PromptLogprob(p, i, name(other)) for i, (other, p) in enumerate(top, 1)
         }
@@ -70,26 +69,27 @@ def as_prompt_logprobs(rest: Output, alternatives: int, name: Name) -> Raw:
     return Raw(msgspec.json.encode(entries))
 
 
-def _logprobs(scored: list[_Scored], name: Name) -> Logprobs:
+def _logprobs(tokens: list[Scored], name: Name) -> Logprobs:
     return Logprobs(
-        tokens=[name(one.token) for one in scored],
-        token_logprobs=[one.logprob for one in scored],
-        top_logprobs=[_by_name(one, name) for one in scored],
+        tokens=[name(one.token) for one in tokens],
+        token_logprobs=[one.logprob for one in tokens],
+        top_logprobs=[_by_name(one, name) for one in tokens],
         text_offset=[],
     )
 
 
-def _by_name(scored: _Scored, name: Name) -> dict[str, float]:
+def _by_name(one: Scored, name: Name) -> dict[str, float]:
     """The likeliest tokens and the token itself; where two read the same, the second by its id."""
     found: dict[str, float] = {}
-    chosen = [] if any(token == scored.token for token, _ in scored.top) else [scored[:2]]
-    for token, logprob in [*scored.top, *chosen]:
+    chosen = [] if any(token == one.token for token, _ in one.top) else [one[:2]]
+    for token, logprob in [*one.top, *chosen]:
         label = name(token)
         found[_id_name(token) if label in found else label] = logprob
     return found
 
 
-def _scored(source: Delta | Output, alternatives: int) -> list[_Scored]:
+def scored(source: Delta | Output, alternatives: int) -> list[Scored]:
+    """Each token with its score, and so many of the likeliest ones in its place."""
     tokens, logprobs = _ints(source.token_ids), _floats(source.logprobs)
     top_ids, top_logprobs = _ints(source.top_ids), _floats(source.top_logprobs)
     kept = len(top_ids) // max(len(tokens), 1)  # of each token, at least `alternatives`
@@ -97,7 +97,7 @@ def _scored(source: Delta | Output, alternatives: int) -> list[_Scored]:
     for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         shown = slice(i * kept, i * kept + min(kept, alternatives))
         top = zip(top_ids[shown], top_logprobs[shown], strict=True)
-        found.append(_Scored(token, logprob, [pair for pair in top if pair[0] >= 0]))
+        found.append(Scored(token, logprob, [pair for pair in top if pair[0] >= 0]))
     return found
 
 

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
+from server import tokenizer_files
 
 assert sys.byteorder == "little"  # token ids travel as little-endian bytes and are used in place
 
@@ -33,9 +34,16 @@ class Text:
         self.longest_token = len(self.labels[-1])
         """Most characters of text that one token can stand for."""
         self._bytes = [label.encode() for label in self.labels]
+        self.special_tokens: dict[str, str] = {}
+        """Texts of special tokens, by `bos_token`, `eos_token` and what else the folder names."""
+        self._names: dict[int, bytes] = {}
         self._tokenizer: Tokenizer | None = None
         if (folder / "tokenizer.json").exists():
             self._load(folder / "tokenizer.json")
+            own = {"bos_token": self.model.bos_token_id, "eos_token": self.model.eos_token_id}
+            found = {name: self._spelling(token) for name, token in own.items()}
+            self.special_tokens = {name: text for name, text in found.items() if text is not None}
+            self.special_tokens |= tokenizer_files.special_tokens(folder)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -58,6 +66,7 @@ class Text:
             )
         self._bytes = _byte_table(self._tokenizer, vocab, self.model.vocab_size)
         self.labels = _labels(self._bytes, vocab)
+        self._names = {token: name.encode() for name, token in vocab.items()}
         self.longest_token = max(map(len, vocab))
 
     def encode(self, texts: list[str], adds_special: bool = True) -> list[bytes]:
@@ -69,6 +78,21 @@ class Text:
     def decode(self, token_ids: bytes) -> bytes:
         """UTF-8 of int32 little-endian token ids; may end, or begin, inside a character."""
         return b"".join(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
+
+    def spell(self, token_ids: bytes) -> bytes:
+        """As `decode`, and special tokens by their names: `encode` reads these as the tokens."""
+        ids = memoryview(token_ids).cast("i")
+        return b"".join(self._bytes[token] or self._names.get(token, b"") for token in ids)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Of the token's text; none of a special token."""
+        return self._bytes[token]
+
+    def _spelling(self, token: int) -> str | None:
+        """What `encode` reads as this one token, if its name is."""
+        name = self.labels[token]
+        ids = self.encode([name], adds_special=False)[0]
+        return name if ids == array("i", [token]).tobytes() else None
 
     def pieces(self, token_ids: bytes) -> list[bytes]:
         """The bytes of each token."""
