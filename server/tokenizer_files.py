@@ -12,7 +12,8 @@ import msgspec
 
 from engine.errors import CheckpointError, ConfigError, SRMError
 
-MAX_TEMPLATE_BYTES = 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
+"""Of one of these files."""
 
 
 class _Token(msgspec.Struct):
@@ -75,8 +76,8 @@ def _read_config(folder: Path) -> _Described:
 
 def _read(path: Path, kind: type[SRMError]) -> str:
     try:
-        if path.stat().st_size > 16 * MAX_TEMPLATE_BYTES:
-            raise kind(f"{path} is larger than {16 * MAX_TEMPLATE_BYTES} bytes")
+        if path.stat().st_size > MAX_BYTES:
+            raise kind(f"{path} is larger than {MAX_BYTES} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise kind(f"cannot read {path}: {error}") from None
