@@ -198,7 +198,7 @@ class ChatShape:
         )
 
     def _bytes(self, token: int) -> list[int] | None:
-        return list(self._text.bytes_of(token)) or None
+        return list(self._text.pieces(token.to_bytes(4, "little"))[0]) or None
 
 
 def routes(chat: Chat, max_body_bytes: int) -> APIRouter:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,9 @@ from tokenizers import Tokenizer
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
 from server import tokenizer_files
+
+AT_ONCE = 128 * 1024
+"""Characters that are tokenized together: the library takes up to 600 bytes for each."""
 
 assert sys.byteorder == "little"  # token ids travel as little-endian bytes and are used in place
 
@@ -72,8 +76,11 @@ class Text:
     def encode(self, texts: list[str], adds_special: bool = True) -> list[bytes]:
         """Token ids of each text, int32 little-endian, with what the tokenizer adds around it."""
         assert self._tokenizer is not None
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=adds_special)
-        return [array("i", one.ids).tobytes() for one in found]
+        encoded: list[bytes] = []
+        for some in _by_length(texts):
+            found = self._tokenizer.encode_batch(some, add_special_tokens=adds_special)
+            encoded += [array("i", one.ids).tobytes() for one in found]
+        return encoded
 
     def decode(self, token_ids: bytes) -> bytes:
         """UTF-8 of int32 little-endian token ids; may end, or begin, inside a character."""
@@ -81,12 +88,8 @@ class Text:
 
     def spell(self, token_ids: bytes) -> bytes:
         """As `decode`, and special tokens by their names: `encode` reads these as the tokens."""
-        ids = memoryview(token_ids).cast("i")
-        return b"".join(self._bytes[token] or self._names.get(token, b"") for token in ids)
-
-    def bytes_of(self, token: int) -> bytes:
-        """Of the token's text; none of a special token."""
-        return self._bytes[token]
+        pieces = zip(memoryview(token_ids).cast("i"), self.pieces(token_ids), strict=True)
+        return b"".join(piece or self._names.get(token, b"") for token, piece in pieces)
 
     def _spelling(self, token: int) -> str | None:
         """What `encode` reads as this one token, if its name is."""
@@ -97,6 +100,20 @@ class Text:
     def pieces(self, token_ids: bytes) -> list[bytes]:
         """The bytes of each token."""
         return list(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
+
+
+def _by_length(texts: list[str]) -> Iterator[list[str]]:
+    """The texts, so many together as have AT_ONCE characters, or one that has more."""
+    some: list[str] = []
+    characters = 0
+    for text in texts:
+        if some and characters + len(text) > AT_ONCE:
+            yield some
+            some, characters = [], 0
+        some.append(text)
+        characters += len(text)
+    if some:
+        yield some
 
 
 def _read_model_config(path: Path) -> ModelConfig:

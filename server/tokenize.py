@@ -1,13 +1,14 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer for clients that have none.
 
 Whatever is asked for is bounded by MAX_CHARACTERS and MAX_TOKENS, since no context bounds it, and
-made in a thread. Knows no engine.
+made in a thread; long texts one after the other, since they take much memory. Knows no engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import msgspec
@@ -29,10 +30,10 @@ from server.conversation import (
 from server.fields import Fields, Flag, TokenId, checked, given_fields
 from server.models import Models
 from server.responses import WhileConnected
-from server.text import Text
+from server.text import AT_ONCE, Text
 
-MAX_CHARACTERS = 4 * 1024 * 1024
-"""Most characters that are tokenized at once."""
+MAX_CHARACTERS = 1024 * 1024
+"""Most characters of one request."""
 MAX_TOKENS = 4 * 1024 * 1024
 """Most tokens that are made text at once."""
 
@@ -118,6 +119,7 @@ class Tokenizing:
         self._text = text
         self._models = models
         self._template = template
+        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="long texts")
 
     async def tokenize(self, body: bytes) -> Tokenized:
         """Raises the RequestError to answer with."""
@@ -135,13 +137,15 @@ class Tokenizing:
         characters = sum(map(len, texts))
         if characters > MAX_CHARACTERS:
             raise InvalidRequest(
-                f"{field} has {characters} characters; at most {MAX_CHARACTERS} are tokenized at "
-                "once",
+                f"{field} has {characters} characters; at most {MAX_CHARACTERS} are tokenized",
                 field,
             )
         adds_special = request.add_special_tokens
-        encoded = await asyncio.to_thread(
-            self._text.encode, texts, chat is None if adds_special is None else adds_special
+        encoded = await asyncio.get_running_loop().run_in_executor(
+            self._long_texts if characters > AT_ONCE else None,
+            self._text.encode,
+            texts,
+            chat is None if adds_special is None else adds_special,
         )
         tokens = [memoryview(ids).cast("i").tolist() for ids in encoded]
         counts = list(map(len, tokens))

@@ -17,7 +17,7 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.service import VERSION
 from server.text import Text
-from tests.serving import CHAT_TEMPLATE, ROOT, TEXT_MODEL, Server, write_text_model
+from tests.serving import CHAT_TEMPLATE, MAX_BODY_BYTES, ROOT, TEXT_MODEL, Server, write_text_model
 
 MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
 TEXTS = ["the cat", "", "é € 😀", "<|end_of_text|> and on", " two  spaces\n"]
@@ -109,7 +109,7 @@ def test_a_client_without_a_tokenizer_has_all_it_needs(server: Server) -> None:
         ("tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt",
          "only with messages"),
         ("tokenize", {"prompt": "x", "nothing": 1}, "nothing", "not a field"),
-        ("tokenize", {"prompt": "xy" * (tokenize.MAX_CHARACTERS // 8)}, None, "body is larger"),
+        ("tokenize", {"prompt": "xy" * (MAX_BODY_BYTES // 2)}, None, "body is larger"),
         ("detokenize", {}, "tokens", "tokens is required"),
         ("detokenize", {"tokens": "x"}, "tokens", "a list of at most 4194304 token ids"),
         ("detokenize", {"tokens": [[5]]}, "tokens", "token ids"),
@@ -142,6 +142,7 @@ async def test_more_text_than_fits_is_refused(
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://srm"
     ) as client:
+        monkeypatch.setattr(tokenize, "AT_ONCE", 5)
         for prompt, status in (("x" * 10, 200), ("x" * 11, 400), (["x" * 6] * 2, 400)):
             reply = await client.post("/tokenize", json={"prompt": prompt})
             assert reply.status_code == status
