@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.text import Text
 from tests.integration.test_http import flat, values, wait_until_idle
-from tests.serving import MAX_WAITING, SERVER_FLAGS, TEXT_MODEL, Server, write_text_model
+from tests.serving import MAX_WAITING, ROOT, SERVER_FLAGS, TEXT_MODEL, Server, write_text_model
 
 PATH = "/v1/chat/completions"
 MESSAGES = [
@@ -225,6 +227,26 @@ def test_a_template_can_be_given_and_one_that_raises_is_heard(
         )
         text = server.http.post("/detokenize", json={"tokens": found["prompt_token_ids"]}).json()
         assert text == {"prompt": "<|begin_of_text|>Q: the cat!"}
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "why"),
+    [("{{ a", 3, "the chat template is not one: line 1: "), (None, 2, "cannot read ")],
+)
+def test_a_template_that_is_none_ends_the_start(
+    text_model: Path, tmp_path: Path, source: str | None, code: int, why: str
+) -> None:
+    file = tmp_path / "mine.jinja"
+    if source is not None:
+        file.write_text(source)
+    flags = [f"--model={text_model}", "--port=0", f"--chat-template={file}"]
+    command = [sys.executable, "-m", "server", "api", *flags]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == code
+    assert why in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_client_that_leaves_a_chat_frees_its_slots(server: Server) -> None:
