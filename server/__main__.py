@@ -16,8 +16,10 @@ from engine.config import load
 from engine.errors import SRMError
 from server import launch
 from server.app import create_app
+from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.text import Text
+from server.tokenizer_files import chat_template as chat_template_source
 
 
 def serve_api(argv: list[str]) -> int:
@@ -27,13 +29,17 @@ def serve_api(argv: list[str]) -> int:
     text = Text(config.model)
     if not text.has_tokenizer:
         logging.info("%s has no tokenizer.json: prompts are token ids", config.model)
+    source = chat_template_source(config.model, config.chat_template)
+    template = None if source is None else ChatTemplate(source, text.special_tokens)
+    if template is None:
+        logging.info("%s has no chat template: chats are refused", config.model)
     if config.listen_fd >= 0:
         listener = socket.socket(fileno=config.listen_fd)
     else:
         listener = launch.listen(config.host, config.port)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(config, EngineClient(config.endpoint), text),
+            create_app(config, EngineClient(config.endpoint), text, template),
             loop="uvloop",
             http="httptools",
             log_config=None,

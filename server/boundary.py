@@ -21,7 +21,7 @@ from server import errors, metrics
 log = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_PROBES = {"/health", "/ready", "/metrics"}
+_PROBES = {"/health", "/ping", "/ready", "/metrics"}
 """Asked every few seconds: not worth a line each time."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _CLIENT_GONE = 499

@@ -19,6 +19,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder with config.json and tokenizer.json; the weights are the engine's business."""
     served_model_name: str = ""
     """What requests call the model; empty: the folder's name."""
+    chat_template: str = ""
+    """File with the Jinja template of chats; empty: the model folder's own, if it has one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000

@@ -49,11 +49,15 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Padding of events, which there is none of: only false is taken."""
 
 
-class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat completions have in common, checked.
+class Fields(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's body, checked. The description of a field is what it allows."""
 
-    The description of a field is what it allows.
-    """
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that do not go together."""
+
+
+class SamplingRequest(Fields, frozen=True, kw_only=True):
+    """What completions and chat completions have in common."""
 
     model: Annotated[str, Meta(description="a string")] | None = None
     n: Annotated[
@@ -140,7 +144,6 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that do not go together."""
         for name in ("stream_options", "stream_interval"):
             if getattr(self, name) is not None and not self.stream:
                 raise InvalidRequest(f"{name} is allowed only with stream = true", name)
@@ -172,7 +175,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 nothing."""
 
 
-_Asked = TypeVar("_Asked", bound=SamplingRequest)
+_Asked = TypeVar("_Asked", bound=Fields)
 
 
 def given_fields(body: bytes) -> dict[str, Any]:
@@ -180,7 +183,12 @@ def given_fields(body: bytes) -> dict[str, Any]:
     return {name: value for name, value in _json_object(body).items() if value is not None}
 
 
-def checked(kind: type[_Asked], given: dict[str, Any], converted: dict[str, Any]) -> _Asked:
+def checked(
+    kind: type[_Asked],
+    given: dict[str, Any],
+    converted: dict[str, Any],
+    neutral: dict[str, tuple[Any, ...]] = NEUTRAL,
+) -> _Asked:
     """The request that the fields given make; those in `converted` have been checked already.
 
     Raises InvalidRequest naming field and value.
@@ -192,8 +200,8 @@ def checked(kind: type[_Asked], given: dict[str, Any], converted: dict[str, Any]
             continue
         if name in hints:
             fields[name] = _convert(kind, name, value)
-        elif name in NEUTRAL:
-            _check_neutral(name, value, NEUTRAL[name])
+        elif name in neutral:
+            _check_neutral(name, value, neutral[name])
         else:
             raise InvalidRequest(f"{name!r} is not a field of this request", name)
     request = kind(**fields)
@@ -202,12 +210,12 @@ def checked(kind: type[_Asked], given: dict[str, Any], converted: dict[str, Any]
 
 
 @cache
-def hints_of(kind: type[SamplingRequest]) -> dict[str, Any]:
+def hints_of(kind: type[Fields]) -> dict[str, Any]:
     """The annotation of every field, whole."""
     return get_type_hints(kind, include_extras=True)
 
 
-def refused(kind: type[SamplingRequest], name: str, value: Any) -> InvalidRequest:
+def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
     """That a field of a request may not have a value."""
     hint = hints_of(kind)[name]
     return InvalidRequest(f"{name} must be {_allowed(hint)}; got {show(value)}", name)
@@ -225,7 +233,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _convert(kind: type[SamplingRequest], name: str, value: Any) -> Any:
+def _convert(kind: type[Fields], name: str, value: Any) -> Any:
     try:
         return msgspec.convert(value, hints_of(kind)[name])
     except msgspec.ValidationError:

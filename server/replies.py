@@ -90,6 +90,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "srm"
+    root: str
+    """The model that this one is made of: itself."""
+    parent: None = None
     max_model_len: int
 
 

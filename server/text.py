@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,11 @@ from tokenizers import Tokenizer
 
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
+from server import tokenizer_files
 from server.byte_table import ByteTable
+
+AT_ONCE = 128 * 1024
+"""Characters that are tokenized together: the library takes up to 600 bytes for each."""
 
 assert sys.byteorder == "little"  # token ids travel as little-endian bytes and are used in place
 
@@ -35,9 +40,15 @@ class Text:
         self.longest_token = len(self.labels[-1])
         """Most characters of text that one token can stand for."""
         self._table = self._table_with_special = ByteTable(list(map(str.encode, self.labels)))
+        self.special_tokens: dict[str, str] = {}
+        """Texts of special tokens, by `bos_token`, `eos_token` and what else the folder names."""
         self._tokenizer: Tokenizer | None = None
         if (folder / "tokenizer.json").exists():
             self._load(folder / "tokenizer.json")
+            own = {"bos_token": self.model.bos_token_id, "eos_token": self.model.eos_token_id}
+            found = {name: self._spelling(token) for name, token in own.items()}
+            self.special_tokens = {name: text for name, text in found.items() if text is not None}
+            self.special_tokens |= tokenizer_files.special_tokens(folder)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -70,8 +81,11 @@ class Text:
     def encode(self, texts: list[str], adds_special: bool = True) -> list[bytes]:
         """Token ids of each text, int32 little-endian, with what the tokenizer adds around it."""
         assert self._tokenizer is not None
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=adds_special)
-        return [array("i", one.ids).tobytes() for one in found]
+        encoded: list[bytes] = []
+        for some in _by_length(texts):
+            found = self._tokenizer.encode_batch(some, add_special_tokens=adds_special)
+            encoded += [array("i", one.ids).tobytes() for one in found]
+        return encoded
 
     def table(self, with_special: bool = False) -> ByteTable:
         """The bytes of every token; those of special tokens are their names, or nothing."""
@@ -81,9 +95,33 @@ class Text:
         """UTF-8 of int32 little-endian token ids; may end, or begin, inside a character."""
         return self._table.join(token_ids)
 
+    def spell(self, token_ids: bytes) -> bytes:
+        """As `decode`, and special tokens by their names: `encode` reads these as the tokens."""
+        return self._table_with_special.join(token_ids)
+
+    def _spelling(self, token: int) -> str | None:
+        """What `encode` reads as this one token, if its name is."""
+        name = self.labels[token]
+        ids = self.encode([name], adds_special=False)[0]
+        return name if ids == array("i", [token]).tobytes() else None
+
     def pieces(self, token_ids: bytes) -> list[bytes]:
         """The bytes of each token."""
         return self._table.pieces(token_ids)
+
+
+def _by_length(texts: list[str]) -> Iterator[list[str]]:
+    """The texts, so many together as have AT_ONCE characters, or one that has more."""
+    some: list[str] = []
+    characters = 0
+    for text in texts:
+        if some and characters + len(text) > AT_ONCE:
+            yield some
+            some, characters = [], 0
+        some.append(text)
+        characters += len(text)
+    if some:
+        yield some
 
 
 def _read_model_config(path: Path) -> ModelConfig:

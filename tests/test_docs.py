@@ -32,9 +32,19 @@ from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
-from server import fields, protocol, replies
+from server import (
+    chat_protocol,
+    chat_replies,
+    conversation,
+    fields,
+    protocol,
+    replies,
+    template_process,
+    tokenize,
+)
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.launch import load_settings
@@ -218,6 +228,41 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
         assert row[2] == described(hints[field.name]) or field.name == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [
+        ("Chat fields", chat_protocol.ChatRequest),
+        ("TokenizeRequest", tokenize.TokenizeRequest),
+        ("DetokenizeRequest", tokenize.DetokenizeRequest),
+    ],
+)
+def test_every_field_of_other_requests_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
+    hints = get_type_hints(kind, include_extras=True)
+    shared = fields.SamplingRequest.__struct_fields__ if heading == "Chat fields" else ()
+    found = rows("api.md", heading)
+    assert sorted(row[0].strip("`") for row in found) == sorted(set(hints) - set(shared))
+    for row in found:
+        name = row[0].strip("`")
+        most = f"a list of 1 to {conversation.MAX_MESSAGES} messages"
+        allowed = most if name == "messages" else described(hints[name])
+        assert row[2].removesuffix(", see below") == allowed
+
+
+def test_every_field_of_a_message_is_there() -> None:
+    assert names("api.md", "Message") == list(conversation.Message.__struct_fields__)
+    roles = re.findall(r"`(\w+)`", rows("api.md", "Message")[0][1])
+    assert roles == list(get_args(conversation.Role))
+
+
+def test_every_field_of_a_chat_at_a_neutral_value_is_there() -> None:
+    found = dict(rows("api.md", "Chat fields that are accepted at one value"))
+    assert found == {
+        f"`{name}`": ", ".join(f"`{json.dumps(value)}`" for value in values or (None,))
+        for name, values in chat_protocol.CHAT_NEUTRAL.items()
+        if name not in fields.NEUTRAL
+    }
+
+
 def test_every_field_at_a_neutral_value_is_there() -> None:
     expected = {
         name: f"`{json.dumps(values[0] if values else None)}`"
@@ -243,11 +288,19 @@ def test_stream_options_are_there() -> None:
         ("Usage", replies.Usage),
         ("ModelList", replies.ModelList),
         ("ModelCard", replies.ModelCard),
+        ("ChatCompletion", chat_replies.ChatCompletion),
+        ("ChatChoice", chat_replies.ChatChoice),
+        ("ChatLogprobs", chat_replies.ChatLogprobs),
+        ("TokenLogprob", chat_replies.TokenLogprob),
+        ("ChatChunk", chat_replies.ChatChunk),
+        ("Tokenized", tokenize.Tokenized),
+        ("TokenizerInfo", tokenize.TokenizerInfo),
         ("Errors", ErrorDetail),
     ],
 )
 def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
-    assert set(names("api.md", heading)) == set(kind.__struct_fields__)
+    cells = " ".join(row[0] for row in rows("api.md", heading))
+    assert sorted(re.findall(r"`(\w+)`", cells)) == sorted(kind.__struct_fields__)
 
 
 def test_limits_are_what_they_are() -> None:
@@ -256,6 +309,10 @@ def test_limits_are_what_they_are() -> None:
               "MAX_METADATA", "MAX_METADATA_KEY", "MAX_METADATA_VALUE")  # fmt: skip
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
+    assert f"| messages of a chat | {conversation.MAX_MESSAGES} |" in text
+    assert f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB " in text
+    assert f" {tokenize.MAX_CHARACTERS} characters " in text
+    assert f" {tokenize.MAX_TOKENS} tokens " in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
     assert settings and set(settings) <= set(srm.SETTINGS)
 
