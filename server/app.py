@@ -5,6 +5,8 @@ Knows what there is and not how it works.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,15 +15,27 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
-from engine.errors import SRMError
+from engine.errors import ConfigError, SRMError
 from server import completions, errors, health, metrics
 from server.boundary import Boundary
 from server.config import ServerConfig
+from server.cors import Cors
+from server.guard import Guard
+from server.keys import VARIABLE, Keys, load_keys
+from server.retries import Retries
 from server.text import Text
+from server.traces import Tracer
 
 
 def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAPI:
-    """Everything an API process answers. Connects `client` at startup and closes it at shutdown."""
+    """Everything an API process answers. Connects `client` at startup and closes it at shutdown.
+
+    Raises ConfigError for keys, limits and traces that cannot be.
+    """
+
+    keys = load_keys(config.api_keys_file, os.environ)
+    check_limits(config, keys)
+    tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -30,9 +44,19 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
             yield
         finally:
             await client.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
-    app = FastAPI(openapi_url=None, lifespan=lifespan)  # it would say nothing of bodies
-    app.add_middleware(Boundary)
+    def retry_after_s() -> int:
+        return client.status.retry_after_s if client.status else 1
+
+    # It would say nothing of bodies; and a redirect would lead nowhere behind a proxy.
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
+    app.add_middleware(Guard, config=config, keys=keys, retry_after_s=retry_after_s)
+    if config.cors_origins:
+        app.add_middleware(Cors, origins=config.cors_origins)
+    app.add_middleware(Boundary, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     app.add_exception_handler(RequestValidationError, errors.validation_error)
@@ -41,3 +65,13 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
     app.include_router(health.routes(client))
     app.include_router(metrics.router)
     return app
+
+
+def check_limits(config: ServerConfig, keys: Keys) -> None:
+    """Raises ConfigError for limits of keys where there are no keys."""
+    for name in ("requests_per_minute", "tokens_per_minute"):
+        if getattr(config, name) and not keys:
+            raise ConfigError(
+                f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
+                f"set api_keys_file or {VARIABLE}"
+            )
