@@ -35,6 +35,7 @@ def make_engine(weights: Weights) -> MakeEngine:
         max_waiting: int = 100,
         prefix_slots: int = 4,
         prefix_cache: bool = True,
+        max_waiting_bytes: int = 1024**3,
         model: Weights = weights,
     ) -> Engine:
         config = EngineConfig(
@@ -44,6 +45,7 @@ def make_engine(weights: Weights) -> MakeEngine:
             max_waiting=max_waiting,
             prefix_slots=prefix_slots,
             prefix_cache=prefix_cache,
+            max_waiting_bytes=max_waiting_bytes,
         )
         runner = NumpyRunner(model, config.num_slots)
         return Engine(model.config, runner, config, model.fingerprint)
