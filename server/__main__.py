@@ -42,6 +42,7 @@ def serve_api(argv: list[str]) -> int:
             http=partial(Connection, config),  # type: ignore[arg-type]  # made like the class
             ws="none",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=math.ceil(config.drain_s),

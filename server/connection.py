@@ -20,7 +20,7 @@ from server.config import ServerConfig
 from server.errors import ErrorBody, ErrorDetail
 from server.guard import TOO_MANY_CONNECTIONS
 
-LINGER_S = 5.0
+LINGER_S = 2.0
 """How long the rest of a body is read after its reply. Without it the reply could get lost."""
 
 
@@ -41,6 +41,8 @@ class Connection(HttpToolsProtocol):
         """Whether what comes next is a request line or a header."""
         self._has_begun = False
         """Whether a request has, and is not yet here whole."""
+        self._has_ended = False
+        """Whether one has, in what was last received: then not all of that is of the next one."""
         self._head_bytes = 0
         self._refused_head = False
         self._receiving: asyncio.TimerHandle | None = None
@@ -63,11 +65,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        had_begun = self._has_begun
+        self._has_ended = False
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._is_in_head and had_begun and self._has_begun:
+        if self._is_in_head and self._has_begun and not self._has_ended:
             self._head_bytes += len(data)
             if self._head_bytes > self._settings.max_header_bytes:
                 self._refuse_head()
@@ -92,7 +94,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
-        self._is_in_head, self._has_begun, self._head_bytes = True, False, 0
+        self._is_in_head, self._has_begun, self._has_ended = True, False, True
         self._stop_receiving()
         super().on_message_complete()
 
