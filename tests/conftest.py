@@ -11,9 +11,12 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.messages import Request, SamplingParams
+from engine.telemetry import turn_off_telemetry
 from engine.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
+
+turn_off_telemetry()  # of the sessions that tests make without a ModelRunner
 
 MakeEngine = Callable[..., Engine]
 MakeRequest = Callable[..., Request]

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.test_http import wait_until_idle
 from tests.serving import SERVER_FLAGS, Server
 
-LONG = {"n": 700, "max_tokens": 120, "ignore_eos": True}
+LONG = {"n": 150, "max_tokens": 120, "ignore_eos": True}
 BODY = {"model": "tiny", "prompt": "the cat", **LONG}
 
 
@@ -69,7 +69,7 @@ async def test_a_reply_that_is_ready_waits_for_the_retry(patient: Server) -> Non
 async def test_a_stream_that_had_not_begun_is_taken_over(text_model: Path) -> None:
     flags = [*SERVER_FLAGS, "--num-slots=2", "--max-step-rows=2"]
     with Server(text_model, *flags) as running:
-        blocking = asyncio.create_task(send(running, 60, n=30, prompt="mat"))
+        blocking = asyncio.create_task(send(running, 60, n=20, prompt="mat"))
         while not running.metric("srm_engine_running_sequences"):
             await asyncio.sleep(0.01)
         waiting = {"n": 1, "max_tokens": 3, "stream": True}
@@ -108,10 +108,10 @@ async def test_first_attempts_are_never_merged(patient: Server) -> None:
 
 
 async def test_a_retry_does_not_take_what_somebody_waits_for(patient: Server) -> None:
-    first = asyncio.create_task(send(patient, 60, 600, n=200))
+    first = asyncio.create_task(send(patient, 60, 600, n=60))
     while not patient.metric("srm_engine_running_sequences"):
         await asyncio.sleep(0.01)
-    second = await send(patient, 60, 600, count=1, n=200)
+    second = await send(patient, 60, 600, count=1, n=60)
     one = await first
     assert one is not None and second is not None
     assert one.status_code == second.status_code == 200
@@ -120,8 +120,8 @@ async def test_a_retry_does_not_take_what_somebody_waits_for(patient: Server) ->
 
 async def test_another_body_is_another_request(patient: Server) -> None:
     before = started(patient)
-    assert await send(patient, 0.1, 0.1, prompt="cat the", n=200) is None
-    reply = await send(patient, 60, 600, count=1, prompt="the cat", n=200)
+    assert await send(patient, 0.1, 0.1, prompt="cat the", n=100) is None
+    reply = await send(patient, 60, 600, count=1, prompt="the cat", n=100)
     assert reply is not None and reply.status_code == 200
     wait_until_idle(patient, 20)
     assert started(patient) == before + 2
@@ -139,7 +139,7 @@ async def test_a_retry_replaces_a_connection_that_should_have_ended(patient: Ser
 
 def test_the_sdk_runs_a_request_that_times_out_once(patient: Server) -> None:
     before = started(patient)
-    client = openai.OpenAI(base_url=f"{patient.url}/v1", api_key="none", max_retries=5, timeout=1.0)
+    client = openai.OpenAI(base_url=f"{patient.url}/v1", api_key="none", max_retries=5, timeout=0.5)
     body = {name: BODY[name] for name in ("model", "prompt", "n", "max_tokens")}
     answer = client.completions.create(**body, extra_body={"ignore_eos": True})  # type: ignore[call-overload]  # of a dict
     assert len(answer.choices) == LONG["n"]

@@ -65,7 +65,7 @@ def ask(server: Server, key: str | None, **fields: object) -> httpx.Response:
 
 @pytest.mark.parametrize("key", [None, "x", ALICE[:-1], ALICE + "x", "é" * 20])
 def test_without_one_of_the_keys_there_is_a_401(guarded: Server, key: str | None) -> None:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
+    headers = {} if key is None else {b"Authorization": f"Bearer {key}".encode()}
     for reply in (
         guarded.http.post("/v1/completions", json={"prompt": "a"}, headers=headers),
         guarded.http.get("/v1/models", headers=headers),
