@@ -76,6 +76,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("max_body_bytes", "max_waiting_bytes", "max_connections", "max_header_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_waiting_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_waiting_bytes must be at least max_body_bytes = {self.max_body_bytes}, "
+                f"got {self.max_waiting_bytes}"
+            )
         for name in ("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

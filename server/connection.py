@@ -23,6 +23,9 @@ from server.guard import TOO_MANY_CONNECTIONS
 LINGER_S = 2.0
 """How long the rest of a body is read after its reply. Without it the reply could get lost."""
 
+MAX_PIPELINED = 16
+"""Requests that a client may send before the first is answered. Each takes some memory."""
+
 
 class Connection(HttpToolsProtocol):
     """One client's, from when it comes to when it goes."""
@@ -87,6 +90,8 @@ class Connection(HttpToolsProtocol):
         if size > self._settings.max_header_bytes:
             self._refused_head = True
             raise ValueError("the headers are too large")  # ends the parser; see send_400_response
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")
         self._is_in_head = False
         self._stop_receiving()
         super().on_headers_complete()

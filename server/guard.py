@@ -25,8 +25,8 @@ PROBES = frozenset({"/health", "/ready", "/ping"})
 ADMIN = frozenset({"/", "/metrics"})
 ADMIN_FOLDERS = ("/dashboard/",)
 """What belongs to the operator: on `admin_port` where there is one, and without a key there."""
-OPEN = frozenset({"/"})
-"""Pages without secrets, that a browser asks for before it can send a key; and their folders."""
+OPEN = frozenset({"/", "/docs", "/openapi.json"})
+"""Pages without secrets, that a browser asks for before it can send a key; and ADMIN_FOLDERS."""
 TOO_MANY_CONNECTIONS = "too_many_connections"
 """Set in a scope's state by `server.connection`."""
 

@@ -233,6 +233,13 @@ def test_pipelined_requests_are_answered_in_order(edge: Server) -> None:
         assert data.index(b'"ok"') < data.index(b'"ready"')
 
 
+def test_more_pipelined_requests_than_anybody_needs_end_the_connection(edge: Server) -> None:
+    with Raw(edge) as raw:
+        raw.send(b"GET /v1/models HTTP/1.1\r\nHost: srm\r\n\r\n" * 2_000)
+        assert raw.rest().count(b"HTTP/1.1 200") <= 20
+    assert edge.get("/health").status_code == 200
+
+
 def test_beyond_the_connections_there_is_a_503_and_probes_are_answered(edge: Server) -> None:
     get = b"GET %b HTTP/1.1\r\nHost: srm\r\n\r\n"
     with ExitStack() as opened:
