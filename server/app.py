@@ -15,13 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
-from engine.errors import ConfigError, SRMError
+from engine.errors import SRMError
 from server import completions, errors, health, metrics
 from server.boundary import Boundary
 from server.config import ServerConfig
 from server.cors import Cors
 from server.guard import Guard
-from server.keys import VARIABLE, Keys, load_keys
+from server.keys import load_keys
+from server.limits import check_limits
 from server.retries import Retries
 from server.text import Text
 from server.traces import Tracer
@@ -65,13 +66,3 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
     app.include_router(health.routes(client))
     app.include_router(metrics.router)
     return app
-
-
-def check_limits(config: ServerConfig, keys: Keys) -> None:
-    """Raises ConfigError for limits of keys where there are no keys."""
-    for name in ("requests_per_minute", "tokens_per_minute"):
-        if getattr(config, name) and not keys:
-            raise ConfigError(
-                f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
-                f"set api_keys_file or {VARIABLE}"
-            )

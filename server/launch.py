@@ -20,7 +20,8 @@ from engine import logs
 from engine.config import EngineConfig, build, read_settings
 from engine.errors import ConfigError
 from server.config import ServerConfig
-from server.keys import VARIABLE
+from server.keys import VARIABLE, load_keys
+from server.limits import check_limits
 from server.supervisor import Child, Supervisor
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +36,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     """
     server, engine = load_settings(argv)
     logs.configure(server.log_level, server.log_format)
+    check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
     with ExitStack() as opened:
         listener = opened.enter_context(listen(server.host, server.port))
         listeners = [listener]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import time
 
-from engine.errors import RateLimited
+from engine.errors import ConfigError, RateLimited
+from server.config import ServerConfig
+from server.keys import VARIABLE, Keys
 
 LONGEST_S = 120
 """Most that a client is told to wait: it would not wait longer, and not come back."""
@@ -86,3 +88,13 @@ class Limits:
         if account is None:
             account = self._accounts[name] = Account(name, *self._limits, time.monotonic())
         return account
+
+
+def check_limits(config: ServerConfig, keys: Keys) -> None:
+    """Raises ConfigError for limits of keys where there are no keys."""
+    for name in ("requests_per_minute", "tokens_per_minute"):
+        if getattr(config, name) and not keys:
+            raise ConfigError(
+                f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
+                f"set api_keys_file or {VARIABLE}"
+            )

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.test_serve import children
+from tests.integration.test_serve import children, start
 from tests.serving import SERVER_FLAGS, Server
 
 ALICE, BOB, CAROL = "alice-0123456789abcdef", "bob-0123456789abcdef", "carol-0123456789abcdef"
@@ -183,3 +183,16 @@ def test_a_request_is_one_line_of_json_in_the_log(guarded: Server) -> None:
     }
     assert (line["prompt_tokens"], line["completion_tokens"]) == (3, 8)
     assert line["seconds"] >= line["first_token_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--api-keys-file=/no/such/file", "api_keys_file = '/no/such/file': cannot be read"),
+        ("--tokens-per-minute=9", "tokens_per_minute = 9 is a limit of API keys"),
+    ],
+)
+def test_keys_that_cannot_be_stop_the_start(flag: str, message: str) -> None:
+    failed = start(flag, "--port=0")
+    assert failed.returncode == 2
+    assert message in failed.stderr

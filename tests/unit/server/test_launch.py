@@ -8,10 +8,10 @@ import pytest
 
 from engine.config import EngineConfig, load
 from engine.errors import ConfigError
-from server.app import check_limits
 from server.config import ServerConfig
 from server.keys import load_keys
 from server.launch import flags, listen, load_settings
+from server.limits import check_limits
 
 
 def test_each_process_gets_its_own_settings(tmp_path: Path) -> None:
