@@ -19,6 +19,7 @@ from engine.errors import IdInUse
 from server import metrics
 from server.bodies import json_reply
 from server.generation import Generation
+from server.journal import note_completion
 from server.pacing import Pacing
 from server.replies import Usage
 from server.responses import EventStream
@@ -128,5 +129,7 @@ def _record(generation: Generation) -> None:
     metrics.REQUEST_COMPLETION_TOKENS.observe(usage.completion_tokens)
     metrics.REQUEST_CHOICES.observe(generation.num_choices)
     metrics.E2E_REQUEST_LATENCY.observe(time.monotonic() - generation.started)
+    first_token_s = generation.first_output and generation.first_output - generation.started
+    note_completion(generation.id, usage.prompt_tokens, usage.completion_tokens, first_token_s)
     if generation.first_output is not None:
         metrics.TIME_TO_FIRST_TOKEN.observe(generation.first_output - generation.started)

@@ -5,6 +5,8 @@ Knows what there is and not how it works.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,7 +21,13 @@ from server.answers import Answers
 from server.boundary import Boundary
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
+from server.cors import Cors
+from server.guard import Guard
+from server.keys import load_keys
+from server.limits import check_limits
+from server.retries import Retries
 from server.text import Text
+from server.traces import Tracer
 
 
 def create_app(
@@ -27,8 +35,12 @@ def create_app(
 ) -> FastAPI:
     """Everything an API process answers.
 
-    Connects `client` at startup, and closes it and `template` at shutdown.
+    Connects `client` at startup, and closes it and `template` at shutdown. Raises ConfigError for
+    keys, limits and traces that cannot be.
     """
+    keys = load_keys(config.api_keys_file, os.environ)
+    check_limits(config, keys)
+    tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -39,9 +51,19 @@ def create_app(
             await client.close()
             if template is not None:
                 template.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
-    app = FastAPI(openapi_url=None, lifespan=lifespan)  # it would say nothing of bodies
-    app.add_middleware(Boundary)
+    def retry_after_s() -> int:
+        return client.status.retry_after_s if client.status else 1
+
+    # It would say nothing of bodies; and a redirect would lead nowhere behind a proxy.
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
+    app.add_middleware(Guard, config=config, keys=keys, retry_after_s=retry_after_s)
+    if config.cors_origins:
+        app.add_middleware(Cors, origins=config.cors_origins)
+    app.add_middleware(Boundary, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     app.add_exception_handler(RequestValidationError, errors.validation_error)

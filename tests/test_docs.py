@@ -59,7 +59,7 @@ from training.pretrain import TrainConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
-MADE_BY_SERVE = {"endpoint", "listen_fd"}
+MADE_BY_SERVE = {"endpoint", "listen_fd", "admin_fd"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
@@ -358,6 +358,8 @@ async def test_every_error_code_is_there_with_status_and_type() -> None:
     expected = {
         ("internal_error", 500, "api_error"),
         ("method_not_allowed", 405, "invalid_request_error"),
+        ("invalid_http", 400, "invalid_request_error"),
+        ("headers_too_large", 431, "invalid_request_error"),
     }
     for kind in every_error():
         error = errors.Overloaded("", 1) if kind is errors.Overloaded else kind("")
