@@ -28,7 +28,7 @@ ENGINE_ORDER = (
     "outputs",
     "prefill",
     "scheduler",
-    "pace",
+    "queue_rate",
     "tensors",
     "tensor_file",
     "weights",

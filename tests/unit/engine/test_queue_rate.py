@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pace import LONGEST_S, WINDOW_S, Pace
+from engine.queue_rate import LONGEST_S, WINDOW_S, QueueRate
 
 
 def test_the_queue_goes_on_as_it_went() -> None:
-    pace = Pace()
+    pace = QueueRate()
     for second in range(21):
         pace.note(5 * second, 100.0 + second)
     assert pace.seconds_until(50, 120.0) == 10
@@ -18,21 +18,21 @@ def test_the_queue_goes_on_as_it_went() -> None:
 
 
 def test_before_there_is_a_pace_it_is_a_second() -> None:
-    pace = Pace()
+    pace = QueueRate()
     assert pace.seconds_until(1_000, 5.0) == 1
     pace.note(3, 5.0)
     assert pace.seconds_until(1_000, 5.1) == 1
 
 
 def test_a_queue_that_stands_takes_longest() -> None:
-    pace = Pace()
+    pace = QueueRate()
     for second in range(10):
         pace.note(7, float(second))
     assert pace.seconds_until(1, 9.0) == LONGEST_S
 
 
 def test_what_was_long_ago_does_not_count() -> None:
-    pace = Pace()
+    pace = QueueRate()
     pace.note(0, 0.0)
     pace.note(1_000_000, 1.0)
     pace.note(1_000_000, 2.0 + WINDOW_S)
@@ -48,7 +48,7 @@ def test_what_was_long_ago_does_not_count() -> None:
 def test_it_is_always_something_a_client_obeys(
     steps: list[tuple[float, int]], count: int, later: float
 ) -> None:
-    pace, now, left = Pace(), 0.0, 0
+    pace, now, left = QueueRate(), 0.0, 0
     for seconds, more in steps:
         now, left = now + seconds, left + more
         pace.note(left, now)

@@ -1,4 +1,4 @@
-"""The pace at which sequences leave the queue, and how long the rest of it will take at that pace.
+"""The rate at which sequences leave the queue, and how long the rest of it will take at that rate.
 
 Knows no clock and no queue: it is told the time and a count that only grows.
 """
@@ -9,13 +9,13 @@ import math
 from collections import deque
 
 WINDOW_S = 30.0
-"""How far back the pace is measured."""
+"""How far back the rate is measured."""
 RESOLUTION_S = 1.0
 LONGEST_S = 120
 """Most that is ever said: clients ignore more, and then do not come back at all."""
 
 
-class Pace:
+class QueueRate:
     """Of a count of what has left, over the last `WINDOW_S`."""
 
     def __init__(self) -> None:
