@@ -22,6 +22,8 @@ ENGINE_ORDER = (
     "prefixes",
     "sequence",
     "history",
+    "pace",
+    "latency",
     "slots",
     "assembly",
     "outputs",
