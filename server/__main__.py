@@ -11,7 +11,7 @@ from types import FrameType
 
 import uvicorn
 
-from engine.client import EngineClient
+from engine.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.config import load
 from engine.errors import SRMError
 from server import launch
@@ -31,9 +31,13 @@ def serve_api(argv: list[str]) -> int:
         listener = socket.socket(fileno=config.listen_fd)
     else:
         listener = launch.listen(config.host, config.port)
+    # An engine that may be busy for so long is not given up before.
+    client = EngineClient(
+        config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
+    )
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(config, EngineClient(config.endpoint), text),
+            create_app(config, client, text),
             loop="uvloop",
             http="httptools",
             log_config=None,

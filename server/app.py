@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
 from engine.errors import SRMError
-from server import completions, errors, health, metrics
+from server import completions, dashboard, errors, health, scrape
 from server.boundary import Boundary
 from server.config import ServerConfig
 from server.text import Text
@@ -38,6 +38,7 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
     app.add_exception_handler(RequestValidationError, errors.validation_error)
     service = completions.Completions(client, text, config.model_name)
     app.include_router(completions.routes(service, config.max_body_bytes))
-    app.include_router(health.routes(client))
-    app.include_router(metrics.router)
+    app.include_router(health.routes(client, config.stall_s))
+    app.include_router(scrape.routes(config.model_name))
+    app.include_router(dashboard.routes())
     return app

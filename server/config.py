@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.client import HEARTBEAT_S
 from engine.config import DEMO_MODEL, EngineConfig
 
 
@@ -27,6 +28,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the engine listens, as ZeroMQ spells it."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body, in bytes."""
+    stall_s: float = 5.0
+    """How long an engine with work may take for a step, in seconds, before `/ready` says 503."""
     drain_s: float = EngineConfig().drain_s
     """How long a stop waits for running requests, in seconds."""
     listen_fd: int = -1
@@ -37,6 +40,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"port must lie in 0 … 65535, got {self.port}")
         if self.max_body_bytes < 1:
             raise ValueError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
+        if not self.stall_s >= 2 * HEARTBEAT_S:
+            raise ValueError(
+                f"stall_s must be at least {2 * HEARTBEAT_S:g}, got {self.stall_s}: the engine is "
+                f"asked every {HEARTBEAT_S:g} s"
+            )
         if not self.drain_s >= 0:
             raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
 
