@@ -58,6 +58,7 @@ class EngineClient:
         self._is_connected = False
         self._status: Status | None = None
         self._status_at = 0.0
+        self._stepped_at = 0.0  # or was idle
         self._has_status = asyncio.Event()
         self._queues: dict[str, asyncio.Queue[Output | SRMError]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -68,6 +69,19 @@ class EngineClient:
     def status(self) -> Status | None:
         """What the engine last said of itself; None while it is not to be reached."""
         return self._status
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the engine answered last, in seconds."""
+        return time.monotonic() - self._status_at
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine has had work, as far as it said, and made no step, in seconds.
+
+        It answers between steps only: one that hangs inside a step is silent.
+        """
+        return self._status_at - self._stepped_at
 
     async def connect(self) -> None:
         """Start talking to the engine, which need not be there yet."""
@@ -162,9 +176,17 @@ class EngineClient:
         elif isinstance(message, Refusal):
             self._put(message.id, _error(message))
         else:
-            self._status = message
             self._status_at = time.monotonic()
+            if self._has_progressed(message):
+                self._stepped_at = self._status_at
+            self._status = message
             self._has_status.set()
+
+    def _has_progressed(self, status: Status) -> bool:
+        """Whether it stepped since the last Status, or had nothing to step then or has not now."""
+        last = self._status
+        is_idle = [one is None or not (one.running or one.waiting) for one in (last, status)]
+        return any(is_idle) or last is None or status.steps != last.steps
 
     def _put(self, request_id: str, item: Output | SRMError) -> None:
         queue = self._queues.get(request_id)
@@ -174,9 +196,8 @@ class EngineClient:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            silent_s = time.monotonic() - self._status_at
-            if self._status is not None and silent_s > self._engine_timeout_s:
-                self._lose(f"the engine has not answered for {silent_s:.0f} s")
+            if self._status is not None and self.silent_s > self._engine_timeout_s:
+                self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
             if self._is_connected:
                 self._send(Hello())
 

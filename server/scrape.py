@@ -103,7 +103,9 @@ def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]
         constant = Metric(name, meaning, kind)
         constant.add_sample(name + ("_total" if kind == "counter" else ""), labels, 0)
         found.append(constant)
-    blocks = [_value(by_name, name) for name in ("srm_engine_num_slots", "srm_engine_context_tokens")]
+    blocks = [
+        _value(by_name, name) for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
+    ]
     if None not in blocks:
         config = Metric(VLLM_CACHE_CONFIG, "A slot as a block: it holds one context.", "gauge")
         sizes = zip(("num_gpu_blocks", "block_size"), blocks, strict=True)

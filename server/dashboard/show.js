@@ -30,10 +30,10 @@ export function put(id, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** The least of 1, 2, 5, 10, … that is not below. */
+/** The least round number that is not below. */
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((step) => step * power >= value);
+  return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value);
 }
 
 /** Draw values (undefined where not known) into an SVG, newest at the right; returns the top. */

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.serving import Server
 
 Open = Callable[..., Page]
+
+expect.set_options(timeout=20_000)  # milliseconds, on a machine that does other things
 
 
 @pytest.fixture(scope="module")  # while it runs, no other test can have an event loop
@@ -35,15 +37,22 @@ def complaints() -> list[str]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, server: Server, complaints: list[str]) -> Iterator[Open]:
+def requested() -> list[str]:
+    """The addresses that pages asked for, or tried to."""
+    return []
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, server: Server, complaints: list[str], requested: list[str]
+) -> Iterator[Open]:
     """open_page(width=320, color_scheme="dark"): the page, with numbers in it."""
-    contexts, requested = [], []
+    contexts = []
 
     def open_it(width: int = 1200, **settings: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
         page.on("request", lambda request: requested.append(request.url))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
@@ -51,7 +60,7 @@ def open_page(browser: Browser, server: Server, complaints: list[str]) -> Iterat
             lambda message: complaints.append(message.text) if message.type == "error" else None,
         )
         page.goto(server.url)
-        page.wait_for_function("document.getElementById('total').textContent !== '–'")
+        expect(page.locator("#total")).not_to_have_text("–")
         return page
 
     yield open_it
