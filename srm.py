@@ -44,8 +44,8 @@ BENCHMARKS = {
 
 SETTINGS = """
   model device dtype num_slots memory_fraction prefix_slots prefix_cache max_step_rows
-  max_step_tokens max_waiting cache_dir overlap drain_s
-  served_model_name host port max_body_bytes
+  max_step_tokens max_waiting cache_dir overlap step_timeout_s drain_s
+  served_model_name host port max_body_bytes stall_s
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature

@@ -180,6 +180,14 @@ REQUEST_MAX_TOKENS = Histogram(
 )
 
 
+for _outcome in ("finished", "aborted", "refused"):
+    REQUESTS.labels(_outcome)
+for _reason in ("invalid_request", "context_length_exceeded", "overloaded"):
+    REFUSALS.labels(_reason)
+for _reason in ("stop", "length", "error", "abort"):
+    SEQUENCES.labels(_reason)  # at 0 rather than absent, so that rates begin with the first one
+
+
 def observe(histogram: Histogram, values: npt.NDArray[np.float64 | np.int64]) -> None:
     """Many observations at the cost of a few."""
     if len(values):

@@ -45,6 +45,7 @@ ENGINE_ORDER = (
     "libc",
     "runner",
     "engine",
+    "watchdog",
     "process",
     "client",
     "precompile",
