@@ -59,6 +59,7 @@ class EngineClient:
         self._status: Status | None = None
         self._status_at = 0.0
         self._stepped_at = 0.0  # or was idle
+        self._asked_at: float | None = None  # of the first question that is not answered
         self._has_status = asyncio.Event()
         self._queues: dict[str, asyncio.Queue[Output | SRMError]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -72,8 +73,11 @@ class EngineClient:
 
     @property
     def silent_s(self) -> float:
-        """How long ago the engine answered last, in seconds."""
-        return time.monotonic() - self._status_at
+        """How long the engine has owed an answer, in seconds; 0 if it owes none.
+
+        Not how long ago it answered: who did not ask, having been stopped, has nothing to expect.
+        """
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     @property
     def stalled_s(self) -> float:
@@ -149,6 +153,12 @@ class EngineClient:
         if not self._socket.closed:
             self._socket.send(self._encoder.encode(message))
 
+    def _ask(self) -> None:
+        """Ask for a Status, which also says that we are alive."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        self._send(Hello())
+
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""
         poller = zmq.asyncio.Poller()
@@ -167,7 +177,8 @@ class EngineClient:
                     self._lose("the connection to the engine was lost")
                 else:
                     self._is_connected = True
-                    self._send(Hello())
+                    self._asked_at = None  # what was lost is not answered
+                    self._ask()
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
@@ -176,7 +187,7 @@ class EngineClient:
         elif isinstance(message, Refusal):
             self._put(message.id, _error(message))
         else:
-            self._status_at = time.monotonic()
+            self._asked_at, self._status_at = None, time.monotonic()
             if self._has_progressed(message):
                 self._stepped_at = self._status_at
             self._status = message
@@ -199,7 +210,7 @@ class EngineClient:
             if self._status is not None and self.silent_s > self._engine_timeout_s:
                 self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
             if self._is_connected:
-                self._send(Hello())
+                self._ask()
 
     def _lose(self, why: str) -> None:
         self._status = None

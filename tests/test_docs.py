@@ -303,9 +303,12 @@ def test_queries_name_metrics_that_exist() -> None:
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
 
 
-def test_the_page_and_its_description_name_metrics_that_exist() -> None:
+def test_pages_and_dashboards_name_metrics_that_exist() -> None:
     known = {exposed(metric) for metric in every_metric()}
-    for text in (read("dashboard.md"), (dashboard.FOLDER / "watch.js").read_text()):
+    board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    page = (dashboard.FOLDER / "watch.js").read_text()
+    for text in (read("dashboard.md"), page, "\n".join(asked)):
         named = re.findall(r"\b(?:srm|http)_\w+", text)
         assert len(named) > 8
         assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known

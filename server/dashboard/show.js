@@ -36,18 +36,16 @@ function nice(value) {
   return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value);
 }
 
-/** Draw values (undefined where not known) into an SVG, newest at the right; returns the top. */
-export function curve(svg, values, length) {
+/** Draw [{at, value}] of the last `span` seconds into an SVG, now at the right; returns the top. */
+export function curve(svg, readings, span) {
   const { width, height } = svg.viewBox.baseVal;
-  const known = values.filter((value) => value !== undefined);
-  const top = nice(Math.max(...known, 1e-9));
-  const x = (place) => (width * (length - values.length + place)) / (length - 1);
-  const y = (value) => height - 1 - (value / top) * (height - 4);
-  const points = values.flatMap((value, place) =>
-    value === undefined ? [] : [`${x(place).toFixed(1)},${y(value).toFixed(1)}`]);
-  const line = points.length ? `M${points.join("L")}` : "";
-  const start = x(values.length - points.length).toFixed(1);
-  const shapes = [["area", line && `${line}L${width},${height}L${start},${height}Z`], ["line", line]];
+  const now = readings.at(-1)?.at;
+  const top = nice(Math.max(...readings.map(({ value }) => value), 1e-9));
+  const x = (at) => (width * (1 - (now - at) / span)).toFixed(1);
+  const y = (value) => (height - 1 - (value / top) * (height - 4)).toFixed(1);
+  const line = readings.map(({ at, value }, place) => `${place ? "L" : "M"}${x(at)},${y(value)}`).join("");
+  const area = line && `${line}L${width},${height}L${x(readings[0].at)},${height}Z`;
+  const shapes = [["area", area], ["line", line]];
   if (svg.classList.contains("chart")) {
     const lines = [0, 0.5, 1].map((share) => `M0,${y(top * share)}H${width}`);
     shapes.unshift(["grid", lines.join("")]);

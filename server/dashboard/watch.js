@@ -4,8 +4,8 @@ import { buckets, parse, quantile, since, size, total } from "./prometheus.js";
 import { amount, byId, count, curve, duration, put } from "./show.js";
 
 const PERIOD_MS = 1000;
-const HISTORY = 120; // readings in a curve
-const WINDOW = 60; // readings that percentiles look back
+const HISTORY = 120; // seconds in a curve
+const WINDOW = 60; // seconds that percentiles look back
 const SMOOTH = 3; // readings that a rate looks back
 const TABLE = {
   "first-token": "srm_engine_time_to_first_token_seconds",
@@ -32,7 +32,7 @@ const COUNTERS = {
 };
 
 const readings = []; // {at, counters, histograms}, newest last
-const curves = { tokens: [], running: [], step: [], requests: [] };
+const curves = { tokens: [], running: [], step: [], requests: [] }; // of {at, value}
 
 /** Fetch, show, and again: for as long as the page is open, but only while it is looked at. */
 export async function watch(headers) {
@@ -68,8 +68,8 @@ function show(samples) {
     counters: Object.fromEntries(counters),
     histograms: Object.fromEntries(histograms),
   });
-  readings.splice(0, readings.length - WINDOW - 1);
   const now = readings.at(-1);
+  dropBefore(readings, now.at - WINDOW);
   const running = total(samples, "srm_engine_running_sequences");
   const steps = grown("steps");
   const step = steps ? grown("stepSeconds") / steps : undefined;
@@ -110,9 +110,15 @@ function showPercentiles(id, now) {
   cells[3].textContent = count(size(histogram));
 }
 
+/** Of things with a time, let the old ones go. */
+function dropBefore(things, time) {
+  things.splice(0, things.findIndex(({ at }) => at >= time));
+}
+
 function draw(name, value) {
-  curves[name].push(value);
-  curves[name].splice(0, curves[name].length - HISTORY);
+  const { at } = readings.at(-1);
+  if (value !== undefined) curves[name].push({ at, value });
+  dropBefore(curves[name], at - HISTORY);
   const top = curve(byId(`${name}-chart`), curves[name], HISTORY);
   if (name === "tokens") put("tokens-top", amount(top));
 }

@@ -31,11 +31,13 @@ class Heard:
     def __init__(self) -> None:
         self.now = 1_000.0
         self.client = EngineClient("tcp://127.0.0.1:1")
+        self.client._send = lambda message: None  # type: ignore[method-assign]
 
     def monotonic(self) -> float:
         return self.now
 
     def hear(self, after_s: float, **fields: object) -> None:
+        self.client._ask()
         self.now += after_s
         self.client._receive(msgspec.structs.replace(IDLE, **fields))
 
@@ -99,9 +101,13 @@ def test_work_after_a_rest_has_all_its_time(heard: Heard) -> None:
 def test_silence_is_a_stall_after_a_while_idle_or_not(heard: Heard) -> None:
     for fields in ({}, {"running": 3}):
         heard.hear(1, steps=12, **fields)
-        heard.now += STALL_S
+        heard.now += 100  # nobody asked: we were stopped ourselves
         assert heard.reason() == ""
-        heard.now += 0.1
+        for _ in range(6):
+            heard.client._ask()
+            assert heard.reason() == ""
+            heard.now += 1
+        heard.now -= 0.9
         assert "not answered for 5.1 s" in heard.reason()
         assert "the step after number 12" in heard.reason()
         heard.hear(0, steps=13, **fields)
