@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.parser import text_string_to_metric_families
 
 from server import scrape
-from tests.serving import NUM_SLOTS, TEXT_MODEL, Server
+from tests.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 
@@ -122,6 +126,35 @@ def test_paths_and_methods_of_callers_make_no_series(server: Server) -> None:
     assert set(re.findall(r'method="([^"]*)"', text)) <= {"GET", "POST", "other"}
     # A series of requests for each status, and one histogram for each handler and method.
     assert len(text.splitlines()) - before <= 5 * (1 + 20)
+
+
+def test_processes_add_up_and_the_dead_leave_only_what_they_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import os\nfrom server import metrics\n"
+        "metrics.HTTP_REQUESTS.labels('/', 'GET', '200').inc(3)\n"
+        "metrics.HTTP_IN_FLIGHT.inc()\n"
+        "metrics.TIME_TO_FIRST_TOKEN.observe(0.3)\n"
+        "print(os.getpid())\n"
+    )
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    command = [sys.executable, "-c", script]
+    pids = [
+        int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
+        for _ in range(2)
+    ]
+    for alive in (2, 1, 0):
+        found = {family.name: family for family in scrape.read_families()}
+        assert value(found, "http_requests", "http_requests_total", handler="/") == 6
+        bucket = "srm_time_to_first_token_seconds_bucket"
+        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.25") == 0
+        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.5") == 2
+        in_flight = found.get("http_requests_in_flight")
+        samples = in_flight.samples if in_flight else []
+        assert [sample.value for sample in samples] == ([alive] if alive else [])
+        if alive:
+            mark_process_dead(pids.pop(), str(tmp_path))  # type: ignore[no-untyped-call]
 
 
 async def test_many_who_ask_at_once_cost_two_reads(monkeypatch: pytest.MonkeyPatch) -> None:
