@@ -49,6 +49,7 @@ class Engine:
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
         self._counted = (0, 0, 0, 0, 0)  # what of the scheduler's counts is in the metrics
+        self._levels = (-1, -1, -1)  # what of them the gauges show
         self._update_gauges()
 
     @property
@@ -168,7 +169,8 @@ class Engine:
         requests = self.scheduler.num_requests
         outputs = self.scheduler.complete(step.batch, result)
         self.num_steps += 1
-        metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
+        if finished := requests - self.scheduler.num_requests:
+            metrics.REQUESTS.labels("finished").inc(finished)
         for reason, count in Counter(output.finish_reason for output in outputs).items():
             if reason is not None:
                 metrics.SEQUENCES.labels(reason).inc(count)
@@ -177,8 +179,10 @@ class Engine:
 
     def _measure(self, step: _Step, now: float) -> None:
         metrics.STEPS.inc()
-        metrics.PREFILL_TOKENS.inc(step.batch.num_tokens - step.batch.num_decode)
-        metrics.SCORED_TOKENS.inc(step.batch.num_scored_prefill)
+        if prefilled := step.batch.num_tokens - step.batch.num_decode:
+            metrics.PREFILL_TOKENS.inc(prefilled)
+        if scored := step.batch.num_scored_prefill:
+            metrics.SCORED_TOKENS.inc(scored)
         metrics.BATCH_ROWS.observe(step.batch.num_rows)
         metrics.STEP_TOKENS.observe(step.batch.num_tokens)
         metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
@@ -203,7 +207,8 @@ class Engine:
             metrics.PREFIX_EVICTIONS,
         )
         for counter, count, counted in zip(counters, counts, self._counted, strict=True):
-            counter.inc(count - counted)
+            if count != counted:
+                counter.inc(count - counted)
         self._counted = counts
 
     def _publish(self) -> None:
@@ -211,12 +216,15 @@ class Engine:
         self._update_gauges()
 
     def _update_gauges(self) -> None:
-        table = self.scheduler.table
-        metrics.PREFIXES.set(self.scheduler.prefixes.num_used)
-        metrics.RUNNING.set(table.num_owned)
-        metrics.WAITING.set(self.scheduler.num_waiting)
-        metrics.FREE_SLOTS.set(table.num_free)
-        metrics.SLOT_USAGE.set(table.num_owned / table.num_slots)
+        scheduler, table = self.scheduler, self.scheduler.table
+        levels = (scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting)
+        if levels != self._levels:
+            self._levels = levels
+            metrics.PREFIXES.set(scheduler.prefixes.num_used)
+            metrics.RUNNING.set(table.num_owned)
+            metrics.WAITING.set(scheduler.num_waiting)
+            metrics.FREE_SLOTS.set(table.num_free)
+            metrics.SLOT_USAGE.set(table.num_owned / table.num_slots)
 
 
 def _by_index(outputs: list[Output]) -> list[Output]:
