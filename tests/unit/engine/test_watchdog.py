@@ -29,7 +29,7 @@ def test_a_hang_ends_the_process_and_is_named() -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        "dog = Watchdog(2)\nfor _ in range(30):\n    dog.feed()\n    time.sleep(0.1)\n",
+        "dog = Watchdog(1)\nfor _ in range(15):\n    dog.feed()\n    time.sleep(0.1)\n",
         "dog = Watchdog(0.3)\ndog.feed()\ndog.stop()\ntime.sleep(0.6)\n",
         "Watchdog(0).feed()\ntime.sleep(0.3)\n",
     ],
