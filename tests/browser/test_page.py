@@ -70,15 +70,8 @@ def test_it_shows_what_runs(server: Server, open_page: Open) -> None:
     wait_until_idle(server)
 
 
-def test_the_playground_streams_what_the_api_answers(server: Server, open_page: Open) -> None:
+def test_the_playground_shows_what_the_api_answers(server: Server, open_page: Open) -> None:
     page = open_page()
-    page.evaluate(
-        """() => {
-          const seen = window.seen = [], samples = document.getElementById("samples");
-          new MutationObserver(() => seen.push(samples.textContent.length))
-            .observe(samples, { childList: true, characterData: true, subtree: true });
-        }"""
-    )
     sampling = {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "min_p": 0.01, "seed": 2**63 + 7}
     run(page, prompt="the cat", n=3, max_tokens=60, stop="zq\n\\n", **sampling)
     answer = server.post(n=3, max_tokens=60, stop=["zq", "\n"], **sampling).json()
@@ -88,12 +81,10 @@ def test_the_playground_streams_what_the_api_answers(server: Server, open_page: 
     tokens = answer["usage"]["completion_tokens"]
     expect(page.locator("#progress")).to_contain_text(f"3 of 3 samples ended · {tokens} tokens in")
     expect(page.locator("#announcement")).to_contain_text("3 of 3 samples ended")
-    seen = page.evaluate("window.seen")
-    assert len(set(seen)) > 3, "the text came in one piece"
 
 
 @pytest.mark.parametrize("by_key", [False, True], ids=["button", "escape"])
-def test_a_run_can_be_stopped(server: Server, open_page: Open, by_key: bool) -> None:
+def test_text_streams_in_and_can_be_stopped(server: Server, open_page: Open, by_key: bool) -> None:
     page = open_page()
     page.fill("#n", "64")
     page.fill("#max_tokens", "120")
