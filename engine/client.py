@@ -59,6 +59,8 @@ class EngineClient:
         self._is_connected = False
         self._status: Status | None = None
         self._status_at = 0.0
+        self._stepped_at = 0.0  # or was idle
+        self._asked_at: float | None = None  # of the first question that is not answered
         self._has_status = asyncio.Event()
         self._queues: dict[str, asyncio.Queue[Output | SRMError]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -69,6 +71,22 @@ class EngineClient:
     def status(self) -> Status | None:
         """What the engine last said of itself; None while it is not to be reached."""
         return self._status
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has owed an answer, in seconds; 0 if it owes none.
+
+        Not how long ago it answered: who did not ask, having been stopped, has nothing to expect.
+        """
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine has had work, as far as it said, and made no step, in seconds.
+
+        It answers between steps only: one that hangs inside a step is silent.
+        """
+        return self._status_at - self._stepped_at
 
     async def connect(self) -> None:
         """Start talking to the engine, which need not be there yet."""
@@ -136,6 +154,12 @@ class EngineClient:
         if not self._socket.closed:
             self._socket.send(self._encoder.encode(message))
 
+    def _ask(self) -> None:
+        """Ask for a Status, which also says that we are alive."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        self._send(Hello())
+
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""
         poller = zmq.asyncio.Poller()
@@ -154,7 +178,8 @@ class EngineClient:
                     self._lose("the connection to the engine was lost")
                 else:
                     self._is_connected = True
-                    self._send(Hello())
+                    self._asked_at = None  # what was lost is not answered
+                    self._ask()
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
@@ -163,9 +188,17 @@ class EngineClient:
         elif isinstance(message, Refusal):
             self._put(message.id, _error(message))
         else:
+            self._asked_at, self._status_at = None, time.monotonic()
+            if self._has_progressed(message):
+                self._stepped_at = self._status_at
             self._status = message
-            self._status_at = time.monotonic()
             self._has_status.set()
+
+    def _has_progressed(self, status: Status) -> bool:
+        """Whether it stepped since the last Status, or had nothing to step then or has not now."""
+        last = self._status
+        is_idle = [one is None or not (one.running or one.waiting) for one in (last, status)]
+        return any(is_idle) or last is None or status.steps != last.steps
 
     def _put(self, request_id: str, item: Output | SRMError) -> None:
         queue = self._queues.get(request_id)
@@ -175,11 +208,10 @@ class EngineClient:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            silent_s = time.monotonic() - self._status_at
-            if self._status is not None and silent_s > self._engine_timeout_s:
-                self._lose(f"the engine has not answered for {silent_s:.0f} s")
+            if self._status is not None and self.silent_s > self._engine_timeout_s:
+                self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
             if self._is_connected:
-                self._send(Hello())
+                self._ask()
 
     def _lose(self, why: str) -> None:
         self._status = None

@@ -12,6 +12,7 @@ import logging
 import signal
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from types import FrameType
 
 import msgspec
@@ -37,6 +38,7 @@ from engine.messages import (
     Request,
     ToEngine,
 )
+from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +62,14 @@ class EngineProcess:
     """Serves one engine to the clients of one endpoint."""
 
     def __init__(
-        self, engine: Engine, config: EngineConfig, client_timeout_s: float = CLIENT_TIMEOUT_S
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        client_timeout_s: float = CLIENT_TIMEOUT_S,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
+        """`progress` is called between steps, and several times a second while there are none."""
+        self._progress = progress
         self._engine = engine
         self._config = config
         self._client_timeout_s = client_timeout_s
@@ -93,6 +101,7 @@ class EngineProcess:
         """Serve until drained or broken; the process's exit code."""
         try:
             while not self._is_over():
+                self._progress()
                 self._read_inbox()
                 self._drop_dead_clients()
                 self._end_overdue()
@@ -223,7 +232,8 @@ def _refusal(request_id: str, error: SRMError) -> Refusal:
 
 def serve(engine: Engine, config: EngineConfig) -> int:
     """Serve the engine until SIGTERM or SIGINT; the process's exit code. Main thread only."""
-    process = EngineProcess(engine, config)
+    watchdog = Watchdog(config.step_timeout_s)
+    process = EngineProcess(engine, config, progress=watchdog.feed)
 
     def stop(signal_number: int, _frame: FrameType | None) -> None:
         logger.info("%s: draining", signal.Signals(signal_number).name)
@@ -232,4 +242,7 @@ def serve(engine: Engine, config: EngineConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     logger.info("ready on %s", config.endpoint)
-    return process.run()
+    try:
+        return process.run()
+    finally:
+        watchdog.stop()

@@ -21,6 +21,7 @@ from engine.assembly import NOTHING, assemble
 from engine.batch import I32, I64, Batch, Scores, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
+from engine.latency import Latencies
 from engine.messages import Output, Request
 from engine.outputs import (
     ERROR,
@@ -48,6 +49,7 @@ class Scheduler:
         # The rows of the pool behind those of sequences, so that nothing kept costs a sequence.
         behind = range(config.num_slots, config.num_slots + config.prefix_slots)
         self.prefixes = Prefixes(behind, config.prefix_cache)
+        self.latencies = Latencies(config.num_slots)
         self.num_waiting = 0  # sequences accepted and not started
         self.waiting_bytes = 0  # of requests that have sequences to start
         self._model = model
@@ -99,18 +101,21 @@ class Scheduler:
         self._waiting.push(group)
         self.num_waiting += count
         self.waiting_bytes = waiting_bytes
+        self.latencies.arrive(group)
 
-    def abort(self, request_id: str) -> bool:
-        """Forget a request and free its slots at once; False if there is no such request.
+    def abort(self, request_id: str) -> int:
+        """Forget a request and free its slots at once; how many sequences that ends, 0 if there
+        is no such request.
 
         A step under way may still write these slots. That is safe for the reason given in
         `complete`.
         """
         group = self._by_id.get(request_id)
         if group is None:
-            return False
+            return 0
         self._drop(group)
-        return True
+        self.latencies.abort(group)
+        return group.unfinished
 
     def schedule(self) -> Batch | None:
         """The next step's batch, or None when there is nothing to feed.
@@ -118,11 +123,13 @@ class Scheduler:
         The tables advance here, before the device has run: the step after can be scheduled at once.
         """
         self._admit()
+        turn = self._turn
         slots = self._take_turns()
         chunks, prefilled = self._prefill.chunks(self._config.max_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        batch = assemble(self.table, slots, chunks)
+        is_all = turn == self._turn  # a turn that leaves some out ends elsewhere than it began
+        batch = assemble(self.table, slots, chunks, None if is_all else (turn, self._turn))
         first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
         self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
         for group in prefilled:
@@ -144,11 +151,14 @@ class Scheduler:
         # int64 is what numpy indexes with: it would convert an int32 index at every use.
         slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
         positions = batch.positions[: batch.num_decode]
-        tokens, logprobs = result.token_ids, result.logprobs
+        tokens, logprobs, starting = result.token_ids, result.logprobs, batch.starting
         is_live = table.sequence_id[slots] == batch.sequence_ids
         if not is_live.all():  # aborted, or ended by the step before this one
             slots, positions, ends = slots[is_live], positions[is_live], ends[is_live]
             tokens, logprobs = tokens[is_live], logprobs[is_live]
+            starting = starting[is_live[starting]]
+        first = batch.write_slots[starting].astype(np.int64)
+        self.latencies.sample(slots, first, table.first_id[first], batch.turn)
         table.record(slots, positions, tokens, logprobs)
         may_speak = ends | self.stop_sets.may_end[tokens]
         if table.num_streaming:
@@ -168,10 +178,14 @@ class Scheduler:
             decode_scores(batch),
             result.scores,
         )
+        is_end = reasons != RUNNING
+        ended = slots[is_end]
+        lengths = positions[is_end] - table.first_position[ended] + (reasons[is_end] != ERROR)
+        self.latencies.end(ended, table.first_id[ended], lengths)
         for output in outputs:
             if output.finish_reason is not None:
                 self._count_end(self._by_id[output.id])
-        table.free(slots[reasons != RUNNING])
+        table.free(ended)
         return prompt_outputs + outputs
 
     def _admit(self) -> None:
@@ -186,6 +200,8 @@ class Scheduler:
                 group.stop_row = self.stop_sets.acquire(group.stop_ids)
             if group.num_unprefilled and not self._prefill.begin(group):
                 continue
+            if group.taken_up is None:
+                self.latencies.take_up(group)
             if group.num_unprefilled:
                 self._begin_prefill(group)
                 room -= group.num_unprefilled
@@ -221,6 +237,7 @@ class Scheduler:
             self._forking.push(group)
 
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
+        self.latencies.start(group, slots)
         group.slots.append(slots)
         group.started += len(slots)
         self.num_waiting -= len(slots)
@@ -281,6 +298,7 @@ class Scheduler:
 
     def _end_unsampled(self, group: SequenceGroup, reason: int) -> list[Output]:
         self._drop(group)
+        self.latencies.finish(group)
         return unsampled(group, reason)
 
     def _drop(self, group: SequenceGroup) -> None:
@@ -298,6 +316,7 @@ class Scheduler:
     def _count_end(self, group: SequenceGroup) -> None:
         group.unfinished -= 1
         if not group.unfinished:
+            self.latencies.finish(group)
             self._forget(group)
 
     def _forget(self, group: SequenceGroup) -> None:

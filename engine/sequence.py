@@ -64,6 +64,16 @@ class SequenceGroup:
     """What another request is to make before this one begins."""
     unforked: int = 0
     """Started sequences whose first step, which reads the prefix, is still to come."""
+    arrived: float = 0.0
+    """When it was accepted, in seconds, as are the next two."""
+    taken_up: float | None = None
+    """When its prompt's turn came."""
+    finished: float = 0.0
+    """When its last sequence ended."""
+    sampled: int = 0
+    """Tokens of its sequences that have ended, as far as they are counted."""
+    longest: int = 0
+    """Most tokens of one of these."""
     stop_row: int = -1
     """Row of the stop table, from the first slot on."""
     slots: list[I32] = field(default_factory=list)

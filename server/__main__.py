@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 
 from engine import logs
-from engine.client import EngineClient
+from engine.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.config import load
 from engine.errors import SRMError
 from server import launch
@@ -41,9 +41,13 @@ def serve_api(argv: list[str]) -> int:
     listeners = [_listener(config.listen_fd, config.host, config.port)]
     if config.admin_port:
         listeners.append(_listener(config.admin_fd, config.admin_host, config.admin_port))
+    # An engine that may be busy for so long is not given up before.
+    client = EngineClient(
+        config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
+    )
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(config, EngineClient(config.endpoint), text, template),
+            create_app(config, client, text, template),
             loop="uvloop",
             http=partial(Connection, config),  # type: ignore[arg-type]  # made like the class
             ws="none",

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
 from engine.errors import SRMError
-from server import chat, completions, errors, health, metrics, models, service, tokenize
+from server import chat, completions, dashboard, errors, health, models, scrape, service, tokenize
 from server.answers import Answers
 from server.boundary import Boundary
 from server.chat_template import ChatTemplate
@@ -77,6 +77,7 @@ def create_app(
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(service.router)
-    app.include_router(health.routes(client))
-    app.include_router(metrics.router)
+    app.include_router(health.routes(client, config.stall_s))
+    app.include_router(scrape.routes(config.model_name))
+    app.include_router(dashboard.routes())
     return app
