@@ -18,6 +18,7 @@ ENGINE_ORDER = (
     "records",
     "messages",
     "batch",
+    "news",
     "metrics",
     "prefixes",
     "sequence",
@@ -44,6 +45,8 @@ ENGINE_ORDER = (
     "runner",
     "engine",
     "process",
+    "token_table",
+    "streams",
     "client",
     "precompile",
     "graph_notes",
@@ -57,6 +60,7 @@ ENGINE_ORDER = (
     "bench.throughput",
     "bench.prefill",
     "bench.host",
+    "bench.instant",
     "bench.simulate",
     "bench.prefix",
     "__main__",
@@ -74,7 +78,7 @@ MAY_IMPORT_MAX = {
     "graph_notes",
     "bench.gemm",
 }
-SERVER_SEES = {f"engine.{name}" for name in ("client", "messages", "config", "errors", "records")}
+SERVER_SEES = {f"engine.{name}" for name in ("client", "streams", "news", "messages", "config", "errors", "records")}
 MAY_IMPORT_PACKAGES = {
     "engine": {"engine"},
     "server": {"server", "engine"},
