@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +23,18 @@ class News:
     logprobs: F32  # f32[tokens], or none where nobody asked
     reasons: U8  # u8[completions] index into REASONS; not 0 at a completion's end
 
+    def tokens_of(self, entry: int) -> bytes:
+        """int32 little-endian, of one completion."""
+        return self.token_ids[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
+
+    def logprobs_of(self, entry: int) -> bytes:
+        """float32 little-endian, of one completion; none where nobody asked."""
+        return self.logprobs[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
+
 
 def merge(parts: Sequence[News]) -> News:
     """One News that says what several say, which came in this order."""
+    parts = [part for part in parts if len(part.indices)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     indices = np.concatenate([part.indices for part in parts])
@@ -36,7 +45,7 @@ def merge(parts: Sequence[News]) -> News:
         [part.offsets[:-1] + start for part, start in zip(parts, starts, strict=False)]
     )[order]
     ends = np.cumsum(counts)
-    places = np.repeat(begins - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+    places = np.repeat(begins - ends + counts, counts) + np.arange(ends[-1])
     logprobs = np.concatenate([part.logprobs for part in parts])
     token_ids = np.concatenate([part.token_ids for part in parts])
     found, firsts = np.unique(indices[order], return_index=True)
@@ -46,6 +55,21 @@ def merge(parts: Sequence[News]) -> News:
         indices=found,
         offsets=np.concatenate([[0], ends[lasts - 1]]).astype(np.int64),
         token_ids=token_ids[places],
-        logprobs=logprobs[places] if len(logprobs) else logprobs,
+        # Others may have begun to ask meanwhile: then not all parts have them.
+        logprobs=logprobs[places] if len(logprobs) == len(places) else logprobs[:0],
         reasons=reasons[lasts - 1],
     )
+
+
+def slices(news: News, size: int) -> Iterator[News]:
+    """The same in parts of at most `size` completions."""
+    for begin in range(0, len(news.indices), size):
+        end = min(begin + size, len(news.indices))
+        tokens = slice(news.offsets[begin], news.offsets[end])
+        yield News(
+            indices=news.indices[begin:end],
+            offsets=news.offsets[begin : end + 1] - news.offsets[begin],
+            token_ids=news.token_ids[tokens],
+            logprobs=news.logprobs[tokens],
+            reasons=news.reasons[begin:end],
+        )

@@ -23,6 +23,7 @@ from server.generation import Generation
 from server.logprobs import naming, of_delta
 from server.prompts import encode_prompts
 from server.protocol import CompletionRequest, parse_completion
+from server.rendering import Choices, Pieces, Template
 from server.replies import Choice, Completion, ModelCard, ModelList, Usage
 from server.responses import EventStream, WhileConnected
 from server.sample import Delta, join
@@ -30,6 +31,7 @@ from server.text import Text
 
 _encode = msgspec.json.Encoder().encode
 _NOTHING = Raw(b"null")
+_CHOICES = Raw(b'"here go the choices"')
 
 
 class Completions:
@@ -39,6 +41,12 @@ class Completions:
         self._client = client
         self._text = text
         self._model_name = model_name
+        self._pieces = Pieces(text)
+        self._template = Template(
+            lambda index, text, finish_reason, stop_reason: _encode(
+                Choice(index=index, text=text, finish_reason=finish_reason, stop_reason=stop_reason)
+            )
+        )
         self._card = ModelCard(
             id=model_name, created=int(time.time()), max_model_len=text.model.n_ctx
         )
@@ -92,6 +100,10 @@ class Completions:
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The reply as a stream of JSON documents; the choices with news share an event."""
+        if generation.is_plain:
+            async for event in self._plain_events(generation):
+                yield event
+            return
         request = generation.request
         options = request.stream_options
         wants_tokens = request.return_token_ids or not (
@@ -118,6 +130,36 @@ class Completions:
                         metrics.INTER_TOKEN_LATENCY.observe(now - last)
                     last = now
                     yield self._encode(generation, choices, usage)
+            if options and options.include_usage:
+                yield self._encode(generation, [], generation.usage)
+        finally:
+            _record(generation)
+
+    async def _plain_events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """`events` of a request that wants nothing but text: made from arrays."""
+        request = generation.request
+        options = request.stream_options
+        usage: Usage | UnsetType | None = None if options and options.include_usage else UNSET
+        is_continuous = bool(options and options.continuous_usage_stats)
+        begin, end = self._encode(generation, [_CHOICES], usage).split(_CHOICES)
+        choices = Choices(
+            self._pieces, self._template, generation.num_choices, request.stop_token_ids
+        )
+        last = generation.started
+        try:
+            async with aclosing(generation.news(self._client)) as parts:
+                async for news in parts:
+                    body = choices.render(news)
+                    if not body:
+                        continue
+                    now = time.monotonic()
+                    if last != generation.started:
+                        metrics.INTER_TOKEN_LATENCY.observe(now - last)
+                    last = now
+                    if is_continuous:
+                        yield self._encode(generation, [Raw(body)], generation.usage)
+                    else:
+                        yield b"%b%b%b" % (begin, body, end)
             if options and options.include_usage:
                 yield self._encode(generation, [], generation.usage)
         finally:
