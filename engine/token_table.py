@@ -148,28 +148,45 @@ class TokenTable:
         )
 
     def _take_one(self, row: int) -> News:
-        """`take` of a single row, which is what most readers have."""
-        count = int(self._count[row])
-        reason = self._reason[row : row + 1]
-        has_news = count > 0 or (bool(reason[0]) and not self._is_told[row])
-        self._is_told[row] = reason[0] != 0
-        place = int(self._first[row])
-        if 0 < count < PAGE - place % PAGE:  # most often: within a page, which goes on
-            self._count[row] = 0
-            self._first[row] = place + count
-            places: slice | I64 = slice(place, place + count)
-        elif count:
-            counts = np.array([count])
-            places = self._read(np.array([row]), counts, np.array([0, count]))
-        else:
-            places = slice(0, 0)
+        """`take` of a single row, which is what most readers have: without arrays of one."""
+        count, reason = int(self._count[row]), int(self._reason[row])
+        if not count and (not reason or self._is_told[row]):
+            return NO_NEWS
+        self._is_told[row] = reason != 0
+        places = self._read_one(row, count)
+        tokens = [self._tokens[part] for part in places]
+        logprobs = [self._logprobs[part] for part in places] if self._has_logprobs else []
         return News(
-            indices=ONE if has_news else ONE[:0],
-            offsets=np.array([0, count]) if has_news else ONE,
-            token_ids=self._tokens[places].copy(),
-            logprobs=self._logprobs[places].copy() if self._has_logprobs else NO_LOGPROBS,
-            reasons=reason.copy() if has_news else reason[:0],
+            indices=ONE_INDEX,
+            offsets=np.array([0, count]),
+            token_ids=tokens[0].copy()
+            if len(tokens) == 1
+            else np.concatenate(tokens or [NO_TOKENS]),
+            logprobs=np.concatenate(logprobs) if logprobs else NO_LOGPROBS,
+            reasons=self._reason[row : row + 1].copy(),
         )
+
+    def _read_one(self, row: int, count: int) -> list[slice]:
+        """`_read` of a single row."""
+        self._count[row] = 0
+        place, parts, done = int(self._first[row]), [], []
+        while count:
+            here = min(PAGE - place % PAGE, count)
+            parts.append(slice(place, place + here))
+            count -= here
+            if place % PAGE + here < PAGE:
+                place += here
+                continue
+            page = place // PAGE
+            done.append(page)
+            if count:
+                place = PAGE * int(self._next[page])
+            else:
+                self._last[row] = NO_PAGE
+        self._first[row] = place
+        if done:
+            self._release(np.array(done))
+        return parts
 
     def _append(self, rows: I64, tokens: I32, logprobs: F32) -> None:
         full = rows[self._room[rows] == 0]
@@ -270,8 +287,10 @@ class TokenTable:
             self._logprobs = np.append(self._logprobs, np.zeros(PAGE * more, np.float32))
 
 
-ONE: I64 = np.zeros(1, np.int64)
+ONE_INDEX: I64 = np.zeros(1, np.int64)
+NO_TOKENS: I32 = np.empty(0, np.int32)
 NO_LOGPROBS: F32 = np.empty(0, np.float32)
+NO_NEWS = News(ONE_INDEX[:0], ONE_INDEX, NO_TOKENS, NO_LOGPROBS, np.empty(0, np.uint8))
 
 
 def _row(stream: int) -> int:

@@ -94,6 +94,7 @@ class Choices:
         self._template = template
         self._stop_token_ids = stop_token_ids
         self._heads = template.heads(num_choices)
+        self._end = template.end
         # Of completions whose text ends inside a character.
         self._is_cut = np.zeros(num_choices, np.bool_)
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
@@ -124,7 +125,7 @@ class Choices:
         ends = np.cumsum(counts)
         places = np.arange(len(indices)) * 2
         parts = np.empty(len(token_ids) + 2 * len(indices), np.object_)
-        parts.fill(self._template.end)
+        parts.fill(self._end)
         parts[ends - counts + places] = self._heads[indices]
         parts[np.arange(len(token_ids)) + np.repeat(places + 1, counts)] = self._pieces.json[
             token_ids
@@ -134,27 +135,21 @@ class Choices:
     def _one(self, news: News, entry: int) -> bytes | None:
         """A choice of any kind; None if it has nothing to say."""
         index = int(news.indices[entry])
-        token_ids = news.token_ids[news.offsets[entry] : news.offsets[entry + 1]]
+        token_ids = news.tokens_of(entry)
         finish_reason = REASONS[int(news.reasons[entry])]
         stop_reason: int | None = None
         if finish_reason == "stop":  # the token that stopped it is not text
-            stop_reason = int(token_ids[-1]) if int(token_ids[-1]) in self._stop_token_ids else None
-            token_ids = token_ids[:-1]
-        if not self._is_cut[index] and self._pieces.is_whole[token_ids].all():
-            text = b"".join(self._pieces.json[token_ids].tolist())
-        else:
-            text = self._cut(index, token_ids.tobytes(), finish_reason is not None)
-        if finish_reason is not None:
-            end = self._template.ended(finish_reason, stop_reason)
-            return b"%b%b%b" % (self._template.head(index), text, end)
-        if not text:
-            return None
-        return b"%b%b%b" % (self._heads[index][1:], text, self._template.end)
-
-    def _cut(self, index: int, token_ids: bytes, is_last: bool) -> bytes:
+            last = int.from_bytes(token_ids[-4:], "little")
+            stop_reason = last if last in self._stop_token_ids else None
+            token_ids = token_ids[:-4]
         decoder = self._decoders.pop(index, None) or _Utf8("replace")
-        text = decoder.decode(self._pieces.text.decode(token_ids), is_last)
-        self._is_cut[index] = bool(decoder.getstate()[0])
-        if self._is_cut[index]:
+        text = decoder.decode(self._pieces.text.decode(token_ids), finish_reason is not None)
+        is_cut = bool(decoder.getstate()[0])
+        if is_cut or self._is_cut[index]:
+            self._is_cut[index] = is_cut
+        if is_cut:
             self._decoders[index] = decoder
-        return escaped(text)
+        if finish_reason is None:
+            return b"%b%b%b" % (self._heads[index][1:], escaped(text), self._end) if text else None
+        end = self._template.ended(finish_reason, stop_reason)
+        return b"%b%b%b" % (self._heads[index][1:], escaped(text), end)
