@@ -12,6 +12,9 @@ import msgspec
 from engine.config import DEMO_MODEL, EngineConfig
 
 
+MAX_API_PROCESSES = 256
+
+
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How requests are received."""
 
@@ -23,6 +26,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
     """TCP port to listen on; 0 takes any free one."""
+    api_processes: int = 1
+    """Processes that answer requests, all on the same socket; each takes a core at most."""
     endpoint: str = EngineConfig().endpoint
     """Where the engine listens, as ZeroMQ spells it."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -35,6 +40,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port must lie in 0 … 65535, got {self.port}")
+        if not 1 <= self.api_processes <= MAX_API_PROCESSES:
+            raise ValueError(
+                f"api_processes must be 1 … {MAX_API_PROCESSES}, got {self.api_processes}"
+            )
         if self.max_body_bytes < 1:
             raise ValueError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
         if not self.drain_s >= 0:
