@@ -11,7 +11,6 @@ import msgspec
 
 from engine.config import DEMO_MODEL, EngineConfig
 
-
 MAX_API_PROCESSES = 256
 
 

@@ -78,7 +78,10 @@ MAY_IMPORT_MAX = {
     "graph_notes",
     "bench.gemm",
 }
-SERVER_SEES = {f"engine.{name}" for name in ("client", "streams", "news", "messages", "config", "errors", "records")}
+SERVER_SEES = {
+    f"engine.{name}"
+    for name in ("client", "streams", "news", "messages", "config", "errors", "records")
+}
 MAY_IMPORT_PACKAGES = {
     "engine": {"engine"},
     "server": {"server", "engine"},

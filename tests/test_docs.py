@@ -35,6 +35,7 @@ from engine.published import Constructor, PublishedArgs
 from server import fields, protocol, replies
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.bench_text import TextBenchConfig
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.launch import load_settings
@@ -62,6 +63,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Simulation": (SimulationConfig,),
     "Prefix benchmark": (PrefixBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
+    "Text benchmark": (TextBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Precompilation": (PrecompileConfig,),
