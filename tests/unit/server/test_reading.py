@@ -197,7 +197,8 @@ def test_stop_strings_are_found_as_if_the_text_were_whole(
         assert samples[index].finished
 
 
-LENGTHS: list[FinishReason] = ["length"] * 2 * N
+LENGTH: FinishReason = "length"
+LENGTHS = [LENGTH] * 2 * N
 
 
 def test_leaving_early_aborts_what_still_runs() -> None:
