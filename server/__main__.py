@@ -14,6 +14,7 @@ import uvicorn
 from engine.client import EngineClient
 from engine.config import load
 from engine.errors import SRMError
+from engine.memory import collect_rarely
 from server import launch
 from server.app import create_app
 from server.config import ServerConfig
@@ -43,6 +44,7 @@ def serve_api(argv: list[str]) -> int:
             timeout_graceful_shutdown=math.ceil(config.drain_s),
         )
     )
+    collect_rarely()
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself what it has handled
         signal.signal(signum, _ignore)
     server.run(sockets=[listener])
