@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 
 from engine import metrics
-from engine.batch import Batch, Launched, Runner
+from engine.batch import I32, Batch, Launched, Runner
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
-from engine.messages import Output, Request, SamplingParams, Status, join
+from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
+from engine.outputs import NewTokens
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 
@@ -47,6 +48,7 @@ class Engine:
         self._fingerprint = fingerprint
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
+        self._columns: list[NewTokens] = []
         self._last_completed = 0.0
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
@@ -81,6 +83,18 @@ class Engine:
             metrics.REQUESTS.labels("aborted").inc()
             metrics.SEQUENCES.labels("abort").inc(ended)
             self._publish()  # there may be no further step to do it
+
+    def stop(self, request_id: str, indices: I32) -> None:
+        """End these samples of a request; no further word of them follows. See StopSamples."""
+        requests = self.scheduler.num_requests
+        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices))
+        metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
+        self._publish()  # there may be no further step to do it
+
+    def take_columns(self) -> list[NewTokens]:
+        """What the steps since the last time said in columns, besides the Outputs they returned."""
+        columns, self._columns = self._columns, []
+        return columns
 
     def step(self) -> list[Output]:
         """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
@@ -178,8 +192,12 @@ class Engine:
         self.num_steps += 1
         if finished := requests - self.scheduler.num_requests:
             metrics.REQUESTS.labels("finished").inc(finished)
-        for reason, count in Counter(output.finish_reason for output in outputs).items():
-            if reason is not None:
+        ends = Counter(output.finish_reason for output in outputs)
+        for columns in self.scheduler.take_columns():
+            ends.update(dict(zip(REASONS, np.bincount(columns.reasons).tolist(), strict=False)))
+            self._columns.append(columns)
+        for reason, count in ends.items():
+            if reason is not None and count:
                 metrics.SEQUENCES.labels(reason).inc(count)
         self._measure(step, now)
         return outputs

@@ -17,8 +17,8 @@ import math
 
 import numpy as np
 
-from engine.assembly import NOTHING, assemble
-from engine.batch import I32, I64, Batch, Scores, StepResult
+from engine.assembly import assemble
+from engine.batch import F32, I32, I64, Batch, Scores, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
 from engine.latency import Latencies
@@ -28,7 +28,9 @@ from engine.outputs import (
     LENGTH,
     RUNNING,
     STOP,
+    NewTokens,
     decode_scores,
+    new_tokens,
     prompt_scores,
     sampled,
     unsampled,
@@ -36,7 +38,7 @@ from engine.outputs import (
 from engine.prefill import Prefill
 from engine.prefixes import Prefixes
 from engine.sequence import Line, SequenceGroup, accept
-from engine.slots import SlotTable, StopSets
+from engine.slots import COLUMNS, FINAL, SlotTable, StopSets
 
 
 class Scheduler:
@@ -60,6 +62,7 @@ class Scheduler:
         self._prefill = Prefill(self.prefixes, self._waiting)
         self._forking = Line()  # prefilled, for slots to start in
         self._next_id = 0
+        self._columns: list[NewTokens] = []
         self._turn = 0  # the slot whose turn it is when not all can be served
 
     @property
@@ -117,6 +120,36 @@ class Scheduler:
         self.latencies.abort(group)
         return group.unfinished
 
+    def stop(self, request_id: str, indices: I32) -> int:
+        """End these samples of a request and free their slots at once; how many there were to end.
+
+        As with `abort`, a step under way may still write these slots. Costs what is ended, not n.
+        """
+        group = self._by_id.get(request_id)
+        if group is None:
+            return 0
+        table = self.table
+        within = np.unique(indices[(indices >= 0) & (indices < group.started)]).astype(np.int64)
+        slots = group.slots[within].astype(np.int64)
+        slots = slots[table.sequence_id[slots] == group.first_id + within]
+        lengths = table.position[slots] - table.first_position[slots]
+        self.latencies.end(slots, table.first_id[slots], lengths)
+        if len(slots) == group.unfinished:
+            self._drop(group)
+            self.latencies.finish(group)
+            return len(slots)
+        if group.prefix is not None:
+            unforked = table.position[slots] == table.first_position[slots]
+            self._count_forks(group, int(np.count_nonzero(unforked)))
+        table.free(slots)
+        group.unfinished -= len(slots)
+        return len(slots)
+
+    def take_columns(self) -> list[NewTokens]:
+        """What sequences with `emit` = "columns" have new since the last time, step by step."""
+        columns, self._columns = self._columns, []
+        return columns
+
     def schedule(self) -> Batch | None:
         """The next step's batch, or None when there is nothing to feed.
 
@@ -162,13 +195,15 @@ class Scheduler:
         table.record(slots, positions, tokens, logprobs)
         may_speak = ends | self.stop_sets.may_end[tokens]
         if table.num_streaming:
-            may_speak |= table.is_streaming[slots]
+            may_speak |= table.emit[slots] != FINAL
         rows = np.flatnonzero(may_speak)  # few, unless there are many streams
         slots, positions, tokens, ends = slots[rows], positions[rows], tokens[rows], ends[rows]
         is_stop = self.stop_sets.table[table.stop_row[slots], tokens]
         reasons = np.where(is_stop, STOP, np.where(ends, LENGTH, RUNNING))
         reasons[tokens < 0] = ERROR
-        speaks = (reasons != RUNNING) | table.is_streaming[slots]
+        emit = table.emit[slots]
+        in_columns = np.flatnonzero(emit == COLUMNS)
+        speaks = ((reasons != RUNNING) | (emit != FINAL)) & (emit != COLUMNS)
         outputs = sampled(
             table,
             self._by_first_id,
@@ -184,9 +219,31 @@ class Scheduler:
         self.latencies.end(ended, table.first_id[ended], lengths)
         for output in outputs:
             if output.finish_reason is not None:
-                self._count_end(self._by_id[output.id])
+                self._count_ends(self._by_id[output.id], 1)
+        if len(in_columns):
+            self._complete_columns(
+                *(slots[in_columns], positions[in_columns], tokens[in_columns]),
+                *(logprobs[rows][in_columns], reasons[in_columns]),
+            )
         table.free(ended)
         return prompt_outputs + outputs
+
+    def _complete_columns(
+        self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
+    ) -> None:
+        """Of the sequences whose news go into columns."""
+        columns = new_tokens(
+            self.table, self._by_first_id, slots, positions, tokens, logprobs, reasons
+        )
+        first_ids, counts = np.unique(
+            self.table.first_id[slots[reasons != RUNNING]], return_counts=True
+        )
+        for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
+            group = self._by_first_id[first_id]
+            self._count_ends(group, count)
+            if not group.unfinished:
+                columns.finished.append(group.request.id)
+        self._columns.append(columns)
 
     def _admit(self) -> None:
         """Give free slots out, in serving order, to prompts and to sequences that can start."""
@@ -238,7 +295,9 @@ class Scheduler:
 
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
         self.latencies.start(group, slots)
-        group.slots.append(slots)
+        if not group.started:
+            group.slots = np.empty(group.request.params.n, np.int32)
+        group.slots[group.started : group.started + len(slots)] = slots
         group.started += len(slots)
         self.num_waiting -= len(slots)
         if not group.unstarted:
@@ -274,10 +333,12 @@ class Scheduler:
         """Count first steps, given the group of each; after the last, its prefix may go."""
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            group = self._by_first_id[first_id]
-            group.unforked -= count
-            if not group.unforked and not group.unstarted:
-                self._prefill.release(group)
+            self._count_forks(self._by_first_id[first_id], count)
+
+    def _count_forks(self, group: SequenceGroup, count: int) -> None:
+        group.unforked -= count
+        if count and not group.unforked and not group.unstarted:
+            self._prefill.release(group)
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
         """What was scored of prompts; ends requests that want no more, or whose model broke."""
@@ -309,12 +370,13 @@ class Scheduler:
         self.num_waiting -= group.unstarted
         if group.unstarted:
             self.waiting_bytes -= group.num_bytes
-        slots = np.unique(np.concatenate([NOTHING, *group.slots]))  # some were given twice
-        self.table.free(slots[self.table.first_id[slots] == group.first_id])
+        slots = group.slots[: group.started]
+        sequence_ids = group.first_id + np.arange(group.started)
+        self.table.free(slots[self.table.sequence_id[slots] == sequence_ids])
         self._forget(group)
 
-    def _count_end(self, group: SequenceGroup) -> None:
-        group.unfinished -= 1
+    def _count_ends(self, group: SequenceGroup, count: int) -> None:
+        group.unfinished -= count
         if not group.unfinished:
             self.latencies.finish(group)
             self._forget(group)

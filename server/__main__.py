@@ -17,6 +17,7 @@ from engine import logs
 from engine.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.config import load
 from engine.errors import SRMError
+from engine.memory import collect_rarely
 from server import launch
 from server.app import create_app
 from server.chat_template import ChatTemplate
@@ -58,6 +59,7 @@ def serve_api(argv: list[str]) -> int:
             timeout_graceful_shutdown=math.ceil(config.drain_s),
         )
     )
+    collect_rarely()
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself what it has handled
         signal.signal(signum, _ignore)
     server.run(sockets=listeners)

@@ -15,6 +15,8 @@ from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
 
 _ORIGIN = re.compile(r"https?://[^/?#\s]+")
 
+MAX_API_PROCESSES = 256
+
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How requests are received."""
@@ -29,6 +31,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
     """TCP port to listen on; 0 takes any free one."""
+    api_processes: int = 1
+    """Processes that answer requests, all on the same socket; each takes a core at most."""
     endpoint: str = EngineConfig().endpoint
     """Where the engine listens, as ZeroMQ spells it."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -105,6 +109,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"stall_s must be at least {2 * HEARTBEAT_S:g}, got {self.stall_s}: the engine is "
                 f"asked every {HEARTBEAT_S:g} s"
+            )
+        if not 1 <= self.api_processes <= MAX_API_PROCESSES:
+            raise ValueError(
+                f"api_processes must be 1 … {MAX_API_PROCESSES}, got {self.api_processes}"
             )
 
     @property

@@ -46,6 +46,7 @@ from server import (
 )
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
@@ -74,6 +75,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Simulation": (SimulationConfig,),
     "Prefix benchmark": (PrefixBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
+    "Text benchmark": (TextBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Precompilation": (PrecompileConfig,),
