@@ -123,7 +123,8 @@ def test_paths_and_methods_of_callers_make_no_series(server: Server) -> None:
     handlers = set(re.findall(r'handler="([^"]*)"', text))
     assert {"other", "/v1/models/{name:path}", "/dashboard/{name}", "/metrics"} <= handlers
     assert not [one for one in handlers if re.search(r"\d|scan|none", one.replace("/v1", ""))]
-    assert set(re.findall(r'method="([^"]*)"', text)) <= {"GET", "POST", "other"}
+    methods = set(re.findall(r'method="([^"]*)"', text))
+    assert methods <= {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other"}
     # A series of requests for each status, and one histogram for each handler and method.
     assert len(text.splitlines()) - before <= 5 * (1 + 20)
 
