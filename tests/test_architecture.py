@@ -20,6 +20,7 @@ ENGINE_ORDER = (
     "batch",
     "metrics",
     "prefixes",
+    "edits",
     "sequence",
     "history",
     "slots",
