@@ -153,11 +153,12 @@ class EditList:
         self._num_biased = spans[1]
         self._biased.append(biased)
         self._biases.append(plan.biases)
-        for span, ids in plan.lists.items():
+        lists = plan.lists
+        if is_early:
+            lists = lists | {Span.BANNED: lists.get(Span.BANNED, b"") + plan.ends}
+        for span, ids in lists.items():
             if span != Span.BIASED:
                 self._put(spans, span, ids)
-        if is_early:
-            self._put(spans, Span.BANNED, plan.lists.get(Span.BANNED, b"") + plan.ends)
         return spans
 
     def _put(self, spans: list[int], span: Span, ids: bytes) -> None:

@@ -80,8 +80,9 @@ def build_step_graph(
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
     i32[rows + 1]; then SAMPLING_INPUTS [decode], SCORING_INPUTS and EDIT_INPUTS. Outputs: token_ids
     i32[decode], logprobs f32[decode], and those of `engine.batch.Scores`. The meaning of each is
-    that of `engine.batch`. The names of the graph and of its weights begin with `scope`, so that graphs of
-    many models can be compiled as one `module`, which takes hardly longer than one of them.
+    that of `engine.batch`. The names of the graph and of its weights begin with `scope`, so that
+    graphs of many models can be compiled as one `module`, which takes hardly longer than one of
+    them.
     """
     on = DeviceRef.from_device(device)
     sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]

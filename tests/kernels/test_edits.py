@@ -170,9 +170,7 @@ def test_many_rows_that_share_their_lists(ops: Ops) -> None:
 def test_no_rows_is_nothing(ops: Ops) -> None:
     asked = draw(np.random.default_rng(0), 9)
     logits = np.arange(15 * 9, dtype=np.float32).reshape(15, 9)
-    none = asked._replace(
-        rows=asked.rows[:0], spans=asked.spans[:0], penalties=asked.penalties[:0]
-    )
+    none = asked._replace(rows=asked.rows[:0], spans=asked.spans[:0], penalties=asked.penalties[:0])
     run(ops, logits, none)
     np.testing.assert_array_equal(logits.ravel(), np.arange(15 * 9))
 

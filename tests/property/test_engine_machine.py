@@ -9,6 +9,7 @@
 6. Scores do not depend on chunks and company either, every prompt token but the first is scored
    once and in order before any sample speaks, and scoring changes no sample.
 7. A kept state changes no bit: many prompts here begin alike, and the engine of 3 keeps nothing.
+8. All of this with biases, penalties and bans; what they are is in `test_edited_samples.py`.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import astuple
 from itertools import chain
 from typing import Literal
 
@@ -39,6 +41,7 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.messages import PROMPT, Output, Request, SamplingParams, join
 from engine.prefixes import NO_SLOT, Prefix
 from engine.slots import FREE
+from tests.edited import wanted
 from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
 
 WEIGHTS = tiny_weights()
@@ -46,7 +49,8 @@ WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
 
 tokens = st.integers(0, TINY.vocab_size - 1)
 params = st.builds(
-    SamplingParams,
+    lambda edits, **others: SamplingParams(**others, **edits),
+    edits=wanted(TINY.vocab_size),
     max_tokens=st.integers(0, 12),
     n=st.integers(1, 9),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
@@ -162,6 +166,10 @@ class EngineMachine(RuleBasedStateMachine):
                 assert params.n > self.config.max_waiting
             elif error.param == "max_tokens":
                 assert params.prompt_logprobs is None or len(prompt) == 1
+            elif error.param == "min_tokens":
+                assert params.min_tokens > params.max_tokens
+            elif error.param in {"allowed_token_ids", "bad_words"}:
+                assert "must leave a token" in error.message
             else:
                 assert (error.param, emit) == ("logprobs", "final") and params.logprobs
         else:
@@ -240,8 +248,11 @@ class EngineMachine(RuleBasedStateMachine):
     def scheduling_is_deterministic(self) -> None:
         assert len(self.runner.batches) == len(self.twin_runner.batches)
         for batch, twin in zip(self.runner.batches, self.twin_runner.batches, strict=True):
-            for name in Batch.__dataclass_fields__:
-                assert np.array_equal(getattr(batch, name), getattr(twin, name))
+            arrays, others = astuple(batch), astuple(twin)  # those of its edits are a tuple
+            for found, expected in zip(
+                (*arrays[:-1], *arrays[-1]), (*others[:-1], *others[-1]), strict=True
+            ):
+                assert np.array_equal(found, expected)
         self.runner.batches.clear()
         self.twin_runner.batches.clear()
 
