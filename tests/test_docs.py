@@ -212,7 +212,8 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
     for row in found:
         field = fields_by_name[row[0].strip("`")]
         if not field.required and field.default is not None:
-            default = [] if field.default is msgspec.NODEFAULT else field.default
+            is_made = isinstance(field.default_factory, type)
+            default = field.default_factory() if is_made else field.default
             assert row[1] == f"`{json.dumps(default)}`"
         assert row[2] == described(hints[field.name]) or field.name == "prompt"
 
@@ -250,7 +251,9 @@ def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES")
+    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_BIASES")
+    assert fields.MAX_BAD_WORDS == fields.MAX_STOPS
+    assert fields.MAX_BAD_WORD_LENGTH == fields.MAX_STOP_LENGTH
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])

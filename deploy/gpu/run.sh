@@ -76,7 +76,7 @@ part adopt python3 -m engine.graph_notes adopt "$SRM_CACHE_DIR" "$device"
 if test "$device" = gpu; then part gpu nvidia-smi; fi
 
 # Is it right?
-part kernels bash -c "$(tests tests/kernels tests/kernels/test_{embedding,mixer,taps,sampler,score}.py)"
+part kernels bash -c "$(tests tests/kernels tests/kernels/test_{embedding,mixer,taps,edits,sampler,score}.py)"
 part scores bash -c "$(tests tests/conformance tests/conformance/test_device.py)"
 part invariance bash -c "$(tests tests/conformance tests/conformance/test_invariance.py)"
 
