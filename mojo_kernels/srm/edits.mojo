@@ -47,6 +47,7 @@ from std.utils.numerics import neg_inf
 from .parallel import num_tasks
 
 comptime TILE = 8192
+"""Tokens that are counted at a time: 32 KiB of counters."""
 comptime _BLOCK = 256  # threads of a GPU block
 comptime _BIASED = 0
 comptime _ALLOWED = 1

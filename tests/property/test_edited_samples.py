@@ -14,9 +14,10 @@ from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.messages import Request, SamplingParams
 from engine.sequence import sample_seeds
-from tests.edited import edited, wanted
+from tests.edited import edited
 from tests.kernels import oracle
 from tests.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
+from tests.wanted import wanted
 
 WEIGHTS = tiny_weights()
 EOS = TINY.eos_token_id

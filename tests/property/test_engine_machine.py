@@ -41,8 +41,8 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.messages import PROMPT, Output, Request, SamplingParams, join
 from engine.prefixes import NO_SLOT, Prefix
 from engine.slots import FREE
-from tests.edited import wanted
 from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
+from tests.wanted import wanted
 
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
