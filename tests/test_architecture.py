@@ -22,6 +22,7 @@ ENGINE_ORDER = (
     "news",
     "metrics",
     "prefixes",
+    "edits",
     "sequence",
     "history",
     "pace",

@@ -366,7 +366,8 @@ FIELDS = [
     "prompt", "model", "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
     "stop_token_ids", "ignore_eos", "stream", "stream_options", "logprobs", "return_token_ids",
     "prompt_logprobs", "user", "echo", "suffix", "best_of", "logit_bias", "presence_penalty",
-    "min_tokens", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens",
+    "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words", "min_tokens",
+    "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens",
     "truncate_prompt_tokens", "priority", "request_id", "metadata", "stream_interval",
     "return_packed", "nonsense",
 ]  # fmt: skip
