@@ -98,12 +98,13 @@ class Completions:
             _record(generation)
         return self._encode(generation, choices, generation.usage)
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+    def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The reply as a stream of JSON documents; the choices with news share an event."""
-        if generation.is_plain:
-            async for event in self._plain_events(generation):
-                yield event
-            return
+        is_plain = generation.is_plain
+        return self._plain_events(generation) if is_plain else self._events(generation)
+
+    async def _events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Of requests that want more than text, or are watched for stop strings."""
         request = generation.request
         options = request.stream_options
         wants_tokens = request.return_token_ids or not (
@@ -136,7 +137,7 @@ class Completions:
             _record(generation)
 
     async def _plain_events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """`events` of a request that wants nothing but text: made from arrays."""
+        """Of requests that want nothing but text: made from arrays."""
         request = generation.request
         options = request.stream_options
         usage: Usage | UnsetType | None = None if options and options.include_usage else UNSET
