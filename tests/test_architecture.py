@@ -45,6 +45,7 @@ ENGINE_ORDER = (
     "runner",
     "engine",
     "process",
+    "token_queues",
     "token_table",
     "streams",
     "client",
