@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from engine.messages import Output
@@ -39,7 +38,8 @@ def naming(text: Text, as_ids: bool) -> Name:
 
 def of_delta(delta: Delta, alternatives: int, name: Name, echoed: Logprobs | None) -> Logprobs:
     """Of the tokens that are new, behind those of the prompt where it is echoed."""
-    new = _logprobs(_scored(delta, alternatives), name) if alternatives else _chosen(delta, name)
+    scored = _scored(delta, alternatives)
+    new = _logprobs(scored, name)
     before = echoed or Logprobs([], [], [], [])
     return Logprobs(
         tokens=before.tokens + new.tokens,
@@ -79,18 +79,6 @@ def _logprobs(scored: list[_Scored], name: Name) -> Logprobs:
     )
 
 
-def _chosen(source: Delta, name: Name) -> Logprobs:
-    """`_logprobs` without alternatives: a pass in C over each array."""
-    tokens = list(map(name, _ints(source.token_ids)))
-    logprobs = _floats(source.logprobs)
-    return Logprobs(
-        tokens=tokens,
-        token_logprobs=list(logprobs),
-        top_logprobs=[{token: logprob} for token, logprob in zip(tokens, logprobs, strict=True)],
-        text_offset=[],
-    )
-
-
 def _by_name(scored: _Scored, name: Name) -> dict[str, float]:
     """The likeliest tokens and the token itself; where two read the same, the second by its id."""
     found: dict[str, float] = {}
@@ -122,5 +110,4 @@ def _ints(data: bytes) -> list[int]:
 
 
 def _floats(data: bytes) -> list[float]:
-    values: list[float] = np.maximum(np.frombuffer(data, "<f4"), np.float32(LOWEST)).tolist()
-    return values
+    return [max(value, LOWEST) for value in memoryview(data).cast("f")]

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-
 from engine.messages import FinishReason, Output
 from server.text import Text
 
@@ -176,13 +174,6 @@ class Sample:
         return next(count for count, size in enumerate(sizes, 1) if size >= num_bytes)
 
     def _offsets(self, token_ids: bytes) -> list[int]:
-        if not self._offset_decoder.getstate()[0]:
-            counts = self._text.num_characters[np.frombuffer(token_ids, "<i4")]
-            if (counts >= 0).all():
-                ends = self._num_characters + np.cumsum(counts)
-                self._num_characters = int(ends[-1]) if len(ends) else self._num_characters
-                found: list[int] = (ends - counts).tolist()
-                return found
         offsets = []
         for piece in self._text.pieces(token_ids):
             offsets.append(self._num_characters)

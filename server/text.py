@@ -11,12 +11,9 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.config import ModelConfig
@@ -39,11 +36,6 @@ class Text:
         self._tokenizer: Tokenizer | None = None
         if (folder / "tokenizer.json").exists():
             self._load(folder / "tokenizer.json")
-
-    @cached_property
-    def num_characters(self) -> npt.NDArray[np.int64]:
-        """i64[vocab_size] of each token; -1 if it is cut inside a character."""
-        return np.array([_num_characters(data) for data in self._bytes], np.int64)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -81,13 +73,6 @@ class Text:
     def pieces(self, token_ids: bytes) -> list[bytes]:
         """The bytes of each token."""
         return list(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
-
-
-def _num_characters(data: bytes) -> int:
-    try:
-        return len(data.decode())
-    except UnicodeDecodeError:
-        return -1
 
 
 def _read_model_config(path: Path) -> ModelConfig:
