@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -21,6 +22,7 @@ from engine.errors import BodyTooLarge, InvalidRequest, ModelNotFound
 from server import metrics
 from server.generation import Generation
 from server.logprobs import naming, of_delta
+from server.plain import plain_events
 from server.prompts import encode_prompts
 from server.protocol import CompletionRequest, parse_completion
 from server.rendering import Choices, Pieces, Template
@@ -31,7 +33,6 @@ from server.text import Text
 
 _encode = msgspec.json.Encoder().encode
 _NOTHING = Raw(b"null")
-_CHOICES = Raw(b'"here go the choices"')
 
 
 class Completions:
@@ -100,8 +101,12 @@ class Completions:
 
     def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The reply as a stream of JSON documents; the choices with news share an event."""
-        is_plain = generation.is_plain
-        return self._plain_events(generation) if is_plain else self._events(generation)
+        if not generation.is_plain:
+            return self._events(generation)
+        stop_token_ids = generation.request.stop_token_ids
+        choices = Choices(self._pieces, self._template, generation.num_choices, stop_token_ids)
+        event = partial(self._encode, generation)
+        return plain_events(self._client, generation, choices, event, _record)
 
     async def _events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Of requests that want more than text, or are watched for stop strings."""
@@ -131,36 +136,6 @@ class Completions:
                         metrics.INTER_TOKEN_LATENCY.observe(now - last)
                     last = now
                     yield self._encode(generation, choices, usage)
-            if options and options.include_usage:
-                yield self._encode(generation, [], generation.usage)
-        finally:
-            _record(generation)
-
-    async def _plain_events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Of requests that want nothing but text: made from arrays."""
-        request = generation.request
-        options = request.stream_options
-        usage: Usage | UnsetType | None = None if options and options.include_usage else UNSET
-        is_continuous = bool(options and options.continuous_usage_stats)
-        begin, end = self._encode(generation, [_CHOICES], usage).split(_CHOICES)
-        choices = Choices(
-            self._pieces, self._template, generation.num_choices, request.stop_token_ids
-        )
-        last = generation.started
-        try:
-            async with aclosing(generation.news(self._client)) as parts:
-                async for news in parts:
-                    body = choices.render(news)
-                    if not body:
-                        continue
-                    now = time.monotonic()
-                    if last != generation.started:
-                        metrics.INTER_TOKEN_LATENCY.observe(now - last)
-                    last = now
-                    if is_continuous:
-                        yield self._encode(generation, [Raw(body)], generation.usage)
-                    else:
-                        yield b"%b%b%b" % (begin, body, end)
             if options and options.include_usage:
                 yield self._encode(generation, [], generation.usage)
         finally:
