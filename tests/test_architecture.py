@@ -52,6 +52,7 @@ ENGINE_ORDER = (
     "engine",
     "watchdog",
     "process",
+    "token_queues",
     "token_table",
     "streams",
     "client",
