@@ -26,7 +26,7 @@ trait LogitRow:
     """Sums over a row of logits."""
 
     def largest(self) -> Float32:
-        """The largest logit; NaN if the row has one."""
+        """The largest logit; where one is NaN, that or NaN."""
         ...
 
     def smallest(self) -> Float32:
@@ -39,7 +39,8 @@ trait LogitRow:
         ...
 
     def weigh(mut self, top: Float32, scale: Float32) -> Tally:
-        """Weigh all tokens, `scale` being the inverse temperature."""
+        """Weigh all tokens, `scale` being the inverse temperature; NaN where `largest` hid one.
+        """
         ...
 
     def keep(mut self, threshold: Float32):

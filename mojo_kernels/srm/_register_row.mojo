@@ -10,9 +10,10 @@ leaves the shared memory free for the next one.
 from max.gpu import WARP_SIZE, barrier, lane_id, thread_idx, warp_id
 from max.gpu.memory import AddressSpace
 from max.gpu.primitives import block, warp
-from std.math import iota
+from std.math import exp2, fma, iota
 from std.memory import stack_allocation
-from std.utils.numerics import inf, isnan, nan, neg_inf
+from std.sys._assembly import inlined_assembly
+from std.utils.numerics import inf, neg_inf
 
 from ._logit_row import (
     LogitRow,
@@ -22,7 +23,6 @@ from ._logit_row import (
     rank,
     unrank,
     walk,
-    weight,
 )
 
 
@@ -31,6 +31,28 @@ comptime SHORT = 8
 
 comptime LONG = 32
 """The most: logits and weights take 64 registers, and two blocks of 256 threads have 128 each."""
+
+
+@always_inline
+def at_least(value: Float32, threshold: Float32) -> Float32:
+    """1 or 0, in one instruction where a comparison and a choice are two."""
+    return inlined_assembly[
+        "set.ge.f32.f32 $0, $1, $2;",
+        Float32,
+        constraints="=f,f,f",
+        has_side_effect=False,
+    ](value, threshold)
+
+
+@always_inline
+def add_in_warp(value: Int32) -> Int32:
+    """The sum of the lanes' values, in one instruction."""
+    return inlined_assembly[
+        "redux.sync.add.s32 $0, $1, 0xffffffff;",
+        Int32,
+        constraints="=r,r",
+        has_side_effect=True,
+    ](value)
 
 
 struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
@@ -58,10 +80,9 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
     var above: Tally  # of tokens that every threshold asked for keeps
     var top: Float32  # the largest logit
     var least: Float32  # the smallest finite one
-    var counts: Self.Shared[DType.int32]  # [warps]
-    var masses: Self.Shared[DType.float64]  # [warps]
-    var dealt_logits: Self.Shared[DType.float32]  # [span]
-    var dealt_weights: Self.Shared[DType.float32]  # [span]
+    var sums: Self.Shared[DType.float32]  # [warps, 2] counts and masses
+    var dealt: Self.Shared[DType.float32]  # [span, 2] logits and weights
+    var place: Self.Shared[DType.int32]  # [1] where `draw` ends
 
     def __init__(
         out self,
@@ -78,28 +99,35 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         self.above = Tally(0, 0)
         self.top = 0
         self.least = 0
-        self.counts = Self.allocate[DType.int32, Self.warps]()
-        self.masses = Self.allocate[DType.float64, Self.warps]()
-        self.dealt_logits = Self.allocate[DType.float32, Self.span]()
-        self.dealt_weights = Self.allocate[DType.float32, Self.span]()
+        self.sums = Self.allocate[DType.float32, 2 * Self.warps]()
+        self.dealt = Self.allocate[DType.float32, 2 * Self.span]()
+        self.place = Self.allocate[DType.int32, 1]()
 
-        comptime for i in range(Self.share):
-            var token = Self.first_token() + i * WARP_SIZE
-            if token < vocab:
-                self.logits[i] = self.logit(token)
-        var best = self.logits.reduce_max()
-        if isnan(self.logits).reduce_or():
-            best = nan[DType.float32]()
-        self.top = unrank(Self.max(rank(best)))
-        var finite = self.logits.gt(neg_inf[DType.float32]())
-        var least = finite.select(self.logits, inf[DType.float32]())
-        self.least = unrank(~Self.max(~rank(least.reduce_min())))
+        var least: Float32
+        var first = Self.first_token()
+        if (
+            warp_id() + 1
+        ) * Self.span <= vocab:  # all of the warp's tokens are there
+            comptime for i in range(Self.share):
+                self.logits[i] = self.logit(first + i * WARP_SIZE)
+            least = self.logits.reduce_min()
+        else:
+            comptime for i in range(Self.share):
+                if first + i * WARP_SIZE < vocab:
+                    self.logits[i] = self.logit(first + i * WARP_SIZE)
+            var there = self.logits.gt(neg_inf[DType.float32]())
+            least = there.select(self.logits, inf[DType.float32]()).reduce_min()
+        self.top = unrank(Self.max(rank(self.logits.reduce_max())))
+        self.least = max(unrank(~Self.max(~rank(least))), Float32.MIN_FINITE)
 
     @staticmethod
     def allocate[type: DType, size: Int]() -> Self.Shared[type]:
         """Memory that the threads of a block share."""
         return stack_allocation[
-            size, Scalar[type], address_space=AddressSpace.SHARED
+            size,
+            Scalar[type],
+            alignment=16,
+            address_space=AddressSpace.SHARED,
         ]().unsafe_origin_cast[MutUntrackedOrigin]()
 
     @staticmethod
@@ -139,30 +167,42 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         barrier()  # the next reduction may use the same shared memory
         return result
 
-    def sum[
+    def tally_of[
         width: SIMDLength, //, by_mass: Bool
     ](
         self,
-        kept: SIMD[DType.bool, width],
+        logits: SIMD[DType.float32, width],
         weights: SIMD[DType.float32, width],
+        threshold: Float32,
     ) -> Tally:
-        """Count what the threads keep and add its weights up."""
-        var count = warp.sum(kept.cast[DType.int32]().reduce_add())
-        var mass = Float32(0)
-        comptime if by_mass:
-            mass = warp.sum(kept.select(weights, 0).reduce_add())
-        if lane_id() == 0:
-            self.counts[unsafe_offset=warp_id()] = count
-            self.masses[unsafe_offset=warp_id()] = Float64(mass)
-        barrier()
-        var total = Int32(0)
-        var total_mass = Float64(0)
-        comptime for i in range(Self.warps):
-            total += self.counts[unsafe_offset=i]
+        """Tally some of each thread's tokens."""
+        # Whole numbers this small are exact in float32. Sums are split to hide latency.
+        comptime LANES = min(2, Int(width))
+        var count = SIMD[DType.float32, LANES](0)
+        var mass = SIMD[DType.float32, LANES](0)
+        comptime for i in range(Int(width)):
+            var is_kept = at_least(logits[i], threshold)
+            count[i % LANES] += is_kept
             comptime if by_mass:
-                total_mass += self.masses[unsafe_offset=i]
+                mass[i % LANES] = fma(is_kept, weights[i], mass[i % LANES])
+        return self.total(
+            Int32(count.reduce_add()),
+            warp.sum(mass.reduce_add()) if by_mass else 0,
+        )
+
+    def total(self, count: Int32, mass: Float32) -> Tally:
+        """Add up the threads' counts, and the masses of the warps."""
+        var warp_count = Float32(add_in_warp(count))
+        if lane_id() == 0:
+            self.sums.unsafe_store(
+                2 * warp_id(), SIMD[DType.float32, 2](warp_count, mass)
+            )
         barrier()
-        return Tally(Int(total), total_mass)
+        var sum = self.sums.unsafe_load[width=4](0)
+        comptime for i in range(2, Self.warps, 2):
+            sum += self.sums.unsafe_load[width=4](2 * i)
+        barrier()
+        return Tally(Int(sum[0] + sum[2]), Float64(sum[1] + sum[3]))
 
     def largest(self) -> Float32:
         return self.top
@@ -174,8 +214,13 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         return grain_of[Self.dtype]()
 
     def weigh(mut self, top: Float32, scale: Float32) -> Tally:
-        self.weights = weight(self.logits, top, scale)
-        return Tally(self.vocab, self.kept().mass)
+        # 0 below 2^-126, about where `weight` ends as well.
+        comptime LOG2_E = Float32(1.4426950408889634)
+        self.weights = exp2(
+            (self.logits - top) * min(scale * LOG2_E, Float32.MAX_FINITE)
+        )
+        var mass = warp.sum(self.weights.reduce_add())
+        return Tally(self.vocab, self.total(0, mass).mass)
 
     def keep(mut self, threshold: Float32):
         var kept = self.logits.ge(threshold)
@@ -184,15 +229,15 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         self.num_dealt = 0
 
     def kept(self) -> Tally:
-        return self.sum[by_mass=True](
-            self.logits.gt(neg_inf[DType.float32]()), self.weights
+        return self.tally_of[by_mass=True](
+            self.logits, self.weights, Float32.MIN_FINITE
         )
 
     def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
         if self.num_dealt == 0:
-            return self.sum[by_mass](self.logits.ge(threshold), self.weights)
-        var between = self.sum[by_mass](
-            self.undecided_logits.ge(threshold), self.undecided_weights
+            return self.tally_of[by_mass](self.logits, self.weights, threshold)
+        var between = self.tally_of[by_mass](
+            self.undecided_logits, self.undecided_weights, threshold
         )
         return Tally(
             self.above.count + between.count, self.above.mass + between.mass
@@ -203,24 +248,31 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
     ](mut self, low: Float32, high: Float32, above: Tally, undecided: Int):
         if self.num_dealt > 0 or undecided > Self.span:
             return
-        var between = self.logits.ge(low) & self.logits.lt(high)
-        var count = between.cast[DType.int32]().reduce_add()
-        var at = Int(Self.prefix_sum[exclusive=True](count))
+        var count = Float32(0)
+        comptime for i in range(Self.share):
+            count += at_least(self.logits[i], low)
+            count -= at_least(self.logits[i], high)
+        var at = Self.prefix_sum[exclusive=True](Int32(count))
         comptime for i in range(Self.hand):
-            var place = thread_idx.x + i * Self.block_size
-            self.dealt_logits[unsafe_offset=place] = neg_inf[DType.float32]()
-            self.dealt_weights[unsafe_offset=place] = 0
+            self.dealt.unsafe_store(
+                2 * (thread_idx.x + i * Self.block_size),
+                SIMD[DType.float32, 2](neg_inf[DType.float32](), 0),
+            )
         barrier()
         comptime for i in range(Self.share):
-            if between[i]:
-                self.dealt_logits[unsafe_offset=at] = self.logits[i]
-                self.dealt_weights[unsafe_offset=at] = self.weights[i]
+            if self.logits[i] >= low and self.logits[i] < high:
+                self.dealt.unsafe_store(
+                    Int(2 * at),
+                    SIMD[DType.float32, 2](self.logits[i], self.weights[i]),
+                )
                 at += 1
         barrier()
         comptime for i in range(Self.hand):
-            var place = thread_idx.x + i * Self.block_size
-            self.undecided_logits[i] = self.dealt_logits[unsafe_offset=place]
-            self.undecided_weights[i] = self.dealt_weights[unsafe_offset=place]
+            var token = self.dealt.unsafe_load[width=2](
+                2 * (thread_idx.x + i * Self.block_size)
+            )
+            self.undecided_logits[i] = token[0]
+            self.undecided_weights[i] = token[1]
         barrier()
         self.num_dealt = undecided
         self.above = above
@@ -237,13 +289,13 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         # First the warp whose tokens hold the target, then of these the thread that is dealt it.
         var warp_mass = warp.sum(self.weights.reduce_add())
         if lane_id() == 0:
-            self.masses[unsafe_offset=warp_id()] = Float64(warp_mass)
+            self.sums[unsafe_offset=warp_id()] = warp_mass
         barrier()
-        var masses = self.masses
-        var weights = self.dealt_weights
+        var masses = self.sums
+        var weights = self.dealt
 
         def mass_of(i: Int) {imm} -> Float64:
-            return masses[unsafe_offset=i]
+            return Float64(masses[unsafe_offset=i])
 
         var total = Float64(0)
         for i in range(Self.warps):
@@ -252,9 +304,9 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         var chosen, before = walk(mass_of, 0, Self.warps, 0, target)
         if warp_id() == chosen:
             comptime for i in range(Self.share):
-                self.dealt_weights[
-                    unsafe_offset=lane_id() + i * WARP_SIZE
-                ] = self.weights[i]
+                weights[unsafe_offset=lane_id() + i * WARP_SIZE] = self.weights[
+                    i
+                ]
         barrier()
 
         def weight_of(i: Int) {imm} -> Float64:
@@ -274,11 +326,11 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
             order = thread if up_to > target else LAST - 1 - thread
         var first = Self.min(order)
         if thread == min(first, LAST - 1 - first):
-            self.counts[unsafe_offset=0] = Int32(
+            self.place[unsafe_offset=0] = Int32(
                 walk(weight_of, begin, end, up_to - mass, target)[0]
             )
         barrier()
-        var place = Int(self.counts[unsafe_offset=0])
+        var place = Int(self.place[unsafe_offset=0])
         barrier()
         return chosen * Self.span + place
 
@@ -290,8 +342,9 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         var later = is_after(
             self.logits, Self.tokens(), self.logit(token), token
         )
+        var count = later.cast[DType.int32]().reduce_add()
         comptime capacity = Self.block_size * Self.share
-        return capacity - 1 - self.sum[by_mass=False](later, self.weights).count
+        return capacity - 1 - self.total(count, 0).count
 
     def after(self, token: Int) -> Int:
         var logit = self.logit(token) if token >= 0 else inf[DType.float32]()

@@ -33,7 +33,7 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from std.math import log
 from std.random.philox import Random
-from std.utils.numerics import isfinite
+from std.utils.numerics import isfinite, isnan
 from std.utils.static_tuple import StaticTuple
 
 from ._cpu_row import CPURow
@@ -128,6 +128,8 @@ def _sample_row[
         return (Int32(-1), Float32(0))
     var scale = inverse(temperature)
     var all = row.weigh(top, scale)
+    if isnan(all.mass):
+        return (Int32(-1), Float32(0))
     var token: Int
     if temperature == 0:
         token = row.first(top)

@@ -31,7 +31,7 @@ from extensibility import InputTensor, OutputTensor
 from max.algorithm import sync_parallelize
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
-from std.utils.numerics import isfinite, nan
+from std.utils.numerics import isfinite, isnan, nan
 from std.utils.static_tuple import StaticTuple
 
 from ._cpu_row import CPURow
@@ -69,6 +69,8 @@ def _score_row[
         return (nan[DType.float32](), Int32(0))
     var scale = inverse(temperature)
     var mass = row.weigh(top, scale).mass
+    if isnan(mass):
+        return (nan[DType.float32](), Int32(0))
     var token = -1
     for i in range(min(num_top, vocab)):
         token = row.after(token)

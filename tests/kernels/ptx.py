@@ -3,7 +3,7 @@
 Every thread of a block has its own program counter; those at the lowest one go first, together, so
 each instruction is a few numpy operations. Only the instructions that our kernels need are known.
 Stricter than a GPU: an error is raised for an access outside the arrays given, for shared memory
-that two threads touch, one of them writing, without a barrier between, for a warp that shuffles
+that two threads touch, one of them writing, without a barrier between, for a warp that exchanges values
 without all its lanes, and for a barrier that not all threads reach. Shared memory begins as NaN.
 Approximate functions are exact here.
 """
@@ -241,6 +241,8 @@ class _Processor:
             return self._compile_pieces(operands, kinds[0])
         if name == "shfl":
             return self._compile_shuffle(opcode[2], operands)
+        if opcode[:3] == ["redux", "sync", "add"]:
+            return self._compile_warp_sum(operands)
         result = self._compile_function(name, opcode, kinds, operands[1:])
         to = {"setp": np.dtype(np.bool_), "cvt": kinds[0]}.get(name, kinds[-1])
         if "wide" in opcode:
@@ -267,7 +269,7 @@ class _Processor:
             return lambda chosen: (
                 read[0](chosen).astype(np.float64) * read[1](chosen) + read[2](chosen)
             ).astype(kind)
-        if name == "setp":
+        if name in {"setp", "set"}:
             function = _compare[opcode[1]]
         elif "wide" in opcode:
             wide = np.dtype(f"{kind.kind}{2 * kind.itemsize}")
@@ -279,6 +281,8 @@ class _Processor:
             function = _binary[name]
         elif kind.kind == "f" and name in {"min", "max"}:
             function = {"min": np.fmin, "max": np.fmax}[name]
+        elif name in _unary and "ftz" in opcode:
+            return lambda chosen: _without_denormals(_unary[name](read[0](chosen)))
         elif name in _unary:
             return lambda chosen: _unary[name](read[0](chosen))
         elif name in _binary:
@@ -327,9 +331,7 @@ class _Processor:
         values, by, clamp = (self._operand(text, word) for text in operands[1:4])
 
         def step(chosen: Threads) -> None:
-            threads = np.arange(self.threads)[chosen]
-            if len(threads) % WARP or (threads[::WARP] % WARP).any():
-                raise PTXError("a warp shuffles without all its lanes")
+            threads = self._whole_warps(chosen)
             lane, distance = threads % WARP, np.asarray(by(chosen)).astype(np.int64)
             source = {
                 "bfly": lane ^ distance,
@@ -345,6 +347,23 @@ class _Processor:
             everyone = np.zeros(self.threads, word)
             everyone[chosen] = values(chosen)
             assign(chosen, everyone[place])
+
+        return step
+
+    def _whole_warps(self, chosen: Threads) -> Array:
+        """The numbers of the threads chosen. Raises PTXError if a warp is not whole."""
+        threads = np.arange(self.threads)[chosen]
+        if len(threads) % WARP or (threads.reshape(-1, WARP)[:, 0] % WARP).any():
+            raise PTXError("a warp exchanges values without all its lanes")
+        return threads
+
+    def _compile_warp_sum(self, operands: list[str]) -> Callable[[Threads], None]:
+        word = np.dtype(np.uint32)
+        assign, values = self._assign(operands[0], word), self._operand(operands[1], word)
+
+        def step(chosen: Threads) -> None:
+            warps = np.broadcast_to(values(chosen), self._whole_warps(chosen).shape)
+            assign(chosen, np.repeat(warps.reshape(-1, WARP).sum(1, dtype=word), WARP))
 
         return step
 
@@ -409,6 +428,10 @@ class _Processor:
                 order = np.argsort(at, kind="stable")
                 repeated = at[order][1:] == at[order][:-1]
                 self.reader[at[order][1:][repeated]] = -2
+
+
+def _without_denormals(values: Array) -> Array:
+    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
 
 
 def _names(pieces: str) -> list[str]:
