@@ -3,9 +3,9 @@
 Every thread of a block has its own program counter; those at the lowest one go first, together, so
 each instruction is a few numpy operations. Only the instructions that our kernels need are known.
 Stricter than a GPU: an error is raised for an access outside the arrays given, for shared memory
-that two threads touch, one of them writing, without a barrier between, for a warp that exchanges values
-without all its lanes, and for a barrier that not all threads reach. Shared memory begins as NaN.
-Approximate functions are exact here.
+that two threads touch, one of them writing, without a barrier between, for a warp that exchanges
+values without all its lanes, and for a barrier that not all threads reach. Shared memory begins as
+NaN. Approximate functions are exact here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Threads = Any  # what selects threads of a register: all, or their numbers
 Read = Callable[[Threads], Any]
+Kind = np.dtype[Any]
+Step = Callable[[Threads], None]
 
 WARP = 32
 _STRIDE = 40  # bits of an address inside a global array
@@ -131,7 +133,7 @@ class _Processor:
             **{f"%ntid.{axis}": np.full_like(thread, 1) for axis in "yz"},
             "%nctaid.x": np.full_like(thread, blocks),
         }
-        self.steps: list[Callable[[Threads], None] | None] = [
+        self.steps: list[Step | None] = [
             self._compile(opcode.split("."), operands) for _, opcode, operands in kernel.code
         ]
 
@@ -198,7 +200,7 @@ class _Processor:
             self.registers[name] = np.zeros(self.threads, kind)
         return self.registers[name]
 
-    def _operand(self, text: str, kind: np.dtype[Any]) -> Read:
+    def _operand(self, text: str, kind: Kind) -> Read:
         """Reads a register, a constant or the address of shared memory as a type."""
         if text.startswith("%"):
             values = self._register(text)
@@ -216,7 +218,7 @@ class _Processor:
             constant = np.asarray(int(text)).astype(kind)[()]
         return lambda chosen: constant
 
-    def _assign(self, name: str, kind: np.dtype[Any]) -> Callable[[Threads, Any], None]:
+    def _assign(self, name: str, kind: Kind) -> Callable[[Threads, Any], None]:
         """Sets a register to values of a type; one that is wider extends them."""
         if name == "_":
             return lambda chosen, values: None
@@ -231,7 +233,7 @@ class _Processor:
 
         return assign
 
-    def _compile(self, opcode: list[str], operands: list[str]) -> Callable[[Threads], None] | None:
+    def _compile(self, opcode: list[str], operands: list[str]) -> Step | None:
         name, kinds = opcode[0], [_TYPES[part] for part in opcode if part in _TYPES]
         if name in {"bra", "bar", "ret"}:
             return None
@@ -256,7 +258,7 @@ class _Processor:
         return step
 
     def _compile_function(
-        self, name: str, opcode: list[str], kinds: list[np.dtype[Any]], operands: list[str]
+        self, name: str, opcode: list[str], kinds: list[Kind], operands: list[str]
     ) -> Read:
         kind = kinds[-1]
         if name == "cvt":
@@ -291,9 +293,7 @@ class _Processor:
             raise PTXError(f"unknown instruction {'.'.join(opcode)}")
         return lambda chosen: function(np.asarray(read[0](chosen)), np.asarray(read[1](chosen)))
 
-    def _compile_conversion(
-        self, opcode: list[str], kinds: list[np.dtype[Any]], operand: str
-    ) -> Read:
+    def _compile_conversion(self, opcode: list[str], kinds: list[Kind], operand: str) -> Read:
         if opcode[-1] == "bf16":
             narrow = self._operand(operand, np.dtype(np.uint16))
             return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
@@ -302,7 +302,7 @@ class _Processor:
             return lambda chosen: np.trunc(read(chosen)).astype(to)
         return lambda chosen: read(chosen).astype(to)
 
-    def _compile_pieces(self, operands: list[str], kind: np.dtype[Any]) -> Callable[[Threads], None]:
+    def _compile_pieces(self, operands: list[str], kind: Kind) -> Step:
         """A register to its halves, or the other way round."""
         half = np.dtype(f"u{kind.itemsize // 2}")
         bits = 8 * half.itemsize
@@ -325,7 +325,7 @@ class _Processor:
 
         return join
 
-    def _compile_shuffle(self, mode: str, operands: list[str]) -> Callable[[Threads], None]:
+    def _compile_shuffle(self, mode: str, operands: list[str]) -> Step:
         word = np.dtype(np.uint32)
         assign = self._assign(operands[0].split("|")[0], word)
         values, by, clamp = (self._operand(text, word) for text in operands[1:4])
@@ -357,7 +357,7 @@ class _Processor:
             raise PTXError("a warp exchanges values without all its lanes")
         return threads
 
-    def _compile_warp_sum(self, operands: list[str]) -> Callable[[Threads], None]:
+    def _compile_warp_sum(self, operands: list[str]) -> Step:
         word = np.dtype(np.uint32)
         assign, values = self._assign(operands[0], word), self._operand(operands[1], word)
 
@@ -368,8 +368,8 @@ class _Processor:
         return step
 
     def _compile_access(
-        self, name: str, opcode: list[str], operands: list[str], kind: np.dtype[Any]
-    ) -> Callable[[Threads], None]:
+        self, name: str, opcode: list[str], operands: list[str], kind: Kind
+    ) -> Step:
         space = opcode[1].split("::")[0]
         where, what = operands if name == "st" else operands[::-1]
         base, _, offset = where.strip("[]").partition("+")
