@@ -30,6 +30,7 @@ _TYPES = {
     **{f"{kind}{bits}": np.dtype(f"{letter}{bits // 8}") for kind, letter in
        (("u", "u"), ("b", "u"), ("s", "i"), ("f", "f")) for bits in (8, 16, 32, 64)
        if (kind, bits) != ("f", 8)},
+    "bf16": np.dtype(np.uint16),
     "pred": np.dtype(np.bool_),
 }  # fmt: skip
 
@@ -40,10 +41,15 @@ _compare: dict[str, Callable[[Any, Any], Any]] = {
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
     "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
 }  # fmt: skip
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _compare[_name + "u"] = lambda a, b, _ordered=_compare[_name]: (
-        _ordered(a, b) | np.isnan(a) | np.isnan(b)
-    )
+
+
+def _or_unordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: compare(a, b) | np.isnan(a) | np.isnan(b)
+
+
+_compare |= {
+    name + "u": _or_unordered(_compare[name]) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
 
 _binary: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(np, to) for name, to in
@@ -150,7 +156,6 @@ class _Processor:
         self.counter = np.zeros(self.threads, np.int64)
         self.waits = np.zeros(self.threads, np.bool_)
         self.ended = np.zeros(self.threads, np.bool_)
-        everyone = np.arange(self.threads)
         while not self.ended.all():
             ready = ~self.waits & ~self.ended
             if not ready.any():
@@ -159,14 +164,25 @@ class _Processor:
                 self.waits[:] = False
                 self._forget_touches()
                 continue
-            at = int(self.counter[ready].min())
-            group = np.flatnonzero(ready & (self.counter == at))
+            for at in np.unique(self.counter[ready]).tolist():
+                group = self._together(np.flatnonzero(ready & (self.counter == at)), at)
+                if len(group):
+                    break
+            else:
+                raise PTXError("a warp exchanges values without all its lanes")
             others = self.counter[ready & (self.counter > at)]
-            self._advance(group, at, int(others.min()) if len(others) else -1, everyone)
+            self._advance(group, at, int(others.min()) if len(others) else -1)
 
-    def _advance(self, group: Array, at: int, until: int, everyone: Array) -> None:
+    def _together(self, threads: Array, at: int) -> Array:
+        """Those of the threads at an instruction that may run it: lanes wait for their warp."""
+        if not self.kernel.code[at][1].startswith(("shfl", "redux")):
+            return threads
+        warps, sizes = np.unique(threads // WARP, return_counts=True)
+        return threads[np.isin(threads // WARP, warps[sizes == WARP])]
+
+    def _advance(self, group: Array, at: int, until: int) -> None:
         """Run threads that stand together up to a branch, a barrier or where others stand."""
-        chosen = slice(None) if len(group) == len(everyone) else group
+        chosen = slice(None) if len(group) == self.threads else group
         while True:
             guard, opcode, operands = self.kernel.code[at]
             acting = group
@@ -190,7 +206,7 @@ class _Processor:
             if len(acting):
                 step(chosen if len(acting) == len(group) else acting)
             at += 1
-            if at == until:
+            if at == until or len(self._together(group, at)) < len(group):
                 self.counter[group] = at
                 return
 
@@ -209,9 +225,9 @@ class _Processor:
             view = values.view(kind)
             return lambda chosen: view[chosen]
         if match := re.fullmatch(r"0([fd])([0-9A-F]+)", text):
-            bits = np.uint32(int(match[2], 16)) if match[1] == "f" else np.uint64(int(match[2], 16))
-            constant = bits.view(np.float32 if match[1] == "f" else np.float64)
-            constant = constant if kind.kind == "f" else bits
+            width = 4 if match[1] == "f" else 8
+            bits = np.array(int(match[2], 16), f"u{width}")
+            constant: Any = (bits.view(f"f{width}") if kind.kind == "f" else bits)[()]
         elif text in self.kernel.shared:
             constant = np.asarray(self.kernel.shared[text]).astype(kind)[()]
         else:
@@ -260,10 +276,13 @@ class _Processor:
     def _compile_function(
         self, name: str, opcode: list[str], kinds: list[Kind], operands: list[str]
     ) -> Read:
-        kind = kinds[-1]
         if name == "cvt":
             return self._compile_conversion(opcode, kinds, operands[0])
-        read = [self._operand(text, kind) for text in operands]
+        if opcode[-1] == "bf16":  # a comparison of two
+            kind, read = np.dtype(np.float32), [self._bfloat16(text) for text in operands]
+        else:
+            kind = kinds[-1]
+            read = [self._operand(text, kind) for text in operands]
         if name == "selp":
             condition = self._operand(operands[2], np.dtype(np.bool_))
             return lambda chosen: np.where(condition(chosen), read[0](chosen), read[1](chosen))
@@ -295,12 +314,16 @@ class _Processor:
 
     def _compile_conversion(self, opcode: list[str], kinds: list[Kind], operand: str) -> Read:
         if opcode[-1] == "bf16":
-            narrow = self._operand(operand, np.dtype(np.uint16))
-            return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
+            return self._bfloat16(operand)
         read, to = self._operand(operand, kinds[1]), kinds[0]
         if "rzi" in opcode:
             return lambda chosen: np.trunc(read(chosen)).astype(to)
         return lambda chosen: read(chosen).astype(to)
+
+    def _bfloat16(self, text: str) -> Read:
+        """Reads a register as bfloat16, widened."""
+        narrow = self._operand(text, np.dtype(np.uint16))
+        return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
 
     def _compile_pieces(self, operands: list[str], kind: Kind) -> Step:
         """A register to its halves, or the other way round."""
