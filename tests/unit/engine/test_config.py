@@ -103,6 +103,6 @@ def test_limits_of_a_step_are_chosen_where_they_are_not_set(
     "settings",
     [{"max_step_rows": -1}, {"max_step_tokens": 1}, {"max_step_rows": 8, "max_step_tokens": 8}],
 )
-def test_steps_that_leave_no_room_for_prompts_are_refused(settings: dict[str, int]) -> None:
+def test_steps_that_leave_no_room_for_prompts_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="max_step_"):
         EngineConfig(**settings)
