@@ -139,6 +139,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Dtype = Literal["float32", "bfloat16"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """What `dtype = auto` is on each device."""
+CPU_STEP_ROWS = 2_048
+"""What `max_step_rows = 0` is on a CPU; on a GPU it goes by the model's width."""
+GPU_STEP_VALUES = 2**22
+"""Rows of a GPU's step times d_model: four times as many bfloat16 numbers, an inner activation,
+take 32 MiB and stay in a cache of 50, while a step takes far longer than its launches."""
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -162,10 +167,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """States of prompts, besides those of sequences, that others can begin from."""
     prefix_cache: bool = True
     """Keep these states for later requests, the least recently used making room for new ones."""
-    max_step_rows: int = 2_048
-    """Most sequences that one step decodes; others take turns."""
-    max_step_tokens: int = 4_096
-    """Most tokens that one step feeds: decoded ones, then prompts in what is left."""
+    max_step_rows: int = 0
+    """Most sequences that one step decodes; others take turns. 0 is chosen by device and model."""
+    max_step_tokens: int = 0
+    """Most tokens that one step feeds: decoded ones, then prompts; 0 is twice max_step_rows."""
     max_waiting: int = 100_000
     """Most sequences that wait for a slot; a request beyond them is refused with 503."""
     max_waiting_bytes: int = 1024**3
@@ -192,16 +197,19 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"num_slots must be 0 … 2**31 - 1, got {self.num_slots}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
-        for name in (
-            *("prefix_slots", "max_step_rows", "max_step_tokens"),
-            *("max_waiting", "max_waiting_bytes"),
-        ):
+        for name in ("prefix_slots", "max_waiting", "max_waiting_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_step_rows", "max_step_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if (self.device, self.dtype) == ("gpu", "float32"):
             raise ValueError("dtype must be auto or bfloat16 where device is gpu, got float32")
-        if self.max_step_tokens <= self.max_step_rows:
-            raise ValueError("max_step_tokens must be larger than max_step_rows")
+        if 0 < self.max_step_tokens <= max(self.max_step_rows, 1):
+            raise ValueError(
+                f"max_step_tokens must be 0 or larger than max_step_rows = {self.max_step_rows} "
+                f"and 1, got {self.max_step_tokens}"
+            )
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if not (self.step_timeout_s == 0 or 1 <= self.step_timeout_s <= 1e6):
@@ -214,6 +222,18 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def compute_dtype(self) -> Dtype:
         """Of weights and activations; states, sums and logits on a CPU are float32 in any case."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
+
+    def step_limits(self, model: ModelConfig) -> tuple[int, int]:
+        """Most rows and most tokens of a step: as set, or chosen where the setting is 0.
+
+        Rows that are chosen leave at least half of `max_step_tokens` to prompts.
+        """
+        rows, tokens = self.max_step_rows, self.max_step_tokens
+        if rows == 0:
+            gpu_rows = max(1, GPU_STEP_VALUES // model.d_model)
+            rows = CPU_STEP_ROWS if self.device == "cpu" else gpu_rows
+            rows = min(rows, tokens // 2) if tokens else rows
+        return rows, tokens or 2 * rows
 
 
 T = TypeVar("T", bound=msgspec.Struct)

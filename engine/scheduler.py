@@ -56,6 +56,7 @@ class Scheduler:
         self.waiting_bytes = 0  # of requests that have sequences to start
         self._model = model
         self._config = config
+        self._max_rows, self._max_tokens = config.step_limits(model)
         self._by_id: dict[str, SequenceGroup] = {}
         self._by_first_id: dict[int, SequenceGroup] = {}
         self._waiting = Line()  # for a slot to prefill into
@@ -158,7 +159,7 @@ class Scheduler:
         self._admit()
         turn = self._turn
         slots = self._take_turns()
-        chunks, prefilled = self._prefill.chunks(self._config.max_step_tokens - len(slots))
+        chunks, prefilled = self._prefill.chunks(self._max_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
         is_all = turn == self._turn  # a turn that leaves some out ends elsewhere than it began
@@ -247,7 +248,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give free slots out, in serving order, to prompts and to sequences that can start."""
-        room = self._config.max_step_tokens - self._prefill.num_tokens
+        room = self._max_tokens - self._prefill.num_tokens
         while self.table.num_free:
             line = self._next_line(room)
             if line is None:
@@ -306,8 +307,8 @@ class Scheduler:
             group.unforked += len(slots)
 
     def _take_turns(self) -> I64:
-        """Slots to decode: i64[at most max_step_rows], ascending from the slot whose turn it is."""
-        is_running, limit = self.table.is_running, self._config.max_step_rows
+        """Slots to decode: i64[at most so many rows], ascending from the slot whose turn it is."""
+        is_running, limit = self.table.is_running, self._max_rows
         num_running = int(np.count_nonzero(is_running))
         if num_running <= limit:
             return np.flatnonzero(is_running)

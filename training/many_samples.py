@@ -17,6 +17,7 @@ import msgspec
 from prometheus_client import REGISTRY
 from tokenizers import Tokenizer
 
+from engine.bench.torch_side import plot_record
 from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, build, load
 from engine.engine import Engine
@@ -53,10 +54,10 @@ class SamplesBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 def main(argv: list[str]) -> int:
-    """Measure, write a record, print its table."""
+    """Measure, write a record and its plot, print its table."""
     config = load(SamplesBenchConfig, argv, prog="srm bench samples")
     record = measure(config, " ".join(["srm bench samples", *argv]))
-    write_record(record, "samples", markdown(record), config.output)
+    plot_record("samples", write_record(record, "samples", markdown(record), config.output))
     return 0
 
 

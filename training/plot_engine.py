@@ -1,10 +1,7 @@
-"""`python -m training.plot_engine RECORD.json`: a record of `srm bench engine` as a picture."""
+"""A record of `srm bench engine` as a picture."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -12,21 +9,14 @@ import matplotlib as mpl
 mpl.use("svg")  # no display needed
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 COLOURS = {"srm": "tab:blue", "PyTorch compiled": "tab:orange", "PyTorch eager": "tab:gray"}
 DASHES = {"float32": "--", "bfloat16": "-"}
 
 
-def main(argv: list[str]) -> int:
-    """Write the picture beside the record."""
-    path = Path(argv[0])
-    plot_engine(json.loads(path.read_text()), path.with_suffix(".svg"))
-    return 0
-
-
-def plot_engine(record: dict[str, Any], path: Path) -> None:
+def draw_engine(record: dict[str, Any]) -> Figure:
     """Per model: tokens a second by batch size, and below the fraction of the dtype's GEMM peak."""
-    mpl.rcParams["svg.hashsalt"] = "srm"  # the same picture for the same numbers
     models = record["models"]
     size = (4 * len(models), 6)
     figure, grid = plt.subplots(2, len(models), figsize=size, sharex="col", squeeze=False)
@@ -43,8 +33,7 @@ def plot_engine(record: dict[str, Any], path: Path) -> None:
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=3)
     figure.tight_layout(rect=(0, 0.04 + 0.03 * -(-len(labels) // 3), 1, 1))
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    return figure
 
 
 def _plot_run(
@@ -61,7 +50,3 @@ def _plot_run(
     peak = record["peak_gflops"].get(run["dtype"])
     if peak is not None:  # measured by torch alone, where the engine does not compute in it
         shares.plot(sizes, [t * model["flops_per_token"] / 1e9 / peak for t in tokens], **style)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

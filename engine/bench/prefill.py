@@ -26,6 +26,7 @@ from engine.bench.batches import decode_rows, prefill_rows
 from engine.bench.decode import measure_decode, random_tokens, seconds_per_step, settings_for
 from engine.bench.gemm import gemm_table, peak_line, rate_cells, share
 from engine.bench.models import BenchConfig, check_sizes, measure_models
+from engine.bench.torch_side import plot_record
 from engine.checkpoint import load_checkpoint
 from engine.config import Dtype, ModelConfig, load
 from engine.engine import Engine
@@ -58,11 +59,11 @@ class PrefillBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
 
 
 def main(argv: list[str]) -> int:
-    """Measure, write a record, print its tables."""
+    """Measure, write a record and its plot, print its tables."""
     config = load(PrefillBenchConfig, argv, prog="srm bench prefill")
     command = " ".join(["srm bench prefill", *argv])
     record = measure_models(config, command, lambda path: _measure_model(path, config))
-    write_record(record, "prefill", markdown(record), config.output)
+    plot_record("prefill", write_record(record, "prefill", markdown(record), config.output))
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine.bench.torch_side import plot_record
 from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, load
 from engine.engine import Engine
@@ -50,10 +51,12 @@ class PrefixBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def main(argv: list[str]) -> int:
-    """Measure, write a record, print its table."""
+    """Measure, write a record and its plot, print its table."""
     config = load(PrefixBenchConfig, argv, prog="srm bench prefix")
     record = measure(config, " ".join(["srm bench prefix", *argv]))
-    write_record(record, "prefix-reuse", markdown(record), config.output)
+    plot_record(
+        "prefix-reuse", write_record(record, "prefix-reuse", markdown(record), config.output)
+    )
     return 0
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from engine.batch import Batch, StepResult
 from engine.bench.host import LEAST_STEPS, Load
+from engine.bench.torch_side import plot_record
 from engine.config import ModelConfig, load
 from engine.libc import keep_freed_memory
 from engine.records import RECORDS, new_record, settings_of, write_record
@@ -84,7 +85,7 @@ class PacedLoad(Load):
 
 
 def main(argv: list[str]) -> int:
-    """Simulate, write a record, print its table."""
+    """Simulate, write a record and its plot, print its table."""
     config = load(SimulationConfig, argv, prog="srm bench simulate")
     keep_freed_memory()
     record = new_record(" ".join(["srm bench simulate", *argv]))
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> int:
         for rows in config.step_rows
         for efficiency in config.efficiencies
     ]
-    write_record(record, "simulate", markdown(record), config.output)
+    plot_record("simulate", write_record(record, "simulate", markdown(record), config.output))
     return 0
 
 

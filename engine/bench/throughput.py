@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     record = measure_models(config, command, lambda path: _measure_model(path, config))
     record["top_p"] = config.top_p
     path = write_record(record, "engine", markdown(record), config.output)
-    plot_record(path)
+    plot_record("engine", path)
     return 0
 
 

@@ -20,10 +20,10 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def ask_torch(module: str, argument: str) -> bytes:
-    """What `python -m training.<module> ARGUMENT` prints, compiling everything anew."""
+def ask_torch(module: str, *arguments: str) -> bytes:
+    """What `python -m training.<module> ARGUMENTS` prints, compiling everything anew."""
     return subprocess.run(
-        [sys.executable, "-m", f"training.{module}", argument],
+        [sys.executable, "-m", f"training.{module}", *arguments],
         cwd=ROOT,
         env=os.environ | {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
         check=True,
@@ -31,11 +31,7 @@ def ask_torch(module: str, argument: str) -> bytes:
     ).stdout
 
 
-def plot_record(report: Path) -> None:
-    """Draw the engine's record beside its report and show it there, if matplotlib is installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return
-    record = report.resolve().with_suffix(".json")
-    ask_torch("plot_engine", str(record))
-    text = f"\n![Tokens a second by batch size]({report.stem}.svg)\n"
-    report.write_text(report.read_text() + text)
+def plot_record(kind: str, report: Path) -> None:
+    """Draw a record beside its report and show it there, if matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        ask_torch("plot_records", kind, str(report.resolve().with_suffix(".json")))

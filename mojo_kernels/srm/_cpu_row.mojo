@@ -13,7 +13,16 @@ from std.sys import simd_width_of
 from std.sys.intrinsics import compressed_store
 from std.utils.numerics import inf, neg_inf
 
-from ._logit_row import LogitRow, Tally, is_after, rank, unrank, walk, weight
+from ._logit_row import (
+    LogitRow,
+    Tally,
+    grain_of,
+    is_after,
+    rank,
+    unrank,
+    walk,
+    weight,
+)
 
 comptime CHUNK = 256
 comptime WIDTH = simd_width_of[DType.float32]()
@@ -48,6 +57,7 @@ struct CPURow[dtype: DType](LogitRow):
     var vocab: Int
     var size: Int
     var undecided: Int
+    var mass: Float64  # the sum of `masses`
     var above: Tally  # of tokens that every threshold asked for keeps
     var top: Float32  # the largest logit
     var least: Float32  # the smallest that is finite, or smaller
@@ -70,6 +80,7 @@ struct CPURow[dtype: DType](LogitRow):
         self.vocab = vocab
         self.size = vocab
         self.undecided = vocab
+        self.mass = 0
         self.above = Tally(0, 0)
         self.top = 0
         self.least = 0
@@ -120,14 +131,18 @@ struct CPURow[dtype: DType](LogitRow):
     def smallest(self) -> Float32:
         return self.least
 
+    def grain(self) -> UInt32:
+        return grain_of[Self.dtype]()
+
     def weigh(mut self, top: Float32, scale: Float32) -> Tally:
         for i in range(0, self.padded(), VECTOR):
             var logits = self.logits.unsafe_load[width=VECTOR](i)
             self.weights.unsafe_store(i, weight(logits, top, scale))
-        return Tally(self.size, self.add_up())
+        self.add_up()
+        return self.kept()
 
-    def add_up(mut self) -> Float64:
-        """Set `masses` from `weights`; return the sum."""
+    def add_up(mut self):
+        """Set `masses` and `mass` from `weights`."""
         var total = Float64(0)
         for chunk in range(self.padded() // CHUNK):
             var sum = SIMD[DType.float32, VECTOR](0)
@@ -136,9 +151,9 @@ struct CPURow[dtype: DType](LogitRow):
             var mass = Float64(sum.reduce_add())
             self.masses[unsafe_offset=chunk] = mass
             total += mass
-        return total
+        self.mass = total
 
-    def keep(mut self, threshold: Float32) -> Tally:
+    def keep(mut self, threshold: Float32):
         var all_kept = self.size == self.vocab
         var size = 0
         for i in range(0, self.padded(), WIDTH):
@@ -159,7 +174,10 @@ struct CPURow[dtype: DType](LogitRow):
             self.logits[unsafe_offset=i] = neg_inf[DType.float32]()
             self.weights[unsafe_offset=i] = 0
         self.search_all()
-        return Tally(size, self.add_up())
+        self.add_up()
+
+    def kept(self) -> Tally:
+        return Tally(self.size, self.mass)
 
     def search_all(mut self):
         """Let `tally` look at all that is kept."""
@@ -233,10 +251,7 @@ struct CPURow[dtype: DType](LogitRow):
             return Float64(self.weights[unsafe_offset=i])
 
         var chunks = self.padded() // CHUNK
-        var total = Float64(0)
-        for chunk in range(chunks):
-            total += mass_of(chunk)
-        var target = u * total
+        var target = u * self.mass
         var chunk, before = walk(mass_of, 0, chunks, 0, target)
         var i, _ = walk(
             weight_of, chunk * CHUNK, (chunk + 1) * CHUNK, before, target

@@ -1,6 +1,6 @@
-"""A row of logits on one block of threads: `GPURow`.
+"""A row of logits of any length on one block of threads: `GPURow`.
 
-Nothing is kept: every pass reads the logits again, neighbouring threads neighbouring tokens, and
+For rows too long for `RegisterRow`. Nothing is kept: every pass reads the logits again, neighbouring threads neighbouring tokens, and
 computes weights anew. Every thread calls every method and gets the same answer.
 """
 
@@ -9,7 +9,16 @@ from max.gpu.primitives import block
 from std.math import ceildiv
 from std.utils.numerics import inf, neg_inf
 
-from ._logit_row import LogitRow, Tally, is_after, rank, unrank, walk, weight
+from ._logit_row import (
+    LogitRow,
+    Tally,
+    grain_of,
+    is_after,
+    rank,
+    unrank,
+    walk,
+    weight,
+)
 
 
 struct GPURow[dtype: DType, block_size: Int](LogitRow):
@@ -68,14 +77,19 @@ struct GPURow[dtype: DType, block_size: Int](LogitRow):
     def smallest(self) -> Float32:
         return Float32.MIN_FINITE
 
+    def grain(self) -> UInt32:
+        return grain_of[Self.dtype]()
+
     def weigh(mut self, top: Float32, scale: Float32) -> Tally:
         self.top = top
         self.scale = scale
         return self.tally[by_mass=True](self.threshold)
 
-    def keep(mut self, threshold: Float32) -> Tally:
+    def keep(mut self, threshold: Float32):
         self.threshold = threshold
-        return self.tally[by_mass=True](threshold)
+
+    def kept(self) -> Tally:
+        return self.tally[by_mass=True](self.threshold)
 
     def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
         var count = Int32(0)

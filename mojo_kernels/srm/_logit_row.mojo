@@ -2,7 +2,8 @@
 
 A token weighs exp((logit - top) * scale), `top` being the largest logit, so the heaviest weighs 1;
 below e^-87, where float32's normal range ends, it weighs nothing. Sums of many weights are float64.
-`CPURow` and `GPURow` are the two rows.
+`CPURow` is a row on a core; `RegisterRow` and, for a vocabulary too large for it, `GPURow` are rows on
+a block of threads.
 """
 
 from std.math import exp, log
@@ -25,19 +26,29 @@ trait LogitRow:
     """Sums over a row of logits."""
 
     def largest(self) -> Float32:
-        """The largest logit; NaN if the row has one."""
+        """The largest logit; where one is NaN, that or NaN."""
         ...
 
     def smallest(self) -> Float32:
         """A finite number that no finite logit is below, near them or not."""
         ...
 
-    def weigh(mut self, top: Float32, scale: Float32) -> Tally:
-        """Weigh all tokens, `scale` being the inverse temperature."""
+    def grain(self) -> UInt32:
+        """A step of `rank` whose multiples are thresholds enough to tell all logits apart.
+        """
         ...
 
-    def keep(mut self, threshold: Float32) -> Tally:
-        """Drop the tokens below a finite threshold; return what is left."""
+    def weigh(mut self, top: Float32, scale: Float32) -> Tally:
+        """Weigh all tokens, `scale` being the inverse temperature; NaN where `largest` hid one.
+        """
+        ...
+
+    def keep(mut self, threshold: Float32):
+        """Drop the tokens below a finite threshold."""
+        ...
+
+    def kept(self) -> Tally:
+        """What is left, after a `keep`."""
         ...
 
     def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
@@ -120,6 +131,14 @@ def rank[
         isnan(value).select(nan[DType.float32](), value)
     )
     return bitcast[DType.uint32](bits ^ ((bits >> 31) | Int32.MIN))
+
+
+@always_inline
+def grain_of[dtype: DType]() -> UInt32:
+    """`LogitRow.grain` of logits of a dtype: the last 16 bits of a bfloat16's rank are all alike.
+    """
+    # All 0, or below zero all 1: a multiple lies between any two of different value.
+    return UInt32(1) << 16 if dtype == DType.bfloat16 else 1
 
 
 @always_inline

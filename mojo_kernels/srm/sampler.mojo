@@ -12,9 +12,9 @@ or with nothing but -inf, gives token -1, logprob 0 and last token 0.
 
 All three truncations are a threshold on the logit. The k-th largest logit and the edge of top_p are
 found without sorting, by bisection: half way by value at first, then over the float's
-order-preserving integer image, so exactly. A CPU does not look again at tokens that are decided.
+order-preserving integer image, so exactly; tokens that are decided are not looked at again.
 `_sample_row` is the algorithm; it asks a `LogitRow` for sums over the row: `CPURow` (rows are split
-over the cores, vectors run along a row) or `GPURow` (a block per row).
+over the cores, vectors run along a row), or on a GPU, a block per row, `RegisterRow` or `GPURow`.
 
     tokens      [D]     int32             out
     logprobs    [D]     float32           out
@@ -33,7 +33,8 @@ from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from std.math import log
 from std.random.philox import Random
-from std.utils.numerics import isfinite
+from std.utils.numerics import isfinite, isnan
+from std.utils.static_tuple import StaticTuple
 
 from ._cpu_row import CPURow
 from ._gpu_row import GPURow
@@ -46,6 +47,7 @@ from ._logit_row import (
     rank,
     unrank,
 )
+from ._register_row import LONG, SHORT, RegisterRow
 from .parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
@@ -70,38 +72,44 @@ def _smallest_set[
 
     `low` keeps enough, at most `most` tokens; `high` is the largest logit.
     """
-    var enough = rank(low)
-    var too_few = rank(high) + 1
+    var grain = row.grain()
+    var threshold = low
+    # In grains: thresholds between the two are left to try.
+    var enough = rank(low) // grain
+    var too_few = (rank(high) + grain) // grain
     var kept_enough = most
     var kept_too_few = Tally(0, 0)
     var looks = 0
     # When a single token lies between the two, it is the last one needed, wherever exactly it lies.
     while too_few - enough > 1 and kept_enough - kept_too_few.count > 1:
-        var middle = _between(enough, too_few, looks < _LOOKS_BY_VALUE)
-        var kept = row.tally[by_mass](unrank(middle))
+        var middle = _between(enough, too_few, grain, looks < _LOOKS_BY_VALUE)
+        var kept = row.tally[by_mass](unrank(middle * grain))
         if (kept.mass if by_mass else Float64(kept.count)) >= target:
             enough = middle
+            threshold = unrank(middle * grain)
             kept_enough = kept.count
         else:
             too_few = middle
             kept_too_few = kept
         row.narrow[by_mass](
-            unrank(enough),
-            unrank(too_few),
+            threshold,
+            unrank(too_few * grain),
             kept_too_few,
             kept_enough - kept_too_few.count,
         )
         looks += 1
-    return unrank(enough)
+    return threshold
 
 
-def _between(low: UInt32, high: UInt32, by_value: Bool) -> UInt32:
-    """A rank between two that are not neighbours: half way by value or by rank.
+def _between(
+    low: UInt32, high: UInt32, grain: UInt32, by_value: Bool
+) -> UInt32:
+    """A rank between two that are not neighbours, all in grains: half way by value or by rank.
     """
     if not by_value:
         return low + (high - low) // 2
-    var half = (Float64(unrank(low)) + Float64(unrank(high))) / 2
-    return min(max(rank(Float32(half)), low + 1), high - 1)
+    var half = unrank(low * grain) / 2 + unrank(high * grain) / 2
+    return min(max(rank(half) // grain, low + 1), high - 1)
 
 
 def _sample_row[
@@ -120,6 +128,8 @@ def _sample_row[
         return (Int32(-1), Float32(0))
     var scale = inverse(temperature)
     var all = row.weigh(top, scale)
+    if isnan(all.mass):
+        return (Int32(-1), Float32(0))
     var token: Int
     if temperature == 0:
         token = row.first(top)
@@ -149,17 +159,19 @@ def _truncate[
     var floor = max(FLOOR, log(min_p)) if min_p > 0 else FLOOR
     var low = max(top + temperature * floor, row.smallest())
     if min_p > 0:
-        kept = row.keep(low)
+        row.keep(low)
+        kept = row.kept()
     if 0 < top_k < kept.count:
         low = _smallest_set[by_mass=False](
             row, low, top, kept.count, Float64(top_k)
         )
-        kept = row.keep(low)
+        row.keep(low)
+        kept = row.kept()
     if top_p < 1:
         low = _smallest_set[by_mass=True](
             row, low, top, kept.count, Float64(top_p) * kept.mass
         )
-        _ = row.keep(low)
+        row.keep(low)
 
 
 @extensibility.register("srm_sample")
@@ -234,14 +246,34 @@ struct _Sample:
         else:
             var width = Int64(vocab)
 
-            def sample_block() {var}:
-                var i = block_idx.x
-                var row = GPURow[block_size=_BLOCK](
-                    logit_ptr.unsafe_offset(i * Int(width)), Int(width)
-                )
-                sample(row, i, thread_idx.x == 0)
+            def launch[share: Int]() raises {var}:
+                """With a `RegisterRow` of this share, or with 0 a `GPURow`."""
 
-            if num_rows > 0:
+                @__llvm_metadata(
+                    `nvvm.maxntid`=StaticTuple[Int32, 1](_BLOCK),
+                    `nvvm.minctasm`=__mlir_attr.`2 : index`,
+                )
+                def sample_block() {var}:
+                    var i = block_idx.x
+                    var source = logit_ptr.unsafe_offset(i * Int(width))
+                    comptime if share > 0:
+                        var row = RegisterRow[block_size=_BLOCK, share=share](
+                            source, Int(width)
+                        )
+                        sample(row, i, thread_idx.x == 0)
+                    else:
+                        var row = GPURow[block_size=_BLOCK](source, Int(width))
+                        sample(row, i, thread_idx.x == 0)
+
                 ctx.enqueue_function(
                     sample_block, grid_dim=num_rows, block_dim=_BLOCK
                 )
+
+            if num_rows == 0:
+                return
+            if vocab <= _BLOCK * SHORT:
+                launch[SHORT]()
+            elif vocab <= _BLOCK * LONG:
+                launch[LONG]()
+            else:
+                launch[0]()

@@ -93,11 +93,15 @@ def test_philox_known_answers() -> None:
     ) == (*(0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),)
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 17, 255, 256, 257, 1000, 8192])
+LIMITS = [2047, 2048, 2049, 8191, 8192, 8193]
+"""Vocabularies on both sides of what each kernel of a GPU holds."""
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 17, 255, 256, 257, 1000, *LIMITS, 65_000])
 def test_tokens_and_logprobs(ops: Ops, vocab: int) -> None:
     """Row by row the oracle's token, wherever float32 rounding cannot decide it."""
     rng = np.random.default_rng(vocab)
-    num_rows = 40
+    num_rows = 40 if vocab < 10_000 else 10
     logits = rng.normal(0, 3, (num_rows, vocab)).astype(np.float32)
     settings = [random_settings(rng, vocab) for _ in range(num_rows)]
     seeds = rng.integers(2**64, size=num_rows, dtype=np.uint64)
@@ -201,6 +205,18 @@ def test_equal_logits_are_drawn_equally_often(ops: Ops, vocab: int) -> None:
     np.testing.assert_allclose(logprobs, -np.log(vocab), rtol=1e-6)
 
 
+@pytest.mark.parametrize("vocab", [2048, 8192, 9000])
+def test_ties_of_any_number_stay_together(ops: Ops, vocab: int) -> None:
+    """Eight different logits: every search ends between numbers that many tokens share."""
+    rng = np.random.default_rng(vocab)
+    logits = (rng.integers(-4, 4, (60, vocab)) / 4).astype(np.float32)
+    rows = [random_settings(rng, vocab) for _ in logits]
+    tokens, _ = run(ops, logits, rows)
+    for token, row, case in zip(tokens, rows, logits, strict=True):
+        kept = case == case.max() if row.temperature == 0 else probabilities(case, row) > 0
+        assert kept[token], row
+
+
 @pytest.mark.parametrize("settings", [*COMBINATIONS, GREEDY], ids=str)
 def test_a_row_does_not_depend_on_the_others(ops: Ops, settings: Settings) -> None:
     rng = np.random.default_rng(2)
@@ -217,7 +233,7 @@ def test_a_row_does_not_depend_on_the_others(ops: Ops, settings: Settings) -> No
         assert alone == (tokens[row], logprobs[row])
 
 
-@pytest.mark.parametrize("vocab", [1, 63, 256, 1000])
+@pytest.mark.parametrize("vocab", [1, 63, 256, 1000, 3000, 9000])
 def test_greedy_takes_the_first_of_equal_maxima(ops: Ops, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
     logits = rng.integers(3, size=(50, vocab)).astype(np.float32)
@@ -231,7 +247,7 @@ def test_greedy_takes_the_first_of_equal_maxima(ops: Ops, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("settings", [GREEDY, Settings(), Settings(top_k=4, top_p=0.5, min_p=0.1)])
-@pytest.mark.parametrize("vocab", [1, 5, 700])
+@pytest.mark.parametrize("vocab", [1, 5, 700, 2500, 9000])
 def test_rows_that_are_no_distribution(ops: Ops, settings: Settings, vocab: int) -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((6, vocab)).astype(np.float32)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, field_docs, load
+from engine.config import EngineConfig, ModelConfig, field_docs, load
 from engine.errors import ConfigError
 
 
@@ -75,3 +76,33 @@ def test_the_string_under_a_field_is_what_help_says(capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "How wide, in cm: 100 % of it. Default: 1" in said
     assert "--shelves INT,…" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "width", "limits"),
+    [
+        ({}, 512, (2_048, 4_096)),
+        ({"device": "gpu"}, 512, (8_192, 16_384)),
+        ({"device": "gpu"}, 1_024, (4_096, 8_192)),
+        ({"device": "gpu"}, 2**23, (1, 2)),
+        ({"device": "gpu", "max_step_rows": 65_536}, 1_024, (65_536, 131_072)),
+        ({"max_step_tokens": 9_000}, 512, (2_048, 9_000)),
+        ({"max_step_tokens": 101}, 512, (50, 101)),
+        ({"max_step_tokens": 2}, 512, (1, 2)),
+        ({"max_step_rows": 7, "max_step_tokens": 8}, 512, (7, 8)),
+    ],
+)
+def test_limits_of_a_step_are_chosen_where_they_are_not_set(
+    settings: dict[str, Any], width: int, limits: tuple[int, int]
+) -> None:
+    model = ModelConfig(d_model=width, num_layers=1, num_heads=2, n_ctx=8, vocab_size=8)
+    assert EngineConfig(**settings).step_limits(model) == limits
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_step_rows": -1}, {"max_step_tokens": 1}, {"max_step_rows": 8, "max_step_tokens": 8}],
+)
+def test_steps_that_leave_no_room_for_prompts_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="max_step_"):
+        EngineConfig(**settings)
