@@ -30,7 +30,7 @@ class InstantRunner:
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
         self.num_slots = config.num_slots or DEFAULT_SLOTS
         rng = np.random.default_rng(0)
-        rows = config.max_step_rows
+        rows, _ = config.step_limits(model)
         # A window of these that moves from step to step, so that a sequence's tokens differ.
         ordinary = [token for token in range(model.vocab_size) if token != model.eos_token_id]
         self._tokens = rng.choice(np.array(ordinary, np.int32), 2 * rows)
