@@ -14,10 +14,18 @@ from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
 from engine.errors import SRMError
-from server import completions, errors, health, metrics
+from server import completions, errors, health, metrics, reference
 from server.boundary import Boundary
 from server.config import ServerConfig
 from server.text import Text
+
+OPERATIONS = (
+    *completions.OPERATIONS,
+    *health.OPERATIONS,
+    *metrics.OPERATIONS,
+    *reference.OPERATIONS,
+)
+"""All that is told of the routes below."""
 
 
 def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAPI:
@@ -31,7 +39,7 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
         finally:
             await client.close()
 
-    app = FastAPI(openapi_url=None, lifespan=lifespan)  # it would say nothing of bodies
+    app = FastAPI(openapi_url=None, lifespan=lifespan)  # ours is in `reference`
     app.add_middleware(Boundary)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
@@ -40,4 +48,5 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
     app.include_router(completions.routes(service, config.max_body_bytes))
     app.include_router(health.routes(client))
     app.include_router(metrics.router)
+    app.include_router(reference.routes(OPERATIONS))
     return app

@@ -19,14 +19,47 @@ from starlette.responses import Response
 from engine.client import EngineClient
 from engine.errors import BodyTooLarge, InvalidRequest, ModelNotFound
 from server import metrics
+from server.fields import NEUTRAL
 from server.generation import Generation
 from server.logprobs import naming, of_delta
+from server.openapi import Body, Operation
 from server.prompts import encode_prompts
-from server.protocol import CompletionRequest, parse_completion
-from server.replies import Choice, Completion, ModelCard, ModelList, Usage
+from server.protocol import PROMPT_FORMS, CompletionRequest, parse_completion
+from server.replies import Choice, Completion, ModelCard, ModelList, PromptLogprob, Usage
 from server.responses import EventStream, WhileConnected
 from server.sample import Delta, join
 from server.text import Text
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        summary="Completions of one or many prompts, whole or as a stream.",
+        body=Body(
+            kind=CompletionRequest,
+            forms={"prompt": PROMPT_FORMS},
+            neutral={**NEUTRAL, "best_of": (1,)},
+        ),
+        reply=Completion,
+        events=Completion,
+        parts=(Choice, PromptLogprob),
+        errors=(404,),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models",
+        summary="The model that is served, as a list.",
+        reply=ModelList,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models/{name}",
+        summary="The model that is served.",
+        reply=ModelCard,
+        parameters={"name": "The name of the model; it may have slashes."},
+        errors=(404,),
+    ),
+)
 
 _encode = msgspec.json.Encoder().encode
 _NOTHING = Raw(b"null")

@@ -55,7 +55,16 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
     ] = 0
     min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 0.0
-    seed: Annotated[int, Meta(description="an integer from -2**63 to 2**64 - 1")] | None = None
+    seed: (
+        Annotated[
+            int,
+            Meta(
+                description="an integer from -2**63 to 2**64 - 1",
+                extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1},
+            ),
+        ]
+        | None
+    ) = None
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
         Meta(

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable
+from server.openapi import Operation
+
+
+class Health(msgspec.Struct):
+    status: str
+    """`ok` or `ready`."""
+
+
+OPERATIONS = (
+    Operation(method="GET", path="/health", summary="The API process is alive.", reply=Health),
+    Operation(
+        method="GET",
+        path="/ready",
+        summary="Completions would be answered; 503 while the engine starts, drains or is gone.",
+        reply=Health,
+    ),
+)
 
 
 def routes(client: EngineClient) -> APIRouter:
@@ -15,7 +33,7 @@ def routes(client: EngineClient) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        return JSONResponse({"status": "ok"})
+        return _answer("ok")
 
     @router.get("/ready")
     async def ready() -> Response:
@@ -23,6 +41,10 @@ def routes(client: EngineClient) -> APIRouter:
             raise EngineUnavailable("the engine does not answer")
         if client.status.state != "ready":
             raise EngineUnavailable(f"the engine is {client.status.state}")
-        return JSONResponse({"status": "ready"})
+        return _answer("ready")
 
     return router
+
+
+def _answer(status: str) -> Response:
+    return Response(msgspec.json.encode(Health(status)), media_type="application/json")

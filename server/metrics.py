@@ -23,6 +23,8 @@ from prometheus_client import (
 )
 from starlette.responses import Response
 
+from server.openapi import Operation
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _FIRST_TOKEN_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -73,6 +75,15 @@ REQUEST_COMPLETION_TOKENS = Histogram(
 )
 REQUEST_CHOICES = Histogram(
     "srm_request_params_n", "Completions asked for by a request.", buckets=_COUNTS
+)
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/metrics",
+        summary="Metrics of all processes, in Prometheus text format.",
+        reply="text/plain",
+    ),
 )
 
 router = APIRouter()

@@ -20,6 +20,15 @@ from server.fields import (
     show,
 )
 
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+PROMPT_FORMS = (
+    Annotated[str, Meta(description="a string, token ids, or a list of either; no list empty")],
+    Annotated[list[str], Meta(min_length=1)],
+    TokenIds,
+    Annotated[list[TokenIds], Meta(min_length=1)],
+)
+"""What `prompt` may be on the wire."""
+
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions, checked. The description of a field is what it allows."""
@@ -61,8 +70,8 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
         if isinstance(first, str):
             return msgspec.convert(value, list[str])
         if isinstance(first, list):
-            return msgspec.convert(value, list[Annotated[list[TokenId], Meta(min_length=1)]])
-        return [msgspec.convert(value, Annotated[list[TokenId], Meta(min_length=1)])]
+            return msgspec.convert(value, list[TokenIds])
+        return [msgspec.convert(value, TokenIds)]
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such "

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from server.openapi import reference
 
 
 class Logprobs(msgspec.Struct):
@@ -25,6 +29,18 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer"}}
+_BY_TOKEN_ID = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"type": "object", "additionalProperties": reference(PromptLogprob)},
+            {"type": "null"},
+        ]
+    },
+}
+
+
 class Choice(msgspec.Struct, kw_only=True):
     index: int
     text: str
@@ -33,8 +49,8 @@ class Choice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: Raw | UnsetType = UNSET
-    prompt_logprobs: Raw | UnsetType = UNSET
+    prompt_token_ids: Annotated[Raw, Meta(extra_json_schema=_TOKEN_IDS)] | UnsetType = UNSET
+    prompt_logprobs: Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)] | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
 
 
@@ -60,7 +76,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     """Unix time in seconds."""
     model: str
-    choices: list[Raw]
+    choices: list[Annotated[Raw, Meta(extra_json_schema=reference(Choice))]]
     """Each a Choice, encoded when it was ready."""
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
