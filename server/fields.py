@@ -182,9 +182,26 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def convert(value: Any, hint: Any) -> Any:
+    """A value from JSON as annotated; 16.0 is an integer too. Raises msgspec.ValidationError."""
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return msgspec.convert(_integral(value), hint)
+
+
+def _integral(value: Any, depth: int = 2) -> Any:
+    """With integers for the floats that are some, in lists of lists too."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and depth:
+        return [_integral(one, depth - 1) for one in value]
+    return value
+
+
 def _convert(kind: type[SamplingRequest], name: str, value: Any) -> Any:
     try:
-        return msgspec.convert(value, hints_of(kind)[name])
+        return convert(value, hints_of(kind)[name])
     except msgspec.ValidationError:
         raise refused(kind, name, value) from None
 

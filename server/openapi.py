@@ -19,7 +19,7 @@ from server.errors import ErrorBody
 
 Schema = dict[str, Any]
 
-VERSION = "3.1.0"
+VERSION = "3.2.0"
 _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
@@ -116,16 +116,22 @@ def _operation(one: Operation) -> Schema:
 
 def _content(one: Operation) -> Schema:
     if isinstance(one.reply, str):
-        return {one.reply: {"schema": {"type": "string"}}}
+        return {one.reply: {"schema": {"type": "object" if one.reply == _JSON else "string"}}}
     content: Schema = {_JSON: {"schema": reference(one.reply)}}
     if one.events is not None:
-        event = {"anyOf": [reference(one.events), reference(ErrorBody)]}
-        told = "Lines `data: …`, each a JSON document of `x-event-schema`; at the end `[DONE]`."
-        content[_EVENTS] = {
-            "schema": {"type": "string", "description": told},
-            "x-event-schema": event,
-        }
+        content[_EVENTS] = {"itemSchema": _event(one.events)}
     return content
+
+
+def _event(kind: type[msgspec.Struct]) -> Schema:
+    """An event of a stream: a line `data: …`, of JSON but for the last."""
+    json = {
+        "type": "string",
+        "contentMediaType": _JSON,
+        "contentSchema": {"anyOf": [reference(kind), reference(ErrorBody)]},
+    }
+    data = {"anyOf": [json, {"const": "[DONE]"}]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _error(status: int) -> Schema:

@@ -15,6 +15,7 @@ from server.fields import (
     SamplingRequest,
     TokenId,
     checked,
+    convert,
     given_fields,
     refused,
     show,
@@ -66,15 +67,18 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     first = value[0] if isinstance(value, list) and value else None
+    prompts: list[str] | list[list[int]]
     try:
         if isinstance(first, str):
-            return msgspec.convert(value, list[str])
-        if isinstance(first, list):
-            return msgspec.convert(value, list[TokenIds])
-        return [msgspec.convert(value, TokenIds)]
+            prompts = convert(value, list[str])
+        elif isinstance(first, list):
+            prompts = convert(value, list[TokenIds])
+        else:
+            prompts = [convert(value, TokenIds)]
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such "
             f"lists, none of them empty; got {show(value)} ({error})",
             "prompt",
         ) from None
+    return prompts

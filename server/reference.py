@@ -72,6 +72,10 @@ def spelled(schema: dict[str, Any]) -> str:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(spelled, schema["anyOf"])))
+    if "contentSchema" in schema:
+        return spelled(schema["contentSchema"])
+    if "const" in schema:
+        return str(schema["const"])
     if "enum" in schema:
         return " or ".join(msgspec.json.encode(value).decode() for value in schema["enum"])
     words = str(schema.get("type", "anything"))

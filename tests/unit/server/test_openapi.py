@@ -204,6 +204,8 @@ def test_the_page_tells_all_and_loads_nothing(whole: Schema) -> None:
         ({"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 9},
          "array of string (≥ 1 characters) (≤ 9 entries)"),
         ({"anyOf": [{"$ref": "#/a/B"}, {"type": "null"}]}, "B or null"),
+        ({"type": "string", "contentSchema": {"$ref": "#/a/B"}}, "B"),
+        ({"const": "[DONE]"}, "[DONE]"),
         ({"enum": ["", None]}, '"" or null'),
         ({"type": "object", "additionalProperties": {"type": "number"}}, "object of number"),
         ({}, "anything"),

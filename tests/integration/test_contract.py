@@ -1,0 +1,121 @@
+"""What the OpenAPI document says is what the server does, for requests in it and near it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from engine.config import ModelConfig
+from server.app import OPERATIONS
+from server.openapi import document
+from tests.serving import Server, write_text_model
+
+MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)
+FLAGS = ("--num-slots=32", "--max-step-rows=32", "--max-waiting=200", "--max-body-bytes=200000")
+"""Small, so that no valid request keeps it busy for long."""
+QUICK, MANY = 100, 5_500
+"""Cases of an operation and a mode; the slow ones make more than 10,000 in all."""
+
+
+def closed_document() -> dict[str, Any]:
+    """Ours, but replies may have no field that it does not tell of."""
+    whole: dict[str, Any] = json.loads(json.dumps(document(OPERATIONS, "srm", "1")))
+    for schema in whole["components"]["schemas"].values():
+        schema.setdefault("additionalProperties", False)
+    return whole
+
+
+WHOLE = closed_document()
+_SCHEMA = schemathesis.openapi.from_dict(WHOLE)
+CALLS = {f"{one.method} {one.path}": _SCHEMA[one.path][one.method] for one in OPERATIONS}
+VARIED = [
+    (label, mode)
+    for label, one in CALLS.items()
+    for mode in GenerationMode
+    if one.body or (one.path_parameters and mode is GenerationMode.POSITIVE)
+]
+load_all_checks()
+NOT_PROMISED: list[Any] = CHECKS.get_by_names(["positive_data_acceptance"])
+"""A field may be refused for what another one says; which refusals are allowed is checked here."""
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_text_model(folder, MODEL)
+    with Server(folder, *FLAGS) as running:
+        yield running
+
+
+def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Counter[int]) -> None:
+    reply = case.call(base_url=running.url, timeout=30)
+    statuses[reply.status_code] += 1
+    case.validate_response(reply, excluded_checks=NOT_PROMISED)
+    if reply.headers["content-type"][0].startswith("text/event-stream"):
+        assert reply.text.endswith("\n\ndata: [DONE]\n\n")
+    if reply.status_code == 400 and mode is GenerationMode.POSITIVE:
+        error = reply.json()["error"]
+        assert isinstance(case.body, dict)
+        assert error["param"] in case.body, error
+
+
+def run_cases(running: Server, label: str, mode: GenerationMode, num_cases: int) -> Counter[int]:
+    """Statuses of so many cases; raises for the first that breaks a promise."""
+    statuses: Counter[int] = Counter()
+
+    @seed(1)
+    @settings(
+        max_examples=num_cases,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(CALLS[label].as_strategy(generation_mode=mode))
+    def run(case: Case[Any]) -> None:
+        check(case, running, mode, statuses)
+
+    run()
+    running.wait_until_idle()
+    assert httpx.get(f"{running.url}/ready").status_code == 200
+    return statuses
+
+
+def check_operation(running: Server, label: str, mode: GenerationMode, num_cases: int) -> None:
+    statuses = run_cases(running, label, mode, num_cases)
+    is_post = label.startswith("POST")
+    if mode is GenerationMode.POSITIVE:
+        assert set(statuses) <= {200, 400, 404}
+        assert statuses[200] > num_cases // 20 or not is_post
+    else:
+        assert set(statuses) <= {400, 404, 405}
+
+
+@pytest.mark.parametrize(("label", "mode"), VARIED)
+def test_requests_near_the_document(small_server: Server, label: str, mode: GenerationMode) -> None:
+    check_operation(small_server, label, mode, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "mode"), VARIED)
+def test_many_requests_near_the_document(
+    small_server: Server, label: str, mode: GenerationMode
+) -> None:
+    check_operation(small_server, label, mode, MANY)
+
+
+@pytest.mark.parametrize("label", sorted(set(CALLS) - {label for label, _ in VARIED}))
+def test_what_takes_nothing_answers_as_told(small_server: Server, label: str) -> None:
+    case = CALLS[label].Case()
+    reply = case.call(base_url=small_server.url)
+    assert reply.status_code == 200
+    case.validate_response(reply)
