@@ -228,5 +228,8 @@ def show(value: Any) -> str:
     """A value as JSON, cut to what fits a message."""
     if isinstance(value, list | dict) and len(value) > 16:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
-    text = msgspec.json.encode(value).decode()
+    try:
+        text = msgspec.json.encode(value).decode()
+    except RecursionError:  # it could be read, a few calls further up
+        return "a value in too many others"
     return text if len(text) <= 80 else text[:80] + "…"

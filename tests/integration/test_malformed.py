@@ -7,6 +7,7 @@ import random
 import re
 import socket
 from collections import Counter
+from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,22 +36,22 @@ def post_garbage(server: Server, num_bodies: int) -> Counter[int]:
     """Statuses of so many bodies, over one connection while the server keeps it."""
     rng = random.Random(1)
     statuses: Counter[int] = Counter()
-    connection = HTTPConnection(urlsplit(server.url).netloc, timeout=30)
-    for _ in range(num_bodies):
-        path = rng.choice(list(ROUTES))
-        names = [*ROUTES[path], "nonsense"]
-        draw = rng.choice(garbage.BODIES)
-        body = draw(rng, valid_body(names), names)
-        connection.request("POST", path, body)
-        reply = connection.getresponse()
-        answer = reply.read()
-        statuses[reply.status] += 1
-        case = (path, draw.__name__, body[:500], answer[:500])
-        assert reply.status < 500, case
-        assert reply.headers["x-request-id"], case
-        if reply.status != 200:
-            assert set(json.loads(answer)["error"]) == {"message", "type", "param", "code"}, case
-    connection.close()
+    with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=30)) as connection:
+        for _ in range(num_bodies):
+            path = rng.choice(list(ROUTES))
+            names = [*ROUTES[path], "nonsense"]
+            draw = rng.choice(garbage.BODIES)
+            body = draw(rng, valid_body(names), names)
+            connection.request("POST", path, body)
+            reply = connection.getresponse()
+            answer = reply.read()
+            statuses[reply.status] += 1
+            case = (path, draw.__name__, body[:500], answer[:500])
+            assert reply.status < 500, case
+            assert reply.headers["x-request-id"], case
+            if reply.status != 200:
+                names_told = set(json.loads(answer)["error"])
+                assert names_told == {"message", "type", "param", "code"}, case
     return statuses
 
 
