@@ -61,3 +61,7 @@ def test_completions(demo: Server, run: Run, folder: Path) -> None:
     assert all(one["prompt_tokens"] > 10 for one in result["requests"]["successful"])
     grown = demo.metric("srm_completion_tokens_total") - before
     assert grown == NUM_REQUESTS * NUM_TOKENS
+
+
+def test_chats(chatting_demo: Server, run: Run, folder: Path) -> None:
+    check(benchmark(run, folder, chatting_demo.url, "/v1/chat/completions"))

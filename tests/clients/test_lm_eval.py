@@ -141,3 +141,17 @@ def test_the_servers_tokenizer_serves_as_well(
         pytest.skip("there is no /tokenizer_info")
     found = evaluate(run, folder, demo.url, "tokenizer_backend=auto")
     check(found, model, tokenizer, has_bos=False)
+
+
+def test_chats(chatting_demo: Server, run: Run, folder: Path) -> None:
+    run(
+        "lm-eval",
+        *("run", "--model", "local-chat-completions", "--apply_chat_template", "--log_samples"),
+        *("--model_args", f"model=demo,base_url={chatting_demo.url}/v1/chat/completions"),
+        *("--tasks", "srm_generation", "--include_path", str(TASKS), "--output_path", "out"),
+        *("--limit", "4"),
+    )
+    (path,) = (folder / "out").rglob("samples_*.jsonl")
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(samples) == 4
+    assert all(sample["resps"][0][0] for sample in samples)

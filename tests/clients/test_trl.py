@@ -64,3 +64,15 @@ def test_the_number_of_workers(demo: Server, run: Run) -> None:
     program = str(PROGRAMS / "trl_generation.py")
     printed = run("python", program, demo.url, '["Question:"]', "with-world-size")
     assert json.loads(printed.splitlines()[-1])["world_size"] == 1
+
+
+def test_chats(chatting_demo: Server, run: Run) -> None:
+    printed = run("python", str(PROGRAMS / "trl_chat.py"), chatting_demo.url)
+    found = json.loads(printed.splitlines()[-1])
+    assert len(found["prompt_ids"]) == 2
+    assert len(found["completion_ids"]) == 4
+    for completion, scores, ids in zip(
+        found["completion_ids"], found["logprobs"], found["logprob_token_ids"], strict=True
+    ):
+        assert [one[0] for one in ids] == completion
+        assert all(one[0] <= 0 for one in scores)
