@@ -69,12 +69,16 @@ def chatting_demo(demo: Server) -> Server:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """run("lm-eval", "--tasks", …): what a program of .venv-clients prints. It must succeed."""
+    """run("lm-eval", "--tasks", …): what a program of .venv-clients prints. It must succeed.
+
+    `bash` is the system's, and finds those programs.
+    """
 
     def start(program: str, *arguments: str) -> str:
         environment = {**os.environ, **OFFLINE, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": ""}
+        environment["PATH"] = f"{BIN}:{environment['PATH']}"
         done = subprocess.run(
-            [str(BIN / program), *arguments],
+            [program if program == "bash" else str(BIN / program), *arguments],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
