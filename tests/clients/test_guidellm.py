@@ -32,6 +32,7 @@ def benchmark(run: Run, folder: Path, url: str, route: str) -> dict[str, Any]:
         "guidellm",
         *("run", "--backend", f"kind=openai_http,target={url},request_format={route}"),
         *("--profile", "kind=concurrent,streams=6"),
+        *("--constraint", f"kind=max_requests,count={NUM_REQUESTS}"),
         *("--tokenizer", "kind=huggingface_auto,model=tokenizer"),
         *("--data", "kind=json_file,path=prompts.jsonl"),
         *("--output", "kind=json,path=result.json", "--disable-console"),
