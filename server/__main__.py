@@ -19,6 +19,10 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.text import Text
 
+_KEEP_ALIVE_S = 75
+"""How long a connection may idle. Longer than clients keep one (httpx 5 s, aiohttp 15 s): if both end
+it at the same time, a request is lost on the way."""
+
 
 def serve_api(argv: list[str]) -> int:
     """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
@@ -40,6 +44,7 @@ def serve_api(argv: list[str]) -> int:
             log_level="warning",
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(config.drain_s),
         )
     )

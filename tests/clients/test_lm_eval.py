@@ -119,11 +119,11 @@ def check(
     print(f"largest difference of a sum of log-probabilities: {worst:.2e}")
     assert worst < TOLERANCE
     assert kinds == ({True, False} if has_bos else {False})
-    for sample in samples["srm_generation"]:
-        context, _ = arguments(sample)
+    said = {arguments(one)[0]: one["resps"][0][0] for one in samples["srm_generation"]}
+    assert len(said) == NUM_PROBLEMS
+    for context, text in said.items():
         prompt = tokenizer.encode(context, add_special_tokens=has_bos).ids
-        ((found,),) = sample["resps"]
-        assert found == greedy(model, tokenizer, prompt, NUM_TOKENS)
+        assert text == greedy(model, tokenizer, prompt, NUM_TOKENS)
 
 
 def test_scores_and_texts_are_torchs(

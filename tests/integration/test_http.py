@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -378,3 +382,16 @@ def test_no_body_is_a_fault_of_the_server(server: Server, body: bytes) -> None:
 def test_after_all_this_it_still_serves(server: Server) -> None:
     server.wait_until_idle()
     assert complete(server, max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.slow
+def test_an_idle_connection_is_kept_longer_than_clients_keep_it(server: Server) -> None:
+    """Or a request may cross with our closing of it; aiohttp keeps one for 15 s, httpx for 5 s."""
+    with closing(HTTPConnection(urlsplit(server.url).netloc)) as connection:
+        connection.connect()
+        socket = connection.sock
+        for pause_s in (0, 16):
+            time.sleep(pause_s)
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+            assert connection.sock is socket
