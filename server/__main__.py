@@ -20,8 +20,8 @@ from server.config import ServerConfig
 from server.text import Text
 
 _KEEP_ALIVE_S = 75
-"""How long a connection may idle. Longer than clients keep one (httpx 5 s, aiohttp 15 s): if both end
-it at the same time, a request is lost on the way."""
+"""How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a
+request is lost where both end it at the same time."""
 
 
 def serve_api(argv: list[str]) -> int:
