@@ -44,8 +44,11 @@ BENCHMARKS = {
 
 SETTINGS = """
   model device dtype num_slots memory_fraction prefix_slots prefix_cache max_step_rows
-  max_step_tokens max_waiting cache_dir overlap drain_s
-  served_model_name host port max_body_bytes
+  max_step_tokens max_waiting max_waiting_bytes request_timeout_s cache_dir overlap drain_s
+  log_level log_format
+  served_model_name chat_template host port max_body_bytes max_connections max_header_bytes
+  receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
+  tokens_per_minute cors_origins admin_port admin_host otlp_endpoint
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
@@ -59,6 +62,10 @@ SETTINGS = """
   input
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
+
+
+VARIABLES = {"SRM_API_KEYS"}
+"""Of the environment alone: a flag would be seen by whoever lists the machine's processes."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def check_environment(environ: Mapping[str, str]) -> None:
     """Raises ConfigError for a variable `SRM_…` that is no setting of any command."""
-    known = {f"SRM_{name.upper()}" for name in SETTINGS}
+    known = {f"SRM_{name.upper()}" for name in SETTINGS} | VARIABLES
     for name in environ:
         if name.startswith("SRM_") and name not in known:
             near = "".join(f"; did you mean {one}?" for one in get_close_matches(name, known, 1))

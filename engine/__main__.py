@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+from engine import logs
 from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, load
 from engine.engine import Engine
@@ -19,14 +20,11 @@ logger = logging.getLogger("engine")
 
 def main(argv: list[str]) -> int:
     """Run the engine process until it is told to stop; its exit code."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure("info", "text")  # until it is known what is wanted
     keep_freed_memory()
     try:
         config = load(EngineConfig, argv, prog="python -m engine")
+        logs.configure(config.log_level, config.log_format)
         logger.info("loading %s", config.model)
         weights = load_checkpoint(config.model)
         runner = ModelRunner(weights, config)

@@ -25,6 +25,7 @@ from engine.errors import (
     RequestError,
     SRMError,
     StepFailed,
+    TimedOut,
 )
 from engine.messages import (
     Abort,
@@ -189,7 +190,10 @@ class EngineClient:
 
 _ERRORS: dict[str, type[SRMError]] = {
     kind.code: kind
-    for kind in (InvalidRequest, ContextTooLong, NotFound, EngineUnavailable, StepFailed)
+    for kind in (
+        *(InvalidRequest, ContextTooLong, NotFound),
+        *(EngineUnavailable, StepFailed, TimedOut),
+    )
 }
 
 

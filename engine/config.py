@@ -141,6 +141,10 @@ AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """What `dtype = auto` is on each device."""
 
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the engine runs."""
 
@@ -164,6 +168,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most tokens that one step feeds: decoded ones, then prompts in what is left."""
     max_waiting: int = 100_000
     """Most sequences that wait for a slot; a request beyond them is refused with 503."""
+    max_waiting_bytes: int = 1024**3
+    """Most bytes of requests that wait, and of bodies that a process holds; 503 beyond them."""
+    request_timeout_s: float = 0.0
+    """Longest that a request may wait and run, in seconds; 0: as long as it takes."""
     cache_dir: Path = Path("~/.cache/srm")
     """Where compiled step graphs are kept between starts."""
     overlap: bool = True
@@ -172,13 +180,20 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
     drain_s: float = 30.0
     """How long a stop waits for running requests, in seconds."""
+    log_level: LogLevel = "info"
+    """The least that is logged."""
+    log_format: LogFormat = "text"
+    """Lines for a person, or a JSON object each."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_slots < 2**31:
             raise ValueError(f"num_slots must be 0 … 2**31 - 1, got {self.num_slots}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
-        for name in ("prefix_slots", "max_step_rows", "max_step_tokens", "max_waiting"):
+        for name in (
+            *("prefix_slots", "max_step_rows", "max_step_tokens"),
+            *("max_waiting", "max_waiting_bytes"),
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if (self.device, self.dtype) == ("gpu", "float32"):
@@ -187,8 +202,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("max_step_tokens must be larger than max_step_rows")
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
-        if not self.drain_s >= 0:
-            raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
+        for name in ("drain_s", "request_timeout_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     @property
     def compute_dtype(self) -> Dtype:

@@ -19,6 +19,7 @@ from engine.batch import Batch, Launched, Runner
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
 from engine.messages import Output, Request, SamplingParams, Status, join
+from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 
 
@@ -44,6 +45,7 @@ class Engine:
         self._max_waiting = config.max_waiting
         self._runner = runner
         self._fingerprint = fingerprint
+        self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
         self._last_completed = 0.0
         metrics.NUM_SLOTS.set(runner.num_slots)
@@ -63,6 +65,10 @@ class Engine:
         """Accept a request, or raise a RequestError that says why not."""
         try:
             self.scheduler.add(request)
+        except Overloaded as error:
+            metrics.REQUESTS.labels("refused").inc()
+            error.retry_after_s = self._queue_rate.seconds_until(error.excess, time.monotonic())
+            raise
         except RequestError:
             metrics.REQUESTS.labels("refused").inc()
             raise
@@ -103,6 +109,7 @@ class Engine:
             running=table.num_owned,
             waiting=self.scheduler.num_waiting,
             max_waiting=self._max_waiting,
+            retry_after_s=self._queue_rate.seconds_until(self.scheduler.num_waiting, time.monotonic()),
             steps=self.num_steps,
             n_ctx=self._model.n_ctx,
             vocab_size=self._model.vocab_size,
@@ -180,6 +187,7 @@ class Engine:
         metrics.BATCH_ROWS.observe(step.batch.num_rows)
         metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
         self._last_completed = now
+        self._queue_rate.note(self.scheduler.num_left, now)
         self._update_gauges()
 
     def _count_prefixes(self) -> None:

@@ -5,13 +5,18 @@ SRMError                 .code: stable string   .message: for the caller
 ├─ CheckpointError       stops the program, exit 3: missing or extra tensor, wrong shape, bad config
 ├─ RequestError          the caller's fault; ends one request
 │  ├─ InvalidRequest     .param names the field
+│  ├─ IdInUse            by a request that still runs
 │  ├─ ContextTooLong
 │  ├─ BodyTooLarge
 │  ├─ NotFound
 │  │  └─ ModelNotFound
+│  ├─ NotAuthorized      no key, or not one of ours
+│  ├─ BodyTooSlow        its bytes came too slowly
+│  ├─ RateLimited        .retry_after_s; more than the key may ask for
 │  └─ Overloaded         .retry_after_s
 └─ EngineError           ours
    ├─ EngineUnavailable  starting, draining or gone
+   ├─ TimedOut           it ran for longer than `request_timeout_s`
    └─ StepFailed         the engine exits; the supervisor restarts it
 
 HTTP status codes for these exist only in `server/errors.py`.
@@ -55,6 +60,10 @@ class InvalidRequest(RequestError):
     code = "invalid_request"
 
 
+class IdInUse(RequestError):
+    code = "id_in_use"
+
+
 class ContextTooLong(RequestError):
     code = "context_length_exceeded"
 
@@ -71,14 +80,36 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class NotAuthorized(RequestError):
+    code = "invalid_api_key"
+
+
+class BodyTooSlow(RequestError):
+    code = "body_too_slow"
+
+
+class RateLimited(RequestError):
+    """A key has used up what it may. `retry_after_s` is when it may ask again, in seconds."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class Overloaded(RequestError):
-    """The queue is full. `retry_after_s` is when trying again is reasonable, in seconds."""
+    """The queue is full. `retry_after_s` is when trying again is reasonable, in seconds.
+
+    `excess` is how many waiting sequences must have started by then, where that is known.
+    """
 
     code = "overloaded"
 
-    def __init__(self, message: str, retry_after_s: int) -> None:
+    def __init__(self, message: str, retry_after_s: int = 1, excess: int = 0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.excess = excess
 
 
 class EngineError(SRMError):
@@ -87,6 +118,10 @@ class EngineError(SRMError):
 
 class EngineUnavailable(EngineError):
     code = "engine_unavailable"
+
+
+class TimedOut(EngineError):
+    code = "request_timeout"
 
 
 class StepFailed(EngineError):

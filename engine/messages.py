@@ -137,6 +137,8 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Sequences accepted and not yet started."""
     max_waiting: int
     """Most of these; a caller that asks for more at once can never be served."""
+    retry_after_s: int
+    """When those that wait now will have started, at the pace of the last seconds; 1 … 120."""
     steps: int
     """Steps since the engine started."""
     n_ctx: int

@@ -22,6 +22,7 @@ from engine.checkpoint import read_model
 from engine.config import AUTO_DTYPES, Mixer, ModelConfig, load
 from engine.graph_cache import cache_path, load_or_compile
 from engine.model import graph_shape
+from engine.telemetry import turn_off_telemetry
 
 
 class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +88,7 @@ def virtual_gpu(config: PrecompileConfig) -> driver.Device:
 
 def open_target(config: PrecompileConfig) -> driver.Device:
     """What to compile for."""
+    turn_off_telemetry()
     return virtual_gpu(config) if config.device == "gpu" else driver.CPU()
 
 

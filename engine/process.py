@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from types import FrameType
 
 import msgspec
@@ -19,7 +19,14 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ConfigError, EngineUnavailable, RequestError, SRMError, StepFailed
+from engine.errors import (
+    ConfigError,
+    EngineUnavailable,
+    RequestError,
+    SRMError,
+    StepFailed,
+    TimedOut,
+)
 from engine.messages import (
     Abort,
     FromEngine,
@@ -61,6 +68,7 @@ class EngineProcess:
         self._step = engine.step_overlapped if config.overlap else engine.step
         self._last_heard: dict[bytes, float] = {}  # of each client
         self._owner: dict[str, bytes] = {}  # the client of each request
+        self._time_out: deque[tuple[float, str]] = deque()  # when, in order of arrival
         self._deadline: float | None = None  # set: draining, and until when
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
@@ -87,6 +95,7 @@ class EngineProcess:
             while not self._is_over():
                 self._read_inbox()
                 self._drop_dead_clients()
+                self._end_overdue()
                 if self._engine.has_work:
                     self._send_outputs(self._step())
             self._refuse_all(EngineUnavailable("the engine is shutting down"))
@@ -139,6 +148,9 @@ class EngineProcess:
             self._send(client, _refusal(request.id, error))
         else:
             self._owner[request.id] = client
+            if self._config.request_timeout_s:
+                due = time.monotonic() + self._config.request_timeout_s
+                self._time_out.append((due, request.id))
 
     def _refuse_malformed(self, client: bytes, payload: bytes, error: Exception) -> None:
         """Whoever sent it may be waiting: answer if the message at least says for which id."""
@@ -161,6 +173,15 @@ class EngineProcess:
                 self._engine.abort(request_id)
                 # It may only have been slow, and still be waiting.
                 self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
+
+    def _end_overdue(self) -> None:
+        """Abort what has waited and run for too long; ids are not used twice."""
+        while self._time_out and self._time_out[0][0] < time.monotonic():
+            _, request_id = self._time_out.popleft()
+            if request_id in self._owner:
+                self._engine.abort(request_id)
+                limit = self._config.request_timeout_s
+                self._refuse(request_id, TimedOut(f"it took longer than {limit:g} s"))
 
     def _send_outputs(self, outputs: list[Output]) -> None:
         """One message per client, however many of its sequences moved."""

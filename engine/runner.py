@@ -26,6 +26,7 @@ from engine.libc import keep_freed_memory, let_timers_be_late
 from engine.linear import pack_linear, round_bfloat16
 from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
 from engine.state_pool import StatePool, count_slots
+from engine.telemetry import turn_off_telemetry
 from engine.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class ModelRunner:
 
 def open_device(kind: str) -> Device:
     """The CPU or the first GPU. Raises ConfigError where there is none."""
+    turn_off_telemetry()
     if kind == "cpu":
         return CPU()
     if accelerator_count() == 0:

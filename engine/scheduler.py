@@ -13,6 +13,8 @@ n = 1 and no such slot to be had, into the sequence's own.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.assembly import NOTHING, assemble
@@ -35,9 +37,6 @@ from engine.prefixes import Prefixes
 from engine.sequence import Line, SequenceGroup, accept
 from engine.slots import SlotTable, StopSets
 
-RETRY_AFTER_S = 1
-"""What an overloaded engine tells its callers. Waiting requests start within steps, not minutes."""
-
 
 class Scheduler:
     """Which sequences the next step feeds, and what its result means for them."""
@@ -50,6 +49,7 @@ class Scheduler:
         behind = range(config.num_slots, config.num_slots + config.prefix_slots)
         self.prefixes = Prefixes(behind, config.prefix_cache)
         self.num_waiting = 0  # sequences accepted and not started
+        self.waiting_bytes = 0  # of requests that have sequences to start
         self._model = model
         self._config = config
         self._by_id: dict[str, SequenceGroup] = {}
@@ -63,6 +63,11 @@ class Scheduler:
     @property
     def num_requests(self) -> int:
         return len(self._by_id)
+
+    @property
+    def num_left(self) -> int:
+        """Sequences that have ever left the queue: started, or dropped with their request."""
+        return self._next_id - self.num_waiting
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self._by_id
@@ -80,12 +85,20 @@ class Scheduler:
             raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
         if self.num_waiting + count > limit:
             raise Overloaded(
-                f"{self.num_waiting} of at most {limit} sequences are waiting", RETRY_AFTER_S
+                f"{self.num_waiting} of at most {limit} sequences are waiting",
+                excess=self.num_waiting + count - limit,
+            )
+        waiting_bytes, limit = self.waiting_bytes + group.num_bytes, self._config.max_waiting_bytes
+        if self.num_waiting and waiting_bytes > limit:  # one that waits alone always has room
+            raise Overloaded(
+                f"requests of {self.waiting_bytes} of at most {limit} bytes are waiting",
+                excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
             )
         self._next_id += count
         self._by_id[request.id] = self._by_first_id[group.first_id] = group
         self._waiting.push(group)
         self.num_waiting += count
+        self.waiting_bytes = waiting_bytes
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free its slots at once; False if there is no such request.
@@ -211,6 +224,8 @@ class Scheduler:
         group.slots.append(slots)
         group.started += len(slots)
         self.num_waiting -= len(slots)
+        if not group.unstarted:
+            self.waiting_bytes -= group.num_bytes
         if group.prefix is not None:
             group.unforked += len(slots)
 
@@ -274,6 +289,8 @@ class Scheduler:
             line.discard(group)
         self._prefill.drop(group)
         self.num_waiting -= group.unstarted
+        if group.unstarted:
+            self.waiting_bytes -= group.num_bytes
         slots = np.unique(np.concatenate([NOTHING, *group.slots]))  # some were given twice
         self.table.free(slots[self.table.first_id[slots] == group.first_id])
         self._forget(group)

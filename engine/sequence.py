@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from engine.batch import I32, I64, U64
@@ -19,6 +20,10 @@ from engine.config import ModelConfig
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import MAX_LOGPROBS, Request, SamplingParams
 from engine.prefixes import NO_SLOT, Order, Prefix
+
+GROUP_BYTES = 2_048
+"""About what a group takes besides what its caller sent."""
+_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +39,8 @@ class SequenceGroup:
     is scored, and no sequence ever starts."""
     unfinished: int
     """Sequences without a terminal Output."""
+    num_bytes: int = 0
+    """What it takes to remember the request, about."""
     started: int = 0
     """Sequences that were given a slot: the cursor."""
     prefilled: int = 0
@@ -144,6 +151,7 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         # The last sampled token is not fed, so a full context may still sample one.
         max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
         unfinished=params.n,
+        num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
     )
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
+from engine import logs
 from engine.client import EngineClient
 from engine.config import load
 from engine.errors import SRMError
 from server import launch
 from server.app import create_app
+from server.chat_template import ChatTemplate
 from server.config import ServerConfig
+from server.connection import Connection
 from server.text import Text
+from server.tokenizer_files import chat_template as chat_template_source
 
 _KEEP_ALIVE_S = 75
 """How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a
@@ -27,19 +33,24 @@ request is lost where both end it at the same time."""
 def serve_api(argv: list[str]) -> int:
     """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
     config = load(ServerConfig, argv, prog="python -m server api")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logs.configure(config.log_level, config.log_format)
+    allow_open_files()
     text = Text(config.model)
     if not text.has_tokenizer:
         logging.info("%s has no tokenizer.json: prompts are token ids", config.model)
-    if config.listen_fd >= 0:
-        listener = socket.socket(fileno=config.listen_fd)
-    else:
-        listener = launch.listen(config.host, config.port)
+    source = chat_template_source(config.model, config.chat_template)
+    template = None if source is None else ChatTemplate(source, text.special_tokens)
+    if template is None:
+        logging.info("%s has no chat template: chats are refused", config.model)
+    listeners = [_listener(config.listen_fd, config.host, config.port)]
+    if config.admin_port:
+        listeners.append(_listener(config.admin_fd, config.admin_host, config.admin_port))
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(config, EngineClient(config.endpoint), text),
+            create_app(config, EngineClient(config.endpoint), text, template),
             loop="uvloop",
-            http="httptools",
+            http=partial(Connection, config),  # type: ignore[arg-type]  # made like the class
+            ws="none",
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -50,8 +61,18 @@ def serve_api(argv: list[str]) -> int:
     )
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself what it has handled
         signal.signal(signum, _ignore)
-    server.run(sockets=[listener])
+    server.run(sockets=listeners)
     return 0
+
+
+def _listener(fd: int, host: str, port: int) -> socket.socket:
+    return socket.socket(fileno=fd) if fd >= 0 else launch.listen(host, port)
+
+
+def allow_open_files() -> None:
+    """Let this process have as many connections as the system lets it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:

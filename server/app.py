@@ -5,6 +5,8 @@ Knows what there is and not how it works.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,13 +16,35 @@ from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
 from engine.errors import SRMError
-from server import completions, errors, health, metrics, reference
+from server import (
+    chat,
+    completions,
+    errors,
+    health,
+    metrics,
+    models,
+    reference,
+    service,
+    tokenize,
+)
+from server.answers import Answers
 from server.boundary import Boundary
+from server.chat_template import ChatTemplate
 from server.config import ServerConfig
+from server.cors import Cors
+from server.guard import Guard
+from server.keys import load_keys
+from server.limits import check_limits
+from server.retries import Retries
 from server.text import Text
+from server.traces import Tracer
 
 OPERATIONS = (
     *completions.OPERATIONS,
+    *chat.OPERATIONS,
+    *tokenize.OPERATIONS,
+    *models.OPERATIONS,
+    *service.OPERATIONS,
     *health.OPERATIONS,
     *metrics.OPERATIONS,
     *reference.OPERATIONS,
@@ -28,8 +52,17 @@ OPERATIONS = (
 """All that is told of the routes below."""
 
 
-def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAPI:
-    """Everything an API process answers. Connects `client` at startup and closes it at shutdown."""
+def create_app(
+    config: ServerConfig, client: EngineClient, text: Text, template: ChatTemplate | None = None
+) -> FastAPI:
+    """Everything an API process answers.
+
+    Connects `client` at startup, and closes it and `template` at shutdown. Raises ConfigError for
+    keys, limits and traces that cannot be.
+    """
+    keys = load_keys(config.api_keys_file, os.environ)
+    check_limits(config, keys)
+    tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -38,14 +71,34 @@ def create_app(config: ServerConfig, client: EngineClient, text: Text) -> FastAP
             yield
         finally:
             await client.close()
+            if template is not None:
+                template.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
-    app = FastAPI(openapi_url=None, lifespan=lifespan)  # ours is in `reference`
-    app.add_middleware(Boundary)
+    def retry_after_s() -> int:
+        return client.status.retry_after_s if client.status else 1
+
+    # It would say nothing of bodies; and a redirect would lead nowhere behind a proxy.
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
+    app.add_middleware(Guard, config=config, keys=keys, retry_after_s=retry_after_s)
+    if config.cors_origins:
+        app.add_middleware(Cors, origins=config.cors_origins)
+    app.add_middleware(Boundary, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     app.add_exception_handler(RequestValidationError, errors.validation_error)
-    service = completions.Completions(client, text, config.model_name)
-    app.include_router(completions.routes(service, config.max_body_bytes))
+    served = models.Models(config.model_name, text.model.n_ctx)
+    answers = Answers(client)
+    completing = completions.Completions(client, text, served, answers)
+    chatting = chat.Chat(client, text, served, completing, template, answers)
+    tokenizing = tokenize.Tokenizing(text, served, template)
+    app.include_router(completions.routes(completing, config.max_body_bytes))
+    app.include_router(chat.routes(chatting, config.max_body_bytes))
+    app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
+    app.include_router(models.routes(served))
+    app.include_router(service.router)
     app.include_router(health.routes(client))
     app.include_router(metrics.router)
     app.include_router(reference.routes(OPERATIONS))

@@ -1,7 +1,8 @@
-"""The edge between HTTP and us: request ids, one log line and one metric per request, last resort.
+"""The edge between HTTP and us: request ids; a log line, metric and span of each; last resort.
 
 Every reply carries `x-request-id`, the client's own if it sent a sane one. What nobody foresaw is
-logged here and answered with 500, so nothing below has to catch it. Never logs bodies.
+logged here and answered with 500, so nothing below has to catch it. Never logs bodies. Paths end
+without a slash from here on, and HEAD is GET: the connection leaves the body out.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import errors, metrics
+from server.journal import CURRENT, Entry
+from server.traces import Tracer
 
 log = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_PROBES = {"/health", "/ready", "/metrics"}
+_PROBES = {"/health", "/ping", "/ready", "/metrics"}
 """Asked every few seconds: not worth a line each time."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _CLIENT_GONE = 499
@@ -31,23 +34,32 @@ _CLIENT_GONE = 499
 class Boundary:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
         self._app = app
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        entry = Entry(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
+        CURRENT.set(entry)
         started = time.monotonic()
+        started_ns = time.time_ns()
         status = 0
+        asked = scope["method"]
+        inner = {
+            **scope,
+            "method": "GET" if asked == "HEAD" else asked,
+            "path": scope["path"].rstrip("/") or "/",
+        }
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message)["x-request-id"] = entry.request_id
             try:
                 await send(message)
             except RuntimeError as error:  # uvloop's, after the server hung up on garbage behind it
@@ -57,28 +69,31 @@ class Boundary:
 
         metrics.HTTP_IN_FLIGHT.inc()
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(inner, receive, send_with_id)
         except ClientDisconnect:
             status = _CLIENT_GONE
         except asyncio.CancelledError:  # a stop that has waited long enough ends what still runs
             if not status:
-                reply = await errors.srm_error(Request(scope), errors.STOPPING)
-                await reply(scope, receive, send_with_id)
+                reply = await errors.srm_error(Request(inner), errors.STOPPING)
+                await reply(inner, receive, send_with_id)
         except Exception:
-            log.exception("request failed request_id=%s", request_id)
+            log.exception("request failed", extra={"fields": {"request_id": entry.request_id}})
             if status:  # too late for another one: the connection breaks, and the client sees it
                 raise
-            await errors.response(500, errors.INTERNAL)(scope, receive, send_with_id)
+            await errors.response(500, errors.INTERNAL)(inner, receive, send_with_id)
         finally:
             metrics.HTTP_IN_FLIGHT.dec()
-            _record(scope, status, time.monotonic() - started, request_id)
+            method = asked if asked in _METHODS else "other"
+            route = getattr(inner.get("route"), "path", "other")
+            _record(route, method, status, time.monotonic() - started, entry)
+            if self._tracer is not None and route not in _PROBES:
+                self._tracer.record(scope, route, status, started_ns, entry)
 
 
-def _record(scope: Scope, status: int, seconds: float, request_id: str) -> None:
-    route = getattr(scope.get("route"), "path", "other")
-    method = scope["method"] if scope["method"] in _METHODS else "other"
+def _record(route: str, method: str, status: int, seconds: float, entry: Entry) -> None:
     metrics.HTTP_REQUESTS.labels(route, method, str(status)).inc()
     metrics.HTTP_SECONDS.labels(route, method).observe(seconds)
     level = logging.DEBUG if route in _PROBES else logging.INFO
-    text = "%s %s status=%d seconds=%.4f request_id=%s"
-    log.log(level, text, method, route, status, seconds, request_id)
+    if log.isEnabledFor(level):
+        parts = {"method": method, "route": route, "status": status, "seconds": round(seconds, 4)}
+        log.log(level, "answered", extra={"fields": parts | entry.fields()})

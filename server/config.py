@@ -5,11 +5,14 @@ Loaded by `engine.config.load` like every other setting; nothing changes after l
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
+
+_ORIGIN = re.compile(r"https?://[^/?#\s]+")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,6 +22,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder with config.json and tokenizer.json; the weights are the engine's business."""
     served_model_name: str = ""
     """What requests call the model; empty: the folder's name."""
+    chat_template: str = ""
+    """File with the Jinja template of chats; empty: the model folder's own, if it has one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
@@ -27,18 +32,72 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the engine listens, as ZeroMQ spells it."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body, in bytes."""
+    max_waiting_bytes: int = EngineConfig().max_waiting_bytes
+    """Most bytes of requests that wait, and of bodies that a process holds; 503 beyond them."""
+    max_connections: int = 16_384
+    """Most connections to an API process; 503 beyond them."""
+    max_header_bytes: int = 32 * 1024
+    """Largest request line with all headers, in bytes; 431 beyond it."""
+    receive_timeout_s: float = 30.0
+    """How long headers may take, and a body besides a second for each 16 KiB, in seconds."""
+    send_timeout_s: float = 60.0
+    """How long a client may take none of a reply before it is taken for gone, in seconds."""
+    retry_grace_s: float = 10.0
+    """How long a request waits for the retry of an SDK that timed out, in seconds; 0: never."""
+    api_keys_file: str = ""
+    """File of the keys that requests must have, one a line; empty: none but SRM_API_KEYS."""
+    requests_per_minute: float = 0.0
+    """Requests that each key may make; 0: any number."""
+    tokens_per_minute: float = 0.0
+    """Tokens of prompts and completions that each key may have; 0: any number."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may send requests, such as https://example.org; * is every one."""
+    admin_port: int = 0
+    """Another port, the only one that then has metrics and the page; 0: they are on `port`."""
+    admin_host: str = "127.0.0.1"
+    """Address that `admin_port` listens on."""
+    otlp_endpoint: str = ""
+    """Where OpenTelemetry traces are sent, as http://HOST:4318/v1/traces; empty: nowhere."""
+    log_level: LogLevel = EngineConfig().log_level
+    """The least that is logged."""
+    log_format: LogFormat = EngineConfig().log_format
+    """Lines for a person, or a JSON object each."""
     drain_s: float = EngineConfig().drain_s
     """How long a stop waits for running requests, in seconds."""
     listen_fd: int = -1
     """A listening socket inherited from the supervisor, instead of host and port."""
+    admin_fd: int = -1
+    """The same for `admin_host` and `admin_port`."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65_535:
-            raise ValueError(f"port must lie in 0 … 65535, got {self.port}")
-        if self.max_body_bytes < 1:
-            raise ValueError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
-        if not self.drain_s >= 0:
-            raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
+        for name in ("port", "admin_port"):
+            if not 0 <= getattr(self, name) <= 65_535:
+                raise ValueError(f"{name} must lie in 0 … 65535, got {getattr(self, name)}")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError(f"admin_port must be another than port, got {self.admin_port}")
+        for name in ("max_body_bytes", "max_waiting_bytes", "max_connections", "max_header_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_waiting_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_waiting_bytes must be at least max_body_bytes = {self.max_body_bytes}, "
+                f"got {self.max_waiting_bytes}"
+            )
+        for name in ("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("receive_timeout_s", "send_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"cors_origins must be * or origins such as https://example.org, got {origin!r}"
+                )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(
+                f"otlp_endpoint must begin with http:// or https://, got {self.otlp_endpoint!r}"
+            )
 
     @property
     def model_name(self) -> str:

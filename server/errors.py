@@ -18,13 +18,20 @@ from engine import errors
 
 _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first match decides
     (errors.Overloaded, 503, "server_overloaded"),  # not 429: TRL retries only 5xx
+    (errors.NotAuthorized, 401, "authentication_error"),
+    (errors.RateLimited, 429, "rate_limit_error"),
+    (errors.BodyTooSlow, 408, "invalid_request_error"),
     (errors.NotFound, 404, "not_found_error"),
+    (errors.IdInUse, 409, "conflict_error"),
     (errors.BodyTooLarge, 413, "invalid_request_error"),
     (errors.RequestError, 400, "invalid_request_error"),
     (errors.EngineUnavailable, 503, "service_unavailable"),
+    (errors.TimedOut, 504, "timeout_error"),
     (errors.SRMError, 500, "api_error"),
 )
 _RETRIED_4XX = {408, 409, 429}
+_NOT_RETRIED_5XX = {504}
+"""It took too long, and would again: a retry would only double the load."""
 _ENGINE_RESTART_S = 2
 """When to try again while the engine is starting or gone."""
 
@@ -56,7 +63,7 @@ def body_of(error: errors.SRMError) -> ErrorBody:
 def response(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> Response:
     """An error reply. Tells the SDK not to retry what would fail again in the same way."""
     headers = dict(headers or {})
-    if 400 <= status < 500 and status not in _RETRIED_4XX:
+    if status in _NOT_RETRIED_5XX or (400 <= status < 500 and status not in _RETRIED_4XX):
         headers["x-should-retry"] = "false"
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
@@ -66,10 +73,12 @@ async def srm_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.SRMError)
     status, _ = _status_and_type(error)
     headers = {}
-    if isinstance(error, errors.Overloaded):
+    if isinstance(error, errors.Overloaded | errors.RateLimited):
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, errors.EngineUnavailable):
         headers["retry-after"] = str(_ENGINE_RESTART_S)
+    elif isinstance(error, errors.NotAuthorized):
+        headers["www-authenticate"] = "Bearer"
     return response(status, body_of(error), headers)
 
 

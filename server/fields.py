@@ -21,6 +21,12 @@ MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""
 MAX_STOPS = 128
 MAX_STOP_LENGTH = 256
+MAX_CUT_LENGTH = 250_000
+"""Most characters of a text that is longer than the context and to be cut to its last tokens."""
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+MAX_PRIORITY = 2**31 - 1
 
 Flag = Annotated[bool, Meta(description="true or false")]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -28,6 +34,10 @@ Alternatives = Annotated[
     int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")
 ]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+Metadata = dict[
+    Annotated[str, Meta(max_length=MAX_METADATA_KEY)],
+    Annotated[str, Meta(max_length=MAX_METADATA_VALUE)],
+]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,13 +45,19 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A last event with the usage of the whole request."""
     continuous_usage_stats: bool = False
     """The usage so far in every event."""
+    include_obfuscation: bool = False
+    """Padding of events, which there is none of: only false is taken."""
 
 
-class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat completions have in common, checked.
+class Fields(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's body, checked. The description of a field is what it allows."""
 
-    The description of a field is what it allows.
-    """
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that do not go together."""
+
+
+class SamplingRequest(Fields, frozen=True, kw_only=True):
+    """What completions and chat completions have in common."""
 
     model: Annotated[str, Meta(description="a string")] | None = None
     n: Annotated[
@@ -76,29 +92,74 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
         list[TokenId],
         Meta(max_length=MAX_STOPS, description=f"a list of at most {MAX_STOPS} token ids"),
     ] = []
+    include_stop_str_in_output: Flag = False
+    skip_special_tokens: Flag = True
     ignore_eos: Flag = False
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, description="an integer of at least 1, or -1 for the context")]
+        | None
+    ) = None
     stream: Flag = False
     stream_options: (
         Annotated[
             StreamOptions,
-            Meta(description="an object with include_usage, continuous_usage_stats: true or false"),
+            Meta(
+                description="an object with include_usage, continuous_usage_stats: true or false; "
+                "include_obfuscation: false"
+            ),
         ]
         | None
     ) = None
+    stream_interval: (
+        Annotated[int, Meta(ge=1, description="an integer of at least 1; only with stream")] | None
+    ) = None
     return_token_ids: Flag = False
     return_tokens_as_token_ids: Flag = False
+    priority: Annotated[
+        int,
+        Meta(
+            ge=-MAX_PRIORITY,
+            le=MAX_PRIORITY,
+            description=f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}",
+        ),
+    ] = 0
+    request_id: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[A-Za-z0-9._:-]{1,128}\Z",
+                description="a string of 1 to 128 of A-Z a-z 0-9 . _ : -",
+            ),
+        ]
+        | None
+    ) = None
     user: Annotated[str, Meta(description="a string")] | None = None
+    metadata: Annotated[
+        Metadata,
+        Meta(
+            max_length=MAX_METADATA,
+            description=f"an object of at most {MAX_METADATA} strings of at most "
+            f"{MAX_METADATA_VALUE} characters, their names of at most {MAX_METADATA_KEY}",
+        ),
+    ] = {}
+
+    @property
+    def num_samples(self) -> int:
+        """How many completions of each prompt are sampled."""
+        return self.n
 
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def check(self) -> None:
-        """Raise InvalidRequest for fields that do not go together."""
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest(
-                "stream_options is allowed only with stream = true", "stream_options"
-            )
+        for name in ("stream_options", "stream_interval"):
+            if getattr(self, name) is not None and not self.stream:
+                raise InvalidRequest(f"{name} is allowed only with stream = true", name)
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise refused(type(self), "stream_options", {"include_obfuscation": True})
+        if self.truncate_prompt_tokens == 0:
+            raise refused(type(self), "truncate_prompt_tokens", 0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise refused(type(self), "seed", self.seed)
 
@@ -113,22 +174,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "add_special_tokens": (True,),
     "bad_words": ([],),
-    "priority": (0,),
     "allowed_token_ids": (),
-    "truncate_prompt_tokens": (),
     "structured_outputs": (),
-    "metadata": ({},),
+    "cache_salt": (),
 }
 """Fields that clients send and we do not honour, with the values (besides null) that ask for
-nothing. `best_of` is one too: its neutral value is n."""
+nothing."""
 
 
-_Asked = TypeVar("_Asked", bound=SamplingRequest)
+_Asked = TypeVar("_Asked", bound=Fields)
 
 
 def given_fields(body: bytes) -> dict[str, Any]:
@@ -136,7 +192,12 @@ def given_fields(body: bytes) -> dict[str, Any]:
     return {name: value for name, value in _json_object(body).items() if value is not None}
 
 
-def checked(kind: type[_Asked], given: dict[str, Any], converted: dict[str, Any]) -> _Asked:
+def checked(
+    kind: type[_Asked],
+    given: dict[str, Any],
+    converted: dict[str, Any],
+    neutral: dict[str, tuple[Any, ...]] = NEUTRAL,
+) -> _Asked:
     """The request that the fields given make; those in `converted` have been checked already.
 
     Raises InvalidRequest naming field and value.
@@ -148,9 +209,8 @@ def checked(kind: type[_Asked], given: dict[str, Any], converted: dict[str, Any]
             continue
         if name in hints:
             fields[name] = _convert(kind, name, value)
-        elif name in NEUTRAL or name == "best_of":
-            neutral = (given.get("n", 1),) if name == "best_of" else NEUTRAL[name]
-            _check_neutral(name, value, neutral)
+        elif name in neutral:
+            _check_neutral(name, value, neutral[name])
         else:
             raise InvalidRequest(f"{name!r} is not a field of this request", name)
     request = kind(**fields)
@@ -159,12 +219,12 @@ def checked(kind: type[_Asked], given: dict[str, Any], converted: dict[str, Any]
 
 
 @cache
-def hints_of(kind: type[SamplingRequest]) -> dict[str, Any]:
+def hints_of(kind: type[Fields]) -> dict[str, Any]:
     """The annotation of every field, whole."""
     return get_type_hints(kind, include_extras=True)
 
 
-def refused(kind: type[SamplingRequest], name: str, value: Any) -> InvalidRequest:
+def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
     """That a field of a request may not have a value."""
     hint = hints_of(kind)[name]
     return InvalidRequest(f"{name} must be {_allowed(hint)}; got {show(value)}", name)
@@ -199,7 +259,7 @@ def _integral(value: Any, depth: int = 2) -> Any:
     return value
 
 
-def _convert(kind: type[SamplingRequest], name: str, value: Any) -> Any:
+def _convert(kind: type[Fields], name: str, value: Any) -> Any:
     try:
         return convert(value, hints_of(kind)[name])
     except msgspec.ValidationError:

@@ -20,8 +20,10 @@ import msgspec
 from engine.client import EngineClient
 from engine.errors import StepFailed
 from engine.messages import PROMPT, Output, Request
+from server.packed import PackedSample
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
+from server.ranking import Ranking
 from server.replies import PromptTokensDetails, Usage
 from server.sample import Delta, Sample, StopStrings, join
 from server.sampling import sampling_params
@@ -29,13 +31,20 @@ from server.text import Text
 
 
 class Generation:
-    """Runs one checked request; choice index = prompt index x n + sample."""
+    """Runs one checked request; choice index = prompt index x n + sample.
+
+    With `best_of` the deltas are of candidates, of index prompt index x best_of + sample.
+    """
 
     def __init__(
         self, id: str, request: CompletionRequest, prompts: list[bytes], text: Text
     ) -> None:
-        """`prompts` are token ids, int32 little-endian, from `encode_prompts`."""
-        self.id = id
+        """`id` is like no other; `prompts` are token ids, int32 little-endian, from
+        `encode_prompts`."""
+        self.id = request.request_id or id
+        """What the reply is called. The engine is not told: an id that is used again must not meet
+        what is still on its way from the engine for the one before."""
+        self._engine_id = id
         self.request = request
         self.prompts = [Prompt(prompt, request, text) for prompt in prompts]
         self.created_unix = int(time.time())
@@ -45,8 +54,11 @@ class Generation:
         self._text = text
         self._stops = StopStrings(request.stops) if request.stops else None
         self._params = sampling_params(request, text)
-        self._samples: dict[int, Sample] = {}  # by choice index, from their first output on
-        self._unfinished = [request.n] * len(prompts)
+        self._ranking = (
+            Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
+        )
+        self._samples: dict[int, Sample | PackedSample] = {}  # from their first output on
+        self._unfinished = [request.num_samples] * len(prompts)
         self._cached_tokens = [0] * len(prompts)
         self._arrived: asyncio.Queue[tuple[int, Output] | asyncio.Task[None]] = asyncio.Queue()
 
@@ -68,6 +80,11 @@ class Generation:
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of a choice."""
         return self.prompts[index // self.request.n]
+
+    def choices(self, finished: Delta) -> list[Delta]:
+        """What the whole of a sample gives: itself, or, of ranked ones, the last of its prompt all
+        that are chosen."""
+        return [finished] if self._ranking is None else self._ranking.choices(finished)
 
     async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
         """What is new since the last time, one delta per choice with news; to be iterated once.
@@ -101,9 +118,10 @@ class Generation:
             return
         is_stream = self.request.stream or self._stops or params.logprobs
         request = Request(
-            id=f"{self.id}-{prompt}",
+            id=f"{self._engine_id}-{prompt}",
             prompt_token_ids=self.prompts[prompt].token_ids,
             params=params,
+            priority=-self.request.priority,  # ours is the other way round
             emit="delta" if is_stream else "final",
         )
         async for output in client.generate(request):
@@ -128,7 +146,7 @@ class Generation:
             if output.index == PROMPT:
                 self.prompts[prompt].scores.append(output)
                 continue
-            sample = self._sample(prompt * self.request.n + output.index)
+            sample = self._sample(prompt, output.index)
             if sample.finished:  # by a stop string; the engine is not told of single samples
                 continue
             if output.finish_reason == "error":
@@ -145,15 +163,24 @@ class Generation:
             self.first_output = time.monotonic()
         return [join(deltas) for deltas in fresh.values()]
 
-    def _sample(self, index: int) -> Sample:
+    def _sample(self, prompt: int, number: int) -> Sample | PackedSample:
+        index = prompt * self.request.num_samples + number
         sample = self._samples.get(index)
         if sample is None:
-            sample = self._samples[index] = Sample(
-                index,
-                self._text,
-                self._stops,
-                self._params.stop_token_ids,
-                has_offsets=self.request.logprobs is not None,
-                echo=self.prompt_of(index).token_ids if self.request.echo else b"",
-            )
+            sample = self._samples[index] = self._new_sample(prompt, index)
         return sample
+
+    def _new_sample(self, prompt: int, index: int) -> Sample | PackedSample:
+        request = self.request
+        if request.return_packed:
+            return PackedSample(index, self._params.stop_token_ids)
+        return Sample(
+            index,
+            self._text,
+            self._stops,
+            self._params.stop_token_ids,
+            has_offsets=request.logprobs is not None,
+            echo=self.prompts[prompt].token_ids if request.echo else b"",
+            with_special=not request.skip_special_tokens,
+            keeps_stop=request.include_stop_str_in_output,
+        )

@@ -7,22 +7,25 @@ settings of both as one flat set of flags, of which each is passed its own. Work
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
+from engine import logs
 from engine.config import EngineConfig, build, read_settings
 from engine.errors import ConfigError
 from server.config import ServerConfig
+from server.keys import VARIABLE, load_keys
+from server.limits import check_limits
 from server.supervisor import Child, Supervisor
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PRIVATE = frozenset({"endpoint", "listen_fd"})
+_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd"})
 """Settings of the children that are made here and not given."""
 
 
@@ -31,13 +34,18 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
 
     The engine is started as `python -m engine_module` with the flags of EngineConfig.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     server, engine = load_settings(argv)
-    with (
-        listen(server.host, server.port) as listener,
-        tempfile.TemporaryDirectory(prefix="srm-") as folder,
-    ):
-        supervisor = _supervisor(server, engine, engine_module, listener, Path(folder))
+    logs.configure(server.log_level, server.log_format)
+    check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
+    with ExitStack() as opened:
+        listener = opened.enter_context(listen(server.host, server.port))
+        listeners = [listener]
+        if server.admin_port:
+            admin = opened.enter_context(listen(server.admin_host, server.admin_port))
+            server = msgspec.structs.replace(server, admin_fd=admin.fileno())
+            listeners.append(admin)
+        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="srm-"))
+        supervisor = _supervisor(server, engine, engine_module, listeners, Path(folder))
         prompt = '"Once upon a time"' if (server.model / "tokenizer.json").exists() else "[0]"
         meanwhile = announce(server.model_name, server.host, listener, prompt)
         return asyncio.run(supervisor.run(meanwhile))
@@ -47,18 +55,19 @@ def _supervisor(
     server: ServerConfig,
     engine: EngineConfig,
     engine_module: str,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     folder: Path,
 ) -> Supervisor:
     metrics = folder / "metrics"
     metrics.mkdir()
     endpoint = f"ipc://{folder}/engine"
-    server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listener.fileno())
+    server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listeners[0].fileno())
     engine = msgspec.structs.replace(engine, endpoint=endpoint)
     environment = child_environment(metrics)
+    without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     return Supervisor(
-        engine=Child("engine", python_module(engine_module, engine), environment, metrics),
-        api=Child("api", python_module("server", server, "api"), environment, metrics, listener),
+        engine=Child("engine", python_module(engine_module, engine), without_keys, metrics),
+        api=Child("api", python_module("server", server, "api"), environment, metrics, listeners),
         drain_s=server.drain_s,
     )
 
@@ -87,7 +96,7 @@ def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
 def flags(config: msgspec.Struct) -> list[str]:
     """The settings as the command line that gives them."""
     return [
-        f"--{name.replace('_', '-')}={value}"
+        f"--{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else value}"
         for name, value in msgspec.structs.asdict(config).items()
     ]
 

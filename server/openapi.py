@@ -26,13 +26,19 @@ _EVENTS = "text/event-stream"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
     404: "There is no such thing.",
+    401: "The key is missing or not one of this server's.",
+    408: "The body came too slowly.",
+    409: "The `request_id` is that of a running request.",
     413: "The body is too large.",
+    429: "Too many requests with this key: try again after `retry-after` seconds.",
     500: "A bug of the server, or the engine failed.",
     503: "Overloaded, starting or stopping: try again after `retry-after` seconds.",
+    504: "It took longer than it may.",
 }
 """What an error status means here."""
-_EVERYWHERE = (500, 503)
+_EVERYWHERE = (401, 429, 500, 503)
 """Error statuses of every route."""
+_HAVE_RETRY = (429, 503)
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +98,7 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
 
 def _operation(one: Operation) -> Schema:
     success = {"description": "Done.", "headers": _headers(), "content": _content(one)}
-    errors = sorted({*one.errors, *_EVERYWHERE, *([400, 413] if one.body else [])})
+    errors = sorted({*one.errors, *_EVERYWHERE, *([400, 408, 413] if one.body else [])})
     name = re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_")
     operation: Schema = {
         "operationId": name,
@@ -137,7 +143,7 @@ def _event(kind: type[msgspec.Struct]) -> Schema:
 def _error(status: int) -> Schema:
     return {
         "description": ERRORS[status],
-        "headers": _headers(has_retry=status == 503),
+        "headers": _headers(has_retry=status in _HAVE_RETRY),
         "content": {_JSON: {"schema": reference(ErrorBody)}},
     }
 

@@ -14,8 +14,8 @@ from msgspec import Raw
 
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import PROMPT, Output, join
-from server import logprobs
-from server.fields import MAX_SCORES
+from server import logprobs, packed
+from server.fields import MAX_CUT_LENGTH, MAX_SCORES
 from server.protocol import CompletionRequest
 from server.replies import Logprobs
 from server.text import Text
@@ -45,6 +45,11 @@ class Prompt:
         return logprobs.of_prompt(self._first, self._rest, self._request.logprobs or 0, self._name)
 
     @cached_property
+    def packed_json(self) -> Raw:
+        """The prompt with its scores, as `return_packed` gives them."""
+        return packed.of_prompt(self.token_ids, self._rest, self._request.prompt_logprobs)
+
+    @cached_property
     def logprobs_json(self) -> Raw:
         """What `prompt_logprobs` asks for."""
         return logprobs.as_prompt_logprobs(
@@ -68,12 +73,11 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         _refuse_text(request)
     strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
     token_lists = [prompt for prompt in request.prompt if isinstance(prompt, list)]
-    for prompt in strings:  # too long for any tokenization: no need to tokenize it
-        at_least = len(prompt) // text.longest_token
-        if at_least > limit:
-            raise _too_long(f"at least {at_least}", limit)
+    last = request.truncate_prompt_tokens
+    for prompt in strings:
+        _check_length(prompt, text, is_cut=last is not None)
     if strings:
-        prompts = await asyncio.to_thread(text.encode, strings)
+        prompts = await asyncio.to_thread(text.encode, strings, request.add_special_tokens)
     else:
         for ids in token_lists:
             if max(ids) >= text.model.vocab_size:
@@ -82,13 +86,32 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
                     "prompt",
                 )
             prompts.append(array("i", ids).tobytes())
+    if last is not None:
+        prompts = [prompt[-4 * (limit if last < 0 else last) :] for prompt in prompts]
     for encoded in prompts:
         if not encoded:
-            raise InvalidRequest("prompt must have at least one token", "prompt")
+            raise InvalidRequest("prompt must have at least one token; got none", "prompt")
         if len(encoded) // 4 > limit:
             raise _too_long(str(len(encoded) // 4), limit)
     _check_scores(request, prompts, limit)
     return prompts
+
+
+def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
+    """Refuse a text that no tokenization makes fit, or, if it is cut, that takes too much memory
+    to tokenize."""
+    limit = text.model.n_ctx
+    at_least = len(prompt) // text.longest_token
+    if at_least <= limit:
+        return
+    if not is_cut:
+        raise _too_long(f"at least {at_least}", limit)
+    if len(prompt) > MAX_CUT_LENGTH:
+        raise InvalidRequest(
+            f"prompt has {len(prompt)} characters; with truncate_prompt_tokens it may have "
+            f"{max(MAX_CUT_LENGTH, (limit + 1) * text.longest_token - 1)}",
+            "prompt",
+        )
 
 
 def _refuse_text(request: CompletionRequest) -> None:
@@ -113,10 +136,11 @@ def _check_scores(request: CompletionRequest, prompts: list[bytes], n_ctx: int) 
             total += (alternatives + 1) * length
         if request.prompt_logprobs is not None:
             total += (request.prompt_logprobs + 1) * length
-    if total * request.n > MAX_SCORES:
+    total *= request.num_samples
+    if total > MAX_SCORES:
         raise InvalidRequest(
-            f"{len(prompts)} prompts with n = {request.n}, logprobs = {request.logprobs} and "
-            f"prompt_logprobs = {request.prompt_logprobs} could take {total * request.n} "
+            f"{len(prompts)} prompts with n = {request.num_samples}, logprobs = {request.logprobs} "
+            f"and prompt_logprobs = {request.prompt_logprobs} could take {total} "
             f"log-probabilities; a reply may have {MAX_SCORES}: send fewer prompts at once",
             "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
         )

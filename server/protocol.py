@@ -36,23 +36,69 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
     prompt: list[str] | list[list[int]]
     """One entry per prompt, texts or token ids."""
+    best_of: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=MAX_CHOICES,
+                description=f"an integer from n to {MAX_CHOICES}; with stream, n",
+            ),
+        ]
+        | None
+    ) = None
     max_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
     ] = 16
+    max_completion_tokens: (
+        Annotated[int, Meta(ge=1, description="an integer of at least 1; max_tokens if both")]
+        | None
+    ) = None
+    add_special_tokens: Flag = True
     echo: Flag = False
     logprobs: Alternatives | None = None
     prompt_logprobs: Alternatives | None = None
+    return_packed: Flag = False
+
+    @property
+    def num_samples(self) -> int:
+        return self.best_of or self.n
 
     def check(self) -> None:
         super().check()
         if not (self.max_tokens or self.echo or self.prompt_logprobs is not None):
             raise refused(CompletionRequest, "max_tokens", 0)
-        if len(self.prompt) * self.n > MAX_CHOICES:
+        if self.num_samples < self.n or (self.stream and self.num_samples > self.n):
+            raise refused(CompletionRequest, "best_of", self.best_of)
+        if len(self.prompt) * self.num_samples > MAX_CHOICES:
+            name = "n" if self.num_samples == self.n else "best_of"
             raise InvalidRequest(
-                f"n = {self.n} of {len(self.prompt)} prompts: at most {MAX_CHOICES} completions "
-                "may be asked for at once",
-                "n",
+                f"{name} = {self.num_samples} of {len(self.prompt)} prompts: at most "
+                f"{MAX_CHOICES} completions may be asked for at once",
+                name,
             )
+        if self.return_packed:
+            self._refuse_text()
+
+    def _refuse_text(self) -> None:
+        """Refuse what asks for text where none is made."""
+        defaults = {one.name: one.default for one in msgspec.structs.fields(type(self))}
+        for name in ABOUT_TEXT:
+            value = getattr(self, name)
+            if value != ([] if name == "stop" else defaults[name]):
+                raise InvalidRequest(
+                    f"{name} = {show(value)} is about text, and return_packed makes none", name
+                )
+
+
+ABOUT_TEXT = (
+    "stop",
+    "echo",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "return_tokens_as_token_ids",
+)
+"""Fields that mean nothing where replies are packed."""
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -60,7 +106,13 @@ def parse_completion(body: bytes) -> CompletionRequest:
     given = given_fields(body)
     if "prompt" not in given:
         raise InvalidRequest("prompt is required: text, token ids, or a list of either", "prompt")
-    return checked(CompletionRequest, given, {"prompt": _prompts(given["prompt"])})
+    request = checked(CompletionRequest, given, {"prompt": _prompts(given["prompt"])})
+    longest = request.max_completion_tokens
+    if longest is None:
+        return request
+    if "max_tokens" in given and request.max_tokens != longest:
+        raise refused(CompletionRequest, "max_completion_tokens", longest)
+    return msgspec.structs.replace(request, max_tokens=longest)
 
 
 def _prompts(value: Any) -> list[str] | list[list[int]]:

@@ -29,7 +29,9 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
-_TOKEN_IDS = {"type": "array", "items": {"type": "integer"}}
+TokenIdsJson = Annotated[
+    Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})
+]
 _BY_TOKEN_ID = {
     "type": "array",
     "items": {
@@ -41,6 +43,21 @@ _BY_TOKEN_ID = {
 }
 
 
+class Packed(msgspec.Struct, kw_only=True):
+    """Tokens and scores as base64 of little-endian arrays."""
+
+    token_ids: bytes
+    """int32[tokens]."""
+    logprobs: bytes | UnsetType = UNSET
+    """float32[tokens], if they are asked for. NaN of a prompt's first token."""
+    ranks: bytes | UnsetType = UNSET
+    """int32[tokens], of prompts: 1 is the likeliest, 0 the first token's."""
+    top_token_ids: bytes | UnsetType = UNSET
+    """int32[tokens, k], if k > 0 alternatives are asked for; -1 where there is none."""
+    top_logprobs: bytes | UnsetType = UNSET
+    """float32[tokens, k], theirs."""
+
+
 class Choice(msgspec.Struct, kw_only=True):
     index: int
     text: str
@@ -49,9 +66,13 @@ class Choice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: Annotated[Raw, Meta(extra_json_schema=_TOKEN_IDS)] | UnsetType = UNSET
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     prompt_logprobs: Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)] | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
+    packed: Packed | UnsetType = UNSET
+    """Instead of text, logprobs and token_ids."""
+    packed_prompt: Annotated[Raw, Meta(extra_json_schema=reference(Packed))] | UnsetType = UNSET
+    """A Packed, instead of prompt_token_ids and prompt_logprobs."""
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -87,6 +108,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "srm"
+    root: str
+    """The model that this one is made of: itself."""
+    parent: None = None
     max_model_len: int
 
 

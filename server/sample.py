@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import codecs
 import re
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.messages import FinishReason, Output
+from server.byte_table import BROKEN
 from server.text import Text
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
@@ -98,11 +100,12 @@ class Sample:
         "_held",
         "_index",
         "_is_first",
+        "_keeps_stop",
         "_num_characters",
         "_offset_decoder",
         "_stop_token_ids",
         "_stops",
-        "_text",
+        "_table",
         "finished",
     )
 
@@ -114,12 +117,16 @@ class Sample:
         stop_token_ids: Iterable[int],
         has_offsets: bool = False,
         echo: bytes = b"",
+        with_special: bool = False,
+        keeps_stop: bool = False,
     ) -> None:
-        """`echo` is token ids, int32 little-endian, that the text begins with."""
+        """`echo` is token ids, int32 little-endian, that the text begins with. `with_special`:
+        special tokens read as their names. `keeps_stop`: what ended it is text too."""
         self._index = index
         self._has_offsets = has_offsets
         self._echo = echo
-        self._text = text
+        self._table = text.table(with_special)
+        self._keeps_stop = keeps_stop
         self._stops = stops
         self._stop_token_ids = stop_token_ids
         self._is_first = True
@@ -134,12 +141,13 @@ class Sample:
         token_ids = spoken = output.token_ids
         finish_reason = output.finish_reason
         stop_reason: str | int | None = None
-        if finish_reason == "stop":  # the token that stopped it is not text
-            spoken = token_ids[:-4]
+        if finish_reason == "stop":
+            if not self._keeps_stop:  # the token that stopped it is not text
+                spoken = token_ids[:-4]
             last = int.from_bytes(token_ids[-4:], "little")
             if last in self._stop_token_ids:
                 stop_reason = last
-        data = self._held + self._text.decode(spoken)
+        data = self._held + self._table.join(spoken)
         if self._stops is not None:
             found = self._stops.search(data)
             if found:
@@ -147,7 +155,7 @@ class Sample:
                 num_tokens = self._tokens_to_reach(end - len(self._held), spoken)
                 token_ids = token_ids[: 4 * num_tokens]
                 finish_reason, stop_reason = "stop", data[begin:end].decode()
-                data, self._held = data[:begin], b""
+                data, self._held = data[: end if self._keeps_stop else begin], b""
             else:
                 undecided = 0 if finish_reason else self._stops.undecided(data)
                 data, self._held = data[: len(data) - undecided], data[len(data) - undecided :]
@@ -158,7 +166,7 @@ class Sample:
         return Delta(
             index=self._index,
             is_first=is_first,
-            text=self._decoder.decode(self._text.decode(echo) + data, self.finished),
+            text=self._decoder.decode(self._table.join(echo) + data, self.finished),
             token_ids=token_ids,
             logprobs=output.logprobs[: len(token_ids)],
             top_ids=output.top_ids[: num_top * len(token_ids)],
@@ -170,12 +178,16 @@ class Sample:
 
     def _tokens_to_reach(self, num_bytes: int, token_ids: bytes) -> int:
         """How many of the tokens it takes to have `num_bytes` bytes."""
-        sizes = accumulate(map(len, self._text.pieces(token_ids)))
+        sizes = accumulate(map(len, self._table.pieces(token_ids)))
         return next(count for count, size in enumerate(sizes, 1) if size >= num_bytes)
 
     def _offsets(self, token_ids: bytes) -> list[int]:
-        offsets = []
-        for piece in self._text.pieces(token_ids):
-            offsets.append(self._num_characters)
-            self._num_characters += len(self._offset_decoder.decode(piece))
+        """Characters of the text that are complete before each token."""
+        sizes = self._table.num_characters
+        counts = [sizes[token] for token in array("i", token_ids)]
+        if BROKEN in counts or self._offset_decoder.getstate()[0]:
+            pieces = self._table.pieces(token_ids)
+            counts = [len(self._offset_decoder.decode(piece)) for piece in pieces]
+        offsets = list(accumulate(counts, initial=self._num_characters))
+        self._num_characters = offsets.pop()
         return offsets

@@ -22,16 +22,22 @@ def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
             )
     return SamplingParams(
         max_tokens=min(request.max_tokens, limits.n_ctx),
-        n=request.n,
+        n=request.num_samples,
         temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
         top_k=min(max(request.top_k, 0), limits.vocab_size),
         top_p=request.top_p,
         min_p=request.min_p,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
-        logprobs=request.logprobs,
+        logprobs=_alternatives(request),
         prompt_logprobs=_prompt_alternatives(request),
     )
+
+
+def _alternatives(request: CompletionRequest) -> int | None:
+    """As many as are asked for; candidates are ranked by what they were sampled with."""
+    is_ranked = request.num_samples > request.n
+    return 0 if request.logprobs is None and is_ranked else request.logprobs
 
 
 def _prompt_alternatives(request: CompletionRequest) -> int | None:

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,14 +39,14 @@ _libc = ctypes.CDLL(None)
 
 @dataclass
 class Child:
-    """A process to be kept running. `listener` is the socket it inherits, if any."""
+    """A process to be kept running. `listeners` are the sockets it inherits."""
 
     name: str
     command: list[str]
     environment: dict[str, str]
     metrics: Path
     """Folder of the metrics that processes leave behind."""
-    listener: socket.socket | None = None
+    listeners: Sequence[socket.socket] = ()
     process: asyncio.subprocess.Process | None = None
 
     async def keep_running(self) -> int:
@@ -72,7 +72,7 @@ class Child:
             env=self.environment,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C is for us, who stop them in order
-            pass_fds=[self.listener.fileno()] if self.listener else [],
+            pass_fds=[listener.fileno() for listener in self.listeners],
             preexec_fn=_die_with(os.getpid()),
         )
         code = await self.process.wait()
@@ -132,8 +132,8 @@ class Supervisor:
             for task in (*keepers, *others):
                 task.cancel()
             await asyncio.gather(*keepers, *others, return_exceptions=True)
-            if self.api.listener is not None:
-                self.api.listener.close()  # or new connections would wait for an answer in vain
+            for listener in self.api.listeners:
+                listener.close()  # or new connections would wait for an answer in vain
             await self.api.stop(self.drain_s + _KILL_AFTER_S)
             await self.engine.stop(_KILL_AFTER_S)
         return ended[0] if ended else 0

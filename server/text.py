@@ -2,8 +2,9 @@
 
 Decoding is a table from token id to bytes and one join, so a completion costs one call however long
 it is, and a character split over tokens comes out whole: bytes are joined before they are decoded.
-Knows nothing of requests. Special tokens have no bytes: they are never text. Of a model without a
-tokenizer, token 17 reads `token_id:17`, and there is no way from text to tokens.
+Knows nothing of requests. Special tokens have no bytes, or those of their names where that is asked
+for. Of a model without a tokenizer, token 17 reads `token_id:17`, and there is no way from text to
+tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,11 @@ from tokenizers import Tokenizer
 
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
+from server import tokenizer_files
+from server.byte_table import ByteTable
+
+AT_ONCE = 128 * 1024
+"""Characters that are tokenized together: the library takes up to 600 bytes for each."""
 
 assert sys.byteorder == "little"  # token ids travel as little-endian bytes and are used in place
 
@@ -32,10 +39,16 @@ class Text:
         """How each token is written where one token is shown alone."""
         self.longest_token = len(self.labels[-1])
         """Most characters of text that one token can stand for."""
-        self._bytes = [label.encode() for label in self.labels]
+        self._table = self._table_with_special = ByteTable(list(map(str.encode, self.labels)))
+        self.special_tokens: dict[str, str] = {}
+        """Texts of special tokens, by `bos_token`, `eos_token` and what else the folder names."""
         self._tokenizer: Tokenizer | None = None
         if (folder / "tokenizer.json").exists():
             self._load(folder / "tokenizer.json")
+            own = {"bos_token": self.model.bos_token_id, "eos_token": self.model.eos_token_id}
+            found = {name: self._spelling(token) for name, token in own.items()}
+            self.special_tokens = {name: text for name, text in found.items() if text is not None}
+            self.special_tokens |= tokenizer_files.special_tokens(folder)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -56,23 +69,59 @@ class Text:
             raise CheckpointError(
                 f"{path}: token id {largest} lies outside the model's {self.model.vocab_size}"
             )
-        self._bytes = _byte_table(self._tokenizer, vocab, self.model.vocab_size)
-        self.labels = _labels(self._bytes, vocab)
+        special = _special(self._tokenizer)
+        plain = _entries(vocab, self._tokenizer, special, self.model.vocab_size)
+        self._table = ByteTable(plain)
+        self._table_with_special = ByteTable(
+            [special[i].encode() if i in special else data for i, data in enumerate(plain)]
+        )
+        self.labels = _labels(plain, vocab)
         self.longest_token = max(map(len, vocab))
 
     def encode(self, texts: list[str], adds_special: bool = True) -> list[bytes]:
         """Token ids of each text, int32 little-endian, with what the tokenizer adds around it."""
         assert self._tokenizer is not None
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=adds_special)
-        return [array("i", one.ids).tobytes() for one in found]
+        encoded: list[bytes] = []
+        for some in _by_length(texts):
+            found = self._tokenizer.encode_batch(some, add_special_tokens=adds_special)
+            encoded += [array("i", one.ids).tobytes() for one in found]
+        return encoded
+
+    def table(self, with_special: bool = False) -> ByteTable:
+        """The bytes of every token; those of special tokens are their names, or nothing."""
+        return self._table_with_special if with_special else self._table
 
     def decode(self, token_ids: bytes) -> bytes:
         """UTF-8 of int32 little-endian token ids; may end, or begin, inside a character."""
-        return b"".join(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
+        return self._table.join(token_ids)
+
+    def spell(self, token_ids: bytes) -> bytes:
+        """As `decode`, and special tokens by their names: `encode` reads these as the tokens."""
+        return self._table_with_special.join(token_ids)
+
+    def _spelling(self, token: int) -> str | None:
+        """What `encode` reads as this one token, if its name is."""
+        name = self.labels[token]
+        ids = self.encode([name], adds_special=False)[0]
+        return name if ids == array("i", [token]).tobytes() else None
 
     def pieces(self, token_ids: bytes) -> list[bytes]:
         """The bytes of each token."""
-        return list(map(self._bytes.__getitem__, memoryview(token_ids).cast("i")))
+        return self._table.pieces(token_ids)
+
+
+def _by_length(texts: list[str]) -> Iterator[list[str]]:
+    """The texts, so many together as have AT_ONCE characters, or one that has more."""
+    some: list[str] = []
+    characters = 0
+    for text in texts:
+        if some and characters + len(text) > AT_ONCE:
+            yield some
+            some, characters = [], 0
+        some.append(text)
+        characters += len(text)
+    if some:
+        yield some
 
 
 def _read_model_config(path: Path) -> ModelConfig:
@@ -89,14 +138,24 @@ def _read(path: Path) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from None
 
 
-def _byte_table(tokenizer: Tokenizer, vocab: dict[str, int], size: int) -> list[bytes]:
-    """Bytes of every token id below `size`; ids the tokenizer does not have are empty."""
+def _special(tokenizer: Tokenizer) -> dict[int, str]:
+    """The special tokens' names."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token_id: token.content for token_id, token in added.items() if token.special}
+
+
+def _entries(
+    vocab: dict[str, int], tokenizer: Tokenizer, special: dict[int, str], size: int
+) -> list[bytes]:
+    """Bytes of every token id below `size`; special tokens and ids that are no tokens have none."""
     table = [b""] * size
     byte_of = _bytes_of_characters()
     added = tokenizer.get_added_tokens_decoder()
     for token, token_id in vocab.items():
+        if token_id in special:
+            continue
         if token_id in added:
-            table[token_id] = b"" if added[token_id].special else token.encode()
+            table[token_id] = token.encode()
         else:
             try:
                 table[token_id] = bytes(byte_of[character] for character in token)

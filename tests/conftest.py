@@ -7,13 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.messages import Request, SamplingParams
+from engine.telemetry import turn_off_telemetry
 from engine.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
+turn_off_telemetry()  # of the sessions that tests make without a ModelRunner
 
 MakeEngine = Callable[..., Engine]
 MakeRequest = Callable[..., Request]
@@ -35,6 +41,7 @@ def make_engine(weights: Weights) -> MakeEngine:
         max_waiting: int = 100,
         prefix_slots: int = 4,
         prefix_cache: bool = True,
+        max_waiting_bytes: int = 1024**3,
         model: Weights = weights,
     ) -> Engine:
         config = EngineConfig(
@@ -44,6 +51,7 @@ def make_engine(weights: Weights) -> MakeEngine:
             max_waiting=max_waiting,
             prefix_slots=prefix_slots,
             prefix_cache=prefix_cache,
+            max_waiting_bytes=max_waiting_bytes,
         )
         runner = NumpyRunner(model, config.num_slots)
         return Engine(model.config, runner, config, model.fingerprint)

@@ -32,8 +32,13 @@ SERVER_FLAGS = (
 _START_S = 30
 
 
+CHAT_TEMPLATE = """{{ '<|begin_of_text|>' }}{% for message in messages %}
+{{ message.role }}: {{ message.content }}{{ '<|end_of_text|>' if message.role == 'assistant' }}
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+
+
 def write_text_model(folder: Path, model: ModelConfig = TEXT_MODEL) -> None:
-    """A checkpoint without weights: `config.json` and a byte-level BPE `tokenizer.json`."""
+    """A checkpoint without weights: configuration, a byte-level BPE tokenizer, a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -50,6 +55,7 @@ def write_text_model(folder: Path, model: ModelConfig = TEXT_MODEL) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_bytes(msgspec.json.encode(model))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
 class Server:

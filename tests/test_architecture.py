@@ -14,6 +14,7 @@ PACKAGES = ("engine", "server", "training", "loadtest", "deploy")
 ENGINE_ORDER = (
     "errors",
     "config",
+    "logs",
     "memory",
     "records",
     "messages",
@@ -27,6 +28,7 @@ ENGINE_ORDER = (
     "outputs",
     "prefill",
     "scheduler",
+    "queue_rate",
     "tensors",
     "tensor_file",
     "weights",
@@ -41,6 +43,7 @@ ENGINE_ORDER = (
     "state_pool",
     "graph_cache",
     "libc",
+    "telemetry",
     "runner",
     "engine",
     "process",
@@ -74,7 +77,9 @@ MAY_IMPORT_MAX = {
     "graph_notes",
     "bench.gemm",
 }
-SERVER_SEES = {f"engine.{name}" for name in ("client", "messages", "config", "errors", "records")}
+SERVER_SEES = {
+    f"engine.{name}" for name in ("client", "messages", "config", "errors", "logs", "records")
+}
 MAY_IMPORT_PACKAGES = {
     "engine": {"engine"},
     "server": {"server", "engine"},

@@ -32,9 +32,19 @@ from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
-from server import fields, protocol, replies
+from server import (
+    chat_protocol,
+    chat_replies,
+    conversation,
+    fields,
+    protocol,
+    replies,
+    template_process,
+    tokenize,
+)
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.launch import load_settings
@@ -49,7 +59,7 @@ from training.pretrain import TrainConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
-MADE_BY_SERVE = {"endpoint", "listen_fd"}
+MADE_BY_SERVE = {"endpoint", "listen_fd", "admin_fd"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
@@ -212,13 +222,49 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
     for row in found:
         field = fields_by_name[row[0].strip("`")]
         if not field.required and field.default is not None:
-            default = [] if field.default is msgspec.NODEFAULT else field.default
+            is_made = isinstance(field.default_factory, type)
+            default = field.default_factory() if is_made else field.default
             assert row[1] == f"`{json.dumps(default)}`"
         assert row[2] == described(hints[field.name]) or field.name == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [
+        ("Chat fields", chat_protocol.ChatRequest),
+        ("TokenizeRequest", tokenize.TokenizeRequest),
+        ("DetokenizeRequest", tokenize.DetokenizeRequest),
+    ],
+)
+def test_every_field_of_other_requests_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
+    hints = get_type_hints(kind, include_extras=True)
+    shared = fields.SamplingRequest.__struct_fields__ if heading == "Chat fields" else ()
+    found = rows("api.md", heading)
+    assert sorted(row[0].strip("`") for row in found) == sorted(set(hints) - set(shared))
+    for row in found:
+        name = row[0].strip("`")
+        most = f"a list of 1 to {conversation.MAX_MESSAGES} messages"
+        allowed = most if name == "messages" else described(hints[name])
+        assert row[2].removesuffix(", see below") == allowed
+
+
+def test_every_field_of_a_message_is_there() -> None:
+    assert names("api.md", "Message") == list(conversation.Message.__struct_fields__)
+    roles = re.findall(r"`(\w+)`", rows("api.md", "Message")[0][1])
+    assert roles == list(get_args(conversation.Role))
+
+
+def test_every_field_of_a_chat_at_a_neutral_value_is_there() -> None:
+    found = dict(rows("api.md", "Chat fields that are accepted at one value"))
+    assert found == {
+        f"`{name}`": ", ".join(f"`{json.dumps(value)}`" for value in values or (None,))
+        for name, values in chat_protocol.CHAT_NEUTRAL.items()
+        if name not in fields.NEUTRAL
+    }
+
+
 def test_every_field_at_a_neutral_value_is_there() -> None:
-    expected = {"best_of": "the value of `n`"} | {
+    expected = {
         name: f"`{json.dumps(values[0] if values else None)}`"
         for name, values in fields.NEUTRAL.items()
     }
@@ -238,21 +284,35 @@ def test_stream_options_are_there() -> None:
         ("Choice", replies.Choice),
         ("Logprobs", replies.Logprobs),
         ("PromptLogprob", replies.PromptLogprob),
+        ("Packed", replies.Packed),
         ("Usage", replies.Usage),
         ("ModelList", replies.ModelList),
         ("ModelCard", replies.ModelCard),
+        ("ChatCompletion", chat_replies.ChatCompletion),
+        ("ChatChoice", chat_replies.ChatChoice),
+        ("ChatLogprobs", chat_replies.ChatLogprobs),
+        ("TokenLogprob", chat_replies.TokenLogprob),
+        ("ChatChunk", chat_replies.ChatChunk),
+        ("Tokenized", tokenize.Tokenized),
+        ("TokenizerInfo", tokenize.TokenizerInfo),
         ("Errors", ErrorDetail),
     ],
 )
 def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
-    assert set(names("api.md", heading)) == set(kind.__struct_fields__)
+    cells = " ".join(row[0] for row in rows("api.md", heading))
+    assert sorted(re.findall(r"`(\w+)`", cells)) == sorted(kind.__struct_fields__)
 
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES")
+    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_CUT_LENGTH",
+              "MAX_METADATA", "MAX_METADATA_KEY", "MAX_METADATA_VALUE")  # fmt: skip
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
+    assert f"| messages of a chat | {conversation.MAX_MESSAGES} |" in text
+    assert f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB " in text
+    assert f" {tokenize.MAX_CHARACTERS} characters " in text
+    assert f" {tokenize.MAX_TOKENS} tokens " in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
     assert settings and set(settings) <= set(srm.SETTINGS)
 
@@ -298,6 +358,8 @@ async def test_every_error_code_is_there_with_status_and_type() -> None:
     expected = {
         ("internal_error", 500, "api_error"),
         ("method_not_allowed", 405, "invalid_request_error"),
+        ("invalid_http", 400, "invalid_request_error"),
+        ("headers_too_large", 431, "invalid_request_error"),
     }
     for kind in every_error():
         error = errors.Overloaded("", 1) if kind is errors.Overloaded else kind("")

@@ -22,13 +22,20 @@ TOKENIZER_PROBLEMS = 100_000
 MIN_VOCAB_SIZE = 258
 """Every byte, the beginning and the end of a text."""
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message.role == 'user' %}"
-    "{{ '' if loop.first else '<|begin_of_text|>' }}Question: {{ message.content }}\\nAnswer:"
-    "{% elif message.role == 'assistant' %} {{ message.content }}<|end_of_text|>"
-    "{% endif %}{% endfor %}"
-)
+CHAT_TEMPLATE = r"""{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{{- '<|begin_of_text|>Question: ' ~ message.content | trim -}}
+{%- elif message.role == 'assistant' -%}
+{{- '\nAnswer: ' ~ message.content | trim ~ '<|end_of_text|>' -}}
+{%- else -%}
+{{- raise_exception('this model knows messages of user and assistant, not of ' ~ message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '\nAnswer:' -}}
+{%- endif -%}
+"""
+"""Chats as the problems of training: a begin token, a question, its answer, an end token."""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

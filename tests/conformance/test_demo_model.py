@@ -49,6 +49,19 @@ def test_it_solves_held_out_problems(demo_server: Server) -> None:
     assert 0.2 < np.mean(right) < 0.7
 
 
+def test_a_chat_is_the_problem_as_it_was_trained_on(demo_server: Server) -> None:
+    problem = next(problems("held-out", 9))
+    sampling = {"seed": 5, "max_tokens": 96, "n": 4}
+    chat = demo_server.http.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": problem.question}], **sampling},
+    ).json()
+    plain = demo_server.post(prompt=problem.prompt, **sampling).json()
+    assert [choice["message"]["content"] for choice in chat["choices"]] == [
+        choice["text"] for choice in plain["choices"]
+    ]
+
+
 def test_5000_samples_come_of_one_prefill_in_flat_memory(demo_server: Server) -> None:
     prompt = next(problems("held-out", 8)).prompt
     tokens = len(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(prompt).ids)

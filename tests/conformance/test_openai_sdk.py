@@ -69,6 +69,31 @@ def test_n_lists_and_tokens(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens == 3
 
 
+def test_best_of(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="tiny",
+        prompt="the cat",
+        n=2,
+        best_of=5,
+        max_tokens=4,
+        extra_body={"ignore_eos": True},
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 20
+
+
+def test_an_id_that_is_taken_is_a_conflict(client: openai.OpenAI) -> None:
+    fields = {"request_id": "sdk-1", "ignore_eos": True}
+    with client.completions.create(
+        model="tiny", prompt="x", n=200, max_tokens=100, stream=True, extra_body=fields
+    ) as stream:
+        assert next(iter(stream)).id == "sdk-1"
+        with pytest.raises(openai.ConflictError) as refused:
+            client.completions.create(model="tiny", prompt="x", extra_body=fields)
+    assert (refused.value.code, refused.value.param) == ("id_in_use", "request_id")
+
+
 def test_logprobs(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt="the cat", logprobs=0, max_tokens=4)
     logprobs = answer.choices[0].logprobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
@@ -29,6 +30,7 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
         client_timeout_s: float = 10,
         max_waiting: int = 100,
         drain_s: float = 5,
+        request_timeout_s: float = 0,
     ) -> Served:
         config = EngineConfig(
             num_slots=NUM_SLOTS,
@@ -37,6 +39,7 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
             max_waiting=max_waiting,
             endpoint=endpoint,
             drain_s=drain_s,
+            request_timeout_s=request_timeout_s,
         )
         engine = Engine(weights.config, runner(weights, NUM_SLOTS), config, weights.fingerprint)
         served = Served(engine, config, client_timeout_s)
@@ -56,3 +59,12 @@ def raw(endpoint: str) -> Iterator[RawClient]:
     client = RawClient(endpoint)
     yield client
     client.close()
+
+
+@pytest.fixture
+def tiny_folder(weights: Weights, tmp_path: Path) -> Path:
+    """A checkpoint's folder for the tests' own engine: no tokenizer, token ids alone."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(msgspec.json.encode(weights.config))
+    return folder

@@ -149,7 +149,7 @@ async def test_an_engine_that_stops_answering_is_taken_for_gone(
     client = EngineClient(endpoint, heartbeat_s=0.02, engine_timeout_s=0.1)
     await client.connect()
     identity, _ = await router.recv_multipart()
-    status = Status("ready", 8, 0, 0, 100, 0, 64, 32, "silent")
+    status = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
     await router.send_multipart([identity, msgspec.msgpack.encode(status)])
     await client.wait_until_ready(5)
     with pytest.raises(EngineUnavailable, match="not answered"):

@@ -59,6 +59,7 @@ async def test_status_says_what_the_engine_is(serve: Serve, endpoint: str) -> No
             running=0,
             waiting=0,
             max_waiting=100,
+            retry_after_s=1,
             steps=0,
             n_ctx=64,
             vocab_size=32,

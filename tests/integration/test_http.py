@@ -111,11 +111,14 @@ def test_temperature_zero_is_greedy(server: Server, temperature: float) -> None:
         {"stop": ["e", "at"], "n": 5, "logprobs": 3, "echo": True, "return_token_ids": True},
         {"echo": True, "n": 2},
         {"echo": True, "max_tokens": 0, "logprobs": 1},
+        {"stop": ["e", "at"], "n": 5, "include_stop_str_in_output": True, "logprobs": 0},
+        {"echo": True, "logprobs": 1, "skip_special_tokens": False, "n": 3},
+        {"stream_interval": 7, "n": 3, "logprobs": 0, "return_token_ids": True},
     ],
 )
 def test_a_stream_adds_up_to_the_whole(server: Server, fields: dict[str, Any]) -> None:
     fields = {"seed": 7, "max_tokens": 30, **fields}
-    whole = complete(server, **fields)
+    whole = complete(server, **{k: v for k, v in fields.items() if k != "stream_interval"})
     events = stream(server, stream_options={"include_usage": True}, **fields)
     assert events[-1]["choices"] == []
     assert events[-1]["usage"].pop("prompt_tokens_details")["cached_tokens"] >= 0
@@ -352,7 +355,9 @@ FIELDS = [
     "prompt", "model", "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
     "stop_token_ids", "ignore_eos", "stream", "stream_options", "logprobs", "return_token_ids",
     "prompt_logprobs", "user", "echo", "suffix", "best_of", "logit_bias", "presence_penalty",
-    "min_tokens", "nonsense",
+    "min_tokens", "include_stop_str_in_output", "skip_special_tokens", "add_special_tokens",
+    "truncate_prompt_tokens", "priority", "request_id", "metadata", "stream_interval",
+    "return_packed", "nonsense",
 ]  # fmt: skip
 scalars = (
     st.none()

@@ -101,6 +101,42 @@ def test_arrays_have_one_entry_more_than_the_prompt_also_when_it_stops(
     assert all(isinstance(value, float) for value in arrays["token_logprobs"][1:])
 
 
+def test_the_end_of_text_is_an_entry_too(server: Server) -> None:
+    eos = TEXT_MODEL.eos_token_id
+    prompt = next(
+        [token] * length
+        for token in range(TEXT_MODEL.vocab_size)
+        for length, row in enumerate(distributions([token] * 6), 1)
+        if row.argmax() == eos
+    )
+    for skips in (True, False):
+        choice = choice_of(
+            server, prompt=prompt, skip_special_tokens=skips, return_token_ids=True, **LM_EVAL
+        )
+        assert (choice["token_ids"], choice["finish_reason"]) == ([eos], "stop")
+        arrays = choice["logprobs"]
+        assert {len(values) for values in arrays.values()} == {len(prompt) + 1}
+        assert arrays["tokens"][-1] == "<|end_of_text|>"
+        assert arrays["top_logprobs"][-1] == {"<|end_of_text|>": arrays["token_logprobs"][-1]}
+
+
+def test_a_token_is_the_likeliest_where_the_numbers_are_equal_to_the_last_bit(
+    server: Server,
+) -> None:
+    for k in (1, 5, 20):
+        fields = {**LM_EVAL, "logprobs": k}
+        arrays = choice_of(server, prompt=PROMPT, **fields)["logprobs"]
+        rows = distributions(PROMPT)[:-1]
+        for token, row, p, top in zip(
+            PROMPT[1:], rows, arrays["token_logprobs"][1:-1], arrays["top_logprobs"][1:-1],
+            strict=True,
+        ):  # fmt: skip
+            assert p in top.values()
+            assert (p == max(top.values())) == (row.argmax() == token)
+            assert len(top) in (k, k + 1)
+        assert arrays["token_logprobs"][-1] == max(arrays["top_logprobs"][-1].values())
+
+
 def test_the_longest_prompt_has_its_arrays_too(server: Server) -> None:
     prompt = [5 + i % 200 for i in range(TEXT_MODEL.n_ctx)]
     arrays = choice_of(server, prompt=prompt, **LM_EVAL)["logprobs"]

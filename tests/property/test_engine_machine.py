@@ -221,6 +221,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert sorted(free.tolist()) == np.flatnonzero(table.sequence_id == FREE).tolist()
 
     @invariant()
+    def the_queue_adds_up(self) -> None:
+        scheduler = self.engine.scheduler
+        waiting = [group for group in scheduler._by_id.values() if group.unstarted]
+        assert scheduler.num_waiting == sum(group.unstarted for group in waiting)
+        assert scheduler.waiting_bytes == sum(group.num_bytes for group in waiting)
+
+    @invariant()
     def prefixes_add_up(self) -> None:
         scheduler = self.engine.scheduler
         prefixes = scheduler.prefixes

@@ -9,7 +9,9 @@ import pytest
 from engine.config import EngineConfig, load
 from engine.errors import ConfigError
 from server.config import ServerConfig
+from server.keys import load_keys
 from server.launch import flags, listen, load_settings
+from server.limits import check_limits
 
 
 def test_each_process_gets_its_own_settings(tmp_path: Path) -> None:
@@ -22,7 +24,13 @@ def test_each_process_gets_its_own_settings(tmp_path: Path) -> None:
 
 
 def test_settings_survive_the_command_line() -> None:
-    server = ServerConfig(model=Path("a b"), port=0, drain_s=1.5, listen_fd=7)
+    server = ServerConfig(
+        model=Path("a b"),
+        port=0,
+        drain_s=1.5,
+        listen_fd=7,
+        cors_origins=("https://a.example", "http://b.example:81"),
+    )
     engine = EngineConfig(overlap=False, cache_dir=Path("-x"), drain_s=0.25)
     assert load(ServerConfig, flags(server), {}) == server
     assert load(EngineConfig, flags(engine), {}) == engine
@@ -37,6 +45,15 @@ def test_settings_survive_the_command_line() -> None:
         (["--num-slots=-1"], "num_slots must be"),
         (["--memory-fraction=0"], "memory_fraction must be"),
         (["--drain-s=-1"], "drain_s must be"),
+        (["--request-timeout-s=-1"], "request_timeout_s must be"),
+        (["--receive-timeout-s=0"], "receive_timeout_s must be above 0"),
+        (["--max-waiting-bytes=0"], "max_waiting_bytes must be"),
+        (["--max-waiting-bytes=9"], "max_waiting_bytes must be at least max_body_bytes"),
+        (["--admin-port=8000"], "admin_port must be another than port"),
+        (["--admin-port=65536"], "admin_port must lie in"),
+        (["--cors-origins=https://a.example/path"], "cors_origins must be"),
+        (["--otlp-endpoint=collector:4318"], "otlp_endpoint must begin with"),
+        (["--log-format=xml"], "log_format = 'xml'"),
         (["--config=nowhere.toml"], "nowhere.toml"),
     ],
 )
@@ -57,6 +74,12 @@ def test_an_unknown_key_in_a_file_is_named(tmp_path: Path) -> None:
     file.write_text("slots = 7\n")
     with pytest.raises(ConfigError, match="unknown setting 'slots'"):
         load_settings([f"--config={file}"])
+
+
+def test_limits_of_keys_need_keys() -> None:
+    check_limits(ServerConfig(requests_per_minute=3), load_keys("", {"SRM_API_KEYS": "k" * 16}))
+    with pytest.raises(ConfigError, match="tokens_per_minute = 5 is a limit of API keys"):
+        check_limits(ServerConfig(tokens_per_minute=5), load_keys("", {}))
 
 
 def test_a_port_in_use_is_said_to_be() -> None:

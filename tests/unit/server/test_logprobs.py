@@ -6,6 +6,8 @@ from array import array
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.messages import Output
 from server.logprobs import as_prompt_logprobs, of_delta, of_prompt
@@ -41,6 +43,50 @@ def test_tokens_that_read_the_same_do_not_hide_each_other() -> None:
     assert only(output, 3) == {"three": -0.5, "token_id:4": -1, "five": -2}
     assert only(output, 1) == {"three": -0.5, "token_id:4": -1}
     assert only(output, 0) == {"three": -1}
+
+
+@given(st.permutations(range(6)), st.integers(1, 6), st.integers(0, 5))
+def test_the_maximum_stays_the_maximum_whatever_reads_the_same(
+    order: list[int], alternatives: int, token: int
+) -> None:
+    logprobs = [-0.25 * (1 + place) for place in range(6)]
+    output = scored(order, logprobs, token, logprobs[order.index(token)])
+    found = of_prompt(0, output, alternatives, lambda i: "same" if i % 2 else "other")
+    (_, top), (_, logprob) = found.top_logprobs, found.token_logprobs
+    assert top is not None
+    shown = set(order[:alternatives]) | {token}
+    assert sorted(top.values()) == sorted(logprobs[order.index(one)] for one in shown)
+    assert (logprob == max(top.values())) == (order[0] == token)
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 4))
+def test_every_token_has_its_own_alternatives(
+    data: st.DataObject, kept: int, alternatives: int
+) -> None:
+    names = ["a", "b", "a", "c", "b", "d"]
+    tops = data.draw(st.lists(st.permutations(range(6)), min_size=1, max_size=6))
+    fills = data.draw(st.booleans())
+    tops = [[*top[: kept - 1], top[kept - 1] if fills else -1] for top in tops]
+    tokens = data.draw(st.lists(st.integers(0, 5), min_size=len(tops), max_size=len(tops)))
+    output = Output(
+        id="a",
+        index=-1,
+        token_ids=array("i", tokens).tobytes(),
+        logprobs=array("f", [-9 - i for i in range(len(tokens))]).tobytes(),
+        top_ids=array("i", [token for top in tops for token in top]).tobytes(),
+        top_logprobs=array("f", [-place for _ in tops for place in range(kept)]).tobytes(),
+    )
+    found = of_prompt(0, output, alternatives, names.__getitem__).top_logprobs[1:]
+    for i, (token, top, shown) in enumerate(zip(tokens, tops, found, strict=True)):
+        pairs = [(one, float(-place)) for place, one in enumerate(top[:alternatives]) if one >= 0]
+        if token not in dict(pairs):
+            pairs.append((token, -9.0 - i))
+        expected: dict[str, float] = {}
+        for one, logprob in pairs:
+            expected.setdefault(names[one], logprob)
+            if expected[names[one]] != logprob:
+                expected[f"token_id:{one}"] = logprob
+        assert shown == expected
 
 
 def test_minus_infinity_is_a_number_of_json() -> None:

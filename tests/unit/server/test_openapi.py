@@ -122,7 +122,9 @@ def test_ranges_are_those_that_are_checked(whole: Schema) -> None:
 def test_a_reply_has_every_field(whole: Schema, kind: type[msgspec.Struct]) -> None:
     schema = whole["components"]["schemas"][kind.__name__]
     assert set(schema["properties"]) == set(kind.__struct_fields__)
-    optional = {"token_ids", "prompt_token_ids", "prompt_logprobs", "usage"}
+    optional = {
+        *("token_ids", "prompt_token_ids", "prompt_logprobs", "usage", "packed", "packed_prompt")
+    }
     assert set(schema["required"]) == set(kind.__struct_fields__) - (
         set() if kind is replies.Usage else optional
     )
@@ -151,7 +153,9 @@ def test_a_new_operation_takes_no_more_than_its_entry() -> None:
     )
     whole = document([operation], "t", "1")
     one = whole["paths"]["/things/{name}"]["put"]
-    assert set(one["responses"]) == {"200", "400", "404", "413", "500", "503"}
+    assert set(one["responses"]) == {
+        *("200", "400", "401", "404", "408", "413", "429", "500", "503")
+    }
     assert one["parameters"][0]["name"] == "name"
     fields = whole["components"]["schemas"]["Thing"]
     assert fields["description"] == "A thing."

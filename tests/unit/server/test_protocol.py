@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import InvalidRequest
 from server.fields import MAX_CHOICES, StreamOptions
-from server.protocol import CompletionRequest, parse_completion
+from server.protocol import ABOUT_TEXT, CompletionRequest, parse_completion
 
 
 def parse(**fields: Any) -> CompletionRequest:
@@ -86,6 +86,28 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
         ("stream", "true"),
         ("stream_options", {"include_usage": 1}),
         ("stream_options", {"other": True}),
+        ("best_of", 0),
+        ("best_of", 1.5),
+        ("max_completion_tokens", 0),
+        ("include_stop_str_in_output", 1),
+        ("skip_special_tokens", "no"),
+        ("add_special_tokens", 0),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("truncate_prompt_tokens", 1.5),
+        ("priority", 2**31),
+        ("priority", 0.5),
+        ("request_id", ""),
+        ("request_id", "a b"),
+        ("request_id", "a\n"),
+        ("request_id", "x" * 129),
+        ("request_id", 5),
+        ("metadata", {"a": 1}),
+        ("metadata", {"a" * 65: "b"}),
+        ("metadata", {"a": "b" * 513}),
+        ("metadata", {str(i): "" for i in range(17)}),
+        ("metadata", []),
+        ("return_packed", "yes"),
         ("logprobs", True),
         ("return_token_ids", 0),
         ("user", 7),
@@ -111,6 +133,15 @@ def test_a_wrong_value_is_named_with_what_is_allowed(field: str, value: Any) -> 
         ("stop", "é" * 256),
         ("logprobs", 0),
         ("user", "someone"),
+        ("best_of", MAX_CHOICES),
+        ("truncate_prompt_tokens", -1),
+        ("truncate_prompt_tokens", 1),
+        ("priority", -(2**31) + 1),
+        ("request_id", "aZ09._:-" * 16),
+        ("metadata", {f"{i:064}": "b" * 512 for i in range(16)}),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+        ("add_special_tokens", False),
     ],
 )
 def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
@@ -121,14 +152,16 @@ def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
     ("field", "neutral", "asking"),
     [
         ("suffix", "", "end"),
-        ("best_of", 1, 2),
         ("logit_bias", {}, {"5": 1}),
         ("presence_penalty", 0.0, 0.5),
         ("frequency_penalty", 0, -1),
         ("repetition_penalty", 1.0, 1.1),
         ("repetition_penalty", 1, True),
         ("min_tokens", 0, 3),
-        ("skip_special_tokens", True, False),
+        ("spaces_between_special_tokens", True, False),
+        ("cache_salt", None, "mine"),
+        ("structured_outputs", None, {"regex": "a"}),
+        ("use_beam_search", False, True),
         ("allowed_token_ids", None, [1]),
     ],
 )
@@ -146,14 +179,108 @@ def test_no_tokens_may_be_asked_for_where_the_prompt_is(scoring: dict[str, Any])
     assert parse(max_tokens=0, **scoring).max_tokens == 0
 
 
-def test_best_of_may_be_n() -> None:
-    assert parse(n=3, best_of=3).n == 3
+@pytest.mark.parametrize("best_of", [None, 3, 7])
+def test_best_of_is_how_many_are_sampled(best_of: int | None) -> None:
+    request = parse(n=3, best_of=best_of)
+    assert (request.n, request.num_samples) == (3, best_of or 3)
+
+
+@pytest.mark.parametrize("fields", [{"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}])
+def test_best_of_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="best_of must be an integer from n") as refused:
+        parse(**fields)
+    assert refused.value.param == "best_of"
+
+
+def test_candidates_are_limited_as_choices_are() -> None:
+    assert parse(n=1, best_of=1, stream=True).num_samples == 1
+    with pytest.raises(InvalidRequest, match="best_of = 50001 of 2 prompts") as refused:
+        parse(prompt=["a", "b"], best_of=MAX_CHOICES // 2 + 1)
+    assert refused.value.param == "best_of"
+
+
+def test_max_completion_tokens_is_max_tokens() -> None:
+    assert parse(max_completion_tokens=7).max_tokens == 7
+    assert parse(max_completion_tokens=7, max_tokens=7).max_tokens == 7
+    assert parse(max_completion_tokens=None, max_tokens=7).max_tokens == 7
+    assert parse(max_completion_tokens=16).max_tokens == 16
+    with pytest.raises(InvalidRequest, match="max_tokens if both") as refused:
+        parse(max_completion_tokens=7, max_tokens=16)
+    assert refused.value.param == "max_completion_tokens"
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXT)
+def test_what_is_about_text_is_refused_where_there_is_none(name: str) -> None:
+    default = getattr(parse(), name)
+    assert parse(return_packed=True, **{name: default}).return_packed
+    with pytest.raises(InvalidRequest, match=f"^{name} = .* is about text") as refused:
+        parse(return_packed=True, **{name: "x" if name == "stop" else not default})
+    assert refused.value.param == name
+
+
+CLIENTS: dict[str, dict[str, Any]] = {
+    "openai": {
+        **{"model": "m", "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}},
+        **{"logprobs": None, "max_tokens": 16, "n": 1, "presence_penalty": 0, "seed": 1},
+        **{"stop": None, "stream": True, "stream_options": {"include_obfuscation": False}},
+        **{"suffix": None, "temperature": 1, "top_p": 1, "user": "someone"},
+    },
+    "lm-eval loglikelihood": {
+        **{"model": "m", "prompt": [[5, 6], [7]], "temperature": 0, "max_tokens": 1},
+        **{"logprobs": 1, "seed": 1234, "echo": True},
+    },
+    "lm-eval generate": {
+        **{"model": "m", "max_tokens": 256, "temperature": 0, "stop": ["a"] * 9, "seed": 1234},
+    },
+    "TRL": {
+        **{"model": "m", "prompt": [[5, 6]], "n": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+        **{"min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 16, "logprobs": 0},
+        **{"return_token_ids": True, "return_tokens_as_token_ids": True},
+        **{"structured_outputs": None, "prompt_logprobs": None},
+    },
+    "guidellm": {
+        **{"model": "m", "stream": True, "max_tokens": 9, "max_completion_tokens": 9},
+        **{"stop": None, "ignore_eos": True},
+        **{"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    },
+    "vllm bench": {
+        **{"model": "m", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 128},
+        **{"logprobs": None, "stream": True, "stream_options": {"include_usage": True}},
+        **{"ignore_eos": True, "best_of": 1},
+    },
+    "LangChain": {
+        **{"model": "m", "prompt": ["a"], "temperature": 0.7, "top_p": 1, "n": 1},
+        **{"frequency_penalty": 0, "presence_penalty": 0, "max_tokens": 256, "seed": None},
+        **{"logprobs": None, "logit_bias": None, "best_of": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_clients_send_is_taken(client: str) -> None:
+    assert parse(**CLIENTS[client]).model == "m"
+
+
+@pytest.mark.parametrize(
+    "name", ["suffix", "tools", "response_format", "structured_outputs", "guided_json", "audio"]
+)
+def test_what_is_not_done_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name) as refused:
+        parse(**{name: "x"})
+    assert refused.value.param == name
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="'max_token' is not a field") as refused:
         parse(max_token=5)
     assert refused.value.param == "max_token"
+
+
+def test_a_stream_interval_needs_a_stream() -> None:
+    assert parse(stream=True, stream_interval=5).stream_interval == 5
+    with pytest.raises(InvalidRequest, match="only with stream") as refused:
+        parse(stream_interval=5)
+    assert refused.value.param == "stream_interval"
 
 
 def test_stream_options_need_a_stream() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from array import array
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from server.text import Text
 from tests.serving import TEXT_MODEL
 
 EOS = 1
+ENDS: list[FinishReason] = ["stop", "length"]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,8 @@ def run(
     finish_reason: FinishReason = "length",
     stop_token_ids: tuple[int, ...] = (),
     echo: list[int] | None = None,
+    with_special: bool = False,
+    keeps_stop: bool = False,
 ) -> list[Delta]:
     """The deltas of the tokens `ids`, delivered in pieces, each token with two alternatives."""
     sample = Sample(
@@ -40,6 +44,8 @@ def run(
         stop_token_ids,
         has_offsets=True,
         echo=array("i", echo or []).tobytes(),
+        with_special=with_special,
+        keeps_stop=keeps_stop,
     )
     bounds = sorted({0, len(ids), *(cut for cut in cuts if 0 < cut < len(ids))})
     deltas = []
@@ -78,6 +84,68 @@ def test_cut_anywhere_it_reads_the_same(text: Text, ids: list[int], cuts: list[i
     assert joined == whole
     assert whole.text == text.decode(array("i", ids).tobytes()).decode("utf-8", "replace")
     assert whole.token_ids == array("i", ids).tobytes()
+
+
+stops = st.none() | st.lists(st.text("ate é\ufffd", min_size=1, max_size=3), min_size=1)
+
+
+@given(tokens, stops, tokens | st.just([]), st.booleans(), st.booleans(), st.sampled_from(ENDS))
+def test_cut_at_every_token_it_reads_the_same(
+    text: Text,
+    ids: list[int],
+    stops: list[str] | None,
+    echo: list[int],
+    with_special: bool,
+    keeps_stop: bool,
+    finish_reason: FinishReason,
+) -> None:
+    def read(cuts: list[int]) -> list[Delta]:
+        return run(text, ids, cuts, stops, finish_reason, (), echo, with_special, keeps_stop)
+
+    (whole,) = read([])
+    pieces = read(list(range(len(ids))))
+    assert join(pieces) == whole
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    counts = [
+        len(decoder.decode(piece))
+        for piece in text.table(with_special).pieces(array("i", echo).tobytes() + whole.token_ids)
+    ]
+    assert whole.text_offset == list(accumulate(counts, initial=0))[:-1]
+    for delta in pieces:
+        delta.text.encode()  # no half of a character
+
+
+@given(tokens, cuts)
+def test_with_special_tokens_nothing_is_left_out(
+    text: Text, ids: list[int], cuts: list[int]
+) -> None:
+    names = {0: b"<|begin_of_text|>", 1: b"<|end_of_text|>"}
+    pieces = [names.get(i) or text.pieces(array("i", [i]).tobytes())[0] for i in ids]
+    whole = join(run(text, ids, cuts, with_special=True))
+    assert whole.text == b"".join(pieces).decode("utf-8", "replace")
+
+
+@given(st.text("abé", max_size=30), cuts, st.text("abé", min_size=1, max_size=3))
+def test_the_stop_string_may_be_kept(text: Text, string: str, cuts: list[int], stop: str) -> None:
+    ids = ids_of(text, string.encode()) or [EOS]
+    before, found, _ = string.partition(stop)
+    delta = join(run(text, ids, cuts, [stop], keeps_stop=True))
+    assert (delta.text, delta.stop_reason) == (before + found, found or None)
+
+
+@pytest.mark.parametrize("keeps_stop", [False, True])
+@pytest.mark.parametrize("with_special", [False, True])
+def test_the_token_that_stops_may_be_kept(text: Text, with_special: bool, keeps_stop: bool) -> None:
+    a, b = ids_of(text, b"ab")
+    for last, name in ((b, "b"), (EOS, "<|end_of_text|>" if with_special else "")):
+        delta = join(
+            run(
+                *(text, [a, last], [1], None, "stop", (b,)),
+                with_special=with_special,
+                keeps_stop=keeps_stop,
+            )
+        )
+        assert delta.text == "a" + (name if keeps_stop else "")
 
 
 @given(st.text(), cuts)

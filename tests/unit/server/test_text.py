@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+import server.text
 from engine.errors import CheckpointError
 from server.text import Text
 from tests.serving import TEXT_MODEL, write_text_model
@@ -96,3 +97,33 @@ def test_write_text_model_is_deterministic(folder: Path, tmp_path: Path) -> None
     assert (tmp_path / "again" / "tokenizer.json").read_bytes() == (
         folder / "tokenizer.json"
     ).read_bytes()
+
+
+@given(st.lists(st.text(max_size=9)), st.integers(1, 30))
+def test_texts_are_encoded_alike_however_many_at_once(
+    text: Text, prompts: list[str], at_once: int
+) -> None:
+    expected = [text.encode([prompt])[0] for prompt in prompts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.text, "AT_ONCE", at_once)
+        assert text.encode(prompts) == expected
+
+
+def test_special_tokens_are_those_of_the_config_where_they_read_as_one(
+    text: Text, folder: Path
+) -> None:
+    assert text.special_tokens == {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+    config = {**json.loads((folder / "config.json").read_text()), "eos_token_id": 310}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert Text(folder).special_tokens == {"bos_token": "<|begin_of_text|>"}
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "the"}')
+    assert Text(folder).special_tokens["eos_token"] == "the"
+
+
+@given(st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1)))
+def test_spelling_shows_special_tokens_and_all_else_as_it_reads(text: Text, ids: list[int]) -> None:
+    plain = [token for token in ids if token > 1]
+    assert text.spell(array("i", plain).tobytes()) == text.decode(array("i", plain).tobytes())
+    assert text.spell(array("i", [0, *plain, 1]).tobytes()) == (
+        b"<|begin_of_text|>" + text.decode(array("i", plain).tobytes()) + b"<|end_of_text|>"
+    )

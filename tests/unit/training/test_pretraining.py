@@ -11,12 +11,13 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
 from training.checkpoint import load_model, save_model
 from training.data import IGNORED, PACKED_EVERY, ProblemBatches
 from training.loop import Schedule
 from training.model import SRM
-from training.pretrain import TrainConfig, pretrain
+from training.pretrain import CHAT_TEMPLATE, TrainConfig, pretrain
 from training.tasks import problems
 from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
@@ -82,6 +83,10 @@ def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> 
     weights, model = load_checkpoint(tmp_path), load_model(tmp_path)
     assert weights.config == model.config
     assert torch.equal(torch.from_numpy(weights.embedding), model.input_layer.weight)
+
+
+def test_the_demo_model_has_the_chat_template_of_training() -> None:
+    assert (DEMO_MODEL / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
 def test_a_resumed_run_equals_one_that_never_stopped(

@@ -1,0 +1,57 @@
+"""How our processes log: lines for a person, or a JSON object each. Knows nothing of what they say.
+
+A message that has parts worth finding again gives them as `extra={"fields": {...}}`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+import msgspec
+
+from engine.config import LogFormat, LogLevel
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def configure(level: LogLevel, form: LogFormat) -> None:
+    """Log to standard error from now on; what was configured before is replaced."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-31 12:00:00,000 INFO server.boundary: message name=value …`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
+        parts = (f" {name}={value}" for name, value in _fields(record).items())
+        return super().formatMessage(record) + "".join(parts)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time in UTC, level, logger, message, process, and the message's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{clock}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return _encode(line).decode()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    return getattr(record, "fields", {})

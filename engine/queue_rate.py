@@ -1,0 +1,43 @@
+"""The rate at which sequences leave the queue, and how long the rest of it will take at that rate.
+
+Knows no clock and no queue: it is told the time and a count that only grows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+WINDOW_S = 30.0
+"""How far back the rate is measured."""
+RESOLUTION_S = 1.0
+LONGEST_S = 120
+"""Most that is ever said: clients ignore more, and then do not come back at all."""
+
+
+class QueueRate:
+    """Of a count of what has left, over the last `WINDOW_S`."""
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, int]] = deque()  # time in seconds, count
+        self._last = (0.0, 0)
+
+    def note(self, count: int, now: float) -> None:
+        """So many have left by now, in total; `now` in seconds, never smaller than before."""
+        if not self._noted or now - self._noted[-1][0] >= RESOLUTION_S:
+            self._noted.append((now, count))
+        while len(self._noted) > 1 and self._noted[0][0] < now - WINDOW_S:
+            self._noted.popleft()
+        self._last = (now, count)
+
+    def seconds_until(self, count: int, now: float) -> int:
+        """When so many more will have left: 1 … `LONGEST_S`; 1 where there is no pace yet."""
+        if not count or not self._noted:
+            return 1
+        began, before = self._noted[0]
+        elapsed, left = max(now, self._last[0]) - began, self._last[1] - before
+        if elapsed < RESOLUTION_S:
+            return 1
+        if not left:
+            return LONGEST_S
+        return min(max(math.ceil(count * elapsed / left), 1), LONGEST_S)

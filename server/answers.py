@@ -1,0 +1,135 @@
+"""Running a generation and answering with it, whole or as a stream, in the shape of its route.
+
+What a completion and a chat completion have in common: when something is sent, usage, metrics. How
+it is spelled is a Shape's business. Knows no fields of requests but those of streams and tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
+
+from msgspec import UNSET, Raw, UnsetType
+from starlette.responses import Response
+
+from engine.client import EngineClient
+from engine.errors import IdInUse
+from server import metrics
+from server.bodies import json_reply
+from server.generation import Generation
+from server.journal import note_completion
+from server.pacing import Pacing
+from server.replies import Usage
+from server.responses import EventStream
+from server.sample import Delta, join
+
+_NOTHING = Raw(b"null")
+
+UsageField = Usage | UnsetType | None
+"""Absent, null or there."""
+
+
+class Shape(Protocol):
+    """How the replies to one request are spelled."""
+
+    def choice(self, whole: Delta) -> Raw:
+        """A finished choice of a whole reply."""
+
+    def reply(self, choices: list[Raw], usage: Usage) -> bytes:
+        """The whole reply."""
+
+    def news(self, deltas: list[Delta]) -> list[list[Raw]]:
+        """The choices of each event that tells these deltas; none if nobody waits for them."""
+
+    def event(self, choices: list[Raw], usage: UsageField) -> bytes:
+        """An event of a stream."""
+
+
+class Answers:
+    """Answers the requests of one API process."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._ids_in_use: set[str] = set()
+
+    async def respond(self, generation: Generation, shape: Shape) -> Response:
+        """The reply, or a stream whose first event is there.
+
+        Raises what the engine refuses with, and IdInUse if a request of this id is running.
+        """
+        if generation.request.stream:
+            events = self._events(generation, shape)
+            return EventStream(await anext(events), events)
+        return json_reply(await self._whole(generation, shape))
+
+    async def _whole(self, generation: Generation, shape: Shape) -> bytes:
+        """The reply in one piece."""
+        parts: dict[int, list[Delta]] = {}
+        choices = [_NOTHING] * generation.num_choices
+        async with self._running(generation) as batches:
+            async for deltas in batches:
+                for delta in deltas:
+                    parts.setdefault(delta.index, []).append(delta)
+                    if delta.finish_reason is not None:
+                        finished = join(parts.pop(delta.index))
+                        for whole in generation.choices(finished):
+                            choices[whole.index] = shape.choice(whole)
+        return shape.reply(choices, generation.usage)
+
+    async def _events(self, generation: Generation, shape: Shape) -> AsyncGenerator[bytes, None]:
+        """The reply as a stream of JSON documents; the choices with news share an event."""
+        options = generation.request.stream_options
+        pacing = Pacing(generation.request.stream_interval or 1)
+        usage: UsageField = UNSET
+        last = generation.started
+        async with self._running(generation) as batches:
+            async for deltas in batches:
+                news = shape.news(pacing.take(deltas))
+                if not news:
+                    continue
+                if options and options.continuous_usage_stats:
+                    usage = generation.usage
+                elif options and options.include_usage:
+                    usage = None
+                now = time.monotonic()
+                if last != generation.started:
+                    metrics.INTER_TOKEN_LATENCY.observe(now - last)
+                last = now
+                for choices in news:
+                    yield shape.event(choices, usage)
+            if options and options.include_usage:
+                yield shape.event([], generation.usage)
+
+    @asynccontextmanager
+    async def _running(
+        self, generation: Generation
+    ) -> AsyncIterator[AsyncGenerator[list[Delta], None]]:
+        """Its deltas, while nothing else runs under its id; counted however it ends."""
+        if generation.id in self._ids_in_use:
+            raise IdInUse(
+                f"request_id {generation.id!r} is in use by a running request", "request_id"
+            )
+        self._ids_in_use.add(generation.id)
+        try:
+            async with aclosing(generation.deltas(self._client)) as deltas:
+                yield deltas
+        finally:
+            self._ids_in_use.remove(generation.id)
+            _record(generation)
+
+
+def _record(generation: Generation) -> None:
+    """Count a request that has ended, in whatever way."""
+    usage = generation.usage
+    metrics.PROMPT_TOKENS.inc(usage.prompt_tokens)
+    metrics.COMPLETION_TOKENS.inc(usage.completion_tokens)
+    metrics.REQUEST_PROMPT_TOKENS.observe(usage.prompt_tokens)
+    metrics.REQUEST_COMPLETION_TOKENS.observe(usage.completion_tokens)
+    metrics.REQUEST_CHOICES.observe(generation.num_choices)
+    metrics.E2E_REQUEST_LATENCY.observe(time.monotonic() - generation.started)
+    first_token_s = generation.first_output and generation.first_output - generation.started
+    note_completion(generation.id, usage.prompt_tokens, usage.completion_tokens, first_token_s)
+    if generation.first_output is not None:
+        metrics.TIME_TO_FIRST_TOKEN.observe(generation.first_output - generation.started)

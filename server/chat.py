@@ -1,0 +1,229 @@
+"""POST /v1/chat/completions: messages through the chat template, and a completion as a message.
+
+All but the two ends is what completions do. Knows the template only as what makes a prompt.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UNSET, Raw, UnsetType
+from starlette.responses import Response
+
+from engine.client import EngineClient
+from engine.errors import InvalidRequest, RequestError
+from server.answers import Answers, UsageField
+from server.bodies import read_body
+from server.chat_protocol import CHAT_NEUTRAL, MESSAGES_FORMS, ChatRequest, parse_chat
+from server.chat_replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChunkChoice,
+    TokenLogprob,
+    TopLogprob,
+)
+from server.chat_template import ChatTemplate
+from server.completions import Completions
+from server.conversation import Conversation
+from server.generation import Generation
+from server.logprobs import naming, scored
+from server.models import Models
+from server.openapi import Body, Operation
+from server.replies import Usage
+from server.responses import WhileConnected
+from server.sample import Delta
+from server.text import Text
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/chat/completions",
+        summary="The next message of a chat, whole or as a stream.",
+        body=Body(kind=ChatRequest, forms={"messages": MESSAGES_FORMS}, neutral=CHAT_NEUTRAL),
+        reply=ChatCompletion,
+        events=ChatChunk,
+        parts=(ChatChoice, ChunkChoice),
+        errors=(404, 409, 504),
+    ),
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Chat:
+    """Answers chat requests for one model."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        text: Text,
+        models: Models,
+        completions: Completions,
+        template: ChatTemplate | None,
+        answers: Answers,
+    ) -> None:
+        self._client = client
+        self._answers = answers
+        self._text = text
+        self._models = models
+        self._completions = completions
+        self._template = template
+
+    async def answer(self, body: bytes) -> Response:
+        """The reply to a body. Raises the RequestError to answer with."""
+        request = parse_chat(body)
+        self._models.check(request.model)
+        prompt = await render(self._template, request.conversation)
+        completion = request.as_completion(prompt, self._text.model.n_ctx)
+        try:
+            generation = await self._completions.start(f"chatcmpl-{uuid.uuid4().hex}", completion)
+        except RequestError as error:
+            if error.param == "prompt":  # which the messages made
+                error.param = "messages"
+            raise
+        fingerprint = self._client.status.fingerprint if self._client.status else None
+        shape = ChatShape(generation, self._text, self._models.name, fingerprint)
+        return await self._answers.respond(generation, shape)
+
+
+async def render(template: ChatTemplate | None, chat: Conversation) -> str:
+    """The prompt that the messages make. Raises InvalidRequest if they make none."""
+    if template is None:
+        raise InvalidRequest(
+            "messages need a chat template, and this model has none: there is neither a "
+            "chat_template.jinja nor a chat_template in tokenizer_config.json, and the server was "
+            "started without --chat-template; send a prompt to /v1/completions",
+            "messages",
+        )
+    return await template.render(chat)
+
+
+class ChatShape:
+    """A reply as a ChatCompletion, or as ChatChunks."""
+
+    def __init__(
+        self, generation: Generation, text: Text, model_name: str, fingerprint: str | None
+    ) -> None:
+        request = generation.request
+        self._generation = generation
+        self._text = text
+        self._model_name = model_name
+        self._fingerprint = fingerprint
+        self._name = naming(text, request.return_tokens_as_token_ids)
+        self._wants_tokens = request.return_token_ids or request.logprobs is not None
+        self._prompt: Raw | UnsetType = UNSET
+        """Its token ids, until they have been told."""
+        if request.return_token_ids:
+            self._prompt = generation.prompts[0].token_ids_json
+
+    def choice(self, whole: Delta) -> Raw:
+        choice = ChatChoice(
+            index=whole.index,
+            message=ChatMessage(content=whole.text),
+            logprobs=self._logprobs(whole),
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            token_ids=self._token_ids(whole),
+        )
+        return Raw(_encode(choice))
+
+    def reply(self, choices: list[Raw], usage: Usage) -> bytes:
+        return _encode(
+            ChatCompletion(
+                id=self._generation.id,
+                created=self._generation.created_unix,
+                model=self._model_name,
+                choices=choices,
+                usage=usage,
+                system_fingerprint=self._fingerprint,
+                prompt_token_ids=self._prompt,
+            )
+        )
+
+    def news(self, deltas: list[Delta]) -> list[list[Raw]]:
+        """Role, content and end of a choice are in three events, as clients expect them."""
+        begun = [
+            ChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content=""))
+            for delta in deltas
+            if delta.is_first
+        ]
+        said = [
+            ChunkChoice(
+                index=delta.index,
+                delta=ChatDelta(content=delta.text),
+                logprobs=self._logprobs(delta),
+                token_ids=self._token_ids(delta),
+            )
+            for delta in deltas
+            if delta.text or (self._wants_tokens and delta.num_tokens)
+        ]
+        ended = [
+            ChunkChoice(
+                index=delta.index,
+                delta=ChatDelta(),
+                finish_reason=delta.finish_reason,
+                stop_reason=delta.stop_reason,
+            )
+            for delta in deltas
+            if delta.finish_reason is not None
+        ]
+        return [
+            [Raw(_encode(choice)) for choice in choices]
+            for choices in (begun, said, ended)
+            if choices
+        ]
+
+    def event(self, choices: list[Raw], usage: UsageField) -> bytes:
+        chunk = ChatChunk(
+            id=self._generation.id,
+            created=self._generation.created_unix,
+            model=self._model_name,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=self._fingerprint,
+            prompt_token_ids=self._prompt,
+        )
+        self._prompt = UNSET
+        return _encode(chunk)
+
+    def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
+        if not self._generation.request.return_token_ids:
+            return UNSET
+        return memoryview(delta.token_ids).cast("i").tolist()
+
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        alternatives = self._generation.request.logprobs
+        if alternatives is None:
+            return None
+        return ChatLogprobs(
+            [
+                TokenLogprob(
+                    self._name(token),
+                    logprob,
+                    self._bytes(token),
+                    [TopLogprob(self._name(other), p, self._bytes(other)) for other, p in top],
+                )
+                for token, logprob, top in scored(delta, alternatives)
+            ]
+        )
+
+    def _bytes(self, token: int) -> list[int] | None:
+        return list(self._text.pieces(token.to_bytes(4, "little"))[0]) or None
+
+
+def routes(chat: Chat, max_body_bytes: int) -> APIRouter:
+    """The routes of this module."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def create_chat_completion(request: Request) -> Response:
+        body = await read_body(request, max_body_bytes)
+        return WhileConnected(lambda: chat.answer(body))
+
+    return router

@@ -1,0 +1,87 @@
+"""API keys: who may ask. Read once at the start; kept as digests, so nothing here can show one.
+
+Each line of the file, and each part between commas of SRM_API_KEYS, is a key, or a name, a space
+and a key. Names are for logs and metrics; a key without one is called by its place.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from engine.errors import ConfigError
+
+VARIABLE = "SRM_API_KEYS"
+MIN_LENGTH = 16
+"""Characters of a key. Shorter ones can be guessed."""
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A name, and what is needed to know the key when it comes."""
+
+    name: str
+    digest: bytes
+
+
+class Keys:
+    """Those that may ask. Without any, everybody may."""
+
+    def __init__(self, keys: list[ApiKey]) -> None:
+        self._keys = keys
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def find(self, given: str) -> ApiKey | None:
+        """Whose key this is. Takes as long for every key, whether it is one of ours or not."""
+        digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def load_keys(file: str, environ: Mapping[str, str]) -> Keys:
+    """The keys of the file, if any is named, and of the environment.
+
+    Raises ConfigError for a file that cannot be read or has none, and for keys that are too short
+    or given twice; names the line and never what is in it.
+    """
+    entries = [*_of_file(file), *_of_variable(environ.get(VARIABLE, ""))]
+    if (file or environ.get(VARIABLE) is not None) and not entries:
+        raise ConfigError(f"{f'api_keys_file = {file!r}' if file else VARIABLE} has no key")
+    keys: list[ApiKey] = []
+    for place, entry in entries:
+        *name, key = entry.split()
+        if len(key) < MIN_LENGTH:
+            raise ConfigError(f"{place}: a key must have at least {MIN_LENGTH} characters")
+        found = ApiKey(" ".join(name) or f"key-{len(keys) + 1}", sha256(key.encode()).digest())
+        for other in keys:
+            if found.name == other.name or found.digest == other.digest:
+                raise ConfigError(f"{place}: the same key or name as that of {other.name!r}")
+        keys.append(found)
+    return Keys(keys)
+
+
+def _of_file(file: str) -> Iterator[tuple[str, str]]:
+    if not file:
+        return
+    try:
+        text = Path(file).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigError(f"api_keys_file = {file!r}: cannot be read: {reason}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield f"api_keys_file = {file!r}, line {number}", line
+
+
+def _of_variable(value: str) -> Iterator[tuple[str, str]]:
+    for number, entry in enumerate(value.replace("\n", ",").split(","), 1):
+        if entry.strip():
+            yield f"{VARIABLE}, entry {number}", entry

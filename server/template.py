@@ -1,0 +1,96 @@
+"""Chat templates as Hugging Face writes them, rendered in Jinja's sandbox.
+
+A template is a program that came with a checkpoint: the sandbox keeps it from our objects, and
+`template_process` keeps its time and memory from our processes. Knows no requests and no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.environment import Template
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_TEXT = 32 * 1024 * 1024
+"""Most characters that a template may make of a chat."""
+
+
+class TemplateFailed(Exception):
+    """Why a template is none, or what it has against the messages."""
+
+
+def compile_template(source: str) -> Template:
+    """Raises TemplateFailed for what is no template."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        line = getattr(error, "lineno", None)
+        raise TemplateFailed(f"line {line}: {error.message}" if line else str(error)) from None
+    except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
+        raise TemplateFailed(f"{type(error).__name__}: {error}") from None
+
+
+def render(template: Template, variables: Mapping[str, Any]) -> str:
+    """The text of a chat. Raises TemplateFailed, whatever the template ran into."""
+    parts: list[str] = []
+    length = 0
+    try:
+        for part in template.generate(variables):
+            parts.append(part)
+            length += len(part)
+            if length > MAX_TEXT:
+                raise TemplateFailed(f"it makes more than {MAX_TEXT} characters")
+    except TemplateFailed:
+        raise
+    except TemplateError as error:
+        raise TemplateFailed(error.message or type(error).__name__) from None
+    except Exception as error:  # noqa: BLE001 - a template can run into anything Python has
+        raise TemplateFailed(f"{type(error).__name__}: {error}") from None
+    return "".join(parts)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant says, for those who train: here, its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - so Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own it escapes nothing for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

@@ -1,0 +1,83 @@
+"""What a model folder says of special tokens and of chats, in the files Hugging Face has for that.
+
+`chat_template.jinja`, and of `tokenizer_config.json` what is needed here. Knows no tokenizer: that
+is `text`, and runs no template: that is `chat_template`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import CheckpointError, ConfigError, SRMError
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Of one of these files."""
+
+
+class _Token(msgspec.Struct):
+    content: str
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Described(msgspec.Struct):
+    """The fields of tokenizer_config.json that are read; it has many more."""
+
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    unk_token: str | _Token | None = None
+    sep_token: str | _Token | None = None
+    pad_token: str | _Token | None = None
+    cls_token: str | _Token | None = None
+    mask_token: str | _Token | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Texts of the special tokens that the folder names, by `bos_token`, `eos_token` and so on."""
+    config = _read_config(folder)
+    given = {name: getattr(config, name) for name in config.__struct_fields__ if "_token" in name}
+    return {
+        name: token.content if isinstance(token, _Token) else token
+        for name, token in given.items()
+        if token is not None
+    }
+
+
+def chat_template(folder: Path, file: str = "") -> str | None:
+    """The source in `file`, or else of the folder; None if it has none.
+
+    Raises ConfigError for a file that cannot be read, CheckpointError for a folder that is wrong.
+    """
+    if file:
+        return _read(Path(file), ConfigError)
+    if (folder / "chat_template.jinja").exists():
+        return _read(folder / "chat_template.jinja", CheckpointError)
+    given = _read_config(folder).chat_template
+    if isinstance(given, list):  # of several, the one for plain chats
+        return next((one.template for one in given if one.name == "default"), None)
+    return given
+
+
+def _read_config(folder: Path) -> _Described:
+    path = folder / "tokenizer_config.json"
+    if not path.exists():
+        return _Described()
+    try:
+        return msgspec.json.decode(_read(path, CheckpointError), type=_Described)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _read(path: Path, kind: type[SRMError]) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise kind(f"{path} is larger than {MAX_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise kind(f"cannot read {path}: {error}") from None

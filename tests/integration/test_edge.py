@@ -1,0 +1,258 @@
+"""What a socket can do to the server that a well-behaved client would not."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server
+
+MAX_HEADER_BYTES = 4_096
+MAX_CONNECTIONS = 40
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: srm\r\n"
+
+
+@pytest.fixture(scope="module")
+def edge(text_model: Path) -> Iterator[Server]:
+    """A server without patience."""
+    flags = (
+        *SERVER_FLAGS,
+        "--receive-timeout-s=0.5",
+        "--send-timeout-s=0.5",
+        f"--max-header-bytes={MAX_HEADER_BYTES}",
+        f"--max-connections={MAX_CONNECTIONS}",
+    )
+    with Server(text_model, *flags) as running:
+        yield running
+
+
+class Raw:
+    """A connection, in bytes."""
+
+    def __init__(self, server: Server) -> None:
+        host, port = server.url.removeprefix("http://").rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=20)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def reply(self) -> tuple[int, dict[str, str], bytes]:
+        """The next one: status, headers, body."""
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += self._more()
+        head, body = data.split(b"\r\n\r\n", 1)
+        status, *lines = head.decode().split("\r\n")
+        headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
+        while len(body) < int(headers.get("content-length", 0)):
+            body += self._more()
+        return int(status.split()[1]), headers, body
+
+    def _more(self) -> bytes:
+        data = self.socket.recv(65_536)
+        assert data, "closed before the reply was whole"
+        return data
+
+    def rest(self) -> bytes:
+        """All until it is closed."""
+        data = b""
+        try:
+            while more := self.socket.recv(65_536):
+                data += more
+        except ConnectionResetError:
+            pass
+        return data
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str) -> None:
+    """It has our shape, an id, and says whether a retry makes sense."""
+    found, headers, body = reply
+    assert found == status, body
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert re.fullmatch(r"[0-9a-f]{32}", headers["x-request-id"])
+    is_final = 400 <= status < 500 and status not in {408, 429}
+    assert (headers.get("x-should-retry") == "false") == is_final
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400, "invalid_http"),
+        (b"GET / HTTP/3.7\r\n\r\n", 400, "invalid_http"),
+        (b"GET /\xff HTTP/1.1\r\nHost: srm\r\n\r\n", 400, "invalid_http"),
+        (b"BREW / HTTP/1.1\r\nHost: srm\r\n\r\n", 400, "invalid_http"),
+        (b"CONNECT srm:80 HTTP/1.1\r\nHost: srm\r\n\r\n", 400, "invalid_http"),
+        (POST + b"Content-Length: -1\r\n\r\n", 400, "invalid_http"),
+        (POST + b"Content-Length: 1e9\r\n\r\n", 400, "invalid_http"),
+        (POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400, "invalid_http"),
+        (POST + b"X-Long: " + b"x" * 2 * MAX_HEADER_BYTES, 431, "headers_too_large"),
+        (POST + b"X: y\r\n" * MAX_HEADER_BYTES + b"\r\n", 431, "headers_too_large"),
+        (b"GET /" + b"x" * 2 * MAX_HEADER_BYTES + b" HTTP/1.1\r\n\r\n", 431, "headers_too_large"),
+        (POST + b"Content-Length: 99999999999999999999999\r\n\r\n", 400, "invalid_http"),
+        (POST + b"Content-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), 413, "body_too_large"),
+        (POST + b"Content-Length: 0\r\n\r\n", 400, "invalid_request"),
+        (POST + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}", 400, "invalid_request"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n\xff\xfe\xfd\xfc\xfb\r\n0\r\n\r\n", 400,
+         "invalid_request"),
+        (b"GET /nowhere HTTP/1.1\r\nHost: srm\r\n\r\n", 404, "not_found"),
+        (b"PUT /v1/completions HTTP/1.1\r\nHost: srm\r\n\r\n", 405, "method_not_allowed"),
+        (b"OPTIONS /v1/completions HTTP/1.1\r\nHost: srm\r\n\r\n", 405, "method_not_allowed"),
+        (b"GET /v1/completions HTTP/1.1\r\nHost: srm\r\n\r\n", 405, "method_not_allowed"),
+    ],
+)  # fmt: skip
+def test_every_error_has_one_shape(edge: Server, sent: bytes, status: int, code: str) -> None:
+    with Raw(edge) as raw:
+        raw.send(sent)
+        check_error(raw.reply(), status, code)
+
+
+def body_error(server: Server, body: bytes) -> str:
+    reply = server.http.post("/v1/completions", content=body)
+    assert reply.status_code == 400, reply.text
+    message: str = reply.json()["error"]["message"]
+    return message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}",
+        b'{"prompt": "a", "temperature": 1e400}',
+        b'{"prompt": "a", "max_tokens": 1e19}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": [99999999999999999999999]}',
+        b'{"prompt": [-1]}',
+        b"\x00",
+        b"--b\r\nContent-Disposition: form-data; name=prompt\r\n\r\na\r\n--b--",
+        b"prompt=a&max_tokens=1",
+    ],
+)
+def test_what_is_no_request_is_a_400(server: Server, body: bytes) -> None:
+    assert body_error(server, body)
+
+
+def test_context_overflow_names_the_numbers(server: Server) -> None:
+    reply = server.post(prompt=[5] * 200)
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert "200 tokens" in reply.json()["error"]["message"]
+    assert "128" in reply.json()["error"]["message"]
+
+
+def test_a_slash_at_the_end_is_none(server: Server) -> None:
+    assert server.get("/health/").json() == server.get("/health").json()
+    assert server.http.post("/v1/completions/", json={"prompt": "a"}).status_code == 200
+    assert server.get("/v1/models//").json() == server.get("/v1/models").json()
+
+
+def test_head_is_get_without_a_body(server: Server) -> None:
+    for path, status in (("/health", 200), ("/v1/models", 200), ("/nowhere", 404)):
+        reply = server.http.head(path)
+        assert reply.status_code == status
+        assert reply.content == b""
+        assert reply.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"GET /health HT", b"408"),
+        (b"", b""),
+        (b"\r\n", b""),
+    ],
+)
+def test_headers_that_do_not_come_end_the_connection(
+    edge: Server, sent: bytes, code: bytes
+) -> None:
+    with Raw(edge) as raw:
+        raw.send(sent)
+        assert raw.rest()[9:12] == code
+
+
+def test_headers_that_come_a_byte_at_a_time_end_the_connection(edge: Server) -> None:
+    with Raw(edge) as raw, pytest.raises(OSError):  # which of the sends is chance
+        for byte in POST * 100:
+            raw.send(bytes([byte]))
+            time.sleep(0.02)
+
+
+def test_a_body_that_does_not_come_is_a_408(edge: Server) -> None:
+    with Raw(edge) as raw:
+        raw.send(POST + b"Content-Length: 100\r\n\r\n{")
+        check_error(raw.reply(), 408, "body_too_slow")
+
+
+def test_the_rest_of_a_refused_body_is_not_read_for_ever(edge: Server) -> None:
+    with Raw(edge) as raw:
+        raw.send(POST + b"Content-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))
+        check_error(raw.reply(), 413, "body_too_large")
+        with pytest.raises(OSError):  # which of the sends is chance
+            for _ in range(200):
+                raw.send(b"x")
+                time.sleep(0.05)
+
+
+def test_a_reply_that_nobody_takes_ends_the_request(edge: Server) -> None:
+    request = json.dumps(
+        {"prompt": "the cat", "n": 2_000, "max_tokens": 120, "ignore_eos": True, "stream": True,
+         "logprobs": 5, "return_token_ids": True}
+    ).encode()  # fmt: skip
+    with Raw(edge) as raw:
+        raw.send(POST + b"Content-Length: %d\r\n\r\n%b" % (len(request), request))
+        deadline = time.monotonic() + 20
+        while edge.metric("http_requests_total", "499") < 1:
+            assert time.monotonic() < deadline, "a client that reads nothing still holds a request"
+            time.sleep(0.05)
+    assert edge.metric("srm_engine_running_sequences") == 0
+
+
+def test_pipelined_requests_are_answered_in_order(edge: Server) -> None:
+    with Raw(edge) as raw:
+        raw.send(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        data = b""
+        while data.count(b"HTTP/1.1 200") < 2:
+            data += raw._more()
+        assert data.index(b'"ok"') < data.index(b'"ready"')
+
+
+def test_more_pipelined_requests_than_anybody_needs_end_the_connection(edge: Server) -> None:
+    with Raw(edge) as raw:
+        raw.send(b"GET /v1/models HTTP/1.1\r\nHost: srm\r\n\r\n" * 2_000)
+        assert raw.rest().count(b"HTTP/1.1 200") <= 20
+    assert edge.get("/health").status_code == 200
+
+
+def test_beyond_the_connections_there_is_a_503_and_probes_are_answered(edge: Server) -> None:
+    get = b"GET %b HTTP/1.1\r\nHost: srm\r\n\r\n"
+    with ExitStack() as opened:
+        held = [opened.enter_context(Raw(edge)) for _ in range(MAX_CONNECTIONS + 2)]
+        for raw in held:
+            raw.send(get % b"/v1/mod"[:5])
+        last = opened.enter_context(Raw(edge))
+        last.send(get % b"/v1/models")
+        status, headers, body = last.reply()
+        assert status == 503, body
+        assert int(headers["retry-after"]) >= 1
+        assert headers["connection"] == "close"
+        probe = opened.enter_context(Raw(edge))
+        probe.send(get % b"/health")
+        assert probe.reply()[0] == 200
+    assert edge.get("/v1/models").status_code == 200

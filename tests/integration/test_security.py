@@ -1,0 +1,198 @@
+"""Keys, limits, origins, ports and logs of a server that strangers can reach."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.test_serve import children, start
+from tests.serving import SERVER_FLAGS, Server
+
+ALICE, BOB, CAROL = "alice-0123456789abcdef", "bob-0123456789abcdef", "carol-0123456789abcdef"
+SECRET_PROMPT = "the cat that nobody may know of"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def guarded(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"alice {ALICE}\nbob {BOB}\n")
+    flags = (
+        *SERVER_FLAGS,
+        f"--api-keys-file={file}",
+        "--requests-per-minute=20",
+        "--tokens-per-minute=5000",
+        "--cors-origins=https://page.example,https://other.example",
+        f"--admin-port={free_port()}",
+        "--log-format=json",
+        "--log-level=debug",
+    )
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SRM_API_KEYS", f"carol {CAROL}")
+        running = Server(text_model, *flags)
+    with running:
+        yield running
+
+
+@pytest.fixture
+def admin(guarded: Server) -> Iterator[httpx.Client]:
+    pid = children(guarded)["api"]
+    flags = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    port = re.search(r"--admin-port=(\d+)", flags)
+    assert port
+    with httpx.Client(base_url=f"http://127.0.0.1:{port[1]}") as client:
+        yield client
+
+
+def lines_with(server: Server, part: str) -> list[str]:
+    """Of the log, which is read as it comes."""
+    deadline = time.monotonic() + 10
+    while not (found := [line for line in list(server.lines) if part in line]):
+        assert time.monotonic() < deadline, f"{part} is not in the log"
+        time.sleep(0.01)
+    return found
+
+
+def ask(server: Server, key: str | None, **fields: object) -> httpx.Response:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    body = {"prompt": SECRET_PROMPT, "max_tokens": 2, **fields}
+    return server.http.post("/v1/completions", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("key", [None, "x", ALICE[:-1], ALICE + "x", "é" * 20])
+def test_without_one_of_the_keys_there_is_a_401(guarded: Server, key: str | None) -> None:
+    headers = {} if key is None else {b"Authorization": f"Bearer {key}".encode()}
+    for reply in (
+        guarded.http.post("/v1/completions", json={"prompt": "a"}, headers=headers),
+        guarded.http.get("/v1/models", headers=headers),
+        guarded.http.get("/nowhere", headers=headers),
+    ):
+        assert reply.status_code == 401
+        assert reply.json()["error"]["type"] == "authentication_error"
+        assert reply.json()["error"]["code"] == "invalid_api_key"
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert reply.headers["x-should-retry"] == "false"
+        assert reply.headers["x-request-id"]
+
+
+def test_probes_need_no_key(guarded: Server) -> None:
+    assert guarded.get("/health").status_code == guarded.get("/ready").status_code == 200
+
+
+def test_each_of_the_keys_may_ask(guarded: Server) -> None:
+    for key in (ALICE, CAROL):
+        assert ask(guarded, key).status_code == 200
+
+
+def test_a_key_that_asks_too_often_is_a_429_that_says_when(guarded: Server) -> None:
+    replies = [ask(guarded, BOB, max_tokens=1) for _ in range(22)]
+    assert [reply.status_code for reply in replies[:20]] == [200] * 20
+    refused = replies[-1]
+    assert refused.status_code == 429
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert 1 <= int(refused.headers["retry-after"]) <= 120
+    assert "x-should-retry" not in refused.headers
+    assert ask(guarded, ALICE).status_code == 200, "another key's limit is its own"
+
+
+def test_tokens_are_limited_too(guarded: Server) -> None:
+    many = {"n": 100, "max_tokens": 100, "ignore_eos": True}
+    assert ask(guarded, CAROL, **many).status_code == 200
+    refused = ask(guarded, CAROL)
+    assert refused.status_code == 429
+    assert "tokens a minute" in refused.json()["error"]["message"]
+    assert refused.headers["retry-after"] == "61" or int(refused.headers["retry-after"]) <= 120
+
+
+def test_pages_of_allowed_origins_may_ask(guarded: Server) -> None:
+    preflight = {
+        "Origin": "https://page.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    reply = guarded.http.options("/v1/completions", headers=preflight)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == "https://page.example"
+    assert reply.headers["x-request-id"]
+    refusal = ask(guarded, None)
+    assert "access-control-allow-origin" not in refusal.headers
+    refusal = guarded.http.get("/v1/models", headers={"Origin": "https://page.example"})
+    assert refusal.status_code == 401
+    assert refusal.headers["access-control-allow-origin"] == "https://page.example"
+    stranger = preflight | {"Origin": "https://stranger.example"}
+    reply = guarded.http.options("/v1/completions", headers=stranger)
+    assert reply.status_code == 400
+    assert "https://stranger.example" in reply.json()["error"]["message"]
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_without_origins_no_page_may_ask(server: Server) -> None:
+    reply = server.http.get("/v1/models", headers={"Origin": "https://page.example"})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_metrics_are_on_the_port_of_their_own_and_need_no_key_there(
+    guarded: Server, admin: httpx.Client
+) -> None:
+    headers = {"Authorization": f"Bearer {ALICE}"}
+    reply = guarded.http.get("/metrics", headers=headers)
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "not_found"
+    assert "srm_engine_steps_total" in admin.get("/metrics").text
+    assert admin.get("/health").status_code == 200
+    assert admin.get("/v1/models").status_code == 401
+    assert admin.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_keys_and_prompts_are_in_no_log_and_no_list_of_processes(guarded: Server) -> None:
+    asked = ask(guarded, ALICE, echo=True)
+    assert asked.status_code == 200
+    for name, pid in children(guarded).items():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+        environment = Path(f"/proc/{pid}/environ").read_bytes().decode()
+        assert not any(key in command for key in (ALICE, BOB, CAROL))
+        assert (CAROL in environment) == (name == "api")
+    log = "".join(guarded.lines)
+    assert not any(secret in log for secret in (ALICE, BOB, CAROL, SECRET_PROMPT))
+
+
+def test_a_request_is_one_line_of_json_in_the_log(guarded: Server) -> None:
+    headers = {"Authorization": f"Bearer {ALICE}", "x-request-id": "find-me"}
+    body = {"prompt": [5, 6, 7], "max_tokens": 4, "n": 2, "ignore_eos": True}
+    reply = guarded.http.post("/v1/completions", json=body, headers=headers)
+    (line,) = [json.loads(line) for line in lines_with(guarded, '"find-me"')]
+    assert line["completion_id"] == reply.json()["id"]
+    assert {name: line[name] for name in ("method", "route", "status", "key", "level")} == {
+        "method": "POST",
+        "route": "/v1/completions",
+        "status": 200,
+        "key": "alice",
+        "level": "info",
+    }
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (3, 8)
+    assert line["seconds"] >= line["first_token_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--api-keys-file=/no/such/file", "api_keys_file = '/no/such/file': cannot be read"),
+        ("--tokens-per-minute=9", "tokens_per_minute = 9 is a limit of API keys"),
+    ],
+)
+def test_keys_that_cannot_be_stop_the_start(flag: str, message: str) -> None:
+    failed = start(flag, "--port=0")
+    assert failed.returncode == 2
+    assert message in failed.stderr

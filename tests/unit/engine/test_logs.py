@@ -1,0 +1,55 @@
+"""Lines of the log, for a person and for a program."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+from engine.logs import JsonLines, TextLines
+
+
+def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
+    log = logging.getLogger("server.boundary")
+    return log.makeRecord(log.name, logging.INFO, "file", 1, message, args, None, extra=extra)
+
+
+def test_a_json_line_has_the_fields_of_its_message() -> None:
+    made = record("answered %d", 2, fields={"status": 200, "request_id": 'a"b\n'})
+    line = JsonLines().format(made)
+    assert "\n" not in line
+    parsed = json.loads(line)
+    assert parsed["time"].endswith("Z")
+    assert {name: parsed[name] for name in ("level", "logger", "message", "status")} == {
+        "level": "info",
+        "logger": "server.boundary",
+        "message": "answered 2",
+        "status": 200,
+    }
+    assert parsed["request_id"] == 'a"b\n'
+
+
+def test_a_json_line_has_the_exception() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError:
+        made = record("failed")
+        made.exc_info = sys.exc_info()
+    assert "ValueError: why" in json.loads(JsonLines().format(made))["exception"]
+
+
+def test_a_text_line_ends_in_the_fields() -> None:
+    made = record("answered", fields={"status": 200, "seconds": 0.5})
+    assert (
+        TextLines().format(made).endswith(" INFO server.boundary: answered status=200 seconds=0.5")
+    )
+
+
+def test_configuring_sets_level_and_form() -> None:
+    script = (
+        "import logging; from engine import logs; logs.configure('warning', 'json'); "
+        "logging.info('no'); logging.warning('yes %s', 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert json.loads(done.stderr)["message"] == "yes 1"

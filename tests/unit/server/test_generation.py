@@ -1,0 +1,93 @@
+"""What the engine is asked for, and what becomes of its answers."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.client import EngineClient
+from engine.messages import Output, Request
+from server.generation import Generation
+from server.protocol import parse_completion
+from server.sample import Delta
+from server.text import Text
+
+
+class Scripted(EngineClient):
+    """Answers every sample with one token; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__("tcp://127.0.0.1:1")
+        self.requests: list[Request] = []
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        self.requests.append(request)
+        for index in range(request.params.n):
+            yield Output(
+                id=request.id,
+                index=index,
+                token_ids=array("i", [5 + index]).tobytes(),
+                logprobs=array("f", [-float(index)]).tobytes(),
+                finish_reason="length",
+            )
+
+
+async def run(text_model: Path, **fields: Any) -> tuple[Scripted, Generation, list[Delta]]:
+    request = parse_completion(json.dumps({"prompt": [[5, 6], [7]], **fields}).encode())
+    client = Scripted()
+    generation = Generation(
+        "made",
+        request,
+        [array("i", ids).tobytes() for ids in request.prompt if isinstance(ids, list)],
+        Text(text_model),
+    )
+    deltas = [delta async for news in generation.deltas(client) for delta in news]
+    return client, generation, deltas
+
+
+@pytest.mark.parametrize("priority", [-7, 0, 7])
+async def test_a_lower_priority_is_served_earlier(text_model: Path, priority: int) -> None:
+    client, _, _ = await run(text_model, priority=priority)
+    assert {request.priority for request in client.requests} == {-priority}  # larger is earlier
+
+
+@pytest.mark.parametrize(
+    ("fields", "emit", "logprobs"),
+    [
+        ({}, "final", None),
+        ({"best_of": 4}, "final", 0),
+        ({"best_of": 4, "logprobs": 3}, "delta", 3),
+        ({"n": 2, "best_of": 2}, "final", None),
+        ({"return_packed": True, "logprobs": 0}, "final", 0),
+        ({"stop": "a"}, "delta", None),
+        ({"stream": True}, "delta", None),
+    ],
+)
+async def test_no_more_is_asked_of_the_engine_than_is_needed(
+    text_model: Path, fields: dict[str, Any], emit: str, logprobs: int | None
+) -> None:
+    client, _, _ = await run(text_model, **fields)
+    for request in client.requests:
+        assert (request.emit, request.params.logprobs) == (emit, logprobs)
+        assert request.params.n == fields.get("best_of", fields.get("n", 1))
+
+
+async def test_of_all_candidates_the_best_are_chosen_and_all_are_counted(text_model: Path) -> None:
+    _, generation, deltas = await run(text_model, n=2, best_of=5)
+    assert sorted(delta.index for delta in deltas) == list(range(10))
+    chosen = [choice for delta in deltas for choice in generation.choices(delta)]
+    ids = {choice.index: int.from_bytes(choice.token_ids, "little") for choice in chosen}
+    assert ids == {0: 5, 1: 6, 2: 5, 3: 6}
+    assert generation.usage.completion_tokens == 10
+    assert [generation.prompt_of(i).num_tokens for i in range(4)] == [2, 2, 1, 1]
+
+
+async def test_the_engine_never_hears_the_clients_id(text_model: Path) -> None:
+    client, generation, _ = await run(text_model, request_id="again")
+    assert generation.id == "again"
+    assert [request.id for request in client.requests] == ["made-0", "made-1"]

@@ -1,0 +1,100 @@
+"""Bodies that are too large, too slow, or too many at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message, Receive
+
+from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
+from server.intake import Body, Intake
+
+
+def intake(max_body_bytes: int = 100, max_held_bytes: int = 1_000, timeout_s: float = 5) -> Intake:
+    return Intake(max_body_bytes, max_held_bytes, timeout_s, lambda: 7)
+
+
+def sender(*chunks: bytes) -> Receive:
+    """A client that sends these, and then nothing."""
+    left = list(chunks)
+
+    async def receive() -> Message:
+        if not left:
+            await asyncio.Event().wait()
+        chunk = left.pop(0)
+        return {"type": "http.request", "body": chunk, "more_body": bool(left)}
+
+    return receive
+
+
+async def read(body: Body) -> int:
+    """All of it; its size."""
+    size = 0
+    while True:
+        message = await body()
+        size += len(message["body"])
+        if not message["more_body"]:
+            return size
+
+
+async def test_a_body_counts_until_it_is_closed() -> None:
+    counted = intake()
+    body = counted.body(sender(b"x" * 60, b"y" * 40))
+    assert await read(body) == counted.held_bytes == 100
+    body.close()
+    body.close()
+    assert counted.held_bytes == 0
+
+
+async def test_a_body_is_too_large_as_soon_as_it_is() -> None:
+    counted = intake()
+    with pytest.raises(BodyTooLarge, match="100 bytes"):
+        await read(counted.body(sender(b"x" * 60, b"y" * 41, b"never read")))
+    counted.check_announced("100")
+    for announced in ("101", "9" * 5_000):
+        with pytest.raises(BodyTooLarge):
+            counted.check_announced(announced)
+
+
+async def test_all_bodies_together_are_bounded() -> None:
+    counted = intake(max_held_bytes=250)
+    bodies = [counted.body(sender(b"x" * 100)) for _ in range(3)]
+    await read(bodies[0])
+    await read(bodies[1])
+    with pytest.raises(Overloaded) as refused:
+        await read(bodies[2])
+    assert refused.value.retry_after_s == 7
+    with pytest.raises(Overloaded):  # before anything is read
+        counted.check_announced("1")
+    counted.check_announced("")
+    for body in bodies:
+        body.close()
+    counted.check_announced("1")
+    assert await read(counted.body(sender(b"x" * 100))) == 100
+
+
+async def test_a_body_that_stops_coming_is_too_slow() -> None:
+    counted = intake(timeout_s=0.05)
+    body = counted.body(sender(b"xy", b""))
+    await body()
+    body = counted.body(sender())
+    with pytest.raises(BodyTooSlow, match="only 0 bytes"):
+        await read(body)
+
+
+async def test_what_has_come_gives_the_rest_more_time() -> None:
+    counted = intake(max_body_bytes=10**6, max_held_bytes=10**6, timeout_s=5)
+    body = counted.body(sender(b"x" * 160 * 1024, b""))
+    assert counted.time_left_s(body, 4) == 1
+    await body()
+    assert counted.time_left_s(body, 4) == 11
+
+
+async def test_waiting_for_the_client_to_leave_takes_as_long_as_it_takes() -> None:
+    counted = intake(timeout_s=0.01)
+    body = counted.body(sender(b"x"))
+    await read(body)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await body()

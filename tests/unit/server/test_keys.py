@@ -1,0 +1,61 @@
+"""Keys are read, found, and never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError
+from server.keys import Keys, load_keys
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+
+
+def test_a_file_and_the_environment_add_up(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# who may\n\nalice in berlin {ALICE}\n")
+    keys = load_keys(str(file), {"SRM_API_KEYS": f"{BOB}"})
+    alice, bob = keys.find(ALICE), keys.find(BOB)
+    assert alice and alice.name == "alice in berlin"
+    assert bob and bob.name == "key-2"
+    assert all(keys.find(other) is None for other in ("", ALICE + "x", ALICE[:-1], "\udcff", "é"))
+
+
+def test_without_keys_there_are_none() -> None:
+    assert not load_keys("", {})
+    assert load_keys("", {"SRM_API_KEYS": ALICE})
+    assert Keys([]).find(ALICE) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no key"),
+        ("# nobody\n", "has no key"),
+        ("a short-key\n", "line 1: a key must have at least 16 characters"),
+        (f"a {ALICE}\nb {ALICE}\n", "line 2: the same key or name as that of 'a'"),
+        (f"a {ALICE}\na {BOB}\n", "line 2: the same key or name as that of 'a'"),
+    ],
+)
+def test_a_bad_file_is_named_and_its_keys_are_not(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_keys(str(file), {})
+    assert message in caught.value.message
+    assert not any(word in caught.value.message for word in (ALICE, BOB, "short-key"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_keys(str(tmp_path / "none"), {})
+    with pytest.raises(ConfigError, match="SRM_API_KEYS has no key"):
+        load_keys("", {"SRM_API_KEYS": " , "})
+
+
+def test_nothing_of_a_key_is_kept() -> None:
+    keys = load_keys("", {"SRM_API_KEYS": f"alice {ALICE}"})
+    assert ALICE not in repr(vars(keys))

@@ -1,0 +1,154 @@
+"""Chat templates as others write them, and those that try to do more than write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.config import DEMO_MODEL
+from server import template
+from server.template import TemplateFailed, compile_template, render
+from training.tasks import problems
+
+CHAT_ML = """{% for message in messages %}
+{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+LLAMA = """{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" + system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/...') }}
+    {%- endif %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {%- generation %}{{- message['content'] | trim + '<|eot_id|>' }}{%- endgeneration %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+
+def chat(*contents: str, first: str = "user") -> list[dict[str, str]]:
+    """Messages that take turns, behind a system message where `first` says so."""
+    roles = ["system"] * (first == "system") + ["user", "assistant"] * len(contents)
+    return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+
+
+def rendered(source: str, messages: list[dict[str, str]] | None = None, **variables: Any) -> str:
+    variables = {"add_generation_prompt": True, "messages": messages or chat("hi"), **variables}
+    return render(compile_template(source), variables)
+
+
+def test_chat_ml() -> None:
+    assert rendered(CHAT_ML, chat("hi", "ho", "hu")) == (
+        "<|im_start|>user\nhi<|im_end|>\n"
+        "<|im_start|>assistant\nho<|im_end|>\n"
+        "<|im_start|>user\nhu<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert rendered(CHAT_ML, add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_a_llama_template() -> None:
+    text = rendered(LLAMA, chat("be kind", " hi ", "ho", first="system"), bos_token="<s>")
+    assert text == (
+        "<s><|start_header_id|>system<|end_header_id|>\n\nbe kind<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nho<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_what_a_template_raises_is_told() -> None:
+    two_of_one = [*chat("hi"), *chat("hi")]
+    with pytest.raises(TemplateFailed, match=r"^Conversation roles must alternate user/assistant"):
+        rendered(LLAMA, two_of_one, bos_token="<s>")
+
+
+def test_what_templates_expect_to_find_is_there() -> None:
+    loop = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert rendered(loop) == "01"
+    assert rendered("{{ {'b': '<é>', 'a': [1, none]} | tojson }}") == '{"b": "<é>", "a": [1, null]}'
+    assert rendered("{{ [1] | tojson(indent=1) }}") == "[\n 1\n]"
+    assert rendered("{{ strftime_now('%Y') | int > 2000 }}") == "True"
+    assert rendered("{{ tools is defined and tools is none }}", tools=None) == "True"
+    assert rendered("{% set ns = namespace(n=0) %}{% set ns.n = 1 %}{{ ns.n }}") == "1"
+
+
+def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
+    source = (DEMO_MODEL / "chat_template.jinja").read_text()
+    begin, end = "<|begin_of_text|>", "<|end_of_text|>"
+    problem = next(problems("train", 0))
+    assert rendered(source, chat(problem.question)) == begin + problem.prompt
+    whole = rendered(source, chat(problem.question, problem.solution), add_generation_prompt=False)
+    assert whole == begin + problem.prompt + problem.solution + end
+    again = rendered(source, chat(problem.question, problem.solution, problem.question))
+    assert again == whole + begin + problem.prompt
+    with pytest.raises(TemplateFailed, match="not of system"):
+        rendered(source, chat("be kind", first="system"))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("a\n{% for %}", "line 2: "),
+        ("{{ a", "line 1: "),
+        ("{% nothing %}", "line 1: "),
+        ("{{ 'a' | nothing }}", "line 1: "),
+        ("{{" + "(" * 5_000 + "1" + ")" * 5_000 + "}}", "RecursionError"),
+    ],
+)
+def test_what_is_no_template_is_told_with_its_line(source: str, why: str) -> None:
+    with pytest.raises(TemplateFailed, match=f"^{why}"):
+        compile_template(source)
+
+
+ESCAPES = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''['__class__']['__base__'] }}",
+    "{{ (''|attr('__class__')).mro() }}",
+    "{{ '{0.__class__.__mro__}'.format('') }}",
+    "{{ '{m.__class__.__mro__}'.format_map({'m': ''}) }}",
+    "{{ lipsum.__globals__['os'].popen('id').read() }}",
+    "{{ cycler.__init__.__globals__.os.system('id') }}",
+    "{{ raise_exception.__globals__['json'] }}",
+    "{{ strftime_now.__code__.co_consts }}",
+    "{{ self._TemplateReference__context.environment.globals }}",
+    "{{ messages.append(messages[0]) }}",
+    "{{ messages[0].update(content='other') }}",
+    "{{ (messages[0].items).__self__.clear() }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os.getcwd() }}",
+    "{% extends '/etc/passwd' %}",
+    "{{ range(10 ** 8) | list }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{{ 1 / 0 }}",
+    "{{ messages[0].content + 1 }}",
+    "{{ nothing.at.all }}",
+]
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_nothing_but_the_chat_is_in_reach(source: str) -> None:
+    messages = chat("hi")
+    with pytest.raises(TemplateFailed):
+        rendered(source, messages)
+    assert messages == chat("hi")
+
+
+def test_text_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "MAX_TEXT", 1_000)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}ab{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateFailed, match="more than 1000 characters"):
+        rendered(endless)
