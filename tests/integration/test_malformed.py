@@ -90,7 +90,9 @@ def exchange(address: tuple[str, int], sent: bytes) -> bytes:
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65_536), b""))
-        except (ConnectionResetError, BrokenPipeError):
+        except TimeoutError:
+            raise
+        except OSError:
             return b""
 
 
