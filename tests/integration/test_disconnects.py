@@ -54,7 +54,7 @@ async def visit(server: Server, rng: random.Random, point: str) -> bytes:
         await asyncio.sleep(rng.random() * 0.2)
     elif point == "streaming":
         for _ in range(rng.randint(1, 20)):
-            received += await reader.readline()
+            received += await reader.read(rng.randint(1, 4_000))
     elif point == "never":
         received = await reader.read()
     if rng.random() < 0.5:
