@@ -22,7 +22,7 @@ from tests.serving import Server, write_text_model
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)
 FLAGS = ("--num-slots=32", "--max-step-rows=32", "--max-waiting=200", "--max-body-bytes=200000")
 """Small, so that no valid request keeps it busy for long."""
-QUICK, MANY = 100, 5_500
+QUICK, MANY = 60, 5_500
 """Cases of an operation and a mode; the slow ones make more than 10,000 in all."""
 
 
