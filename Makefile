@@ -27,6 +27,10 @@ help:  ## this list
 	$(BIN)/pip install --progress-bar on -r requirements-dev.lock
 	@touch $@
 
+.venv/browser: .venv/dev tests/browser/install.sh
+	@tests/browser/install.sh
+	@touch $@
+
 setup: .venv/dev  ## a .venv with everything
 
 serve: .venv/serve  ## answer completions: PORT=8123 MODEL=dir DEVICE=cpu|gpu make serve
@@ -45,10 +49,10 @@ lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
 types: .venv/dev  ## mypy --strict
 	$(BIN)/mypy $(SOURCES)
 
-test: .venv/dev  ## everything but the slow tests
+test: .venv/browser  ## everything but the slow tests
 	$(BIN)/python -m pytest -m "not slow and not gpu and not clients"
 
-test-all: .venv/dev  ## the slow ones too
+test-all: .venv/browser  ## the slow ones too
 	$(BIN)/python -m pytest -m "not gpu and not clients"
 
 test-gpu: .venv/dev  ## on a machine with a GPU

@@ -23,7 +23,7 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `precision`, `samples` or `http`
+            `precision`, `samples`, `http` or `text`
 
 `srm COMMAND --help` explains each.
 """
@@ -39,16 +39,18 @@ BENCHMARKS = {
     "precision": "training.precision",
     "samples": "training.many_samples",
     "http": "server.bench",
+    "text": "server.bench_text",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
 SETTINGS = """
   model device dtype num_slots memory_fraction prefix_slots prefix_cache max_step_rows
-  max_step_tokens max_waiting max_waiting_bytes request_timeout_s cache_dir overlap drain_s
-  log_level log_format
-  served_model_name chat_template host port max_body_bytes max_connections max_header_bytes
+  max_step_tokens max_waiting max_waiting_bytes request_timeout_s cache_dir overlap step_timeout_s
+  drain_s log_level log_format
+  served_model_name chat_template host port api_processes max_body_bytes
+  max_connections max_header_bytes
   receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
-  tokens_per_minute cors_origins admin_port admin_host otlp_endpoint
+  tokens_per_minute cors_origins admin_port admin_host otlp_endpoint stall_s
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
@@ -57,7 +59,7 @@ SETTINGS = """
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
   sequences random_sequences
-  requests n max_tokens prompts header_tokens
+  requests n max_tokens streams prompts header_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
 """.split()

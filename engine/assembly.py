@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.batch import FROM_DEVICE, I32, I64, SAMPLED, Batch
+from engine.pace import Turn
 from engine.sequence import SequenceGroup
 from engine.slots import SlotTable
 
@@ -38,8 +39,8 @@ class Chunk(NamedTuple):
         return self.group.request.params.prompt_logprobs or 0
 
 
-def assemble(table: SlotTable, slots: I64, chunks: list[Chunk]) -> Batch:
-    """Of the slots to decode, i64[D], and what to prefill."""
+def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | None = None) -> Batch:
+    """Of the slots to decode, i64[D], whose turn it is, and what to prefill."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
     prefill_reads = np.array([chunk.read_slot for chunk in chunks], np.int32)
@@ -72,6 +73,8 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk]) -> Batch:
         targets=targets,
         score_rows=score_rows,
         num_top=num_top,
+        starting=starting,
+        turn=turn,
     )
 
 

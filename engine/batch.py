@@ -12,7 +12,7 @@ are scored: how likely is the token that follows, and which are the likeliest in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,10 @@ FROM_DEVICE = -1
 """A token id that stands for "the last token sampled in read_slots[row]"."""
 SAMPLED = -1
 """A target that stands for "the token that this decode row samples"."""
+
+
+def _no_rows() -> I64:
+    return np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,11 @@ class Batch:
     targets: I32  # i32[H] what follows each token: SAMPLED in decode rows, then the prompts' tokens
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
+    # Of no use to the device, but true of the step, which may end when the next is scheduled.
+    starting: I64 = field(
+        default_factory=_no_rows
+    )  # i64[S] decode rows that are a sequence's first
+    turn: tuple[int, int] | None = None  # the slots whose turn it was, as in pace.py; None: all
 
     @property
     def num_decode(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import zmq
@@ -28,7 +29,6 @@ from engine.errors import (
     TimedOut,
 )
 from engine.messages import (
-    Abort,
     FromEngine,
     Hello,
     Output,
@@ -38,7 +38,10 @@ from engine.messages import (
     Status,
     ToEngine,
 )
+from engine.streams import Stream, Streams
 
+MAX_INBOX = 64
+"""Messages handled before others get their turn."""
 HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
 """An engine that has not answered a heartbeat for this long is taken for gone."""
@@ -59,8 +62,10 @@ class EngineClient:
         self._is_connected = False
         self._status: Status | None = None
         self._status_at = 0.0
+        self._stepped_at = 0.0  # or was idle
+        self._asked_at: float | None = None  # of the first question that is not answered
         self._has_status = asyncio.Event()
-        self._queues: dict[str, asyncio.Queue[Output | SRMError]] = {}
+        self._streams = Streams(self._send)
         self._tasks: list[asyncio.Task[None]] = []
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
@@ -69,6 +74,22 @@ class EngineClient:
     def status(self) -> Status | None:
         """What the engine last said of itself; None while it is not to be reached."""
         return self._status
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has owed an answer, in seconds; 0 if it owes none.
+
+        Not how long ago it answered: who did not ask, having been stopped, has nothing to expect.
+        """
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the engine has had work, as far as it said, and made no step, in seconds.
+
+        It answers between steps only: one that hangs inside a step is silent.
+        """
+        return self._status_at - self._stepped_at
 
     async def connect(self) -> None:
         """Start talking to the engine, which need not be there yet."""
@@ -111,24 +132,30 @@ class EngineClient:
         Raises the RequestError the engine refuses it with, EngineUnavailable when the engine is
         not there, drains or goes away, StepFailed when it breaks.
         """
+        assert request.emit != "columns", "columns are no Outputs: open a stream"
+        with self.open([request]) as stream:
+            while stream.unfinished:
+                await stream.wait()
+                for _, output in stream.take().outputs:
+                    yield output
+
+    @contextmanager
+    def open(self, requests: Sequence[Request]) -> Iterator[Stream]:
+        """Run requests that have the same n, until each completion has ended or the block is left.
+
+        Raises EngineUnavailable when the engine is not there. What else `generate` raises, `wait`
+        of the stream does.
+        """
         if self._status is None:
             raise EngineUnavailable("the engine is not ready")
-        if request.id in self._queues:
-            raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
-        queue = self._queues[request.id] = asyncio.Queue()
-        unfinished = request.params.n
+        for request in requests:
+            if self._streams.has_request(request.id):
+                raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
+        stream = self._streams.open(requests)
         try:
-            self._send(request)
-            while unfinished:
-                item = await queue.get()
-                if isinstance(item, SRMError):
-                    raise item
-                unfinished -= item.finish_reason is not None
-                yield item
+            yield stream
         finally:
-            del self._queues[request.id]
-            if unfinished:
-                self._send(Abort(request.id))
+            stream.close()
 
     def _send(self, message: ToEngine) -> None:
         """Queue a message. What the engine never got before it went, the next one gets in order:
@@ -136,16 +163,29 @@ class EngineClient:
         if not self._socket.closed:
             self._socket.send(self._encoder.encode(message))
 
+    def _ask(self) -> None:
+        """Ask for a Status, which also says that we are alive."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        self._send(Hello())
+
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""
+        # The same one, asked without a future.
+        inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         poller = zmq.asyncio.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
         while True:
             ready = dict(await poller.poll())
             # Messages first: what the engine said before it hung up is worth more than that it did.
-            while await self._socket.poll(0):
-                self._receive(self._decoder.decode(await self._socket.recv()))
+            while not inbox.closed and int(inbox.get(zmq.EVENTS)) & zmq.POLLIN:
+                for _ in range(MAX_INBOX):
+                    try:
+                        self._receive(self._decoder.decode(inbox.recv(zmq.NOBLOCK)))
+                    except zmq.Again:
+                        break
+                await asyncio.sleep(0)
             if self._monitor in ready:
                 event = (await recv_monitor_message(self._monitor))["event"]
                 if event == zmq.EVENT_DISCONNECTED:
@@ -154,38 +194,39 @@ class EngineClient:
                     self._lose("the connection to the engine was lost")
                 else:
                     self._is_connected = True
-                    self._send(Hello())
+                    self._asked_at = None  # what was lost is not answered
+                    self._ask()
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
-            for output in message.outputs:
-                self._put(output.id, output)
+            self._streams.receive(message)
         elif isinstance(message, Refusal):
-            self._put(message.id, _error(message))
+            self._streams.refuse(message.id, _error(message))
         else:
+            self._asked_at, self._status_at = None, time.monotonic()
+            if self._has_progressed(message):
+                self._stepped_at = self._status_at
             self._status = message
-            self._status_at = time.monotonic()
             self._has_status.set()
 
-    def _put(self, request_id: str, item: Output | SRMError) -> None:
-        queue = self._queues.get(request_id)
-        if queue is not None:  # otherwise its reader has left, and an Abort is on its way
-            queue.put_nowait(item)
+    def _has_progressed(self, status: Status) -> bool:
+        """Whether it stepped since the last Status, or had nothing to step then or has not now."""
+        last = self._status
+        is_idle = [one is None or not (one.running or one.waiting) for one in (last, status)]
+        return any(is_idle) or last is None or status.steps != last.steps
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            silent_s = time.monotonic() - self._status_at
-            if self._status is not None and silent_s > self._engine_timeout_s:
-                self._lose(f"the engine has not answered for {silent_s:.0f} s")
+            if self._status is not None and self.silent_s > self._engine_timeout_s:
+                self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
             if self._is_connected:
-                self._send(Hello())
+                self._ask()
 
     def _lose(self, why: str) -> None:
         self._status = None
         self._has_status.clear()
-        for request_id in self._queues:
-            self._put(request_id, EngineUnavailable(why))
+        self._streams.fail(lambda: EngineUnavailable(why))
 
 
 _ERRORS: dict[str, type[SRMError]] = {

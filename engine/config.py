@@ -178,6 +178,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schedule a step while the one before it runs; the tokens are the same without."""
     endpoint: str = "tcp://127.0.0.1:8765"
     """Where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
+    step_timeout_s: float = 300.0
+    """A step that takes so long, in seconds, ends the engine, which is started again; 0: never."""
     drain_s: float = 30.0
     """How long a stop waits for running requests, in seconds."""
     log_level: LogLevel = "info"
@@ -202,6 +204,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("max_step_tokens must be larger than max_step_rows")
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
+        if not (self.step_timeout_s == 0 or 1 <= self.step_timeout_s <= 1e6):
+            raise ValueError(f"step_timeout_s must be 0, or 1 … 1000000, got {self.step_timeout_s}")
         for name in ("drain_s", "request_timeout_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 
 from engine import metrics
-from engine.batch import Batch, Launched, Runner
+from engine.batch import I32, Batch, Launched, Runner
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
-from engine.messages import Output, Request, SamplingParams, Status, join
+from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
+from engine.outputs import NewTokens
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 
@@ -47,9 +48,12 @@ class Engine:
         self._fingerprint = fingerprint
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
+        self._columns: list[NewTokens] = []
         self._last_completed = 0.0
         metrics.NUM_SLOTS.set(runner.num_slots)
-        self._counted = (0, 0, 0)  # what of the prefixes' counts is in the metrics
+        metrics.CONTEXT_TOKENS.set(model.n_ctx)
+        self._counted = (0, 0, 0, 0, 0)  # what of the scheduler's counts is in the metrics
+        self._levels = (-1, -1, -1)  # what of them the gauges show
         self._update_gauges()
 
     @property
@@ -63,21 +67,34 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a RequestError that says why not."""
+        self.scheduler.latencies.now = time.monotonic()
         try:
             self.scheduler.add(request)
-        except Overloaded as error:
+        except RequestError as error:
+            if isinstance(error, Overloaded):
+                error.retry_after_s = self._queue_rate.seconds_until(error.excess, time.monotonic())
             metrics.REQUESTS.labels("refused").inc()
-            error.retry_after_s = self._queue_rate.seconds_until(error.excess, time.monotonic())
-            raise
-        except RequestError:
-            metrics.REQUESTS.labels("refused").inc()
+            metrics.REFUSALS.labels(error.code).inc()
             raise
 
     def abort(self, request_id: str) -> None:
         """Forget a request; no further Output of it follows. Unknown ids are ignored."""
-        if self.scheduler.abort(request_id):
+        if ended := self.scheduler.abort(request_id):
             metrics.REQUESTS.labels("aborted").inc()
-            self._update_gauges()  # there may be no further step to do it
+            metrics.SEQUENCES.labels("abort").inc(ended)
+            self._publish()  # there may be no further step to do it
+
+    def stop(self, request_id: str, indices: I32) -> None:
+        """End these samples of a request; no further word of them follows. See StopSamples."""
+        requests = self.scheduler.num_requests
+        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices))
+        metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
+        self._publish()  # there may be no further step to do it
+
+    def take_columns(self) -> list[NewTokens]:
+        """What the steps since the last time said in columns, besides the Outputs they returned."""
+        columns, self._columns = self._columns, []
+        return columns
 
     def step(self) -> list[Output]:
         """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
@@ -109,7 +126,9 @@ class Engine:
             running=table.num_owned,
             waiting=self.scheduler.num_waiting,
             max_waiting=self._max_waiting,
-            retry_after_s=self._queue_rate.seconds_until(self.scheduler.num_waiting, time.monotonic()),
+            retry_after_s=self._queue_rate.seconds_until(
+                self.scheduler.num_waiting, time.monotonic()
+            ),
             steps=self.num_steps,
             n_ctx=self._model.n_ctx,
             vocab_size=self._model.vocab_size,
@@ -159,7 +178,7 @@ class Engine:
             waiting.pop()
 
     def _launch(self) -> _Step | None:
-        started = time.monotonic()
+        started = self.scheduler.latencies.now = time.monotonic()
         batch = self.scheduler.schedule()
         return None if batch is None else _Step(batch, self._runner.launch(batch), started)
 
@@ -167,42 +186,71 @@ class Engine:
         if step is None:
             return []
         result = step.launched.wait()
+        now = self.scheduler.latencies.now = time.monotonic()
         requests = self.scheduler.num_requests
         outputs = self.scheduler.complete(step.batch, result)
         self.num_steps += 1
-        metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
-        for reason, count in Counter(output.finish_reason for output in outputs).items():
-            if reason is not None:
+        if finished := requests - self.scheduler.num_requests:
+            metrics.REQUESTS.labels("finished").inc(finished)
+        ends = Counter(output.finish_reason for output in outputs)
+        for columns in self.scheduler.take_columns():
+            ends.update(dict(zip(REASONS, np.bincount(columns.reasons).tolist(), strict=False)))
+            self._columns.append(columns)
+        for reason, count in ends.items():
+            if reason is not None and count:
                 metrics.SEQUENCES.labels(reason).inc(count)
-        self._measure(step)
+        self._measure(step, now)
         return outputs
 
-    def _measure(self, step: _Step) -> None:
-        now = time.monotonic()
+    def _measure(self, step: _Step, now: float) -> None:
         metrics.STEPS.inc()
-        metrics.DECODE_TOKENS.inc(step.batch.num_decode)
-        metrics.PREFILL_TOKENS.inc(step.batch.num_tokens - step.batch.num_decode)
-        metrics.SCORED_TOKENS.inc(step.batch.num_scored_prefill)
-        self._count_prefixes()
+        if prefilled := step.batch.num_tokens - step.batch.num_decode:
+            metrics.PREFILL_TOKENS.inc(prefilled)
+        if scored := step.batch.num_scored_prefill:
+            metrics.SCORED_TOKENS.inc(scored)
         metrics.BATCH_ROWS.observe(step.batch.num_rows)
+        metrics.STEP_TOKENS.observe(step.batch.num_tokens)
         metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
         self._last_completed = now
         self._queue_rate.note(self.scheduler.num_left, now)
-        self._update_gauges()
+        self._count()
+        self._publish()
 
-    def _count_prefixes(self) -> None:
-        prefixes = self.scheduler.prefixes
-        counts = (prefixes.num_hits, prefixes.num_cached_tokens, prefixes.num_evictions)
-        counters = (metrics.PREFIX_HITS, metrics.CACHED_TOKENS, metrics.PREFIX_EVICTIONS)
+    def _count(self) -> None:
+        prefixes, latencies = self.scheduler.prefixes, self.scheduler.latencies
+        counts = (
+            latencies.num_sampled,
+            latencies.num_prompt_tokens,
+            prefixes.num_hits,
+            prefixes.num_cached_tokens,
+            prefixes.num_evictions,
+        )
+        counters = (
+            metrics.DECODE_TOKENS,
+            metrics.PROMPT_TOKENS,
+            metrics.PREFIX_HITS,
+            metrics.CACHED_TOKENS,
+            metrics.PREFIX_EVICTIONS,
+        )
         for counter, count, counted in zip(counters, counts, self._counted, strict=True):
-            counter.inc(count - counted)
+            if count != counted:
+                counter.inc(count - counted)
         self._counted = counts
 
+    def _publish(self) -> None:
+        self.scheduler.latencies.publish(is_idle=not self.scheduler.num_requests)
+        self._update_gauges()
+
     def _update_gauges(self) -> None:
-        metrics.PREFIXES.set(self.scheduler.prefixes.num_used)
-        metrics.RUNNING.set(self.scheduler.table.num_owned)
-        metrics.WAITING.set(self.scheduler.num_waiting)
-        metrics.FREE_SLOTS.set(self.scheduler.table.num_free)
+        scheduler, table = self.scheduler, self.scheduler.table
+        levels = (scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting)
+        if levels != self._levels:
+            self._levels = levels
+            metrics.PREFIXES.set(scheduler.prefixes.num_used)
+            metrics.RUNNING.set(table.num_owned)
+            metrics.WAITING.set(scheduler.num_waiting)
+            metrics.FREE_SLOTS.set(table.num_free)
+            metrics.SLOT_USAGE.set(table.num_owned / table.num_slots)
 
 
 def _by_index(outputs: list[Output]) -> list[Output]:

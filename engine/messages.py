@@ -57,14 +57,30 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     params: SamplingParams
     priority: int = 0
     """Higher is admitted first."""
-    emit: Literal["final", "delta"] = "final"
-    """`delta` sends new tokens after each step; `final` sends each completion once, when done."""
+    emit: Literal["final", "delta", "columns"] = "final"
+    """`final` sends each completion once, when done; `delta` and `columns` send new tokens after
+    each step, as an Output a completion or all together as Columns. Scores of the prompt, and the
+    ends of completions that never began to sample, are Outputs in any case."""
+    stream: int = 0
+    """With `emit` = "columns": completion 0's number there, 0 … 2**40 - n; the others' follow."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
     """Forget the request; no further Output is sent for it. Unknown ids are ignored."""
 
     id: str
+
+
+class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop_samples"):
+    """End these completions of a request and free their slots; nothing more is sent of them.
+
+    Those that have ended, or hold no slot yet, are ignored, and so are unknown ids. A request of
+    which nothing is left is over.
+    """
+
+    id: str
+    indices: bytes
+    """int32 little-endian, each 0 … n - 1."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -109,10 +125,33 @@ def join(outputs: list[Output]) -> Output:
     return msgspec.structs.replace(outputs[-1], **joined)
 
 
+REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
+"""What the numbers in Columns stand for."""
+
+
+class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What completions of requests with `emit` = "columns" have new: a row each, at most.
+
+    Little-endian arrays of the same length. A number in `reasons` other than 0 ends a completion.
+    """
+
+    streams: bytes
+    """int64[rows]: `Request.stream` plus the completion's index."""
+    token_ids: bytes
+    """int32[rows]; -1 where the reason is "error", which is no token."""
+    reasons: bytes
+    """uint8[rows], indices into REASONS."""
+    logprobs: bytes = b""
+    """float32[rows], of rows that asked; none where nobody did."""
+    cached: list[tuple[int, int]] = []
+    """Of requests that begin to sample here: `Request.stream`, `Output.cached_tokens` if not 0."""
+
+
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outputs"):
-    """All that one step has for one API process."""
+    """All that one step has for one API process. What the Outputs say comes first."""
 
     outputs: list[Output]
+    columns: Columns | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refusal"):
@@ -147,5 +186,5 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Of config and weights, hexadecimal."""
 
 
-ToEngine = Request | Abort | Hello
+ToEngine = Request | Abort | StopSamples | Hello
 FromEngine = Outputs | Refusal | Status

@@ -2,15 +2,42 @@
 
 With `PROMETHEUS_MULTIPROC_DIR` set before this is imported (the supervisor does), values live in
 files of that directory, from where any API process answers for all. A restarted engine replaces the
-gauges of the one before it.
+gauges of the one before it, and the gauges of one that is gone are taken away.
+
+Nothing is observed token by token: `observe` and `observe_counts` take many values at once. Bucket
+bounds hold those of vLLM, whose names `server.metrics` gives to the same numbers, and go on below
+and above them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 from prometheus_client import Counter, Gauge, Histogram
+
+_LATENCY_SECONDS = (
+    *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50),
+    *(60, 120, 240, 480, 960, 1920, 7680, 30720),
+)
+_FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_TOKEN_SECONDS = (
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+_COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+_STEP_TOKENS = tuple(2**power for power in range(23))
 
 STEPS = Counter("srm_engine_steps_total", "Steps run.")
 DECODE_TOKENS = Counter("srm_engine_decode_tokens_total", "Tokens sampled.")
+PROMPT_TOKENS = Counter(
+    "srm_engine_prompt_tokens_total",
+    "Prompt tokens of the requests whose turn came, kept ones and the last one included.",
+)
 PREFILL_TOKENS = Counter(
     "srm_engine_prefill_tokens_total",
     "Prompt tokens prefilled: once per prompt, whatever n; the last one is fed by decode rows.",
@@ -28,7 +55,7 @@ PREFIX_EVICTIONS = Counter(
 PREFIXES = Gauge(
     "srm_engine_prefixes",
     "States of prompts that are kept, read or being made.",
-    multiprocess_mode="mostrecent",
+    multiprocess_mode="livemostrecent",
 )
 SCORED_TOKENS = Counter(
     "srm_engine_scored_tokens_total", "Prompt tokens whose log-probability was asked for."
@@ -36,24 +63,43 @@ SCORED_TOKENS = Counter(
 REQUESTS = Counter(
     "srm_engine_requests_total", "Requests by outcome: finished, aborted, refused.", ["outcome"]
 )
+REFUSALS = Counter(
+    "srm_engine_refusals_total",
+    "Requests refused, by error code: invalid_request, context_length_exceeded, overloaded.",
+    ["reason"],
+)
 SEQUENCES = Counter(
     "srm_engine_sequences_total",
-    "Sequences ended, by finish reason: stop, length, error.",
+    "Sequences ended, by finish reason: stop, length, error, abort.",
     ["finish_reason"],
 )
 RUNNING = Gauge(
-    "srm_engine_running_sequences", "Sequences that hold a slot.", multiprocess_mode="mostrecent"
+    "srm_engine_running_sequences",
+    "Sequences that hold a slot.",
+    multiprocess_mode="livemostrecent",
 )
 WAITING = Gauge(
     "srm_engine_waiting_sequences",
     "Sequences accepted and not yet started.",
-    multiprocess_mode="mostrecent",
+    multiprocess_mode="livemostrecent",
 )
 FREE_SLOTS = Gauge(
-    "srm_engine_free_slots", "Slots that nothing holds.", multiprocess_mode="mostrecent"
+    "srm_engine_free_slots", "Slots that nothing holds.", multiprocess_mode="livemostrecent"
 )
 NUM_SLOTS = Gauge(
-    "srm_engine_num_slots", "Slots of the state pool for sequences.", multiprocess_mode="mostrecent"
+    "srm_engine_num_slots",
+    "Slots of the state pool for sequences.",
+    multiprocess_mode="livemostrecent",
+)
+SLOT_USAGE = Gauge(
+    "srm_engine_slot_usage",
+    "Share of the slots that sequences hold, 0 … 1.",
+    multiprocess_mode="livemostrecent",
+)
+CONTEXT_TOKENS = Gauge(
+    "srm_engine_context_tokens",
+    "Longest sequence that a slot can hold, in tokens.",
+    multiprocess_mode="livemostrecent",
 )
 STEP_SECONDS = Histogram(
     "srm_engine_step_seconds",
@@ -67,3 +113,103 @@ BATCH_ROWS = Histogram(
     "Rows of a step, decode and prefill.",
     buckets=[4**power for power in range(11)],
 )
+STEP_TOKENS = Histogram(
+    "srm_engine_step_tokens", "Tokens fed by a step, decode and prefill.", buckets=_STEP_TOKENS
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "srm_engine_time_to_first_token_seconds",
+    "From a request's arrival to the first token, of each sequence.",
+    buckets=_FIRST_TOKEN_SECONDS,
+)
+INTER_TOKEN_SECONDS = Histogram(
+    "srm_engine_inter_token_latency_seconds",
+    "Between two tokens of a sequence, of each token but a sequence's first.",
+    buckets=_TOKEN_SECONDS,
+)
+SEQUENCE_SECONDS = Histogram(
+    "srm_engine_sequence_seconds",
+    "From a request's arrival to the last token, of each sequence.",
+    buckets=_LATENCY_SECONDS,
+)
+SEQUENCE_QUEUE_SECONDS = Histogram(
+    "srm_engine_sequence_queue_seconds",
+    "From a request's arrival to the start of its prefill or, of sequences that find no slot after "
+    "it, to their slot.",
+    buckets=_LATENCY_SECONDS,
+)
+SEQUENCE_PREFILL_SECONDS = Histogram(
+    "srm_engine_sequence_prefill_seconds",
+    "From then to the first token, of each sequence.",
+    buckets=_LATENCY_SECONDS,
+)
+SEQUENCE_DECODE_SECONDS = Histogram(
+    "srm_engine_sequence_decode_seconds",
+    "From the first token to the last one, of each sequence.",
+    buckets=_LATENCY_SECONDS,
+)
+SEQUENCE_INFERENCE_SECONDS = Histogram(
+    "srm_engine_sequence_inference_seconds",
+    "Prefill and decode together, of each sequence.",
+    buckets=_LATENCY_SECONDS,
+)
+SEQUENCE_TOKEN_SECONDS = Histogram(
+    "srm_engine_sequence_time_per_output_token_seconds",
+    "Decode time by token, of each sequence of two tokens or more.",
+    buckets=_TOKEN_SECONDS,
+)
+SEQUENCE_TOKENS = Histogram("srm_engine_sequence_tokens", "Tokens of a sequence.", buckets=_COUNTS)
+REQUEST_SECONDS = Histogram(
+    "srm_engine_request_seconds",
+    "From a request's arrival to the end of its last sequence.",
+    buckets=_LATENCY_SECONDS,
+)
+REQUEST_PROMPT_TOKENS = Histogram(
+    "srm_engine_request_prompt_tokens", "Prompt tokens of a request.", buckets=_COUNTS
+)
+REQUEST_TOKENS = Histogram(
+    "srm_engine_request_tokens", "Tokens of a request, all its sequences.", buckets=_COUNTS
+)
+REQUEST_LONGEST = Histogram(
+    "srm_engine_request_longest_tokens", "Tokens of a request's longest sequence.", buckets=_COUNTS
+)
+REQUEST_N = Histogram(
+    "srm_engine_request_params_n", "Sequences that a request asked for.", buckets=_COUNTS
+)
+REQUEST_MAX_TOKENS = Histogram(
+    "srm_engine_request_params_max_tokens", "max_tokens of a request.", buckets=_COUNTS
+)
+
+
+for _outcome in ("finished", "aborted", "refused"):
+    REQUESTS.labels(_outcome)
+for _reason in ("invalid_request", "context_length_exceeded", "overloaded"):
+    REFUSALS.labels(_reason)
+for _reason in ("stop", "length", "error", "abort"):
+    SEQUENCES.labels(_reason)  # at 0 rather than absent, so that rates begin with the first one
+
+
+def observe(histogram: Histogram, values: npt.NDArray[np.float64 | np.int64]) -> None:
+    """Many observations at the cost of a few."""
+    if len(values):
+        _add(histogram, np.searchsorted(histogram._upper_bounds, values), None, values.sum())
+
+
+def observe_counts(histogram: Histogram, counted: Sequence[tuple[float, int]]) -> None:
+    """Each value as often as is said with it."""
+    if counted:
+        values, counts = np.array(counted).T
+        places = np.searchsorted(histogram._upper_bounds, values)
+        _add(histogram, places, counts, values @ counts)
+
+
+def _add(
+    histogram: Histogram,
+    places: npt.NDArray[np.intp],
+    counts: npt.NDArray[np.float64] | None,
+    total: float,
+) -> None:
+    # The library offers one observation at a time; this is what its `observe` does for one.
+    found = np.bincount(places, weights=counts)
+    for place in np.flatnonzero(found).tolist():
+        histogram._buckets[place].inc(float(found[place]))
+    histogram._sum.inc(float(total))

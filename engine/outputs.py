@@ -7,16 +7,18 @@ nothing: what an end means for slots and requests is the scheduler's business.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch import I32, I64, Batch, Scores
-from engine.messages import PROMPT, FinishReason, Output
+from engine.batch import F32, I32, I64, Batch, Bool, Scores
+from engine.messages import PROMPT, REASONS, Columns, Output
+from engine.news import U8
 from engine.sequence import SequenceGroup
-from engine.slots import NO_LOGPROBS, SlotTable
+from engine.slots import DELTA, NO_LOGPROBS, SlotTable
 
 RUNNING, STOP, LENGTH, ERROR = range(4)
-FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
+"""Indices into REASONS."""
 NOT_FINITE = "the model's output was not finite"
 
 
@@ -46,7 +48,7 @@ def sampled(
         slots,
         table.sequence_id[slots],
         table.first_id[slots],
-        np.where(table.is_streaming[slots], positions, table.first_position[slots]),
+        np.where(table.emit[slots] == DELTA, positions, table.first_position[slots]),
         positions + (reasons != ERROR),  # an error is no token
         table.num_logprobs[slots],
         reasons,
@@ -67,13 +69,74 @@ def sampled(
                 id=groups[first_id].request.id,
                 index=sequence_id - first_id,
                 token_ids=table.output_tokens.read(slot, start, stop),
-                finish_reason=FINISH_REASONS[reason],
+                finish_reason=REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,
                 cached_tokens=groups[first_id].cached,
                 **fields,
             )
         )
     return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What a step's sequences with `emit` = "columns" have new, for all API processes together."""
+
+    streams: I64  # i64[rows]
+    token_ids: I32  # i32[rows]
+    reasons: U8  # u8[rows]
+    logprobs: F32  # f32[rows], or none where nobody asked
+    cached: list[tuple[int, int]]  # stream and cached tokens of groups that begin to sample
+    finished: list[str]  # ids of requests that these are the last of
+
+    def split(self, bits: int) -> list[tuple[int, Columns]]:
+        """As messages, by what the stream numbers have above their lowest `bits` bits."""
+        owners = self.streams >> bits
+        if len(owners) and (owners == owners[0]).all():
+            return [(int(owners[0]), self._columns(slice(None), bits, int(owners[0])))]
+        return [
+            (owner, self._columns(owners == owner, bits, owner))
+            for owner in np.unique(owners).tolist()
+        ]
+
+    def _columns(self, rows: slice | Bool, bits: int, owner: int) -> Columns:
+        return Columns(
+            streams=(self.streams[rows] - (owner << bits)).tobytes(),
+            token_ids=self.token_ids[rows].tobytes(),
+            reasons=self.reasons[rows].tobytes(),
+            logprobs=self.logprobs[rows].tobytes() if len(self.logprobs) else b"",
+            cached=[
+                (stream - (owner << bits), count)
+                for stream, count in self.cached
+                if stream >> bits == owner
+            ],
+        )
+
+
+def new_tokens(
+    table: SlotTable,
+    groups: Mapping[int, SequenceGroup],
+    slots: I64,
+    positions: I32,
+    tokens: I32,
+    logprobs: F32,
+    reasons: I64,
+) -> NewTokens:
+    """What these slots' sequences sampled at these positions, and who of them ends; see `sampled`.
+
+    `finished` is left to whoever counts the ends.
+    """
+    first_ids = np.unique(table.first_id[slots[positions == table.first_position[slots]]])
+    begun = [groups[first_id] for first_id in first_ids.tolist()]
+    asks = bool((table.num_logprobs[slots] != NO_LOGPROBS).any())
+    return NewTokens(
+        streams=table.stream[slots],
+        token_ids=tokens,
+        reasons=reasons.astype(np.uint8),
+        logprobs=logprobs if asks else logprobs[:0],
+        cached=[(group.request.stream, group.cached) for group in begun if group.cached],
+        finished=[],
+    )
 
 
 def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) -> Output | None:
@@ -100,7 +163,7 @@ def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
         Output(
             id=group.request.id,
             index=index,
-            finish_reason=FINISH_REASONS[reason],
+            finish_reason=REASONS[reason],
             error=NOT_FINITE if reason == ERROR else None,
         )
         for index in range(group.request.params.n)

@@ -12,9 +12,11 @@ import logging
 import signal
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from types import FrameType
 
 import msgspec
+import numpy as np
 import zmq
 
 from engine.config import EngineConfig
@@ -22,6 +24,7 @@ from engine.engine import Engine
 from engine.errors import (
     ConfigError,
     EngineUnavailable,
+    InvalidRequest,
     RequestError,
     SRMError,
     StepFailed,
@@ -35,8 +38,11 @@ from engine.messages import (
     Outputs,
     Refusal,
     Request,
+    StopSamples,
     ToEngine,
 )
+from engine.sequence import STREAMS
+from engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +52,7 @@ IDLE_WAIT_MS = 250
 """How long an idle engine sleeps before it looks at the clock and at signals again."""
 MAX_INBOX = 10_000
 """Messages read between two steps, so that senders cannot hold up those who are running."""
+STREAM_BITS = STREAMS.bit_length() - 1
 LINGER_MS = 1_000
 """How long the last messages may take to leave a closing socket."""
 
@@ -60,13 +67,23 @@ class EngineProcess:
     """Serves one engine to the clients of one endpoint."""
 
     def __init__(
-        self, engine: Engine, config: EngineConfig, client_timeout_s: float = CLIENT_TIMEOUT_S
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        client_timeout_s: float = CLIENT_TIMEOUT_S,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
+        """`progress` is called between steps, and several times a second while there are none."""
+        self._progress = progress
         self._engine = engine
         self._config = config
         self._client_timeout_s = client_timeout_s
         self._step = engine.step_overlapped if config.overlap else engine.step
         self._last_heard: dict[bytes, float] = {}  # of each client
+        # Stream numbers have their client's number above their own STREAM_BITS.
+        self._numbers: dict[bytes, int] = {}
+        self._clients: dict[int, bytes] = {}
+        self._num_clients = 0
         self._owner: dict[str, bytes] = {}  # the client of each request
         self._time_out: deque[tuple[float, str]] = deque()  # when, in order of arrival
         self._deadline: float | None = None  # set: draining, and until when
@@ -93,6 +110,7 @@ class EngineProcess:
         """Serve until drained or broken; the process's exit code."""
         try:
             while not self._is_over():
+                self._progress()
                 self._read_inbox()
                 self._drop_dead_clients()
                 self._end_overdue()
@@ -136,6 +154,8 @@ class EngineProcess:
             if self._owner.get(message.id) == client:
                 del self._owner[message.id]
                 self._engine.abort(message.id)
+        elif isinstance(message, StopSamples):
+            self._stop_samples(client, message)
         else:
             self._add(client, message)
 
@@ -143,6 +163,8 @@ class EngineProcess:
         try:
             if self._deadline is not None:
                 raise EngineUnavailable("the engine is draining and takes no new requests")
+            if request.emit == "columns":
+                request = self._numbered(client, request)
             self._engine.add(request)
         except (RequestError, EngineUnavailable) as error:
             self._send(client, _refusal(request.id, error))
@@ -151,6 +173,25 @@ class EngineProcess:
             if self._config.request_timeout_s:
                 due = time.monotonic() + self._config.request_timeout_s
                 self._time_out.append((due, request.id))
+
+    def _numbered(self, client: bytes, request: Request) -> Request:
+        """With a stream number that says whose it is."""
+        if not 0 <= request.stream < STREAMS:
+            raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
+        if client not in self._numbers:
+            self._numbers[client] = self._num_clients
+            self._clients[self._num_clients] = client
+            self._num_clients += 1
+        stream = (self._numbers[client] << STREAM_BITS) + request.stream
+        return msgspec.structs.replace(request, stream=stream)
+
+    def _stop_samples(self, client: bytes, message: StopSamples) -> None:
+        if self._owner.get(message.id) != client:
+            return
+        whole = len(message.indices) - len(message.indices) % 4
+        self._engine.stop(message.id, np.frombuffer(message.indices[:whole], "<i4"))
+        if not self._engine.has_request(message.id):
+            del self._owner[message.id]
 
     def _refuse_malformed(self, client: bytes, payload: bytes, error: Exception) -> None:
         """Whoever sent it may be waiting: answer if the message at least says for which id."""
@@ -166,6 +207,7 @@ class EngineProcess:
         oldest = time.monotonic() - self._client_timeout_s
         for client in [client for client, heard in self._last_heard.items() if heard < oldest]:
             del self._last_heard[client]
+            self._clients.pop(self._numbers.pop(client, -1), None)
             request_ids = [name for name, owner in self._owner.items() if owner == client]
             if request_ids:
                 logger.warning("aborted %d requests of a silent client", len(request_ids))
@@ -188,11 +230,20 @@ class EngineProcess:
         by_client: defaultdict[bytes, list[Output]] = defaultdict(list)
         for output in outputs:
             by_client[self._owner[output.id]].append(output)
+        steps = self._engine.take_columns()
+        for step in steps:
+            for number, columns in step.split(STREAM_BITS):
+                # Of a client that is gone all requests were aborted: no row is of another's.
+                client = self._clients[number]
+                self._send(client, Outputs(by_client.pop(client, []), columns))
         for client, its_outputs in by_client.items():
             self._send(client, Outputs(its_outputs))
         for output in outputs:
             if output.finish_reason is not None and not self._engine.has_request(output.id):
                 self._owner.pop(output.id, None)
+        for step in steps:
+            for request_id in step.finished:
+                self._owner.pop(request_id, None)
 
     def _send_status(self, client: bytes) -> None:
         status = self._engine.status()
@@ -223,7 +274,8 @@ def _refusal(request_id: str, error: SRMError) -> Refusal:
 
 def serve(engine: Engine, config: EngineConfig) -> int:
     """Serve the engine until SIGTERM or SIGINT; the process's exit code. Main thread only."""
-    process = EngineProcess(engine, config)
+    watchdog = Watchdog(config.step_timeout_s)
+    process = EngineProcess(engine, config, progress=watchdog.feed)
 
     def stop(signal_number: int, _frame: FrameType | None) -> None:
         logger.info("%s: draining", signal.Signals(signal_number).name)
@@ -232,4 +284,7 @@ def serve(engine: Engine, config: EngineConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     logger.info("ready on %s", config.endpoint)
-    return process.run()
+    try:
+        return process.run()
+    finally:
+        watchdog.stop()

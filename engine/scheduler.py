@@ -17,17 +17,20 @@ import math
 
 import numpy as np
 
-from engine.assembly import NOTHING, assemble
-from engine.batch import I32, I64, Batch, Scores, StepResult
+from engine.assembly import assemble
+from engine.batch import F32, I32, I64, Batch, Scores, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
+from engine.latency import Latencies
 from engine.messages import Output, Request
 from engine.outputs import (
     ERROR,
     LENGTH,
     RUNNING,
     STOP,
+    NewTokens,
     decode_scores,
+    new_tokens,
     prompt_scores,
     sampled,
     unsampled,
@@ -35,7 +38,7 @@ from engine.outputs import (
 from engine.prefill import Prefill
 from engine.prefixes import Prefixes
 from engine.sequence import Line, SequenceGroup, accept
-from engine.slots import SlotTable, StopSets
+from engine.slots import COLUMNS, FINAL, SlotTable, StopSets
 
 
 class Scheduler:
@@ -48,6 +51,7 @@ class Scheduler:
         # The rows of the pool behind those of sequences, so that nothing kept costs a sequence.
         behind = range(config.num_slots, config.num_slots + config.prefix_slots)
         self.prefixes = Prefixes(behind, config.prefix_cache)
+        self.latencies = Latencies(config.num_slots)
         self.num_waiting = 0  # sequences accepted and not started
         self.waiting_bytes = 0  # of requests that have sequences to start
         self._model = model
@@ -58,6 +62,7 @@ class Scheduler:
         self._prefill = Prefill(self.prefixes, self._waiting)
         self._forking = Line()  # prefilled, for slots to start in
         self._next_id = 0
+        self._columns: list[NewTokens] = []
         self._turn = 0  # the slot whose turn it is when not all can be served
 
     @property
@@ -99,18 +104,51 @@ class Scheduler:
         self._waiting.push(group)
         self.num_waiting += count
         self.waiting_bytes = waiting_bytes
+        self.latencies.arrive(group)
 
-    def abort(self, request_id: str) -> bool:
-        """Forget a request and free its slots at once; False if there is no such request.
+    def abort(self, request_id: str) -> int:
+        """Forget a request and free its slots at once; how many sequences that ends, 0 if there
+        is no such request.
 
         A step under way may still write these slots. That is safe for the reason given in
         `complete`.
         """
         group = self._by_id.get(request_id)
         if group is None:
-            return False
+            return 0
         self._drop(group)
-        return True
+        self.latencies.abort(group)
+        return group.unfinished
+
+    def stop(self, request_id: str, indices: I32) -> int:
+        """End these samples of a request and free their slots at once; how many there were to end.
+
+        As with `abort`, a step under way may still write these slots. Costs what is ended, not n.
+        """
+        group = self._by_id.get(request_id)
+        if group is None:
+            return 0
+        table = self.table
+        within = np.unique(indices[(indices >= 0) & (indices < group.started)]).astype(np.int64)
+        slots = group.slots[within].astype(np.int64)
+        slots = slots[table.sequence_id[slots] == group.first_id + within]
+        lengths = table.position[slots] - table.first_position[slots]
+        self.latencies.end(slots, table.first_id[slots], lengths)
+        if len(slots) == group.unfinished:
+            self._drop(group)
+            self.latencies.finish(group)
+            return len(slots)
+        if group.prefix is not None:
+            unforked = table.position[slots] == table.first_position[slots]
+            self._count_forks(group, int(np.count_nonzero(unforked)))
+        table.free(slots)
+        group.unfinished -= len(slots)
+        return len(slots)
+
+    def take_columns(self) -> list[NewTokens]:
+        """What sequences with `emit` = "columns" have new since the last time, step by step."""
+        columns, self._columns = self._columns, []
+        return columns
 
     def schedule(self) -> Batch | None:
         """The next step's batch, or None when there is nothing to feed.
@@ -118,11 +156,13 @@ class Scheduler:
         The tables advance here, before the device has run: the step after can be scheduled at once.
         """
         self._admit()
+        turn = self._turn
         slots = self._take_turns()
         chunks, prefilled = self._prefill.chunks(self._config.max_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        batch = assemble(self.table, slots, chunks)
+        is_all = turn == self._turn  # a turn that leaves some out ends elsewhere than it began
+        batch = assemble(self.table, slots, chunks, None if is_all else (turn, self._turn))
         first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
         self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
         for group in prefilled:
@@ -144,21 +184,26 @@ class Scheduler:
         # int64 is what numpy indexes with: it would convert an int32 index at every use.
         slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
         positions = batch.positions[: batch.num_decode]
-        tokens, logprobs = result.token_ids, result.logprobs
+        tokens, logprobs, starting = result.token_ids, result.logprobs, batch.starting
         is_live = table.sequence_id[slots] == batch.sequence_ids
         if not is_live.all():  # aborted, or ended by the step before this one
             slots, positions, ends = slots[is_live], positions[is_live], ends[is_live]
             tokens, logprobs = tokens[is_live], logprobs[is_live]
+            starting = starting[is_live[starting]]
+        first = batch.write_slots[starting].astype(np.int64)
+        self.latencies.sample(slots, first, table.first_id[first], batch.turn)
         table.record(slots, positions, tokens, logprobs)
         may_speak = ends | self.stop_sets.may_end[tokens]
         if table.num_streaming:
-            may_speak |= table.is_streaming[slots]
+            may_speak |= table.emit[slots] != FINAL
         rows = np.flatnonzero(may_speak)  # few, unless there are many streams
         slots, positions, tokens, ends = slots[rows], positions[rows], tokens[rows], ends[rows]
         is_stop = self.stop_sets.table[table.stop_row[slots], tokens]
         reasons = np.where(is_stop, STOP, np.where(ends, LENGTH, RUNNING))
         reasons[tokens < 0] = ERROR
-        speaks = (reasons != RUNNING) | table.is_streaming[slots]
+        emit = table.emit[slots]
+        in_columns = np.flatnonzero(emit == COLUMNS)
+        speaks = ((reasons != RUNNING) | (emit != FINAL)) & (emit != COLUMNS)
         outputs = sampled(
             table,
             self._by_first_id,
@@ -168,11 +213,37 @@ class Scheduler:
             decode_scores(batch),
             result.scores,
         )
+        is_end = reasons != RUNNING
+        ended = slots[is_end]
+        lengths = positions[is_end] - table.first_position[ended] + (reasons[is_end] != ERROR)
+        self.latencies.end(ended, table.first_id[ended], lengths)
         for output in outputs:
             if output.finish_reason is not None:
-                self._count_end(self._by_id[output.id])
-        table.free(slots[reasons != RUNNING])
+                self._count_ends(self._by_id[output.id], 1)
+        if len(in_columns):
+            self._complete_columns(
+                *(slots[in_columns], positions[in_columns], tokens[in_columns]),
+                *(logprobs[rows][in_columns], reasons[in_columns]),
+            )
+        table.free(ended)
         return prompt_outputs + outputs
+
+    def _complete_columns(
+        self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
+    ) -> None:
+        """Of the sequences whose news go into columns."""
+        columns = new_tokens(
+            self.table, self._by_first_id, slots, positions, tokens, logprobs, reasons
+        )
+        first_ids, counts = np.unique(
+            self.table.first_id[slots[reasons != RUNNING]], return_counts=True
+        )
+        for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
+            group = self._by_first_id[first_id]
+            self._count_ends(group, count)
+            if not group.unfinished:
+                columns.finished.append(group.request.id)
+        self._columns.append(columns)
 
     def _admit(self) -> None:
         """Give free slots out, in serving order, to prompts and to sequences that can start."""
@@ -186,6 +257,8 @@ class Scheduler:
                 group.stop_row = self.stop_sets.acquire(group.stop_ids)
             if group.num_unprefilled and not self._prefill.begin(group):
                 continue
+            if group.taken_up is None:
+                self.latencies.take_up(group)
             if group.num_unprefilled:
                 self._begin_prefill(group)
                 room -= group.num_unprefilled
@@ -221,7 +294,10 @@ class Scheduler:
             self._forking.push(group)
 
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
-        group.slots.append(slots)
+        self.latencies.start(group, slots)
+        if not group.started:
+            group.slots = np.empty(group.request.params.n, np.int32)
+        group.slots[group.started : group.started + len(slots)] = slots
         group.started += len(slots)
         self.num_waiting -= len(slots)
         if not group.unstarted:
@@ -257,10 +333,12 @@ class Scheduler:
         """Count first steps, given the group of each; after the last, its prefix may go."""
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            group = self._by_first_id[first_id]
-            group.unforked -= count
-            if not group.unforked and not group.unstarted:
-                self._prefill.release(group)
+            self._count_forks(self._by_first_id[first_id], count)
+
+    def _count_forks(self, group: SequenceGroup, count: int) -> None:
+        group.unforked -= count
+        if count and not group.unforked and not group.unstarted:
+            self._prefill.release(group)
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
         """What was scored of prompts; ends requests that want no more, or whose model broke."""
@@ -281,6 +359,7 @@ class Scheduler:
 
     def _end_unsampled(self, group: SequenceGroup, reason: int) -> list[Output]:
         self._drop(group)
+        self.latencies.finish(group)
         return unsampled(group, reason)
 
     def _drop(self, group: SequenceGroup) -> None:
@@ -291,13 +370,15 @@ class Scheduler:
         self.num_waiting -= group.unstarted
         if group.unstarted:
             self.waiting_bytes -= group.num_bytes
-        slots = np.unique(np.concatenate([NOTHING, *group.slots]))  # some were given twice
-        self.table.free(slots[self.table.first_id[slots] == group.first_id])
+        slots = group.slots[: group.started]
+        sequence_ids = group.first_id + np.arange(group.started)
+        self.table.free(slots[self.table.sequence_id[slots] == sequence_ids])
         self._forget(group)
 
-    def _count_end(self, group: SequenceGroup) -> None:
-        group.unfinished -= 1
+    def _count_ends(self, group: SequenceGroup, count: int) -> None:
+        group.unfinished -= count
         if not group.unfinished:
+            self.latencies.finish(group)
             self._forget(group)
 
     def _forget(self, group: SequenceGroup) -> None:

@@ -24,6 +24,9 @@ from engine.prefixes import NO_SLOT, Order, Prefix
 GROUP_BYTES = 2_048
 """About what a group takes besides what its caller sent."""
 _encode = msgspec.msgpack.Encoder().encode
+NO_SLOTS: I32 = np.empty(0, np.int32)
+STREAMS = 2**40
+"""A request's stream numbers lie below; the bits above are for whoever owns the engine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,10 +67,21 @@ class SequenceGroup:
     """What another request is to make before this one begins."""
     unforked: int = 0
     """Started sequences whose first step, which reads the prefix, is still to come."""
+    arrived: float = 0.0
+    """When it was accepted, in seconds, as are the next two."""
+    taken_up: float | None = None
+    """When its prompt's turn came."""
+    finished: float = 0.0
+    """When its last sequence ended."""
+    sampled: int = 0
+    """Tokens of its sequences that have ended, as far as they are counted."""
+    longest: int = 0
+    """Most tokens of one of these."""
     stop_row: int = -1
     """Row of the stop table, from the first slot on."""
-    slots: list[I32] = field(default_factory=list)
-    """Slots that it was given; some may have been given back, and be others' by now."""
+    slots: I32 = field(default_factory=lambda: NO_SLOTS)
+    """i32[n], from the first slot on: those that the `started` sequences were given, in order; some
+    may have been given back, and be others' by now."""
 
     @property
     def order(self) -> Order:
@@ -134,6 +148,8 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
     """Check everything a request says against the model; RequestError says what does not fit."""
     params = request.params
     _check_ranges(params)
+    if request.stream < 0 or request.stream % STREAMS + params.n > STREAMS:
+        raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
     prompt = _prompt(request.prompt_token_ids, model)
     _check_scoring(request, len(prompt))
     for token in params.stop_token_ids:

@@ -18,6 +18,9 @@ FREE = -1
 """In place of a sequence id. An id is never used again, so it tells a slot's owners apart."""
 NO_LOGPROBS = -1
 """In place of a number of alternatives: not even the chosen token's is wanted."""
+FINAL, DELTA, COLUMNS = range(3)
+EMITS = {"final": FINAL, "delta": DELTA, "columns": COLUMNS}
+"""When and how a sequence speaks: `Request.emit`."""
 
 
 class SlotTable:
@@ -31,7 +34,7 @@ class SlotTable:
         self.num_slots = num_slots
         self.n_ctx = n_ctx
         self.num_free = num_slots
-        self.num_streaming = 0  # owned slots with Outputs after each step
+        self.num_streaming = 0  # owned slots that speak after each step
         self.num_asking = 0  # owned slots whose tokens want alternatives
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # i32, a stack
         # Who owns the slot.
@@ -52,7 +55,8 @@ class SlotTable:
         self.min_p = np.zeros(num_slots, np.float32)  # f32
         self.seed = np.zeros(num_slots, np.uint64)  # u64
         self.stop_row = np.zeros(num_slots, np.int32)  # i32 row of StopSets.table
-        self.is_streaming = np.zeros(num_slots, np.bool_)  # bool: Outputs after each step
+        self.emit = np.zeros(num_slots, np.uint8)  # u8 FINAL, DELTA or COLUMNS
+        self.stream = np.zeros(num_slots, np.int64)  # i64 its number in columns
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
         # What it has sampled, by the position of the row that did.
         self.output_tokens = History(num_slots, n_ctx, np.int32)
@@ -88,9 +92,10 @@ class SlotTable:
         self.min_p[at] = params.min_p
         self.seed[at] = sample_seeds(params.seed, indices)
         self.stop_row[at] = group.stop_row
-        is_streaming = group.request.emit == "delta"
-        self.is_streaming[at] = is_streaming
-        self.num_streaming += count if is_streaming else 0
+        emit = EMITS[group.request.emit]
+        self.emit[at] = emit
+        self.num_streaming += count if emit != FINAL else 0
+        self.stream[at] = group.request.stream + indices
         self.num_logprobs[at] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_asking += count if params.logprobs else 0
         if params.logprobs is not None and self.output_logprobs is None:
@@ -101,8 +106,8 @@ class SlotTable:
         """Give slots back. What the device holds there needs no cleaning: position 0 ignores it."""
         assert (self.sequence_id[slots] != FREE).all(), "a slot was freed twice"
         if self.num_streaming:
-            self.num_streaming -= int(np.count_nonzero(self.is_streaming[slots]))
-            self.is_streaming[slots] = False
+            self.num_streaming -= int(np.count_nonzero(self.emit[slots]))
+            self.emit[slots] = FINAL
         if self.num_asking:
             self.num_asking -= int(np.count_nonzero(self.num_logprobs[slots] > 0))
         self.num_logprobs[slots] = NO_LOGPROBS

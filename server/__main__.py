@@ -14,9 +14,10 @@ from types import FrameType
 import uvicorn
 
 from engine import logs
-from engine.client import EngineClient
+from engine.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.config import load
 from engine.errors import SRMError
+from engine.memory import collect_rarely
 from server import launch
 from server.app import create_app
 from server.chat_template import ChatTemplate
@@ -45,9 +46,13 @@ def serve_api(argv: list[str]) -> int:
     listeners = [_listener(config.listen_fd, config.host, config.port)]
     if config.admin_port:
         listeners.append(_listener(config.admin_fd, config.admin_host, config.admin_port))
+    # An engine that may be busy for so long is not given up before.
+    client = EngineClient(
+        config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
+    )
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(config, EngineClient(config.endpoint), text, template),
+            create_app(config, client, text, template),
             loop="uvloop",
             http=partial(Connection, config),  # type: ignore[arg-type]  # made like the class
             ws="none",
@@ -59,6 +64,7 @@ def serve_api(argv: list[str]) -> int:
             timeout_graceful_shutdown=math.ceil(config.drain_s),
         )
     )
+    collect_rarely()
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself what it has handled
         signal.signal(signum, _ignore)
     server.run(sockets=listeners)

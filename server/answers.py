@@ -7,8 +7,8 @@ it is spelled is a Shape's business. Knows no fields of requests but those of st
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Protocol
 
 from msgspec import UNSET, Raw, UnsetType
@@ -21,6 +21,7 @@ from server.bodies import json_reply
 from server.generation import Generation
 from server.journal import note_completion
 from server.pacing import Pacing
+from server.rendering import Choices
 from server.replies import Usage
 from server.responses import EventStream
 from server.sample import Delta, join
@@ -42,6 +43,9 @@ class Shape(Protocol):
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         """The choices of each event that tells these deltas; none if nobody waits for them."""
+
+    def rendering(self) -> Choices | None:
+        """What writes choices that are nothing but text straight from arrays, if anything can."""
 
     def event(self, choices: list[Raw], usage: UsageField) -> bytes:
         """An event of a stream."""
@@ -68,53 +72,62 @@ class Answers:
         """The reply in one piece."""
         parts: dict[int, list[Delta]] = {}
         choices = [_NOTHING] * generation.num_choices
-        async with self._running(generation) as batches:
-            async for deltas in batches:
-                for delta in deltas:
-                    parts.setdefault(delta.index, []).append(delta)
-                    if delta.finish_reason is not None:
-                        finished = join(parts.pop(delta.index))
-                        for whole in generation.choices(finished):
-                            choices[whole.index] = shape.choice(whole)
+        with self._claimed(generation):
+            async with aclosing(generation.deltas(self._client)) as batches:
+                async for deltas in batches:
+                    for delta in deltas:
+                        parts.setdefault(delta.index, []).append(delta)
+                        if delta.finish_reason is not None:
+                            finished = join(parts.pop(delta.index))
+                            for whole in generation.choices(finished):
+                                choices[whole.index] = shape.choice(whole)
         return shape.reply(choices, generation.usage)
 
     async def _events(self, generation: Generation, shape: Shape) -> AsyncGenerator[bytes, None]:
         """The reply as a stream of JSON documents; the choices with news share an event."""
         options = generation.request.stream_options
-        pacing = Pacing(generation.request.stream_interval or 1)
-        usage: UsageField = UNSET
+        is_continuous = bool(options and options.continuous_usage_stats)
+        usage: UsageField = None if options and options.include_usage else UNSET
         last = generation.started
-        async with self._running(generation) as batches:
-            async for deltas in batches:
-                news = shape.news(pacing.take(deltas))
-                if not news:
-                    continue
-                if options and options.continuous_usage_stats:
-                    usage = generation.usage
-                elif options and options.include_usage:
-                    usage = None
-                now = time.monotonic()
-                if last != generation.started:
-                    metrics.INTER_TOKEN_LATENCY.observe(now - last)
-                last = now
-                for choices in news:
-                    yield shape.event(choices, usage)
+        with self._claimed(generation):
+            async with aclosing(self._news(generation, shape)) as parts:
+                async for news in parts:
+                    if not news:
+                        continue
+                    now = time.monotonic()
+                    if last != generation.started:
+                        metrics.INTER_TOKEN_LATENCY.observe(now - last)
+                    last = now
+                    for choices in news:
+                        yield shape.event(choices, generation.usage if is_continuous else usage)
             if options and options.include_usage:
                 yield shape.event([], generation.usage)
 
-    @asynccontextmanager
-    async def _running(
-        self, generation: Generation
-    ) -> AsyncIterator[AsyncGenerator[list[Delta], None]]:
-        """Its deltas, while nothing else runs under its id; counted however it ends."""
+    async def _news(
+        self, generation: Generation, shape: Shape
+    ) -> AsyncGenerator[list[list[Raw]], None]:
+        """The choices of each event to send; from arrays where nothing but text is wanted."""
+        if generation.is_plain and (rendering := shape.rendering()) is not None:
+            async with aclosing(generation.news(self._client)) as parts:
+                async for news in parts:
+                    choices = rendering.render(news)
+                    yield [[Raw(choices)]] if choices else []
+            return
+        pacing = Pacing(generation.request.stream_interval or 1)
+        async with aclosing(generation.deltas(self._client)) as batches:
+            async for deltas in batches:
+                yield shape.news(pacing.take(deltas))
+
+    @contextmanager
+    def _claimed(self, generation: Generation) -> Iterator[None]:
+        """While nothing else runs under its id; counted however it ends."""
         if generation.id in self._ids_in_use:
             raise IdInUse(
                 f"request_id {generation.id!r} is in use by a running request", "request_id"
             )
         self._ids_in_use.add(generation.id)
         try:
-            async with aclosing(generation.deltas(self._client)) as deltas:
-                yield deltas
+            yield
         finally:
             self._ids_in_use.remove(generation.id)
             _record(generation)

@@ -19,11 +19,12 @@ from engine.errors import SRMError
 from server import (
     chat,
     completions,
+    dashboard,
     errors,
     health,
-    metrics,
     models,
     reference,
+    scrape,
     service,
     tokenize,
 )
@@ -46,7 +47,8 @@ OPERATIONS = (
     *models.OPERATIONS,
     *service.OPERATIONS,
     *health.OPERATIONS,
-    *metrics.OPERATIONS,
+    *scrape.OPERATIONS,
+    *dashboard.OPERATIONS,
     *reference.OPERATIONS,
 )
 """All that is told of the routes below."""
@@ -99,7 +101,8 @@ def create_app(
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(service.router)
-    app.include_router(health.routes(client))
-    app.include_router(metrics.router)
+    app.include_router(health.routes(client, config.stall_s))
+    app.include_router(scrape.routes(config.model_name))
+    app.include_router(dashboard.routes())
     app.include_router(reference.routes(OPERATIONS))
     return app

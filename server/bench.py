@@ -1,29 +1,24 @@
-"""`srm bench http`: the same burst of requests through HTTP and through the engine alone.
+"""`srm bench http`: the same requests through HTTP and through the engine alone.
 
-Starts `srm serve` as a user would, sends `requests` requests with `n` samples each at once, and
-sets the tokens a second beside those of the engine in process. Both run on this machine, one after
-the other, so the client's own work is in the figure. Records go to docs/benchmarks/.
+Starts `srm serve` as a user would, sends bursts of requests, and sets the tokens a second beside
+those of the engine in process: streams of one completion each, and few requests of many. Engine,
+server and client share this machine, so the client's own work is in the figures. Records go to
+docs/benchmarks/.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
 import msgspec
 
 from engine.config import DEMO_MODEL, load
-from engine.errors import ConfigError
-from engine.records import RECORDS, ROOT, new_record, write_record
+from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
+from server.bench_served import Served, completion, served
 
 
 class HttpBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,52 +26,68 @@ class HttpBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: Path = DEMO_MODEL
     """Folder with config.json, model.safetensors and tokenizer.json."""
-    requests: int = 20
-    """Requests sent at once."""
-    n: int = 200
-    """Completions of each."""
+    streams: tuple[int, ...] = (1, 64, 1_024)
+    """Streams of one completion each that are read at once."""
+    requests: int = 10
+    """Requests for many completions, sent at once, streamed and whole."""
+    n: int = 1_000
+    """Completions of each of these."""
     max_tokens: int = 64
     """Tokens of each completion."""
+    api_processes: int = 1
+    """Processes that answer."""
     repetitions: int = 3
     """Bursts, through HTTP and through the engine alone; the medians are compared."""
     output: Path = RECORDS
     """Folder that the record is written to."""
 
     def __post_init__(self) -> None:
-        for name in ("requests", "n", "max_tokens", "repetitions"):
+        for name in ("requests", "n", "max_tokens", "api_processes", "repetitions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if any(count < 1 for count in self.streams):
+            raise ValueError(f"streams must be numbers of at least 1, got {self.streams}")
 
 
 def main(argv: list[str]) -> int:
-    """Measure, write a record, print its summary."""
+    """Measure, write a record, print its table."""
     config = load(HttpBenchConfig, argv, prog="srm bench http")
-    engine = _engine_rates(config)
-    with _served(config.model) as url:
-        http = asyncio.run(_http_rates(url, config))
-    ratio = median(http) / median(engine)
+    bursts: list[tuple[int, int, tuple[bool, ...]]] = [
+        (count, 1, (True,)) for count in config.streams
+    ]
+    bursts.append((config.requests, config.n, (True, False)))
+    engine = {(requests, n): _engine_rates(config, requests, n) for requests, n, _ in bursts}
+    flags = (f"--model={config.model}", f"--api-processes={config.api_processes}")
+    with served("engine", *flags) as server:
+        cases = [
+            {
+                "requests": requests,
+                "n": n,
+                "is_stream": is_stream,
+                "engine_tokens_per_s": engine[requests, n],
+                **_http_rates(server, config, requests, n, is_stream),
+            }
+            for requests, n, kinds in bursts
+            for is_stream in kinds
+        ]
     record = new_record(" ".join(["srm bench http", *argv])) | {
         "model": config.model.name,
-        "requests": config.requests,
-        "n": config.n,
-        "max_tokens": config.max_tokens,
-        "engine_tokens_per_s": engine,
-        "http_tokens_per_s": http,
-        "http_over_engine": ratio,
+        "settings": settings_of(config),
+        "cases": cases,
     }
-    table = (
-        "| model | requests × n × tokens | engine tok/s | HTTP tok/s | ratio |\n"
-        "|---|---|---|---|---|\n"
-        f"| {config.model.name} | {config.requests} × {config.n} × {config.max_tokens} "
-        f"| {median(engine):,.0f} | {median(http):,.0f} | {ratio:.1%} |\n"
-    )
-    write_record(record, f"http-{config.model.name}", table, config.output)
+    write_record(record, f"http-{config.model.name}", markdown(record), config.output)
     return 0
 
 
-def _engine_rates(config: HttpBenchConfig) -> list[float]:
-    burst = ("model", "requests", "n", "max_tokens", "repetitions")
-    flags = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in burst]
+def _engine_rates(config: HttpBenchConfig, requests: int, n: int) -> list[float]:
+    burst = {
+        "model": config.model,
+        "requests": requests,
+        "n": n,
+        "max_tokens": config.max_tokens,
+        "repetitions": config.repetitions,
+    }
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in burst.items()]
     output = subprocess.run(
         [sys.executable, "-m", "engine.bench.burst", *flags],
         cwd=ROOT,
@@ -86,51 +97,38 @@ def _engine_rates(config: HttpBenchConfig) -> list[float]:
     return msgspec.json.decode(output, type=list[float])
 
 
-@contextmanager
-def _served(model: Path) -> Iterator[str]:
-    """The URL of a server that is ready, stopped afterwards."""
-    command = [sys.executable, "-m", "server", "serve", f"--model={model}", "--port=0"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if found := re.match(r"Serving \S+ on (\S+)", line):
-                    yield found[1]
-                    break
-            else:
-                raise ConfigError(f"`srm serve --model {model}` did not start")
-        finally:
-            process.terminate()
+def _http_rates(
+    server: Served, config: HttpBenchConfig, requests: int, n: int, is_stream: bool
+) -> dict[str, list[float]]:
+    def burst(max_tokens: int, seed: int) -> list[dict[str, Any]]:
+        return [
+            completion(2 + index % 64, n, max_tokens, seed + index, is_stream)
+            for index in range(requests)
+        ]
+
+    server.send(burst(2, 0))
+    results = [server.send(burst(config.max_tokens, seed)) for seed in range(config.repetitions)]
+    return {
+        "http_tokens_per_s": [result.tokens / result.seconds for result in results],
+        "tokens_per_event": [result.tokens / max(result.events, 1) for result in results],
+    }
 
 
-async def _http_rates(url: str, config: HttpBenchConfig) -> list[float]:
-    rates = []
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
-        await _burst(client, config, 2, seed=0)
-        for repetition in range(config.repetitions):
-            started = time.perf_counter()
-            tokens = await _burst(client, config, config.max_tokens, repetition)
-            rates.append(tokens / (time.perf_counter() - started))
-    return rates
-
-
-async def _burst(
-    client: httpx.AsyncClient, config: HttpBenchConfig, max_tokens: int, seed: int
-) -> int:
-    """All requests at once; the completion tokens they were charged."""
-
-    async def one(index: int) -> int:
-        body: dict[str, Any] = {
-            "prompt": [2 + index],
-            "n": config.n,
-            "max_tokens": max_tokens,
-            "seed": seed + index,
-            "ignore_eos": True,
-        }
-        reply = await client.post("/v1/completions", json=body)
-        reply.raise_for_status()
-        return int(reply.json()["usage"]["completion_tokens"])
-
-    return sum(await asyncio.gather(*(one(index) for index in range(config.requests))))
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a table."""
+    tokens = record["settings"]["max_tokens"]
+    lines = [
+        f"Tokens a second, {tokens} tokens a completion; the ratio is that of the medians.",
+        "",
+        "| requests × n | reply | engine tok/s | HTTP tok/s | ratio | tokens an event |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in record["cases"]:
+        engine, http = median(case["engine_tokens_per_s"]), median(case["http_tokens_per_s"])
+        kind = "stream" if case["is_stream"] else "whole"
+        events = f"{median(case['tokens_per_event']):,.1f}" if case["is_stream"] else ""
+        lines.append(
+            f"| {case['requests']:,} × {case['n']:,} | {kind} | {engine:,.0f} | {http:,.0f} "
+            f"| {http / engine:.1%} | {events} |"
+        )
+    return "\n".join(lines) + "\n"

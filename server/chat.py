@@ -179,6 +179,9 @@ class ChatShape:
             if choices
         ]
 
+    def rendering(self) -> None:
+        """Nothing can: what a chunk is to say depends on more than its text."""
+
     def event(self, choices: list[Raw], usage: UsageField) -> bytes:
         chunk = ChatChunk(
             id=self._generation.id,

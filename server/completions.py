@@ -25,6 +25,7 @@ from server.models import Models
 from server.openapi import Body, Operation
 from server.prompts import encode_prompts
 from server.protocol import PROMPT_FORMS, CompletionRequest, parse_completion
+from server.rendering import Choices, Pieces, Template
 from server.replies import Choice, Completion, Packed, PromptLogprob, Usage
 from server.responses import WhileConnected
 from server.sample import Delta
@@ -48,6 +49,7 @@ OPERATIONS = (
 )
 
 _encode = msgspec.json.Encoder().encode
+_CHOICES = Raw(b'"here go the choices"')
 
 
 class Completions:
@@ -58,12 +60,20 @@ class Completions:
         self._answers = answers
         self._text = text
         self._models = models
+        self._pieces = Pieces(text)
+        self._template = Template(
+            lambda index, text, finish_reason, stop_reason: _encode(
+                Choice(index=index, text=text, finish_reason=finish_reason, stop_reason=stop_reason)
+            )
+        )
 
     async def answer(self, body: bytes) -> Response:
         """The reply to a body. Raises the RequestError to answer with."""
         generation = await self.start(f"cmpl-{uuid.uuid4().hex}", parse_completion(body))
         fingerprint = self._client.status.fingerprint if self._client.status else None
-        shape = CompletionShape(generation, self._text, self._models.name, fingerprint)
+        shape = CompletionShape(
+            generation, self._text, self._models.name, fingerprint, self._pieces, self._template
+        )
         return await self._answers.respond(generation, shape)
 
     async def start(self, id: str, request: CompletionRequest) -> Generation:
@@ -90,8 +100,17 @@ class CompletionShape:
     """A reply as a Completion with its Choices."""
 
     def __init__(
-        self, generation: Generation, text: Text, model_name: str, fingerprint: str | None
+        self,
+        generation: Generation,
+        text: Text,
+        model_name: str,
+        fingerprint: str | None,
+        pieces: Pieces,
+        template: Template,
     ) -> None:
+        self._pieces = pieces
+        self._template = template
+        self._frames: dict[UsageField, tuple[bytes, bytes]] = {}
         self._generation = generation
         self._model_name = model_name
         self._fingerprint = fingerprint
@@ -117,7 +136,21 @@ class CompletionShape:
         ]
         return [choices] if choices else []
 
+    def rendering(self) -> Choices:
+        generation = self._generation
+        stops = generation.request.stop_token_ids
+        return Choices(self._pieces, self._template, generation.num_choices, stops)
+
     def event(self, choices: list[Raw], usage: UsageField) -> bytes:
+        if isinstance(usage, Usage):
+            return self._encode(choices, usage)
+        if usage not in self._frames:  # what is around the choices is always the same
+            begin, end = self._encode([_CHOICES], usage).split(_CHOICES)
+            self._frames[usage] = (begin, end)
+        begin, end = self._frames[usage]
+        return b"%b%b%b" % (begin, b",".join(map(bytes, choices)), end)
+
+    def _encode(self, choices: list[Raw], usage: UsageField) -> bytes:
         return _encode(
             Completion(
                 id=self._generation.id,

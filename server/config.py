@@ -10,9 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from engine.client import HEARTBEAT_S
 from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
 
 _ORIGIN = re.compile(r"https?://[^/?#\s]+")
+
+MAX_API_PROCESSES = 256
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +31,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
     """TCP port to listen on; 0 takes any free one."""
+    api_processes: int = 1
+    """Processes that answer requests, all on the same socket; each takes a core at most."""
     endpoint: str = EngineConfig().endpoint
     """Where the engine listens, as ZeroMQ spells it."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -62,6 +67,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The least that is logged."""
     log_format: LogFormat = EngineConfig().log_format
     """Lines for a person, or a JSON object each."""
+    stall_s: float = 5.0
+    """How long an engine with work may take for a step, in seconds, before `/ready` says 503."""
     drain_s: float = EngineConfig().drain_s
     """How long a stop waits for running requests, in seconds."""
     listen_fd: int = -1
@@ -97,6 +104,15 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(
                 f"otlp_endpoint must begin with http:// or https://, got {self.otlp_endpoint!r}"
+            )
+        if not self.stall_s >= 2 * HEARTBEAT_S:
+            raise ValueError(
+                f"stall_s must be at least {2 * HEARTBEAT_S:g}, got {self.stall_s}: the engine is "
+                f"asked every {HEARTBEAT_S:g} s"
+            )
+        if not 1 <= self.api_processes <= MAX_API_PROCESSES:
+            raise ValueError(
+                f"api_processes must be 1 … {MAX_API_PROCESSES}, got {self.api_processes}"
             )
 
     @property

@@ -13,13 +13,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 
 import msgspec
 
 from engine.client import EngineClient
 from engine.errors import StepFailed
-from engine.messages import PROMPT, Output, Request
+from engine.messages import PROMPT, REASONS, Output, Request
+from engine.news import News, slices
+from engine.streams import Delivery, Stream
+from server.backlog import Backlog, taken
 from server.packed import PackedSample
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
@@ -28,6 +32,11 @@ from server.replies import PromptTokensDetails, Usage
 from server.sample import Delta, Sample, StopStrings, join
 from server.sampling import sampling_params
 from server.text import Text
+from server.watch import Watch
+
+_BROKEN = "the model produced no finite probabilities"
+_AT_ONCE = 512
+"""Completions whose text is made before others get their turn."""
 
 
 class Generation:
@@ -52,15 +61,21 @@ class Generation:
         self.first_output: float | None = None
         self.completion_tokens = 0
         self._text = text
+        self._table = text.table(with_special=not request.skip_special_tokens)
         self._stops = StopStrings(request.stops) if request.stops else None
         self._params = sampling_params(request, text)
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
         )
         self._samples: dict[int, Sample | PackedSample] = {}  # from their first output on
-        self._unfinished = [request.num_samples] * len(prompts)
         self._cached_tokens = [0] * len(prompts)
-        self._arrived: asyncio.Queue[tuple[int, Output] | asyncio.Task[None]] = asyncio.Queue()
+        self._cached_in_columns: list[int] = []
+        is_scored = self._params.prompt_logprobs is not None
+        self._asked = [  # prompts that take an engine
+            i
+            for i, prompt in enumerate(self.prompts)
+            if self._params.max_tokens or (is_scored and prompt.num_tokens > 1)
+        ]
 
     @property
     def num_choices(self) -> int:
@@ -74,7 +89,9 @@ class Generation:
             prompt_tokens=prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens)),
+            prompt_tokens_details=PromptTokensDetails(
+                sum(self._cached_tokens) + sum(self._cached_in_columns)
+            ),
         )
 
     def prompt_of(self, index: int) -> Prompt:
@@ -86,87 +103,140 @@ class Generation:
         that are chosen."""
         return [finished] if self._ranking is None else self._ranking.choices(finished)
 
-    async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
-        """What is new since the last time, one delta per choice with news; to be iterated once.
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a stream whose events say nothing but text, as soon as it is there."""
+        request = self.request
+        asks_for_scores = request.logprobs is not None or request.prompt_logprobs is not None
+        says_more = asks_for_scores or request.echo or request.return_token_ids
+        is_text = not request.return_packed and request.skip_special_tokens
+        is_at_once = (request.stream_interval or 1) == 1
+        is_cut = self._stops is not None or request.include_stop_str_in_output
+        return request.stream and is_text and is_at_once and not (says_more or is_cut)
+
+    async def news(self, client: EngineClient) -> AsyncGenerator[News, None]:
+        """What a plain request has new since the last time; to be iterated once.
 
         Raises what the engine refuses the request with. A refusal of any prompt ends them all.
         """
-        tasks = [
-            asyncio.create_task(self._receive(client, prompt))
-            for prompt in range(len(self.prompts))
-        ]
-        for task in tasks:
-            task.add_done_callback(self._arrived.put_nowait)
-        try:
-            while any(self._unfinished):
-                news = [await self._arrived.get()]
-                while not self._arrived.empty():
-                    news.append(self._arrived.get_nowait())
-                if deltas := self._take(news, tasks):
-                    yield deltas
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with client.open(self._requests()) as stream:
+            async for delivery in taken(stream):
+                news = delivery.news
+                self._note(stream, delivery)
+                self.completion_tokens += len(news.token_ids)
+                yield news
 
-    async def _receive(self, client: EngineClient, prompt: int) -> None:
-        params = msgspec.structs.replace(self._params, seed=self._seed())
-        is_scored = params.prompt_logprobs is not None and self.prompts[prompt].num_tokens > 1
-        if not (params.max_tokens or is_scored):  # nothing that takes an engine
-            for index in range(params.n):
-                self._arrived.put_nowait((prompt, Output("", index, finish_reason="length")))
+    async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
+        """What is new since the last time, one delta per choice with news; to be iterated once.
+
+        Without `stream` a choice with stop strings comes whole. Raises as `news` does.
+        """
+        if idle := self._without_engine():
+            yield idle
+        requests = self._requests()
+        if not requests:
             return
-        is_stream = self.request.stream or self._stops or params.logprobs
-        request = Request(
-            id=f"{self._engine_id}-{prompt}",
-            prompt_token_ids=self.prompts[prompt].token_ids,
-            params=params,
-            priority=-self.request.priority,  # ours is the other way round
-            emit="delta" if is_stream else "final",
-        )
-        async for output in client.generate(request):
-            self._arrived.put_nowait((prompt, output))
+        with client.open(requests) as stream:
+            source = taken(stream)
+            if self._stops is not None:
+                watch = Watch(self._table, self._stops, len(requests) * stream.n)
+                source = Backlog(stream, watch).taken(only_whole=not self.request.stream)
+            async with aclosing(source) as deliveries:
+                async for delivery in deliveries:
+                    self._note(stream, delivery)
+                    for outputs in self._in_parts(delivery):
+                        if deltas := self._feed(outputs):
+                            yield deltas
+                        await asyncio.sleep(0)  # a request of many completions is not alone here
+
+    def _requests(self) -> list[Request]:
+        """To the engine; those of `_asked` prompts."""
+        request, found = self.request, []
+        has_alternatives = bool(self._params.logprobs)
+        is_stream = request.stream or self._stops or has_alternatives
+        for prompt in self._asked:
+            params = msgspec.structs.replace(self._params, seed=self._seed())
+            found.append(
+                Request(
+                    id=f"{self._engine_id}-{prompt}",
+                    prompt_token_ids=self.prompts[prompt].token_ids,
+                    params=params,
+                    priority=-request.priority,  # ours is the other way round
+                    emit="delta" if has_alternatives else "columns" if is_stream else "final",
+                )
+            )
+        return found
 
     def _seed(self) -> int:
         given = self.request.seed
         return secrets.randbits(64) if given is None else given % 2**64
 
-    def _take(
-        self,
-        news: list[tuple[int, Output] | asyncio.Task[None]],
-        tasks: list[asyncio.Task[None]],
-    ) -> list[Delta]:
-        fresh: dict[int, list[Delta]] = {}
-        for item in news:
-            if isinstance(item, asyncio.Task):
-                if not item.cancelled():
-                    item.result()
-                continue
-            prompt, output = item
+    def _without_engine(self) -> list[Delta]:
+        """Of prompts of which nothing is wanted that takes an engine."""
+        asked, samples = set(self._asked), range(self.request.num_samples)
+        idle = (prompt for prompt in range(len(self.prompts)) if prompt not in asked)
+        indices = [prompt * len(samples) + sample for prompt in idle for sample in samples]
+        return [self._sample(i).feed(Output("", i, finish_reason="length")) for i in indices]
+
+    def _note(self, stream: Stream, delivery: Delivery) -> None:
+        """Raises StepFailed if the model broke."""
+        reasons = delivery.news.reasons
+        if reasons.any() and (reasons == REASONS.index("error")).any():
+            raise StepFailed(_BROKEN)
+        self._cached_in_columns = stream.cached_tokens
+        for place, output in delivery.outputs:
+            if output.finish_reason == "error":
+                raise StepFailed(output.error or _BROKEN)
+            prompt = self._asked[place]
             if output.index == PROMPT:
                 self.prompts[prompt].scores.append(output)
+            else:
+                self._cached_tokens[prompt] = output.cached_tokens
+        if self.first_output is None:
+            self.first_output = time.monotonic()
+
+    def _in_parts(self, delivery: Delivery) -> Iterator[list[tuple[int, Output]]]:
+        """All that completions have new, by choice."""
+        n = self.request.num_samples
+        outputs = [
+            (self._asked[place] * n + output.index, output)
+            for place, output in delivery.outputs
+            if output.index != PROMPT
+        ]
+        for begin in range(0, len(outputs), _AT_ONCE):
+            yield outputs[begin : begin + _AT_ONCE]
+        for news in slices(delivery.news, _AT_ONCE):
+            yield [
+                (
+                    self._asked[index // n] * n + index % n,
+                    Output(
+                        id="",
+                        index=index % n,
+                        token_ids=news.tokens_of(entry),
+                        logprobs=news.logprobs_of(entry),
+                        finish_reason=REASONS[reason],
+                    ),
+                )
+                for entry, (index, reason) in enumerate(
+                    zip(news.indices.tolist(), news.reasons.tolist(), strict=True)
+                )
+            ]
+
+    def _feed(self, outputs: list[tuple[int, Output]]) -> list[Delta]:
+        fresh: dict[int, list[Delta]] = {}
+        for index, output in outputs:
+            sample = self._sample(index)
+            if sample.finished:  # by a stop string, before this came
                 continue
-            sample = self._sample(prompt, output.index)
-            if sample.finished:  # by a stop string; the engine is not told of single samples
-                continue
-            if output.finish_reason == "error":
-                raise StepFailed(output.error or "the model produced no finite probabilities")
-            self._cached_tokens[prompt] = output.cached_tokens
             delta = sample.feed(output)
             self.completion_tokens += delta.num_tokens
-            fresh.setdefault(delta.index, []).append(delta)
-            if sample.finished:
-                self._unfinished[prompt] -= 1
-                if not self._unfinished[prompt]:
-                    tasks[prompt].cancel()
-        if fresh and self.first_output is None:
-            self.first_output = time.monotonic()
+            fresh.setdefault(index, []).append(delta)
         return [join(deltas) for deltas in fresh.values()]
 
-    def _sample(self, prompt: int, number: int) -> Sample | PackedSample:
-        index = prompt * self.request.num_samples + number
+    def _sample(self, index: int) -> Sample | PackedSample:
         sample = self._samples.get(index)
         if sample is None:
+            prompt = index // self.request.num_samples
             sample = self._samples[index] = self._new_sample(prompt, index)
         return sample
 

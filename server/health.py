@@ -1,4 +1,9 @@
-"""GET /health: this process is alive. GET /ready: the engine answers and takes requests."""
+"""GET /health: this process is alive. GET /ready: the engine makes progress and takes requests.
+
+The engine is asked every second and answers between steps. So an answer that says more steps than
+the one before, or that there is nothing to do, is progress; an engine that has work and makes no
+step, and one that does not answer at all (stopped, or hanging inside a step), is stalled.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,27 @@ OPERATIONS = (
 )
 
 
-def routes(client: EngineClient) -> APIRouter:
+def check_ready(client: EngineClient, stall_s: float) -> None:
+    """EngineUnavailable with the reason if completions would not be answered."""
+    status = client.status
+    if status is None:
+        raise EngineUnavailable("the engine does not answer: it is starting, or gone")
+    if status.state != "ready":
+        raise EngineUnavailable(f"the engine is {status.state}")
+    if client.silent_s > stall_s:
+        raise EngineUnavailable(
+            f"the engine is stalled: it has not answered for {client.silent_s:.1f} s, and "
+            f"stall_s = {stall_s:g}; it is stopped, or hangs in the step after number "
+            f"{status.steps}"
+        )
+    if client.stalled_s > stall_s:
+        raise EngineUnavailable(
+            f"the engine is stalled: {status.running} sequences run and {status.waiting} wait, and "
+            f"it has made no step for {client.stalled_s:.1f} s, and stall_s = {stall_s:g}"
+        )
+
+
+def routes(client: EngineClient, stall_s: float) -> APIRouter:
     """The routes of this module."""
     router = APIRouter()
 
@@ -37,10 +62,7 @@ def routes(client: EngineClient) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Response:
-        if client.status is None:
-            raise EngineUnavailable("the engine does not answer")
-        if client.status.state != "ready":
-            raise EngineUnavailable(f"the engine is {client.status.state}")
+        check_ready(client, stall_s)
         return _answer("ready")
 
     return router

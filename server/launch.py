@@ -1,7 +1,7 @@
-"""`srm serve`: one engine process and one API process on this machine, under one supervisor.
+"""`srm serve`: an engine process and API processes on this machine, under one supervisor.
 
-Owns what the two share: the listening socket, a private folder (metrics, engine socket), and the
-settings of both as one flat set of flags, of which each is passed its own. Works from any folder.
+Owns what they share: the listening socket, a private folder (metrics, engine socket), and the
+settings of all as one flat set of flags, of which each is passed its own. Works from any folder.
 """
 
 from __future__ import annotations
@@ -65,9 +65,13 @@ def _supervisor(
     engine = msgspec.structs.replace(engine, endpoint=endpoint)
     environment = child_environment(metrics)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
+    api = python_module("server", server, "api")
     return Supervisor(
         engine=Child("engine", python_module(engine_module, engine), without_keys, metrics),
-        api=Child("api", python_module("server", server, "api"), environment, metrics, listeners),
+        apis=[
+            Child(f"api {number}", api, environment, metrics, listeners)
+            for number in range(server.api_processes)
+        ],
         drain_s=server.drain_s,
     )
 

@@ -1,29 +1,12 @@
-"""Every metric of the API processes, declared once, and GET /metrics.
+"""Every metric of the API processes, declared once.
 
-With `PROMETHEUS_MULTIPROC_DIR` set, all processes write to that folder and any API process answers
-for all of them, the engine included; without it a process answers for itself. Metrics move once
-per request or per event of a stream, never per token. Labels come from fixed sets.
+Metrics move once per request or per event of a stream, never per token. Labels come from fixed
+sets. `server.scrape` shows them, with the engine's.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-
-from fastapi import APIRouter
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    REGISTRY,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-    multiprocess,
-)
-from starlette.responses import Response
-
-from server.openapi import Operation
+from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _FIRST_TOKEN_SECONDS = (
@@ -76,28 +59,3 @@ REQUEST_COMPLETION_TOKENS = Histogram(
 REQUEST_CHOICES = Histogram(
     "srm_request_params_n", "Completions asked for by a request.", buckets=_COUNTS
 )
-
-OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/metrics",
-        summary="Metrics of all processes, in Prometheus text format.",
-        reply="text/plain",
-    ),
-)
-
-router = APIRouter()
-
-
-@router.get("/metrics")
-async def metrics() -> Response:
-    """Prometheus text format."""
-    return Response(await asyncio.to_thread(_collect), media_type=CONTENT_TYPE_LATEST)
-
-
-def _collect() -> bytes:
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return generate_latest(REGISTRY)
-    merged = CollectorRegistry()
-    multiprocess.MultiProcessCollector(merged)  # type: ignore[no-untyped-call]  # untyped library
-    return generate_latest(merged)

@@ -57,8 +57,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
     summary: str
-    reply: type[msgspec.Struct] | str
-    """What 200 has as JSON, or the media type of what is none."""
+    reply: type[msgspec.Struct] | tuple[str, ...]
+    """What 200 has as JSON, or the media types of what has no struct."""
     events: type[msgspec.Struct] | None = None
     """Of the stream that the same route answers with if asked to."""
     parts: tuple[type[msgspec.Struct], ...] = ()
@@ -66,6 +66,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     body: Body | None = None
     parameters: Mapping[str, str] = {}
     """Meaning of each parameter in the path."""
+    queries: Mapping[str, str] = {}
+    """Meaning of each parameter in the query; each may be given several times."""
     errors: tuple[int, ...] = ()
     """Statuses besides those of every route."""
 
@@ -108,12 +110,18 @@ def _operation(one: Operation) -> Schema:
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in errors},
         },
     }
-    if one.parameters:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "description": meaning}
-            | {"schema": {"type": "string", "minLength": 1}}
-            for name, meaning in one.parameters.items()
-        ]
+    text = {"type": "string", "minLength": 1}
+    in_path = [
+        {"name": name, "in": "path", "required": True, "description": meaning, "schema": text}
+        for name, meaning in one.parameters.items()
+    ]
+    in_query = [
+        {"name": name, "in": "query", "description": meaning}
+        | {"schema": {"type": "array", "items": text}}
+        for name, meaning in one.queries.items()
+    ]
+    if in_path or in_query:
+        operation["parameters"] = in_path + in_query
     if one.body is not None:
         content = {_JSON: {"schema": reference(one.body.kind)}}
         operation["requestBody"] = {"required": True, "content": content}
@@ -121,8 +129,9 @@ def _operation(one: Operation) -> Schema:
 
 
 def _content(one: Operation) -> Schema:
-    if isinstance(one.reply, str):
-        return {one.reply: {"schema": {"type": "object" if one.reply == _JSON else "string"}}}
+    if isinstance(one.reply, tuple):
+        kinds = {name: "object" if name == _JSON else "string" for name in one.reply}
+        return {name: {"schema": {"type": kind}} for name, kind in kinds.items()}
     content: Schema = {_JSON: {"schema": reference(one.reply)}}
     if one.events is not None:
         content[_EVENTS] = {"itemSchema": _event(one.events)}

@@ -21,9 +21,9 @@ OPERATIONS = (
         method="GET",
         path="/openapi.json",
         summary="This interface, as an OpenAPI document.",
-        reply="application/json",
+        reply=("application/json",),
     ),
-    Operation(method="GET", path="/docs", summary="The same as a page.", reply="text/html"),
+    Operation(method="GET", path="/docs", summary="The same as a page.", reply=("text/html",)),
 )
 _TITLE = "srm"
 _VERSION = "1"

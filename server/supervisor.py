@@ -111,19 +111,19 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 @dataclass
 class Supervisor:
-    """An engine and an API process."""
+    """An engine process, and API processes that share a listening socket."""
 
     engine: Child
-    api: Child
+    apis: list[Child]
     drain_s: float
 
     async def run(self, meanwhile: Coroutine[None, None, None]) -> int:
-        """Keep both running until SIGTERM or SIGINT (0), or until one cannot run (its code)."""
+        """Keep all running until SIGTERM or SIGINT (0), or until one cannot run (its code)."""
         stopped = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, stopped)
         stop = asyncio.create_task(stopped.wait())
-        keepers = [asyncio.create_task(one.keep_running()) for one in (self.engine, self.api)]
+        keepers = [asyncio.create_task(one.keep_running()) for one in (self.engine, *self.apis)]
         others = [stop, asyncio.create_task(meanwhile)]
         try:
             await asyncio.wait({stop, *keepers}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,14 +132,14 @@ class Supervisor:
             for task in (*keepers, *others):
                 task.cancel()
             await asyncio.gather(*keepers, *others, return_exceptions=True)
-            for listener in self.api.listeners:
+            for listener in {one for api in self.apis for one in api.listeners}:
                 listener.close()  # or new connections would wait for an answer in vain
-            await self.api.stop(self.drain_s + _KILL_AFTER_S)
+            await asyncio.gather(*(api.stop(self.drain_s + _KILL_AFTER_S) for api in self.apis))
             await self.engine.stop(_KILL_AFTER_S)
         return ended[0] if ended else 0
 
     def _on_signal(self, stopped: asyncio.Event) -> None:
         if stopped.is_set():  # the second one: leave at once
-            self.api.kill()
-            self.engine.kill()
+            for child in (*self.apis, self.engine):
+                child.kill()
         stopped.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -67,7 +68,8 @@ def make_request() -> MakeRequest:
         request_id: str = "a",
         prompt: list[int] | None = None,
         priority: int = 0,
-        emit: str = "final",
+        emit: Literal["final", "delta", "columns"] = "final",
+        stream: int = 0,
         **params: object,
     ) -> Request:
         tokens = [5, 6, 7] if prompt is None else prompt
@@ -76,7 +78,8 @@ def make_request() -> MakeRequest:
             prompt_token_ids=np.array(tokens, "<i4").tobytes(),
             params=SamplingParams(**{"ignore_eos": True, **params}),  # type: ignore[arg-type]
             priority=priority,
-            emit="delta" if emit == "delta" else "final",
+            emit=emit,
+            stream=stream,
         )
 
     return make

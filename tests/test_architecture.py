@@ -19,10 +19,13 @@ ENGINE_ORDER = (
     "records",
     "messages",
     "batch",
+    "news",
     "metrics",
     "prefixes",
     "sequence",
     "history",
+    "pace",
+    "latency",
     "slots",
     "assembly",
     "outputs",
@@ -46,7 +49,10 @@ ENGINE_ORDER = (
     "telemetry",
     "runner",
     "engine",
+    "watchdog",
     "process",
+    "token_table",
+    "streams",
     "client",
     "precompile",
     "graph_notes",
@@ -60,6 +66,7 @@ ENGINE_ORDER = (
     "bench.throughput",
     "bench.prefill",
     "bench.host",
+    "bench.instant",
     "bench.simulate",
     "bench.prefix",
     "__main__",
@@ -78,7 +85,11 @@ MAY_IMPORT_MAX = {
     "bench.gemm",
 }
 SERVER_SEES = {
-    f"engine.{name}" for name in ("client", "messages", "config", "errors", "logs", "records")
+    f"engine.{name}"
+    for name in (
+        *("client", "streams", "news", "messages", "config", "errors", "logs"),
+        *("memory", "records"),  # what every process of ours does, and what benchmarks write
+    )
 }
 MAY_IMPORT_PACKAGES = {
     "engine": {"engine"},

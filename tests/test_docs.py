@@ -36,14 +36,17 @@ from server import (
     chat_protocol,
     chat_replies,
     conversation,
+    dashboard,
     fields,
     protocol,
     replies,
+    scrape,
     template_process,
     tokenize,
 )
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
@@ -72,6 +75,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Simulation": (SimulationConfig,),
     "Prefix benchmark": (PrefixBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
+    "Text benchmark": (TextBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Precompilation": (PrecompileConfig,),
@@ -341,10 +345,37 @@ def test_every_metric_is_there_with_type_labels_and_meaning() -> None:
     assert rows("metrics.md", "HTTP and requests") + rows("metrics.md", "Engine") == expected
 
 
+def test_every_name_of_vllm_is_there() -> None:
+    by_name = {one.name: exposed(metric) for metric in every_metric() for one in metric.describe()}
+    expected = [
+        [theirs + by_name[ours].removeprefix(ours), by_name[ours]]
+        for theirs, ours in scrape.VLLM_NAMES.items()
+    ]
+    found = rows("metrics.md", "Names of vLLM")
+    assert [[cell.strip("`") for cell in row] for row in found if len(row) == 2] == expected
+    constants = [
+        [f"`{name}{'_total' if kind == 'counter' else ''}`", kind, meaning]
+        for name, (kind, meaning) in scrape.VLLM_CONSTANTS.items()
+    ]
+    assert [row for row in found if len(row) == 3][:-1] == constants
+    assert [row for row in found if len(row) == 3][-1][0] == f"`{scrape.VLLM_CACHE_CONFIG}`"
+
+
 def test_queries_name_metrics_that_exist() -> None:
     known = {exposed(metric) for metric in every_metric()}
     named = re.findall(r"\b(?:srm|http)_\w+", section("metrics.md", "Questions and answers"))
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
+
+
+def test_pages_and_dashboards_name_metrics_that_exist() -> None:
+    known = {exposed(metric) for metric in every_metric()}
+    board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    page = (dashboard.FOLDER / "watch.js").read_text()
+    for text in (read("dashboard.md"), page, "\n".join(asked)):
+        named = re.findall(r"\b(?:srm|http)_\w+", text)
+        assert len(named) > 8
+        assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
 
 
 def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterable[type[errors.SRMError]]:

@@ -187,11 +187,14 @@ class Load:
         batch = self.scheduler.schedule()
         scheduled = clock()
         outputs = []
+        self.scheduler.latencies.now = added
         self.launch(batch)
         if self._landing is not None:
             result = self.result(self._landing)
             waited = clock()
+            self.scheduler.latencies.now = waited
             outputs = self.scheduler.complete(self._landing, result)
+            self.scheduler.latencies.publish(is_idle=False)
             cost.rows += self._landing.num_decode
         else:
             waited = scheduled

@@ -39,3 +39,14 @@ def test_a_benchmark_writes_its_record(
     assert {run["by"] for run in entry["runs"] if "by" in run} == measured
     assert "| demo |" in path.with_suffix(".md").read_text()
     assert path.with_suffix(".svg").exists() == (name == "engine")
+
+
+@pytest.mark.slow
+def test_the_text_benchmark_writes_its_record(text_model: Path, tmp_path: Path) -> None:
+    sizes = ["--streams=8", "--requests=2", "--n=5", "--max-tokens=20", "--repetitions=1"]
+    flags = [f"--model={text_model}", f"--output={tmp_path}", "--api-processes=2", *sizes]
+    assert srm.main(["bench", "text", *flags]) == 0
+    (path,) = tmp_path.glob("*-text.json")
+    for case in json.loads(path.read_text())["cases"]:
+        assert [one["tokens"] for one in case["raw"]] == [20 * case["requests"] * case["n"]]
+    assert "| streams | 8 × 1 |" in path.with_suffix(".md").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +13,17 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ContextTooLong, InvalidRequest, Overloaded
-from engine.messages import Abort, Hello, Refusal, Request, SamplingParams, Status
+from engine.messages import (
+    REASONS,
+    Abort,
+    Hello,
+    Refusal,
+    Request,
+    SamplingParams,
+    Status,
+    StopSamples,
+)
+from engine.news import merge
 from engine.weights import Weights
 from tests.conftest import MakeRequest
 from tests.numpy_runner import NumpyRunner
@@ -168,3 +179,86 @@ async def test_only_the_sender_can_abort_a_request(
         raw.socket.send(msgspec.msgpack.encode(Hello()))
         assert isinstance(await asyncio.to_thread(raw.receive), Status)
         assert len(await running) == 30
+
+
+async def test_columns_add_up_to_the_final_output(
+    serve: Serve, endpoint: str, make_request: MakeRequest
+) -> None:
+    serve()
+    async with connected(endpoint) as client, connected(endpoint) as other:
+        params: dict[str, Any] = {"n": 3, "max_tokens": 9, "seed": 4, "logprobs": 0}
+        final = {one.index: one for one in await collect(client, make_request("a", **params))}
+        requests = [make_request(name, emit="columns", **params) for name in "bc"]
+        with client.open(requests) as stream, other.open([make_request("d")]) as single:
+            parts = []
+            while stream.unfinished:
+                await stream.wait()
+                parts.append(stream.take().news)
+            await single.wait()
+            assert len(single.take().outputs) == 1
+        whole = merge(parts)
+    assert whole.indices.tolist() == list(range(6))
+    for index in range(6):
+        assert whole.tokens_of(index) == final[index % 3].token_ids
+        assert whole.logprobs_of(index) == final[index % 3].logprobs
+    assert {REASONS[reason] for reason in whole.reasons} == {"length"}
+
+
+async def test_two_clients_get_their_own_columns(
+    serve: Serve, endpoint: str, make_request: MakeRequest
+) -> None:
+    served = serve()
+    async with connected(endpoint) as client, connected(endpoint) as other:
+        tokens = {}
+        for name, one in (("a", client), ("b", other)):
+            request = make_request(name, prompt=[5, ord(name) % 32], n=4, max_tokens=20)
+            tokens[name] = {o.index: o.token_ids for o in await collect(one, request)}
+        columns = [
+            make_request(name, prompt=[5, ord(name) % 32], n=4, max_tokens=20, emit="columns")
+            for name in "ab"
+        ]
+        with client.open([columns[0]]) as first, other.open([columns[1]]) as second:
+            for name, stream in (("a", first), ("b", second)):
+                parts = []
+                while stream.unfinished:
+                    await stream.wait()
+                    parts.append(stream.take().news)
+                whole = merge(parts)
+                assert {i: whole.tokens_of(i) for i in range(4)} == tokens[name]
+    assert not served.engine.has_work
+
+
+async def test_stopped_samples_free_their_slots_while_others_run(
+    serve: Serve, endpoint: str, make_request: MakeRequest
+) -> None:
+    served = serve()
+    async with connected(endpoint) as client:
+        request = make_request(n=6, max_tokens=60, emit="columns")
+        with client.open([request]) as stream:
+            while len(stream.take().news.indices) < 6:
+                await stream.wait()
+            stream.stop(np.array([0, 1, 2, 4]))
+            table = served.engine.scheduler.table
+            await until(lambda: table.num_owned <= 2)
+            assert served.engine.has_request("a")
+            later = [stream.take().news]
+            while stream.unfinished:
+                await stream.wait()
+                later.append(stream.take().news)
+            assert set(merge(later).indices.tolist()) == {3, 5}
+        await until(lambda: not served.engine.has_work)
+        assert table.num_free == NUM_SLOTS
+
+
+async def test_only_the_sender_can_stop_samples(
+    serve: Serve, raw: RawClient, endpoint: str, make_request: MakeRequest
+) -> None:
+    served = serve()
+    async with connected(endpoint) as client:
+        running = asyncio.create_task(collect(client, make_request(n=4, max_tokens=60)))
+        await until(lambda: served.engine.has_work)
+        for indices in (b"", b"\0\0\0\0\1", np.arange(-2, 9, dtype="<i4").tobytes()):
+            raw.socket.send(msgspec.msgpack.encode(StopSamples("a", indices)))
+        raw.socket.send(msgspec.msgpack.encode(Hello()))
+        assert isinstance(await asyncio.to_thread(raw.receive), Status)
+        assert len(await running) == 4

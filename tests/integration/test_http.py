@@ -179,12 +179,16 @@ def test_a_stop_token_is_counted_and_not_read(server: Server) -> None:
 
 
 def test_when_all_samples_stopped_the_engine_is_told(server: Server) -> None:
-    aborted = server.metric("srm_engine_requests_total", "aborted")
+    names = ("requests_total", "finished"), ("sequences_total", "stop"), ("decode_tokens_total", "")
+    before = [server.metric(f"srm_engine_{name}", label) for name, label in names]
     every_letter = [chr(code) for code in range(128)]
     answer = complete(server, n=40, max_tokens=120, stop=every_letter, ignore_eos=True)
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
     server.wait_until_idle()
-    assert server.metric("srm_engine_requests_total", "aborted") == aborted + 1
+    after = [server.metric(f"srm_engine_{name}", label) for name, label in names]
+    finished, stopped, decoded = (a - b for a, b in zip(after, before, strict=True))
+    assert (finished, stopped) == (1, 40)
+    assert decoded < 40 * 120
 
 
 def test_many_samples_come_in_one_reply(server: Server) -> None:

@@ -147,6 +147,65 @@ def test_a_stop_that_waits_no_longer_ends_a_stream_with_an_error_event(text_mode
     assert done == "data: [DONE]"
 
 
+def test_two_api_processes_serve_and_survive_a_crash_of_one(text_model: Path) -> None:
+    with Server(text_model, *SERVER_FLAGS, "--api-processes=2") as server:
+        until_apis(server, 2)
+        first, second = apis(server)
+        os.kill(first, signal.SIGSTOP)  # whatever is answered now, the other one answers
+        assert ask(server) == 200
+        os.kill(first, signal.SIGKILL)
+        assert [ask(server) for _ in range(5)] == [200] * 5
+        until_apis(server, 2)
+        (third,) = set(apis(server)) - {second}
+        wait_until_connected(server, third)
+        os.kill(second, signal.SIGSTOP)
+        try:
+            assert ask(server) == 200
+        finally:
+            os.kill(second, signal.SIGCONT)
+        # Of both, and of the one that is gone.
+        assert server.metric("srm_request_params_n_count") == 7
+
+
+def apis(server: Server) -> list[int]:
+    """Process ids of the API processes."""
+    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids.split()}
+    return [int(pid) for pid, command in commands.items() if b"api" in command.split(b"\0")]
+
+
+def until_apis(server: Server, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len([pid for pid in apis(server) if is_running(pid)]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_until_connected(server: Server, pid: int, within_s: float = 20) -> None:
+    """Until an API process, which has just been started, answers for itself."""
+    others = [other for other in apis(server) if other != pid]
+    for other in others:
+        os.kill(other, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                if httpx.get(f"{server.url}/ready", timeout=1).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
+            assert time.monotonic() < deadline, "not ready"
+    finally:
+        for other in others:
+            os.kill(other, signal.SIGCONT)
+
+
+def ask(server: Server) -> int:
+    """The status of a small request over a connection of its own."""
+    body = {"prompt": "the cat", "max_tokens": 2}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=20).status_code
+
+
 def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
     running = Server(text_model, *SERVER_FLAGS)
     pids = children(running)

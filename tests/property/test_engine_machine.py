@@ -1,6 +1,7 @@
 """The engine under any order of add, abort and both ways to step holds its invariants.
 
-1. Every accepted request gets exactly one terminal Output per sample, unless it was aborted.
+1. Every accepted request gets exactly one terminal Output per sample, or row of Columns, unless it
+   was aborted or the sample stopped; of what was, nothing more is heard.
 2. free + owned = num_slots, free + kept + pinned = prefix_slots, and a slot has one owner at most.
 3. A token depends on weights, prompt, params, seed and position only: each sample equals that of an
    engine which runs this request alone, one plain step after the other.
@@ -36,19 +37,30 @@ from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest, Overloaded
-from engine.messages import PROMPT, Output, Request, SamplingParams, join
+from engine.messages import (
+    PROMPT,
+    REASONS,
+    Columns,
+    Output,
+    Request,
+    SamplingParams,
+    join,
+)
+from engine.outputs import NOT_FINITE
 from engine.prefixes import NO_SLOT, Prefix
+from engine.sequence import STREAMS
 from engine.slots import FREE
 from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
 
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
 
+MAX_N = 9
 tokens = st.integers(0, TINY.vocab_size - 1)
 params = st.builds(
     SamplingParams,
     max_tokens=st.integers(0, 12),
-    n=st.integers(1, 9),
+    n=st.integers(1, MAX_N),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 1, 4]),
     top_p=st.sampled_from([0.5, 1.0]),
@@ -72,6 +84,11 @@ prompts = st.one_of(
     st.lists(tokens, min_size=58, max_size=TINY.n_ctx),
     alike,
 )
+
+
+Emit = Literal["final", "delta", "columns"]
+EMITS: tuple[Emit, ...] = ("final", "delta", "columns")
+Said = tuple[list[Output], list[tuple[int, Columns]]]
 
 
 class RecordingRunner(NumpyRunner):
@@ -134,6 +151,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.twin = Engine(TINY, self.twin_runner, config)
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
+        self.stopped: set[tuple[str, int]] = set()
+        self.cached: dict[int, int] = {}
         self.received: defaultdict[tuple[str, int], list[Output]] = defaultdict(list)
         self.count = 0
 
@@ -141,16 +160,17 @@ class EngineMachine(RuleBasedStateMachine):
         prompt=prompts,
         params=params,
         priority=st.integers(-1, 1),
-        emit=st.sampled_from(["final", "delta"]),
+        emit=st.sampled_from(EMITS),
     )
-    def add(self, prompt: list[int], params: SamplingParams, priority: int, emit: str) -> None:
+    def add(self, prompt: list[int], params: SamplingParams, priority: int, emit: Emit) -> None:
         self.count += 1
         request = Request(
             id=str(self.count),
             prompt_token_ids=np.array(prompt, "<i4").tobytes(),
             params=params,
             priority=priority,
-            emit="delta" if emit == "delta" else "final",
+            emit=emit,
+            stream=MAX_N * self.count,
         )
         waiting = self.engine.status().waiting
         try:
@@ -163,7 +183,7 @@ class EngineMachine(RuleBasedStateMachine):
             elif error.param == "max_tokens":
                 assert params.prompt_logprobs is None or len(prompt) == 1
             else:
-                assert (error.param, emit) == ("logprobs", "final") and params.logprobs
+                assert (error.param, emit != "delta") == ("logprobs", True) and params.logprobs
         else:
             self.twin.add(request)
             self.requests[request.id] = request
@@ -173,7 +193,7 @@ class EngineMachine(RuleBasedStateMachine):
         for prompt in some:
             priority, n = data.draw(st.integers(-1, 1)), data.draw(st.integers(1, 3))
             few = msgspec.structs.replace(params, max_tokens=4, n=n, prompt_logprobs=None)
-            self.add(prompt, few, priority, "delta")
+            self.add(prompt, few, priority, data.draw(st.sampled_from(EMITS[1:])))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -185,29 +205,76 @@ class EngineMachine(RuleBasedStateMachine):
         self.twin.abort(request_id)
         assert not self.engine.has_request(request_id)
 
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+        indices = data.draw(st.sets(st.integers(-1, MAX_N)))
+        group = self.engine.scheduler._by_id.get(request_id)
+        owners = self.engine.scheduler.table.sequence_id
+        of = {} if group is None else {group.first_id + i: i for i in range(group.request.params.n)}
+        stopped = {of[owner] for owner in owners.tolist() if owner in of} & indices
+        self.stopped |= {(request_id, index) for index in stopped}
+        for engine in (self.engine, self.twin):
+            engine.stop(request_id, np.array(sorted(indices), np.int32))
+        assert not {of[owner] for owner in owners.tolist() if owner in of} & indices
+
     @rule(times=st.integers(1, 8))
     def step(self, times: int) -> None:
         for _ in range(times):
-            self.receive(self.engine.step(), self.twin.step())
+            self.receive(*(said(engine, engine.step()) for engine in (self.engine, self.twin)))
 
     @rule(times=st.integers(1, 8))
     def step_overlapped(self, times: int) -> None:
         for _ in range(times):
-            self.receive(self.engine.step_overlapped(), self.twin.step_overlapped())
+            self.step_both()
 
-    def receive(self, outputs: list[Output], twins: list[Output]) -> None:
-        assert outputs == twins
-        for output in outputs:
+    def step_both(self) -> None:
+        engines = (self.engine, self.twin)
+        self.receive(*(said(engine, engine.step_overlapped()) for engine in engines))
+
+    def receive(self, news: Said, twin: Said) -> None:
+        assert news == twin
+        for output in [*news[0], *self.outputs_of(news[1])]:
             assert output.id not in self.aborted, "an aborted request spoke"
+            assert (output.id, output.index) not in self.stopped, "a stopped sample spoke"
             earlier = self.received[output.id, output.index]
             assert all(one.finish_reason is None for one in earlier), "spoke after its end"
             if output.index == PROMPT:
                 others = (index for name, index in self.received if name == output.id)
                 assert set(others) <= {PROMPT}, "the prompt's scores come first"
             else:
-                is_stream = self.requests[output.id].emit == "delta"
+                is_stream = self.requests[output.id].emit != "final"
                 assert output.finish_reason is not None or is_stream
             earlier.append(output)
+
+    def outputs_of(self, steps: list[tuple[int, Columns]]) -> Iterator[Output]:
+        """What columns say, a row each, as Outputs."""
+        for number, columns in steps:
+            assert number == 0
+            cached = dict(columns.cached)
+            rows = zip(
+                np.frombuffer(columns.streams, "<i8").tolist(),
+                np.frombuffer(columns.token_ids, "<i4"),
+                np.frombuffer(columns.logprobs or bytes(len(columns.token_ids)), "<f4"),
+                columns.reasons,
+                strict=True,
+            )
+            for stream, token, logprob, reason in rows:
+                request = self.requests[str(stream // MAX_N)]
+                is_error = REASONS[reason] == "error"
+                assert is_error == (token < 0)
+                has_logprobs = request.params.logprobs is not None and not is_error
+                self.cached |= {name: cached[name] for name in cached.keys() & {request.stream}}
+                yield Output(
+                    id=request.id,
+                    index=stream % MAX_N,
+                    token_ids=b"" if is_error else token.tobytes(),
+                    logprobs=logprob.tobytes() if has_logprobs else b"",
+                    finish_reason=REASONS[reason],
+                    error=NOT_FINITE if is_error else None,
+                    cached_tokens=self.cached.get(request.stream, 0),
+                )
 
     @invariant()
     def slots_add_up(self) -> None:
@@ -255,7 +322,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         steps = 0
         while self.engine.has_work:
-            self.receive(self.engine.step_overlapped(), self.twin.step_overlapped())
+            self.step_both()
             steps += 1
             assert steps < 10_000, "the engine does not come to an end"
         status = self.engine.status()
@@ -270,7 +337,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def compare(self, request: Request) -> None:
         expected = alone(request)
-        said = {
+        said: dict[int, Output] = {
             index: join(outputs)
             for (name, index), outputs in self.received.items()
             if name == request.id
@@ -278,21 +345,31 @@ class EngineMachine(RuleBasedStateMachine):
         if PROMPT in said and PROMPT not in expected:  # broken behind what is its first chunk here
             assert request.prompt_token_ids[4:].startswith(said.pop(PROMPT).token_ids)
             assert {one.finish_reason for one in said.values()} == {"error"}
+        for index in [index for name, index in self.stopped if name == request.id]:
+            so_far = said.pop(index, Output(request.id, index))
+            assert so_far.finish_reason is None
+            assert expected.pop(index).token_ids.startswith(so_far.token_ids)
         assert said.keys() == expected.keys()
-        assert said.keys() - {PROMPT} == set(range(request.params.n))
         for index, one in expected.items():
             assert msgspec.structs.replace(said[index], cached_tokens=0) == one
             assert said[index].cached_tokens < len(request.prompt_token_ids) // 4
             assert not said[index].cached_tokens or request.params.prompt_logprobs is None
         assert PROMPT not in said or said[PROMPT].token_ids == request.prompt_token_ids[4:]
-        for index in range(request.params.n):
+        for index in said.keys() - {PROMPT}:
             has_logprobs = request.params.logprobs is not None and bool(said[index].token_ids)
             assert bool(said[index].logprobs) == has_logprobs
         if request.params.max_tokens and request.params.prompt_logprobs is not None:
             params = msgspec.structs.replace(request.params, logprobs=None, prompt_logprobs=None)
-            for index, one in alone(msgspec.structs.replace(request, params=params)).items():
+            unscored = alone(msgspec.structs.replace(request, params=params))
+            for index, one in ((i, one) for i, one in unscored.items() if i in said):
                 is_broken = said[index].finish_reason == "error"  # maybe only a prompt's score
                 assert is_broken or one.token_ids == said[index].token_ids
+
+
+def said(engine: Engine, outputs: list[Output]) -> Said:
+    """All of what steps said that returned these Outputs."""
+    steps = (columns.split(STREAMS.bit_length() - 1) for columns in engine.take_columns())
+    return outputs, list(chain.from_iterable(steps))
 
 
 def below(prefix: Prefix) -> Iterator[Prefix]:

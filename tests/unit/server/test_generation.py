@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.client import EngineClient
-from engine.messages import Output, Request
+from engine.messages import REASONS, Columns, Output, Outputs, Request, Status, ToEngine
+from engine.streams import Streams
 from server.generation import Generation
 from server.protocol import parse_completion
 from server.sample import Delta
 from server.text import Text
+
+STATUS = Status(
+    state="ready",
+    num_slots=8,
+    running=0,
+    waiting=0,
+    max_waiting=100,
+    retry_after_s=1,
+    steps=0,
+    n_ctx=64,
+    vocab_size=32,
+    fingerprint="",
+)
 
 
 class Scripted(EngineClient):
@@ -24,17 +39,39 @@ class Scripted(EngineClient):
     def __init__(self) -> None:
         super().__init__("tcp://127.0.0.1:1")
         self.requests: list[Request] = []
+        self._status = STATUS
+        self._streams = Streams(self._answer)
 
-    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        self.requests.append(request)
-        for index in range(request.params.n):
-            yield Output(
-                id=request.id,
-                index=index,
-                token_ids=array("i", [5 + index]).tobytes(),
-                logprobs=array("f", [-float(index)]).tobytes(),
-                finish_reason="length",
-            )
+    def _answer(self, message: ToEngine) -> None:
+        if isinstance(message, Request):
+            self.requests.append(message)
+            in_columns = message.emit == "columns"
+            answer = as_columns(message) if in_columns else as_outputs(message)
+            asyncio.get_running_loop().call_soon(self._streams.receive, answer)
+
+
+def as_outputs(request: Request) -> Outputs:
+    outputs = [
+        Output(
+            id=request.id,
+            index=index,
+            token_ids=array("i", [5 + index]).tobytes(),
+            logprobs=array("f", [-float(index)]).tobytes(),
+            finish_reason="length",
+        )
+        for index in range(request.params.n)
+    ]
+    return Outputs(outputs)
+
+
+def as_columns(request: Request) -> Outputs:
+    indices = np.arange(request.params.n)
+    columns = Columns(
+        streams=(request.stream + indices).astype("<i8").tobytes(),
+        token_ids=(5 + indices).astype("<i4").tobytes(),
+        reasons=bytes([REASONS.index("length")] * len(indices)),
+    )
+    return Outputs([], columns)
 
 
 async def run(text_model: Path, **fields: Any) -> tuple[Scripted, Generation, list[Delta]]:
@@ -64,8 +101,8 @@ async def test_a_lower_priority_is_served_earlier(text_model: Path, priority: in
         ({"best_of": 4, "logprobs": 3}, "delta", 3),
         ({"n": 2, "best_of": 2}, "final", None),
         ({"return_packed": True, "logprobs": 0}, "final", 0),
-        ({"stop": "a"}, "delta", None),
-        ({"stream": True}, "delta", None),
+        ({"stop": "a"}, "columns", None),
+        ({"stream": True}, "columns", None),
     ],
 )
 async def test_no_more_is_asked_of_the_engine_than_is_needed(

@@ -41,6 +41,7 @@ def test_settings_survive_the_command_line() -> None:
     [
         (["--port=x"], "port = 'x'"),
         (["--port=65536"], "port must lie in"),
+        (["--api-processes=0"], "api_processes must be 1 … 256, got 0"),
         (["--max-body-bytes=0"], "max_body_bytes must be"),
         (["--num-slots=-1"], "num_slots must be"),
         (["--memory-fraction=0"], "memory_fraction must be"),

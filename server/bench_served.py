@@ -1,0 +1,93 @@
+"""A server for the HTTP benchmarks: `srm serve` as a user starts it, with any engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import ConfigError
+from engine.records import ROOT
+from server.bench_load import Load, Result
+
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+_START = "import sys; from server.launch import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
+
+
+class Served:
+    """A server that is ready."""
+
+    def __init__(self, process: subprocess.Popen[str], host: str, port: int) -> None:
+        self._pid = process.pid
+        self._host = host
+        self._port = port
+
+    def send(self, bodies: list[dict[str, Any]]) -> Result:
+        """These requests at once, from a process of its own."""
+        raw = [msgspec.Raw(msgspec.json.encode(body)) for body in bodies]
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "server.bench_load"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            input=msgspec.json.encode(Load(self._host, self._port, raw)),
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+        return msgspec.json.decode(done.stdout, type=Result)
+
+    def api_seconds(self) -> float:
+        """Processor time that the API processes have taken so far."""
+        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+        return sum(_seconds_of(Path(f"/proc/{pid}")) for pid in children)
+
+
+def _seconds_of(process: Path) -> float:
+    if b"api" not in (process / "cmdline").read_bytes().split(b"\0"):
+        return 0.0
+    fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_S
+
+
+@contextmanager
+def served(engine_module: str, *flags: str) -> Iterator[Served]:
+    """Started with these flags, and stopped afterwards. Raises ConfigError if it does not start."""
+    command = [sys.executable, "-P", "-c", _START, engine_module, *flags, "--port=0"]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if found := re.match(r"Serving \S+ on http://([^:]+):(\d+)", line):
+                    yield Served(process, found[1], int(found[2]))
+                    break
+            else:
+                raise ConfigError(f"`srm serve {' '.join(flags)}` did not start")
+        finally:
+            process.terminate()
+
+
+def completion(prompt: int, n: int, max_tokens: int, seed: int, is_stream: bool) -> dict[str, Any]:
+    """A request for completions of exactly `max_tokens` tokens, whose reply says how many."""
+    body = {
+        "prompt": [prompt],
+        "n": n,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "ignore_eos": True,
+    }
+    if is_stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body

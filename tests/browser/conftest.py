@@ -1,0 +1,71 @@
+"""Chromium, and pages that must end without an error and without having left their origin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.serving import Server
+
+Open = Callable[..., Page]
+
+expect.set_options(timeout=20_000)  # milliseconds, on a machine that does other things
+
+
+@pytest.fixture(scope="module")  # while it runs, no other test can have an event loop
+def browser() -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("there is no Chromium; tests/browser/install.sh installs it as root on Debian")
+    # Chromium refuses to sandbox root.
+    arguments = ["--no-sandbox"] if os.getuid() == 0 else []
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What pages said on their consoles; a test that provokes some takes them out."""
+    return []
+
+
+@pytest.fixture
+def requested() -> list[str]:
+    """The addresses that pages asked for, or tried to."""
+    return []
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, server: Server, complaints: list[str], requested: list[str]
+) -> Iterator[Open]:
+    """open_page(width=320, color_scheme="dark"): the page, with numbers in it."""
+    contexts = []
+
+    def open_it(width: int = 1200, **settings: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: requested.append(request.url))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "console",
+            lambda message: complaints.append(message.text) if message.type == "error" else None,
+        )
+        page.goto(server.url)
+        expect(page.locator("#total")).not_to_have_text("–")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert requested
+    assert [url for url in requested if not url.startswith(f"{server.url}/")] == []
+    assert complaints == []

@@ -1,0 +1,238 @@
+"""The page in Chromium: true numbers, a playground that streams, nothing that leaves the origin."""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import pairwise
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open
+from tests.serving import NUM_SLOTS, Server
+
+
+def run(page: Page, **fields: object) -> None:
+    """Fill fields in, press Run and wait until it has ended."""
+    for name, value in fields.items():
+        page.fill(f"#{name}", str(value))
+    page.click("#run")
+    expect(page.locator("#run")).to_be_enabled()
+
+
+def completions(page: Page) -> list[str]:
+    """The samples, without the prompt before each."""
+    prompt = page.input_value("#prompt")
+    texts = page.locator(".sample p").evaluate_all("all => all.map(one => one.textContent)")
+    assert all(text.startswith(prompt) for text in texts)
+    return [text.removeprefix(prompt) for text in texts]
+
+
+def wait_until_idle(server: Server) -> None:
+    deadline = time.monotonic() + 10
+    while server.metric("srm_engine_free_slots") < NUM_SLOTS:
+        assert time.monotonic() < deadline, "slots are still held"
+        time.sleep(0.02)
+
+
+def test_it_shows_the_numbers_that_metrics_has(server: Server, open_page: Open) -> None:
+    page = open_page()
+    ended = server.metric("srm_engine_sequence_seconds_count")
+    expect(page.locator("#whole-sequence td").last).to_have_text("0")
+    assert server.post(n=5, max_tokens=9, ignore_eos=True).status_code == 200
+    assert server.post(n=0).status_code == 400
+    assert server.metric("srm_engine_sequence_seconds_count") == ended + 5
+    expect(page.locator("#whole-sequence td").last).to_have_text("5")
+    expect(page.locator("#first-token td").last).to_have_text("5")
+    expect(page.locator("#inter-token td").last).to_have_text("40")
+    sampled = int(server.metric("srm_engine_decode_tokens_total"))
+    expect(page.locator("#total")).to_have_text(f"{sampled:,}")
+    expect(page.locator("#slots")).to_have_text(f"0 of {NUM_SLOTS} slots")
+    expect(page.locator("#occupancy")).to_have_text("0 %")
+    expect(page.locator("#waiting")).to_have_text("0")
+    expect(page.locator("#state-text")).to_have_text("Ready")
+    expect(page.locator("#model")).to_have_text("tiny")
+    for row in ("first-token", "inter-token", "step-time", "whole-sequence"):
+        median, *_ = page.locator(f"#{row} td").all_text_contents()
+        assert re.fullmatch(r"[\d.,]+ m?s", median)
+    assert page.locator("#tokens-chart .line").get_attribute("d")
+
+
+def test_it_shows_what_runs(server: Server, open_page: Open) -> None:
+    page = open_page()
+    long = {"prompt": "the cat", "n": 2_000, "max_tokens": 120, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=long):
+        expect(page.locator("#running")).to_have_text(str(NUM_SLOTS))
+        expect(page.locator("#occupancy")).to_have_text("100 %")
+        expect(page.locator("#waiting")).to_have_text(re.compile(r"1,[89]\d\d"))
+        expect(page.locator("#tokens")).not_to_have_text("0")
+    wait_until_idle(server)
+
+
+def test_the_playground_shows_what_the_api_answers(server: Server, open_page: Open) -> None:
+    page = open_page()
+    sampling = {"temperature": 0.9, "top_p": 0.8, "top_k": 40, "min_p": 0.01, "seed": 2**63 + 7}
+    run(page, prompt="the cat", n=3, max_tokens=60, stop="zq\n\\n", **sampling)
+    answer = server.post(n=3, max_tokens=60, stop=["zq", "\n"], **sampling).json()
+    assert completions(page) == [choice["text"] for choice in answer["choices"]]
+    reasons = page.locator(".sample h3 span").all_text_contents()
+    assert reasons == [choice["finish_reason"] for choice in answer["choices"]]
+    tokens = answer["usage"]["completion_tokens"]
+    expect(page.locator("#progress")).to_contain_text(f"3 of 3 samples ended · {tokens} tokens in")
+    expect(page.locator("#announcement")).to_contain_text("3 of 3 samples ended")
+
+
+@pytest.mark.parametrize("by_key", [False, True], ids=["button", "escape"])
+def test_text_streams_in_and_can_be_stopped(server: Server, open_page: Open, by_key: bool) -> None:
+    page = open_page()
+    page.fill("#n", "64")
+    page.fill("#max_tokens", "120")
+    page.click("#run")
+    expect(page.locator(".sample p").first).to_have_text(re.compile(".{30}", re.S))
+    if by_key:
+        page.keyboard.press("Escape")
+    else:
+        page.click("#cancel")
+    expect(page.locator("#announcement")).to_have_text("Stopped")
+    assert "stopped" in page.locator(".sample h3 span").all_text_contents()
+    assert page.locator("#error").is_hidden()
+    wait_until_idle(server)
+
+
+def test_an_error_is_said(open_page: Open, complaints: list[str]) -> None:
+    page = open_page()
+    run(page, prompt="cat " * 200)
+    error = page.locator("#error")
+    expect(error).to_be_visible()
+    expect(error).to_have_text(re.compile("^400: .*context"))
+    run(page, prompt="the cat", max_tokens=3)
+    expect(error).to_be_hidden()
+    (said,) = complaints  # Chromium's own line about the 400
+    assert "400" in said
+    complaints.clear()
+
+
+def test_a_server_that_is_away_is_said_until_it_is_back(
+    open_page: Open, complaints: list[str]
+) -> None:
+    page = open_page()
+    page.route("**/*", lambda route: route.abort())
+    expect(page.locator("#metrics-error")).to_have_text(
+        "The server cannot be reached; trying again."
+    )
+    expect(page.locator("#state-text")).to_have_text("Not reachable")
+    run(page)
+    expect(page.locator("#error")).to_have_text("The server cannot be reached.")
+    page.unroute("**/*")
+    expect(page.locator("#metrics-error")).to_be_hidden()
+    assert all("Failed to load resource" in said for said in complaints)
+    complaints.clear()
+
+
+def test_an_api_key_goes_with_every_request_and_is_kept_nowhere(open_page: Open) -> None:
+    page = open_page()
+    page.fill("#key", "sesame")
+    with page.expect_request("**/metrics*") as asked:
+        pass
+    assert asked.value.headers["authorization"] == "Bearer sesame"
+    with page.expect_request("**/v1/completions") as asked:
+        run(page, max_tokens=2)
+    assert asked.value.headers["authorization"] == "Bearer sesame"
+    assert "sesame" not in page.evaluate("JSON.stringify([{...localStorage}, document.cookie])")
+    page.reload()
+    assert page.input_value("#key") == ""
+
+
+def test_the_keyboard_alone_can_run_a_completion(open_page: Open) -> None:
+    page = open_page()
+
+    def focused() -> str:
+        return str(page.evaluate("document.activeElement.id"))
+
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # the first link skips the numbers
+    assert focused() == "prompt"
+    page.keyboard.press("Control+A")
+    page.keyboard.type("the cat")
+    order = []
+    while focused() != "run":
+        page.keyboard.press("Tab")
+        order.append(focused())
+        assert len(order) < 20
+        if focused() in {"n", "max_tokens"}:
+            page.keyboard.press("Control+A")
+            page.keyboard.type("2")
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert {"n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
+            "key", "run"} == set(order)  # fmt: skip
+    page.keyboard.press("Enter")
+    expect(page.locator("#progress")).to_contain_text("2 of 2 samples ended")
+    expect(page.locator("#run")).to_be_focused()
+    page.focus("#prompt")
+    page.keyboard.type(" sat")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".sample p").first).to_contain_text("the cat sat")
+    expect(page.locator("#run")).to_be_enabled()
+
+
+def test_every_field_has_a_label_and_every_heading_its_place(open_page: Open) -> None:
+    page = open_page()
+    unlabelled = "all => all.filter(one => !one.labels.length).map(one => one.id)"
+    assert page.locator("input, textarea").evaluate_all(unlabelled) == []
+    levels = page.locator("h1, h2, h3").evaluate_all(
+        "all => all.map(one => Number(one.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+    assert page.locator("html").get_attribute("lang") == "en"
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_a_narrow_screen_does_not_scroll_sideways(open_page: Open, width: int) -> None:
+    page = open_page(width)
+    run(page, prompt="w" * 60, n=3, max_tokens=20)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    beyond = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth).length"
+    assert page.locator("body *:not(.skip)").evaluate_all(beyond) == 0
+
+
+def test_dark_and_light_follow_the_system_and_the_switch(open_page: Open) -> None:
+    def background(page: Page) -> int:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", colour)))
+
+    dark, light = open_page(color_scheme="dark"), open_page(color_scheme="light")
+    assert background(dark) < 100
+    assert background(light) > 600
+    light.click("#theme")
+    assert background(light) == background(dark)
+    expect(light.locator("#theme")).to_have_attribute("aria-pressed", "true")
+    light.reload()
+    assert background(light) == background(dark)
+
+
+def test_the_browser_refuses_what_is_not_ours(
+    open_page: Open, complaints: list[str], requested: list[str]
+) -> None:
+    page = open_page()
+    violated = page.evaluate(
+        """async () => {
+          const violated = [];
+          document.addEventListener("securitypolicyviolation",
+            (event) => violated.push(event.effectiveDirective));
+          await fetch("http://127.0.0.1:9/").catch(() => {});
+          const script = document.createElement("script");
+          script.textContent = "window.injected = true";
+          document.head.append(script);
+          const image = new Image();
+          image.src = "http://127.0.0.1:9/x.png";
+          document.body.append(image);
+          await new Promise((resolve) => setTimeout(resolve, 50));
+          return violated.concat(window.injected ? ["injected"] : []);
+        }"""
+    )
+    assert sorted(violated) == ["connect-src", "img-src", "script-src-elem"]
+    assert all("Content Security Policy" in said for said in complaints)
+    complaints.clear()
+    requested.remove("http://127.0.0.1:9/x.png")  # tried, and refused

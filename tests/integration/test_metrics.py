@@ -1,0 +1,216 @@
+"""/metrics over HTTP: vLLM's names beside ours, labels from fixed sets, one read for many."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import mark_process_dead
+from prometheus_client.parser import text_string_to_metric_families
+
+from server import scrape
+from tests.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server
+
+LABELS = {"model_name": "tiny", "engine": "0"}
+
+
+def families(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(found: dict[str, Metric], family: str, sample: str = "", **labels: str) -> float:
+    (only,) = [
+        one.value
+        for one in found[family].samples
+        if one.name == (sample or family) and labels.items() <= one.labels.items()
+    ]
+    return only
+
+
+def test_every_name_of_vllm_says_what_ours_says(server: Server) -> None:
+    server.post(n=7, max_tokens=4, ignore_eos=True)
+    found = families(server.get("/metrics").text)
+    for theirs, ours in scrape.VLLM_NAMES.items():
+        assert found[theirs].type == found[ours].type
+        assert found[ours].samples
+        renamed = [
+            (one.name.replace(theirs, ours, 1), {**one.labels}, one.value)
+            for one in found[theirs].samples
+        ]
+        assert renamed == [
+            (
+                one.name,
+                LABELS | {scrape.VLLM_LABELS.get(name, name): v for name, v in one.labels.items()},
+                one.value,
+            )
+            for one in found[ours].samples
+        ]
+
+
+def test_what_autoscalers_and_dashboards_ask_for_is_there(server: Server) -> None:
+    before = families(server.get("/metrics").text)
+    server.post(n=7, max_tokens=4, ignore_eos=True)
+    found = families(server.get("/metrics").text)
+
+    def grown(family: str, sample: str, **labels: str) -> float:
+        return value(found, family, sample, **labels) - value(before, family, sample, **labels)
+
+    assert value(found, "vllm:num_requests_running") == 0
+    assert value(found, "vllm:num_requests_waiting") == 0
+    assert value(found, "vllm:num_requests_swapped") == 0
+    assert value(found, "vllm:kv_cache_usage_perc") == 0
+    assert value(found, "vllm:num_preemptions", "vllm:num_preemptions_total") == 0
+    assert grown("vllm:generation_tokens", "vllm:generation_tokens_total") == 28
+    for name, count in (
+        ("vllm:time_to_first_token_seconds", 7),
+        ("vllm:inter_token_latency_seconds", 21),
+        ("vllm:e2e_request_latency_seconds", 7),
+        ("vllm:request_queue_time_seconds", 7),
+        ("vllm:request_params_n", 1),
+    ):
+        assert grown(name, f"{name}_count") == count
+    assert grown("vllm:request_params_n", "vllm:request_params_n_sum") == 7
+    config = {"num_gpu_blocks": str(NUM_SLOTS), "block_size": str(TEXT_MODEL.n_ctx)}
+    assert value(found, "vllm:cache_config_info", **LABELS, **config) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("time_to_first_token_seconds", "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 "
+         "2.5 5 7.5 10 20 40 80 160 640 2560"),
+        ("inter_token_latency_seconds", "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 "
+         "5 7.5 10 20 40 80"),
+        ("e2e_request_latency_seconds", "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480"
+         " 960 1920 7680"),
+        ("request_queue_time_seconds", "0.3 0.5 0.8 1 7680"),
+        ("request_params_n", "1 2 5 10 20 1000000"),
+        ("iteration_tokens_total", "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384 4194304"),
+        ("request_generation_tokens", "1 2 5 10 100000 500000"),
+    ],
+)  # fmt: skip
+def test_buckets_hold_those_of_vllm_and_reach_what_we_serve(
+    server: Server, name: str, bounds: str
+) -> None:
+    text = server.get("/metrics").text
+    found = {float(le) for le in re.findall(rf'^vllm:{name}_bucket{{.*le="([^"]+)"', text, re.M)}
+    assert {float(bound) for bound in bounds.split()} <= found
+
+
+def test_a_part_can_be_asked_for(server: Server) -> None:
+    names = ["srm_engine_steps_total", "vllm:num_requests_running", "srm_engine_step_seconds", "no"]
+    reply = server.http.get("/metrics", params={"name[]": names})
+    assert set(families(reply.text)) == {name.removesuffix("_total") for name in names[:3]}
+    assert reply.headers["content-type"].startswith("text/plain")
+
+
+def test_paths_and_methods_of_callers_make_no_series(server: Server) -> None:
+    server.get("/metrics")
+    before = len(server.get("/metrics").text.splitlines())
+    for i in range(20):
+        assert server.get(f"/scan/{i}.php?x={i}").status_code == 404
+        assert server.http.request("PROPFIND", f"/{i}").status_code == 404
+        assert server.get(f"/v1/models/none-{i}").status_code == 404
+        assert server.get(f"/dashboard/none-{i}").status_code == 404
+    text = server.get("/metrics").text
+    handlers = set(re.findall(r'handler="([^"]*)"', text))
+    assert {"other", "/v1/models/{name:path}", "/dashboard/{name}", "/metrics"} <= handlers
+    assert not [one for one in handlers if re.search(r"\d|scan|none", one.replace("/v1", ""))]
+    methods = set(re.findall(r'method="([^"]*)"', text))
+    assert methods <= {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other"}
+    # A series of requests for each status, and one histogram for each handler and method.
+    assert len(text.splitlines()) - before <= 5 * (1 + 20)
+
+
+def test_processes_add_up_and_the_dead_leave_only_what_they_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import os\nfrom server import metrics\n"
+        "metrics.HTTP_REQUESTS.labels('/', 'GET', '200').inc(3)\n"
+        "metrics.HTTP_IN_FLIGHT.inc()\n"
+        "metrics.TIME_TO_FIRST_TOKEN.observe(0.3)\n"
+        "print(os.getpid())\n"
+    )
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    command = [sys.executable, "-c", script]
+    pids = [
+        int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
+        for _ in range(2)
+    ]
+    for alive in (2, 1, 0):
+        found = {family.name: family for family in scrape.read_families()}
+        assert value(found, "http_requests", "http_requests_total", handler="/") == 6
+        bucket = "srm_time_to_first_token_seconds_bucket"
+        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.25") == 0
+        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.5") == 2
+        in_flight = found.get("http_requests_in_flight")
+        samples = in_flight.samples if in_flight else []
+        assert [sample.value for sample in samples] == ([alive] if alive else [])
+        if alive:
+            mark_process_dead(pids.pop(), str(tmp_path))  # type: ignore[no-untyped-call]
+
+
+async def test_many_who_ask_at_once_cost_two_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    threads, may_go_on = set(), threading.Event()
+
+    def read() -> list[Metric]:
+        threads.add(threading.current_thread())
+        reads.append(len(reads))
+        may_go_on.wait()
+        return [Metric(f"read_{reads[-1]}", "", "gauge")]
+
+    monkeypatch.setattr(scrape, "read_families", read)
+    one = scrape.Scrape()
+    first = asyncio.create_task(one.families())
+    while not reads:
+        await asyncio.sleep(0.001)
+    others = [asyncio.create_task(one.families()) for _ in range(50)]
+    await asyncio.sleep(0)
+    others.pop().cancel()  # a client that leaves takes nobody along
+    may_go_on.set()
+    assert [family.name for family in await first] == ["read_0"]
+    found = await asyncio.gather(*others)
+    assert {family.name for families_ in found for family in families_} == {"read_1"}
+    assert len(reads) == 2
+    assert threading.current_thread() not in threads
+
+
+async def test_a_read_that_fails_fails_only_those_who_shared_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> list[Metric]:
+        raise OSError("no file")
+
+    one = scrape.Scrape()
+    with monkeypatch.context() as patched:
+        patched.setattr(scrape, "read_families", fail)
+        found = await asyncio.gather(*(one.families() for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(error, OSError) for error in found)
+    assert {family.name for family in await one.families()} >= {"srm_engine_steps"}
+
+
+def test_the_page_is_served_and_nothing_else_of_the_file_system(server: Server) -> None:
+    page = server.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    files = re.findall(r'(?:href|src)="(dashboard/[^"]+)"', page.text)
+    assert set(files) == {"dashboard/icon.svg", "dashboard/style.css", "dashboard/app.js"}
+    for name in files:
+        reply = server.get(f"/{name}")
+        assert reply.status_code == 200
+        assert "default-src 'none'" in reply.headers["content-security-policy"]
+        assert "unsafe" not in reply.headers["content-security-policy"]
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    for path in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "app.py", "x" * 2_000):
+        url = httpx.URL(f"{server.url}/dashboard/{path}")
+        reply = server.http.get(url)
+        assert reply.status_code == 404
+        assert reply.json()["error"]["type"] == "not_found_error"

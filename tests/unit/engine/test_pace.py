@@ -1,0 +1,56 @@
+"""Pace against a clock kept for every slot."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.pace import Pace
+
+NUM_SLOTS = 12
+
+
+def turn_of(running: list[int], begin: int, limit: int) -> list[int]:
+    """The running slots from `begin` on, past the last one if need be."""
+    from_there = [slot for slot in running if slot >= begin]
+    return (from_there + [slot for slot in running if slot < begin])[:limit]
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sets(st.integers(0, NUM_SLOTS - 1), min_size=1), st.integers(1, NUM_SLOTS)),
+        max_size=30,
+    )
+)
+def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int]]) -> None:
+    """Each step says which slots run from now on, and how many of them a step has room for."""
+    pace, begin = Pace(NUM_SLOTS), 0
+    running: set[int] = set()
+    served_at: dict[int, float] = {}  # of the running slots that were served
+    for now, (wanted, limit) in enumerate(steps, 1):
+        # Odd ones are new sequences in the slots of old ones.
+        served_at = {slot: at for slot, at in served_at.items() if slot in wanted and slot % 2 == 0}
+        running = wanted
+        is_turn = len(running) > limit
+        chosen = turn_of(sorted(running), begin if is_turn else 0, limit)
+        turn = (begin, chosen[-1] + 1) if is_turn else None
+        begin = turn[1] if turn else begin
+        first = [slot for slot in chosen if slot not in served_at]
+        expected = Counter(now - served_at[slot] for slot in chosen if slot in served_at)
+        found: Counter[float] = Counter()
+        for gap, count in pace.serve(np.array(chosen), np.array(first, np.int64), turn, float(now)):
+            found[gap] += count
+        assert found == expected
+        served_at |= dict.fromkeys(chosen, now)
+
+
+def test_stretches_stay_few() -> None:
+    pace = Pace(1_000)
+    for step in range(500):
+        begin = step * 100 % 1_000
+        slots = np.arange(begin, begin + 100)
+        pace.serve(slots, slots[:0], (begin, begin + 100), float(step))
+        assert len(pace._begins) <= 11

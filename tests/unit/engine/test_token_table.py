@@ -1,0 +1,152 @@
+"""Whatever is appended and read in whatever order: each row gives its tokens, each once."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.news import News, merge, slices
+from engine.token_table import PAGE, TokenTable
+
+
+def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -> list[int]:
+    """A token for each stream, with a log-probability that tells it; who reads them."""
+    tokens = np.array(list(rows.values()), np.int32)
+    reasons = np.array([2 * (stream in (ends or ())) for stream in rows], np.uint8)
+    streams = np.array(list(rows), np.int64)
+    readers: list[int] = table.put(streams, tokens, -tokens.astype(np.float32), reasons).tolist()
+    return readers
+
+
+def read(news: News) -> dict[int, list[int]]:
+    found = {}
+    for entry, index in enumerate(news.indices.tolist()):
+        tokens = np.frombuffer(news.tokens_of(entry), "<i4")
+        assert np.array_equal(np.frombuffer(news.logprobs_of(entry), "<f4"), -tokens)
+        found[index] = tokens.tolist()
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(10, 80))
+def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> None:
+    table = TokenTable()
+    opened: list[tuple[int, int]] = []
+    unread: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    for action in range(num_actions):
+        kind = rng.choice(["open", "close", "take", "put", "put", "put"])
+        if kind == "open" or not opened:
+            size = rng.choice([1, 1, 2, 5])
+            first = table.open(size, action)
+            assert unread.keys().isdisjoint(range(first, first + size))
+            opened.append((first, size))
+            unread |= {first + i: [] for i in range(size)}
+        elif kind == "close":
+            first, size = opened.pop(rng.randrange(len(opened)))
+            table.close(first, size)
+            assert put(table, {first: 1}) == []  # on its way when it was closed
+            for i in range(size):
+                del unread[first + i]
+        elif kind == "take":
+            first, size = rng.choice(opened)
+            news = table.take(first, size)
+            found = read(news)
+            assert all(unread[first + i] == found.get(i, []) for i in range(size))
+            unread |= {first + i: [] for i in range(size)}
+            assert not table.take(first, size).indices.size
+        else:
+            for _ in range(rng.choice([1, 3, PAGE, 40])):
+                rows = {
+                    s: rng.randrange(9_999) for s in unread if s not in ended and rng.random() < 0.7
+                }
+                ends = {stream for stream in rows if rng.random() < 0.01}
+                put(table, rows, ends)
+                ended |= ends
+                for stream, token in rows.items():
+                    unread[stream].append(token)
+    for first, size in opened:
+        table.close(first, size)
+    assert table.num_pages == 0
+
+
+def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
+    table = TokenTable()
+    first = table.open(3, 7)
+    assert put(table, {first: 5, first + 2: 6}, {first + 2}) == [7, 7]
+    news = table.take(first, 3)
+    assert (news.indices.tolist(), news.reasons.tolist()) == ([0, 2], [0, 2])
+    assert put(table, {first: 8, first + 2: 9}) == [7]
+    assert read(table.take(first, 3)) == {0: [8]}
+    assert table.is_ended(first, 3).tolist() == [False, False, True]
+
+
+def test_an_error_is_no_token() -> None:
+    table = TokenTable()
+    first = table.open(1, 0)
+    reasons = np.array([3], np.uint8)
+    table.put(np.array([first]), np.array([-1], np.int32), np.empty(0, np.float32), reasons)
+    news = table.take(first, 1)
+    assert (len(news.token_ids), news.reasons.tolist()) == (0, [3])
+
+
+def test_what_is_muted_is_forgotten() -> None:
+    table = TokenTable()
+    first = table.open(4, 0)
+    for _ in range(3 * PAGE):
+        put(table, {first + i: i for i in range(4)})
+    table.mute(first, np.array([1, 3]))
+    assert put(table, {first + 1: 1, first + 2: 2}) == [0]
+    assert read(table.take(first, 4)) == {0: [0] * 3 * PAGE, 2: [2] * (3 * PAGE + 1)}
+    table.close(first, 4)
+    assert table.num_pages == 0
+
+
+def test_what_is_read_takes_no_memory() -> None:
+    table = TokenTable()
+    first = table.open(10, 0)
+    for step in range(500):
+        put(table, {first + i: step for i in range(10)})
+        if step % 5 == 0:
+            table.take(first, 10)
+    assert table.num_pages <= 20
+
+
+parts = st.lists(
+    st.dictionaries(st.integers(0, 6), st.lists(st.integers(0, 99), max_size=4)), min_size=1
+)
+
+
+def news_of(part: dict[int, list[int]]) -> News:
+    tokens = np.array([token for _, own in sorted(part.items()) for token in own], np.int32)
+    return News(
+        indices=np.array(sorted(part), np.int64),
+        offsets=np.cumsum([0, *(len(own) for _, own in sorted(part.items()))]),
+        token_ids=tokens,
+        logprobs=-tokens.astype(np.float32),
+        reasons=np.zeros(len(part), np.uint8),
+    )
+
+
+@given(parts, st.integers(1, 4))
+def test_merging_joins_what_each_says_and_slicing_keeps_it(
+    said: list[dict[int, list[int]]], size: int
+) -> None:
+    merged = merge([news_of(part) for part in said])
+    names = {index for part in said for index in part}
+    expected = {i: [token for part in said for token in part.get(i, [])] for i in names}
+    assert read(merged) == expected
+    assert merged.indices.tolist() == sorted(names)
+    pieces = list(slices(merged, size))
+    assert all(len(piece.indices) <= size for piece in pieces)
+    assert {i: own for piece in pieces for i, own in read(piece).items()} == expected
+
+
+def test_merging_keeps_the_last_reason() -> None:
+    end = news_of({1: [5], 2: []})
+    ends = News(end.indices, end.offsets, end.token_ids, end.logprobs, np.array([2, 1], np.uint8))
+    merged = merge([news_of({1: [3], 2: [4], 3: [9]}), ends])
+    assert merged.reasons.tolist() == [2, 1, 0]

@@ -1,0 +1,39 @@
+"""The watchdog ends what makes no progress, with stacks, and leaves alone what does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.serving import ROOT
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    """As a process of its own: there is one clock in each."""
+    head = "import time\nfrom engine.watchdog import Watchdog\n"
+    command = [sys.executable, "-c", head + script]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_hang_ends_the_process_and_is_named() -> None:
+    hung = run("def hang():\n    time.sleep(50)\nWatchdog(0.3).feed()\nhang()\n")
+    assert hung.returncode == 1
+    assert "Timeout" in hung.stderr
+    assert "in hang" in hung.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "dog = Watchdog(1)\nfor _ in range(15):\n    dog.feed()\n    time.sleep(0.1)\n",
+        "dog = Watchdog(0.3)\ndog.feed()\ndog.stop()\ntime.sleep(0.6)\n",
+        "Watchdog(0).feed()\ntime.sleep(0.3)\n",
+    ],
+    ids=["fed", "stopped", "off"],
+)
+def test_progress_a_stop_and_0_keep_it_quiet(script: str) -> None:
+    assert run(script).returncode == 0
