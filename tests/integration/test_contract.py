@@ -22,8 +22,6 @@ from tests.serving import Server, write_text_model
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)
 FLAGS = ("--num-slots=32", "--max-step-rows=32", "--max-waiting=200", "--max-body-bytes=200000")
 """Small, so that no valid request keeps it busy for long."""
-QUICK, MANY = 60, 5_500
-"""Cases of an operation and a mode; the slow ones make more than 10,000 in all."""
 
 
 def closed_document() -> dict[str, Any]:
@@ -53,6 +51,8 @@ VARIED = [
     for mode in GenerationMode
     if one.body or (one.path_parameters and mode is GenerationMode.POSITIVE)
 ]
+QUICK, MANY = (total // len(VARIED) for total in (600, 12_000))
+"""Cases of an operation and a mode."""
 load_all_checks()
 NOT_PROMISED: list[Any] = CHECKS.get_by_names(["positive_data_acceptance"])
 """A field may be refused for what another one says; which refusals are allowed is checked here."""
