@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.batch import FROM_DEVICE, I32, I64, SAMPLED, Batch
+from engine.batch import FROM_DEVICE, I32, I64, NO_EDITS, SAMPLED, Batch, Edits
+from engine.edits import EditList
 from engine.pace import Turn
 from engine.sequence import SequenceGroup
 from engine.slots import SlotTable
@@ -73,6 +74,7 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | Non
         targets=targets,
         score_rows=score_rows,
         num_top=num_top,
+        edits=_edits(table, slots),
         starting=starting,
         turn=turn,
     )
@@ -91,3 +93,21 @@ def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32
     tops = [np.full(chunk.num_scored, chunk.num_top, np.int32) for chunk in scored]
     num_top = np.concatenate([alternatives[rows], *tops])
     return targets, np.concatenate([rows, head_rows]), num_top
+
+
+def _edits(table: SlotTable, slots: I64) -> Edits:
+    """edits of the batch. Costs a step without any nothing."""
+    if not table.edits:
+        return NO_EDITS
+    edits = EditList()
+    rows = np.flatnonzero(table.is_edited[slots])
+    edited = slots[rows]
+    columns = (rows, edited, table.first_position[edited], table.position[edited])
+    for row, slot, first, position in zip(*(one.tolist() for one in columns), strict=True):
+        plan, num_sampled = table.edits[slot], position - first
+        if plan.has_edits(num_sampled):
+            # The last one may be the device's alone yet: it adds that one itself.
+            reads = plan.reads_history and num_sampled > 1
+            known = table.output_tokens.read(slot, first, position - 1) if reads else b""
+            edits.add(row, plan, num_sampled, known)
+    return edits.build()

@@ -13,6 +13,7 @@ are scored: how likely is the token that follows, and which are the likeliest in
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +37,40 @@ def _no_rows() -> I64:
     return np.empty(0, np.int64)
 
 
+class Span(IntEnum):
+    """The lists of tokens that an edited row has, in the order of its spans."""
+
+    BIASED = 0  # each once; the bias of token i is biases[i]
+    ALLOWED = 1  # if any, all others are banned
+    BANNED = 2
+    PAIRS = 3  # (before, token), …: a token that is banned right after another
+    PROMPT = 4  # what the repetition penalty counts besides
+    SAMPLED = 5  # so far, but for the last one: the device has it
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What is done to the logits of E decode rows before they are sampled.
+
+    The order is that of `mojo_kernels/srm/edits.mojo`. Rows of one request share lists.
+    """
+
+    rows: I32  # i32[E] ascending
+    spans: I32  # i32[E, 2 * len(Span)] start and stop of each list in `tokens`
+    penalties: F32  # f32[E, 3] repetition (1 is off), frequency and presence (0 is off)
+    tokens: I32  # i32[N] those of biased spans come first
+    biases: F32  # f32[B] of tokens[:B]
+
+
+NO_EDITS = Edits(
+    rows=np.empty(0, np.int32),
+    spans=np.empty((0, 2 * len(Span)), np.int32),
+    penalties=np.empty((0, 3), np.float32),
+    tokens=np.empty(0, np.int32),
+    biases=np.empty(0, np.float32),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What the device is to do in one step."""
@@ -56,6 +91,7 @@ class Batch:
     targets: I32  # i32[H] what follows each token: SAMPLED in decode rows, then the prompts' tokens
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
+    edits: Edits = NO_EDITS
     # Of no use to the device, but true of the step, which may end when the next is scheduled.
     starting: I64 = field(
         default_factory=_no_rows

@@ -133,6 +133,40 @@ def taps(
     )[0].tensor
 
 
+def edit(
+    last_token: BufferValue,
+    logits: TensorValue,
+    token_ids: TensorValue,
+    read_slots: TensorValue,
+    rows: TensorValue,
+    spans: TensorValue,
+    penalties: TensorValue,
+    tokens: TensorValue,
+    biases: TensorValue,
+) -> None:
+    """Change the logits of some decode rows in place, before `sample` and `score` read them.
+
+    What each span and penalty does, and in which order, is in `mojo_kernels/srm/edits.mojo`. A
+    row's result depends on that row alone. Comes before `sample` because both take `last_token`.
+
+    Args:
+        last_token: i32[S], read.
+        logits: float[H, V], mutated at `rows`.
+        token_ids: i32[T], those of decode rows are used.
+        read_slots: i32[R], those of decode rows are used.
+        rows: i32[E], the decode rows to edit, none twice.
+        spans: i32[E, 12], starts and stops in `tokens`.
+        penalties: f32[E, 3], repetition (1 is off), frequency and presence (0 is off).
+        tokens: i32[N].
+        biases: f32[B], of the first B tokens.
+    """
+    ops.inplace_custom(
+        "srm_edit",
+        logits.device,
+        [last_token, logits, token_ids, read_slots, rows, spans, penalties, tokens, biases],
+    )
+
+
 def sample(
     last_token: BufferValue,
     logits: TensorValue,

@@ -14,12 +14,22 @@ FinishReason = Literal["stop", "length", "error"]
 
 MAX_LOGPROBS = 20
 """Most alternatives to a token that can be asked for."""
+MAX_PENALTY = 2.0
+"""Largest presence and frequency penalty, of either sign."""
+REPETITION_PENALTIES = (0.01, 100.0)
+"""The smallest and the largest: logits stay finite."""
+MAX_BIAS = 100.0
+"""Largest bias of a token, of either sign."""
 PROMPT = -1
 """Index of the Outputs that are about the prompt and not about a completion of it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to sample the completions of one prompt. Order: temperature, min_p, top_k, top_p."""
+    """How to sample the completions of one prompt.
+
+    Order: biases, penalties (repetition, frequency, presence), bans; then temperature, min_p,
+    top_k, top_p. Together the bans must leave a token that may always be sampled.
+    """
 
     max_tokens: int = 16
     """Longest completion in tokens; cut to what the context has left. At least 1, or 0 to do
@@ -40,6 +50,22 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Tokens that end a completion, besides the end-of-text token."""
     ignore_eos: bool = False
     """Do not end at the end-of-text token."""
+    min_tokens: int = 0
+    """Ban the end-of-text token and `stop_token_ids` until so many tokens were sampled; at most
+    `max_tokens`. The end-of-text token also with `ignore_eos`."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token sampled so far, at most MAX_PENALTY."""
+    frequency_penalty: float = 0.0
+    """The same, times how often it was sampled."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens of the prompt or sampled so far are divided by it if positive, else
+    multiplied; within REPETITION_PENALTIES."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens; at most MAX_BIAS."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If any are given, all other tokens are banned."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Of each sequence of tokens the last one is banned where the others were just sampled."""
     logprobs: int | None = None
     """Send the log-probability of each sampled token, and so many of the likeliest tokens in its
     place, 0 … MAX_LOGPROBS. The engine keeps no alternatives: more than 0 needs `emit` = "delta".
@@ -101,7 +127,8 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """int32[tokens]; includes the stop token that ended the completion."""
     logprobs: bytes = b""
     """float32[tokens], when asked for: log-probability under the model's distribution after
-    temperature (before top-k, top-p and min-p); temperature 0 reads as 1, and the prompt's is 1."""
+    biases, penalties, bans and temperature (before top-k, top-p and min-p); temperature 0 reads as
+    1. The prompt's is the model's own, of temperature 1."""
     ranks: bytes = b""
     """int32[tokens], of the prompt and with alternatives: 1 is the likeliest, ties go by id."""
     top_ids: bytes = b""

@@ -27,7 +27,7 @@ from max.graph import (
 )
 
 from engine.config import ModelConfig
-from engine.kernels import embed, mix, sample, score, taps
+from engine.kernels import edit, embed, mix, sample, score, taps
 from engine.linear import KERNELS, layer_norm, linear, linear_shape
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
@@ -45,6 +45,14 @@ SAMPLING_INPUTS = {
 """One value per decode row each, in the order of the graph's inputs."""
 SCORING_INPUTS = {"targets": "head", "score_rows": "scored", "num_top": "scored"}
 """Dimension of each, all int32; after the sampling inputs."""
+EDIT_INPUTS = {
+    "rows": (DType.int32, ("edited",)),
+    "spans": (DType.int32, ("edited", "span_bounds")),
+    "penalties": (DType.float32, ("edited", "penalties")),
+    "tokens": (DType.int32, ("edit_tokens",)),
+    "biases": (DType.float32, ("biases",)),
+}
+"""Dtype and dimensions of each; after the scoring inputs. Fields of `engine.batch.Edits`."""
 
 
 def graph_shape(config: ModelConfig, dtype: DType) -> tuple[object, ...]:
@@ -70,25 +78,30 @@ def build_step_graph(
 
     Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
-    i32[rows + 1]; then SAMPLING_INPUTS [decode] and SCORING_INPUTS. Outputs: token_ids i32[decode],
-    logprobs f32[decode], and those of `engine.batch.Scores`. The meaning of each is that of
-    `engine.batch`. The names of the graph and of its weights begin with `scope`, so that graphs of
-    many models can be compiled as one `module`, which takes hardly longer than one of them.
+    i32[rows + 1]; then SAMPLING_INPUTS [decode], SCORING_INPUTS and EDIT_INPUTS. Outputs: token_ids
+    i32[decode], logprobs f32[decode], and those of `engine.batch.Scores`. The meaning of each is
+    that of `engine.batch`. The names of the graph and of its weights begin with `scope`, so that
+    graphs of many models can be compiled as one `module`, which takes hardly longer than one of
+    them.
     """
     on = DeviceRef.from_device(device)
     sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
     scoring_types = [TensorType(DType.int32, [dim], on) for dim in SCORING_INPUTS.values()]
-    types = [*_batch_types(config, on), *sampling_types, *scoring_types]
+    edit_types = [TensorType(dtype, dims, on) for dtype, dims in EDIT_INPUTS.values()]
+    types = [*_batch_types(config, on), *sampling_types, *scoring_types, *edit_types]
     name = f"{scope}srm_step"
     with Graph(name, input_types=types, custom_extensions=[KERNELS], module=module) as graph:
         batch = _BatchInputs.of(graph)
         given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
         sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
+        scoring = given[len(sampling) : -len(EDIT_INPUTS)]
         weights = _Weights(config, dtype, on, scope)
         logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
+        edits = given[-len(EDIT_INPUTS) :]
+        edit(batch.last_token, logits, batch.token_ids, batch.read_slots, *edits)
         where = {"positions": batch.positions, "write_slots": batch.write_slots}
         tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
-        scores = score(logits, sampling["temperature"], tokens, *given[len(sampling) :])
+        scores = score(logits, sampling["temperature"], tokens, *scoring)
         graph.output(tokens, logprobs, *scores)
     return graph
 

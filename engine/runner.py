@@ -18,13 +18,13 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 
-from engine.batch import NO_SCORES, Batch, Scores, StepResult
+from engine.batch import NO_EDITS, NO_SCORES, Batch, Edits, Scores, StepResult
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.graph_cache import load_or_compile
 from engine.libc import keep_freed_memory, let_timers_be_late
 from engine.linear import pack_linear, round_bfloat16
-from engine.model import MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
+from engine.model import EDIT_INPUTS, MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
 from engine.state_pool import StatePool, count_slots
 from engine.telemetry import turn_off_telemetry
 from engine.weights import Weights, named_tensors
@@ -60,6 +60,7 @@ class ModelRunner:
         self.num_slots = count_slots(config, weights.config, self.device)
         num_slots = self.num_slots + config.prefix_slots
         self._pool = StatePool(weights.config, num_slots, self.device)
+        self._no_edits = self._upload_edits(NO_EDITS)
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="step", initializer=let_timers_be_late
         )
@@ -94,9 +95,13 @@ class ModelRunner:
             self._pool.states,
             self._pool.last_token,
             *(_upload(array, self.device) for array in inputs),
+            *(self._no_edits if batch.edits is NO_EDITS else self._upload_edits(batch.edits)),
         )
         found = Scores(*(one.to_numpy() for one in scores)) if len(batch.score_rows) else NO_SCORES
         return StepResult(tokens.to_numpy(), logprobs.to_numpy(), found)
+
+    def _upload_edits(self, edits: Edits) -> list[Buffer]:
+        return [_upload(getattr(edits, name), self.device) for name in EDIT_INPUTS]
 
 
 def open_device(kind: str) -> Device:

@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.batch import I32, I64, U64
 from engine.config import ModelConfig
+from engine.edits import EditPlan, plan_edits
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import MAX_LOGPROBS, Request, SamplingParams
 from engine.prefixes import NO_SLOT, Order, Prefix
@@ -40,6 +41,8 @@ class SequenceGroup:
     max_outputs: int
     """Tokens each sequence may sample: max_tokens, cut to what the context has left. 0: the prompt
     is scored, and no sequence ever starts."""
+    edits: EditPlan | None
+    """What is done to the logits of its sequences."""
     unfinished: int
     """Sequences without a terminal Output."""
     num_bytes: int = 0
@@ -166,6 +169,7 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         first_id=first_id,
         # The last sampled token is not fed, so a full context may still sample one.
         max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
+        edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model),
         unfinished=params.n,
         num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.batch import F32, I32, I64, Bool
+from engine.edits import EditPlan
 from engine.history import History
 from engine.sequence import SequenceGroup, sample_seeds
 
@@ -58,6 +59,8 @@ class SlotTable:
         self.emit = np.zeros(num_slots, np.uint8)  # u8 FINAL, DELTA or COLUMNS
         self.stream = np.zeros(num_slots, np.int64)  # i64 its number in columns
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
+        self.is_edited = np.zeros(num_slots, np.bool_)  # bool: its logits are edited
+        self.edits: dict[int, EditPlan] = {}  # by slot, of those
         # What it has sampled, by the position of the row that did.
         self.output_tokens = History(num_slots, n_ctx, np.int32)
         self.output_logprobs: History | None = None  # from the first asker on
@@ -98,6 +101,9 @@ class SlotTable:
         self.stream[at] = group.request.stream + indices
         self.num_logprobs[at] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_asking += count if params.logprobs else 0
+        if group.edits is not None:
+            self.is_edited[at] = True
+            self.edits.update(dict.fromkeys(slots.tolist(), group.edits))
         if params.logprobs is not None and self.output_logprobs is None:
             self.output_logprobs = History(self.num_slots, self.n_ctx, np.float32)
         return slots
@@ -110,6 +116,10 @@ class SlotTable:
             self.emit[slots] = FINAL
         if self.num_asking:
             self.num_asking -= int(np.count_nonzero(self.num_logprobs[slots] > 0))
+        if self.edits:
+            for slot in slots[self.is_edited[slots]].tolist():
+                del self.edits[slot]
+            self.is_edited[slots] = False
         self.num_logprobs[slots] = NO_LOGPROBS
         self.sequence_id[slots] = FREE
         self.first_id[slots] = FREE

@@ -92,7 +92,7 @@ class Stream:
         For what was taken; those whose end was taken as well must not be among them.
         """
         table, n = self._streams.table, self.n
-        is_ended = table.is_ended(self._first, self._size)
+        is_ended = table.ended(self._first, self._size)
         running = indices[~is_ended[indices]]
         for place in np.unique(running // n).tolist():
             own = running[running // n == place] - place * n
@@ -126,7 +126,7 @@ class Stream:
 
     def close(self) -> None:
         """Forget the requests; those that still run are aborted."""
-        is_ended = self._streams.table.is_ended(self._first, self._size)
+        is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
         self._streams.table.close(self._first, self._size)
         self._streams.forget(self._number, self._ids)

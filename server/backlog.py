@@ -56,7 +56,9 @@ class Backlog:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _fill(self) -> None:
-        async for delivery in taken(self._stream):
+        while self._stream.unfinished:
+            await self._stream.wait()
+            delivery = self._stream.take()
             stopped = self._watch.stopped(delivery, self._stream.n)
             if len(stopped):
                 self._stream.stop(np.array(stopped))

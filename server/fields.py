@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import InvalidRequest
-from engine.messages import MAX_LOGPROBS
+from engine.messages import MAX_BIAS, MAX_LOGPROBS, MAX_PENALTY, REPETITION_PENALTIES
 
 MAX_CHOICES = 100_000
 """Most completions of one request: prompts x n."""
@@ -27,11 +27,22 @@ MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 MAX_PRIORITY = 2**31 - 1
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 256
 
 Flag = Annotated[bool, Meta(description="true or false")]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Alternatives = Annotated[
     int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")
+]
+Penalty = Annotated[
+    float,
+    Meta(
+        ge=-MAX_PENALTY,
+        le=MAX_PENALTY,
+        description=f"a number from -{MAX_PENALTY:g} to {MAX_PENALTY:g}",
+    ),
 ]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Metadata = dict[
@@ -71,6 +82,39 @@ class SamplingRequest(Fields, frozen=True, kw_only=True):
         int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
     ] = 0
     min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Meta(
+            ge=REPETITION_PENALTIES[0],
+            le=REPETITION_PENALTIES[1],
+            description="a number from {:g} to {:g}".format(*REPETITION_PENALTIES),
+        ),
+    ] = 1.0
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
+        Meta(
+            max_length=MAX_BIASES,
+            description=f"an object of at most {MAX_BIASES} token ids, each with a number "
+            f"from -{MAX_BIAS:g} to {MAX_BIAS:g}",
+        ),
+    ] = {}
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, description="a list of at least one token id")]
+        | None
+    ) = None
+    bad_words: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_BAD_WORD_LENGTH, pattern="[^ ]")]],
+        Meta(
+            max_length=MAX_BAD_WORDS,
+            description=f"a list of at most {MAX_BAD_WORDS} strings of 1 to "
+            f"{MAX_BAD_WORD_LENGTH} characters, none of spaces only",
+        ),
+    ] = []
+    min_tokens: Annotated[
+        int, Meta(ge=0, description="an integer of at least 0, at most max_tokens")
+    ] = 0
     seed: (
         Annotated[
             int,
@@ -166,17 +210,10 @@ class SamplingRequest(Fields, frozen=True, kw_only=True):
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "spaces_between_special_tokens": (True,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "structured_outputs": (),
     "cache_salt": (),
 }
@@ -245,9 +282,9 @@ def _json_object(body: bytes) -> dict[str, Any]:
 def convert(value: Any, hint: Any) -> Any:
     """A value from JSON as annotated; 16.0 is an integer too. Raises msgspec.ValidationError."""
     try:
-        return msgspec.convert(value, hint)
+        return msgspec.convert(value, hint, str_keys=True)
     except msgspec.ValidationError:
-        return msgspec.convert(_integral(value), hint)
+        return msgspec.convert(_integral(value), hint, str_keys=True)
 
 
 def _integral(value: Any, depth: int = 2) -> Any:

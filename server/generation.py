@@ -120,11 +120,12 @@ class Generation:
         Raises what the engine refuses the request with. A refusal of any prompt ends them all.
         """
         with client.open(self._requests()) as stream:
-            async for delivery in taken(stream):
-                news = delivery.news
+            while stream.unfinished:
+                await stream.wait()
+                delivery = stream.take()
                 self._note(stream, delivery)
-                self.completion_tokens += len(news.token_ids)
-                yield news
+                self.completion_tokens += len(delivery.news.token_ids)
+                yield delivery.news
 
     async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
         """What is new since the last time, one delta per choice with news; to be iterated once.
@@ -192,8 +193,12 @@ class Generation:
                 self.prompts[prompt].scores.append(output)
             else:
                 self._cached_tokens[prompt] = output.cached_tokens
-        if self.first_output is None:
+        if self.first_output is None and (len(reasons) or self._has_sample(delivery)):
             self.first_output = time.monotonic()
+
+    @staticmethod
+    def _has_sample(delivery: Delivery) -> bool:
+        return any(output.index != PROMPT for _, output in delivery.outputs)
 
     def _in_parts(self, delivery: Delivery) -> Iterator[list[tuple[int, Output]]]:
         """All that completions have new, by choice."""

@@ -116,7 +116,8 @@ def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
 
 def _refuse_text(request: CompletionRequest) -> None:
     has_text = any(isinstance(prompt, str) for prompt in request.prompt)
-    for name, is_text in (("prompt", has_text), ("stop", bool(request.stops))):
+    texts = {"prompt": has_text, "stop": bool(request.stops), "bad_words": bool(request.bad_words)}
+    for name, is_text in texts.items():
         if is_text:
             raise InvalidRequest(
                 f"{name} may not be text: this model has no tokenizer; token ids are taken, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.errors import InvalidRequest
 from engine.messages import SamplingParams
+from server.edits import edit_params
 from server.protocol import CompletionRequest
 from server.text import Text
 
@@ -31,6 +32,7 @@ def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
         ignore_eos=request.ignore_eos,
         logprobs=_alternatives(request),
         prompt_logprobs=_prompt_alternatives(request),
+        **edit_params(request, text, request.max_tokens),
     )
 
 

@@ -12,7 +12,17 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch import F32, FROM_DEVICE, I32, SAMPLED, Batch, Scores, StepResult
+from engine.batch import (
+    F32,
+    FROM_DEVICE,
+    I32,
+    SAMPLED,
+    Batch,
+    Edits,
+    Scores,
+    Span,
+    StepResult,
+)
 from engine.config import EngineConfig, ModelConfig
 from engine.messages import MAX_LOGPROBS
 from engine.random_model import random_tensors
@@ -71,6 +81,10 @@ class NumpyRunner:
                 if start + offset < len(logits):
                     logits[start + offset] = output
             self._states[write] = state
+        for place, row in enumerate(batch.edits.rows):
+            is_new = batch.token_ids[row] != FROM_DEVICE
+            last = -1 if is_new else int(last_token[batch.read_slots[row]])
+            logits[row] = edit(logits[row], last, batch.edits, place)
         sampled = [
             sample(logits[row], batch, row) for row in range(batch.num_decode)
         ]  # (token, log-probability)
@@ -154,6 +168,13 @@ def _norm(x: F64, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]
     return normed
 
 
+def edit(logits: F64, last: int, edits: Edits, place: int) -> F64:
+    """The logits of the edited row at `place`, after it fed the sampled token `last`, or -1."""
+    return oracle.edit(
+        logits, last, edits.spans[place], edits.penalties[place], edits.tokens, edits.biases
+    )
+
+
 def sample(logits: F64, batch: Batch, row: int) -> tuple[int, float]:
     """The token drawn, or -1 if there can be none, and its log-probability."""
     return oracle.sample(
@@ -203,6 +224,7 @@ def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     assert (batch.positions >= 0).all() and (batch.positions + lengths <= config.n_ctx).all()
     _check_tokens(batch.token_ids, decode, config.vocab_size)
     check_scoring(batch, config.vocab_size)
+    check_edits(batch.edits, decode, config.vocab_size)
     slots = np.concatenate([batch.read_slots, batch.write_slots])
     assert slots.min() >= 0 and slots.max() < num_slots
     assert len(np.unique(batch.write_slots)) == rows, "two rows write one slot"
@@ -223,6 +245,21 @@ def check_scoring(batch: Batch, vocab_size: int) -> None:
     assert rows[batch.num_scored_decode :].tolist() == list(range(decode, head))
     assert (batch.num_top[: batch.num_scored_decode] > 0).all()
     assert (batch.num_top >= 0).all() and (batch.num_top <= MAX_LOGPROBS).all()
+
+
+def check_edits(edits: Edits, num_decode: int, vocab_size: int) -> None:
+    """Assert what `engine/batch.py` promises about edits."""
+    count, rows = len(edits.rows), edits.rows
+    assert edits.spans.shape == (count, 2 * len(Span)) and edits.penalties.shape == (count, 3)
+    assert all(array.dtype == np.int32 for array in (rows, edits.spans, edits.tokens))
+    assert edits.penalties.dtype == edits.biases.dtype == np.float32
+    assert (np.diff(rows) > 0).all() and ((rows >= 0) & (rows < num_decode)).all()
+    assert ((edits.tokens >= 0) & (edits.tokens < vocab_size)).all()
+    starts, stops = edits.spans[:, ::2], edits.spans[:, 1::2]
+    assert ((starts >= 0) & (starts <= stops) & (stops <= len(edits.tokens))).all()
+    assert not ((stops - starts)[:, Span.PAIRS] % 2).any()
+    for start, stop in edits.spans[:, :2].tolist():
+        assert stop <= len(edits.biases) and len(set(edits.tokens[start:stop])) == stop - start
 
 
 def _check_tokens(token_ids: I32, num_decode: int, vocab_size: int) -> None:

@@ -309,8 +309,12 @@ def test_every_field_of_a_reply_is_there(heading: str, kind: type[msgspec.Struct
 
 def test_limits_are_what_they_are() -> None:
     text = section("api.md", "Limits")
-    limits = ("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_CUT_LENGTH",
-              "MAX_METADATA", "MAX_METADATA_KEY", "MAX_METADATA_VALUE")  # fmt: skip
+    limits = (
+        *("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_BIASES"),
+        *("MAX_CUT_LENGTH", "MAX_METADATA", "MAX_METADATA_KEY", "MAX_METADATA_VALUE"),
+    )
+    assert fields.MAX_BAD_WORDS == fields.MAX_STOPS
+    assert fields.MAX_BAD_WORD_LENGTH == fields.MAX_STOP_LENGTH
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
     assert f"| messages of a chat | {conversation.MAX_MESSAGES} |" in text

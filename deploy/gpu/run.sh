@@ -76,8 +76,9 @@ part adopt python3 -m engine.graph_notes adopt "$SRM_CACHE_DIR" "$device"
 if test "$device" = gpu; then part gpu nvidia-smi; fi
 
 # Is it right?
-part kernels bash -c "$(tests tests/kernels tests/kernels/test_{embedding,mixer,taps,sampler,score}.py)"
+part kernels bash -c "$(tests tests/kernels tests/kernels/test_{embedding,mixer,taps,edits,sampler,score}.py)"
 part scores bash -c "$(tests tests/conformance tests/conformance/test_device.py)"
+part edits bash -c "$(tests tests/conformance tests/conformance/test_edited_logits.py -k "'not float32'")"
 part invariance bash -c "$(tests tests/conformance tests/conformance/test_invariance.py)"
 
 # How fast is it? Smaller steps first: a larger one may find no memory.

@@ -348,6 +348,7 @@ def test_without_a_tokenizer_token_ids_come_and_go(nameless: Server, server: Ser
         ({}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": PROMPT, "stop": "x"}, "stop"),
+        ({"prompt": PROMPT, "bad_words": ["x"]}, "bad_words"),
     ],
 )
 def test_without_a_tokenizer_text_is_refused(

@@ -27,7 +27,9 @@ Array = npt.NDArray[Any]
 Inputs = list[BufferType | TensorType]
 
 HOST = DeviceRef.CPU()
-I32, U64, F32 = DType.int32, DType.uint64, DType.float32
+I32, U64, F32, BF16 = DType.int32, DType.uint64, DType.float32, DType.bfloat16
+MUTATED_TENSORS = {("edit", 1), ("edit_bfloat16", 1)}
+"""Inputs that an op changes in place though they are no buffers: op and place."""
 
 
 def untouched(shape: tuple[int, ...], dtype: type[np.float32 | np.int32]) -> Array:
@@ -55,6 +57,8 @@ def compile_ops(session: InferenceSession, device: Device, folder: Path) -> Comp
             ("mix_silu", partial(kernels.mix, silu=True)),
             ("mix_all", partial(kernels.mix, silu=True)),
             ("taps", kernels.taps),
+            ("edit", kernels.edit),
+            ("edit_bfloat16", kernels.edit),
             ("sample", kernels.sample),
             ("score", kernels.score),
         ):
@@ -78,14 +82,24 @@ class Ops:
         inputs = self._inputs[name]
         buffers = []
         for array, kind in zip(arrays, inputs, strict=True):
-            assert array.dtype == kind.dtype.to_numpy(), (array.dtype, kind)
+            assert array.dtype == _numpy_dtype(kind.dtype), (array.dtype, kind)
             buffer = Buffer.from_numpy(array)  # shares the array's memory
             buffers.append(buffer if kind.device == HOST else buffer.to(self._device))
-        outputs = [output.to_numpy() for output in self._models[name].execute(*buffers)]
-        for array, kind, buffer in zip(arrays, inputs, buffers, strict=True):
-            if isinstance(kind, BufferType) and kind.device != HOST:
-                array[...] = buffer.to_numpy()
+        views = [
+            buffer.view(kind.dtype, array.shape)
+            for array, kind, buffer in zip(arrays, inputs, buffers, strict=True)
+        ]
+        outputs = [output.to_numpy() for output in self._models[name].execute(*views)]
+        for place, (array, kind) in enumerate(zip(arrays, inputs, strict=True)):
+            is_mutated = isinstance(kind, BufferType) or (name, place) in MUTATED_TENSORS
+            if is_mutated and kind.device != HOST:
+                array[...] = buffers[place].to_numpy()
         return outputs
+
+
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """Numpy has no bfloat16, only its bits."""
+    return np.dtype(np.uint16) if dtype == BF16 else dtype.to_numpy()
 
 
 def _inputs(on: DeviceRef) -> dict[str, Inputs]:
@@ -121,6 +135,8 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
             TensorType(F32, ["n_ctx"], on),
             x,
         ],
+        "edit": _edit_inputs(on, F32),
+        "edit_bfloat16": _edit_inputs(on, BF16),
         "sample": [
             last_token,
             TensorType(F32, ["head", "vocab"], on),
@@ -135,10 +151,22 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
     }
 
 
+def _edit_inputs(on: DeviceRef, dtype: DType) -> Inputs:
+    return [
+        BufferType(I32, ["slots"], on),
+        TensorType(dtype, ["head", "vocab"], on),
+        *(TensorType(I32, [dim], on) for dim in ("tokens", "rows", "edited")),
+        TensorType(I32, ["edited", "span_bounds"], on),
+        TensorType(F32, ["edited", "penalties"], on),
+        TensorType(I32, ["edit_tokens"], on),
+        TensorType(F32, ["biases"], on),
+    ]
+
+
 def _add_graph(
     module: Module,
     name: str,
-    op: Callable[..., TensorValue | tuple[TensorValue, ...]],
+    op: Callable[..., TensorValue | tuple[TensorValue, ...] | None],
     inputs: Inputs,
 ) -> list[Path]:
     """Returns the compiled Mojo packages that the graph needs."""
@@ -148,6 +176,9 @@ def _add_graph(
             for value, kind in zip(graph.inputs, inputs, strict=True)
         )
         outputs = op(*values)
-        graph.output(*(outputs if isinstance(outputs, tuple) else (outputs,)))
+        if outputs is None:
+            graph.output()
+        else:
+            graph.output(*(outputs if isinstance(outputs, tuple) else (outputs,)))
     libraries: list[Path] = graph.kernel_libraries_paths
     return libraries

@@ -78,6 +78,32 @@ def taps(
     return y
 
 
+def edit(
+    logits: F64, last: int, spans: Array, penalties: Array, tokens: Array, biases: Array
+) -> F64:
+    """One row's new logits f64[V]; `last` is -1 if nothing was sampled yet."""
+    biased, allowed, banned, pairs, prompt, sampled = (
+        tokens[start:stop].tolist() for start, stop in spans.reshape(-1, 2).tolist()
+    )
+    repetition, frequency, presence = (float(one) for one in penalties)
+    if last >= 0:
+        sampled = [*sampled, last]
+    new = logits.copy()
+    for token, bias in zip(biased, biases[spans[0] : spans[1]], strict=True):
+        new[token] += bias
+    for token in range(len(new)):
+        if token in sampled or token in prompt:
+            new[token] *= 1 / repetition if new[token] > 0 else repetition
+        if token in sampled:
+            new[token] -= frequency * sampled.count(token) + presence
+        if token in banned or (allowed and token not in allowed):
+            new[token] = -np.inf
+    for before, token in zip(pairs[::2], pairs[1::2], strict=True):
+        if before == last:
+            new[token] = -np.inf
+    return new
+
+
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Philox4x32-10: four 32-bit words of randomness."""
     (a, b, c, d), (k, m) = counter, key

@@ -10,6 +10,7 @@
 6. Scores do not depend on chunks and company either, every prompt token but the first is scored
    once and in order before any sample speaks, and scoring changes no sample.
 7. A kept state changes no bit: many prompts here begin alike, and the engine of 3 keeps nothing.
+8. All of this with biases, penalties and bans; what they are is in `test_edited_samples.py`.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import astuple
 from itertools import chain
 from typing import Literal
 
@@ -51,6 +53,7 @@ from engine.prefixes import NO_SLOT, Prefix
 from engine.sequence import STREAMS
 from engine.slots import FREE
 from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
+from tests.wanted import wanted
 
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
@@ -58,7 +61,8 @@ WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
 MAX_N = 9
 tokens = st.integers(0, TINY.vocab_size - 1)
 params = st.builds(
-    SamplingParams,
+    lambda edits, **others: SamplingParams(**others, **edits),
+    edits=wanted(TINY.vocab_size),
     max_tokens=st.integers(0, 12),
     n=st.integers(1, MAX_N),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
@@ -182,6 +186,10 @@ class EngineMachine(RuleBasedStateMachine):
                 assert params.n > self.config.max_waiting
             elif error.param == "max_tokens":
                 assert params.prompt_logprobs is None or len(prompt) == 1
+            elif error.param == "min_tokens":
+                assert params.min_tokens > params.max_tokens
+            elif error.param in {"allowed_token_ids", "bad_words"}:
+                assert "must leave a token" in error.message
             else:
                 assert (error.param, emit != "delta") == ("logprobs", True) and params.logprobs
         else:
@@ -314,8 +322,12 @@ class EngineMachine(RuleBasedStateMachine):
     def scheduling_is_deterministic(self) -> None:
         assert len(self.runner.batches) == len(self.twin_runner.batches)
         for batch, twin in zip(self.runner.batches, self.twin_runner.batches, strict=True):
-            for name in Batch.__dataclass_fields__:
-                assert np.array_equal(getattr(batch, name), getattr(twin, name))
+            for name in Batch.__slots__:
+                found, expected = getattr(batch, name), getattr(twin, name)
+                if name == "edits":
+                    assert all(map(np.array_equal, astuple(found), astuple(expected)))
+                else:
+                    assert np.array_equal(found, expected)
         self.runner.batches.clear()
         self.twin_runner.batches.clear()
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.news import News, merge, slices
-from engine.token_table import PAGE, TokenTable
+from engine.token_queues import PAGE
+from engine.token_table import TokenTable
 
 
 def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -> list[int]:
@@ -81,7 +82,7 @@ def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
     assert (news.indices.tolist(), news.reasons.tolist()) == ([0, 2], [0, 2])
     assert put(table, {first: 8, first + 2: 9}) == [7]
     assert read(table.take(first, 3)) == {0: [8]}
-    assert table.is_ended(first, 3).tolist() == [False, False, True]
+    assert table.ended(first, 3).tolist() == [False, False, True]
 
 
 def test_an_error_is_no_token() -> None:

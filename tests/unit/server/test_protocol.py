@@ -152,17 +152,12 @@ def test_values_at_the_limits_are_taken(field: str, value: Any) -> None:
     ("field", "neutral", "asking"),
     [
         ("suffix", "", "end"),
-        ("logit_bias", {}, {"5": 1}),
-        ("presence_penalty", 0.0, 0.5),
-        ("frequency_penalty", 0, -1),
-        ("repetition_penalty", 1.0, 1.1),
-        ("repetition_penalty", 1, True),
-        ("min_tokens", 0, 3),
+        ("length_penalty", 1.0, 1.1),
+        ("length_penalty", 1, True),
         ("spaces_between_special_tokens", True, False),
         ("cache_salt", None, "mine"),
         ("structured_outputs", None, {"regex": "a"}),
         ("use_beam_search", False, True),
-        ("allowed_token_ids", None, [1]),
     ],
 )
 def test_what_is_not_honoured_may_be_neutral_and_nothing_else(

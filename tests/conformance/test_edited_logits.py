@@ -1,0 +1,158 @@
+"""Tokens that the MAX engine samples under biases, penalties and bans, and what it says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from max.driver import accelerator_count
+
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, load
+from engine.engine import Engine
+from engine.messages import Output, Request, SamplingParams
+from engine.runner import ModelRunner
+from engine.weights import Weights
+from tests.edited import edited
+from tests.numpy_runner import F64, feed, tiny_weights
+
+CONFIG = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=96, vocab_size=301)
+EOS = CONFIG.eos_token_id
+CASES = ["float32", "bfloat16", pytest.param("gpu", marks=pytest.mark.gpu)]
+"""A random model in float32; the demo model in bfloat16, on a CPU and on a GPU."""
+TOLERANCE = {"float32": 2e-4, "bfloat16": 0.25, "gpu": 0.35}
+"""Of log-probabilities. Weights and activations of 8 bits, on a GPU logits too."""
+
+WANTED: list[dict[str, Any]] = [
+    {},
+    {"presence_penalty": 2.0},
+    {"frequency_penalty": -1.5},
+    {"frequency_penalty": 1.0, "presence_penalty": -0.5, "repetition_penalty": 1.3},
+    {"repetition_penalty": 0.5},
+    {"logit_bias": {token: 4.0 for token in range(0, 301, 7)} | {300: 6.0}},
+    {"allowed_token_ids": (1, 2, 5, 300), "min_tokens": 4, "frequency_penalty": 0.2},
+    {"allowed_token_ids": (6, 7, 8, 9), "bad_words": ((8, 8), (7, 9, 7), (9, 9, 9, 9))},
+    {"logit_bias": {EOS: 100.0, 4: 98.0}, "min_tokens": 5},
+    {
+        "logit_bias": {token: 5.0 for token in range(20)},
+        "bad_words": ((3,), (4, 5), (6, 6), (0, 1, 2), (1, 1, 1)),
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+        "min_tokens": 7,
+    },
+]
+PROMPTS = [[7, 8, 9, 7], [5], list(range(60, 90)), [300] * 10]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that runs."""
+
+    weights: Weights
+    runner: ModelRunner
+    prompts: list[list[int]]
+    tolerance: float
+
+    def exact(self, prompt: list[int], tokens: list[int]) -> list[F64]:
+        """The model's own logits that each of the tokens was sampled from."""
+        state, rows = np.zeros(self.weights.config.state_width), []
+        for position, token in enumerate([*prompt, *tokens[:-1]]):
+            logits, state = feed(self.weights, token, position, state)
+            rows.append(logits)
+        return rows[len(prompt) - 1 :]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    if request.param == "gpu" and accelerator_count() == 0:
+        pytest.skip("no device")
+    device = "gpu" if request.param == "gpu" else "cpu"
+    dtype = "float32" if request.param == "float32" else "bfloat16"
+    weights = tiny_weights(3, CONFIG) if dtype == "float32" else load_checkpoint(DEMO_MODEL)
+    flags = [f"--device={device}", f"--dtype={dtype}", "--num-slots=32"]
+    runner = ModelRunner(weights, load(EngineConfig, flags))
+    # The larger model in float64 takes its time.
+    prompts = PROMPTS if dtype == "float32" else PROMPTS[:2]
+    yield Case(weights, runner, prompts, TOLERANCE[request.param])
+    runner.close()
+
+
+def requests(case: Case, n: int) -> list[Request]:
+    """Every wish with every prompt, greedy and drawn."""
+    return [
+        Request(
+            id=f"{number} {place} {temperature}",
+            prompt_token_ids=np.array(prompt, "<i4").tobytes(),
+            params=SamplingParams(
+                n=n, max_tokens=12, temperature=temperature, seed=number, logprobs=3, **wanted
+            ),
+            emit="delta",
+        )
+        for number, wanted in enumerate(WANTED)
+        for place, prompt in enumerate(case.prompts)
+        for temperature in (0.0, 0.8)
+    ]
+
+
+def sampled(
+    case: Case, n: int = 2, rows: int = 16, overlaps: bool = True
+) -> dict[tuple[str, int], list[Output]]:
+    """All samples of all requests, by id and index."""
+    config = EngineConfig(num_slots=32, max_step_rows=rows, max_step_tokens=rows + 13)
+    engine = Engine(case.weights.config, case.runner, config)
+    for request in requests(case, n):
+        engine.add(request)
+    found: dict[tuple[str, int], list[Output]] = {}
+    while engine.has_work:
+        for output in engine.step_overlapped() if overlaps else engine.step():
+            found.setdefault((output.id, output.index), []).append(output)
+    return found
+
+
+def test_tokens_are_drawn_and_scored_as_in_float64(case: Case) -> None:
+    found, tolerance = sampled(case, n=1), case.tolerance
+    assert len(found) == len(requests(case, 1)) > 0
+    for request in requests(case, 1):
+        params, prompt = request.params, np.frombuffer(request.prompt_token_ids, "<i4").tolist()
+        for index in range(params.n):
+            outputs = found[request.id, index]
+            assert outputs[-1].finish_reason in {"stop", "length"}
+            tokens = [int.from_bytes(one.token_ids, "little") for one in outputs]
+            for at, (logits, output) in enumerate(
+                zip(case.exact(prompt, tokens), outputs, strict=True)
+            ):
+                z = edited(logits, params, EOS, prompt, tokens[:at]) / (params.temperature or 1)
+                logprobs = z - np.logaddexp.reduce(z)
+                said = np.frombuffer(output.logprobs, "<f4")[0]
+                assert abs(logprobs[tokens[at]] - said) < tolerance
+                if params.temperature == 0:
+                    assert logprobs[tokens[at]] > logprobs.max() - tolerance
+                top = np.frombuffer(output.top_ids, "<i4")
+                given = np.frombuffer(output.top_logprobs, "<f4")
+                is_possible = np.isfinite(logprobs[top])
+                assert (np.isfinite(given) == is_possible).all()
+                assert (np.abs(given - logprobs[top])[is_possible] < 2 * tolerance).all()
+
+
+@pytest.mark.parametrize(("rows", "overlaps"), [(1, True), (16, False), (5, False), (32, True)])
+def test_they_are_the_same_in_any_batch_and_overlapped_or_not(
+    case: Case, rows: int, overlaps: bool
+) -> None:
+    assert said(sampled(case, rows=rows, overlaps=overlaps)) == said(sampled(case))
+
+
+def test_the_first_of_many_samples_is_the_only_one_of_one(case: Case) -> None:
+    many, one = said(sampled(case, n=3)), said(sampled(case, n=1))
+    assert {key: many[key] for key in one} == one
+
+
+def said(found: dict[tuple[str, int], list[Output]]) -> dict[tuple[str, int], list[Output]]:
+    """Without what depends on what was kept."""
+    return {
+        key: [msgspec.structs.replace(one, cached_tokens=0) for one in outputs]
+        for key, outputs in found.items()
+    }
