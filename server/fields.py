@@ -185,9 +185,9 @@ def _json_object(body: bytes) -> dict[str, Any]:
 def convert(value: Any, hint: Any) -> Any:
     """A value from JSON as annotated; 16.0 is an integer too. Raises msgspec.ValidationError."""
     try:
-        return msgspec.convert(value, hint)
+        return msgspec.convert(value, hint, str_keys=True)
     except msgspec.ValidationError:
-        return msgspec.convert(_integral(value), hint)
+        return msgspec.convert(_integral(value), hint, str_keys=True)
 
 
 def _integral(value: Any, depth: int = 2) -> Any:
