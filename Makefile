@@ -9,7 +9,7 @@ SOURCES := engine server training deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu kernels gpu-kit bench check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -50,13 +50,22 @@ types: .venv/dev  ## mypy --strict
 	$(BIN)/mypy $(SOURCES)
 
 test: .venv/browser  ## everything but the slow tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not clients"
 
 test-all: .venv/browser  ## the slow ones too
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not clients"
 
 test-gpu: .venv/dev  ## on a machine with a GPU
 	$(BIN)/python -m pytest -m gpu
+
+.venv-clients/ready: requirements-clients.lock
+	$(PYTHON) -m venv .venv-clients
+	@echo "Installing other people's clients (about 0.6 GB to download with torch for a CPU, once) ..."
+	.venv-clients/bin/pip install --progress-bar on -r requirements-clients.lock
+	@touch $@
+
+test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm and LangChain against a server
+	$(BIN)/python -m pytest -m clients
 
 kernels: .venv/dev  ## compile ops and bf16 step graphs for an H100 or H200, without one
 	$(BIN)/python -m tests.kernels.compile_for_gpu
@@ -73,4 +82,4 @@ bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
 check: lint types test kernels  ## what CI runs
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients build dist .pytest_cache .mypy_cache .ruff_cache

@@ -26,6 +26,10 @@ from server.connection import Connection
 from server.text import Text
 from server.tokenizer_files import chat_template as chat_template_source
 
+_KEEP_ALIVE_S = 75
+"""How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a
+request is lost where both end it at the same time."""
+
 
 def serve_api(argv: list[str]) -> int:
     """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
@@ -56,6 +60,7 @@ def serve_api(argv: list[str]) -> int:
             log_level="warning",
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(config.drain_s),
         )
     )

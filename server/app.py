@@ -16,7 +16,18 @@ from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
 from engine.errors import SRMError
-from server import chat, completions, dashboard, errors, health, models, scrape, service, tokenize
+from server import (
+    chat,
+    completions,
+    dashboard,
+    errors,
+    health,
+    models,
+    reference,
+    scrape,
+    service,
+    tokenize,
+)
 from server.answers import Answers
 from server.boundary import Boundary
 from server.chat_template import ChatTemplate
@@ -28,6 +39,19 @@ from server.limits import check_limits
 from server.retries import Retries
 from server.text import Text
 from server.traces import Tracer
+
+OPERATIONS = (
+    *completions.OPERATIONS,
+    *chat.OPERATIONS,
+    *tokenize.OPERATIONS,
+    *models.OPERATIONS,
+    *service.OPERATIONS,
+    *health.OPERATIONS,
+    *scrape.OPERATIONS,
+    *dashboard.OPERATIONS,
+    *reference.OPERATIONS,
+)
+"""All that is told of the routes below."""
 
 
 def create_app(
@@ -80,4 +104,5 @@ def create_app(
     app.include_router(health.routes(client, config.stall_s))
     app.include_router(scrape.routes(config.model_name))
     app.include_router(dashboard.routes())
+    app.include_router(reference.routes(OPERATIONS))
     return app

@@ -60,7 +60,12 @@ class Boundary:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = entry.request_id
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:  # uvloop's, after the server hung up on garbage behind it
+                if "handler is closed" not in str(error):
+                    raise
+                raise ClientDisconnect from error
 
         metrics.HTTP_IN_FLIGHT.inc()
         try:

@@ -16,7 +16,7 @@ from engine.client import EngineClient
 from engine.errors import InvalidRequest, RequestError
 from server.answers import Answers, UsageField
 from server.bodies import read_body
-from server.chat_protocol import parse_chat
+from server.chat_protocol import CHAT_NEUTRAL, MESSAGES_FORMS, ChatRequest, parse_chat
 from server.chat_replies import (
     ChatChoice,
     ChatChunk,
@@ -34,10 +34,24 @@ from server.conversation import Conversation
 from server.generation import Generation
 from server.logprobs import naming, scored
 from server.models import Models
+from server.openapi import Body, Operation
 from server.replies import Usage
 from server.responses import WhileConnected
 from server.sample import Delta
 from server.text import Text
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/chat/completions",
+        summary="The next message of a chat, whole or as a stream.",
+        body=Body(kind=ChatRequest, forms={"messages": MESSAGES_FORMS}, neutral=CHAT_NEUTRAL),
+        reply=ChatCompletion,
+        events=ChatChunk,
+        parts=(ChatChoice, ChunkChoice),
+        errors=(404, 409, 504),
+    ),
+)
 
 _encode = msgspec.json.Encoder().encode
 

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from engine.errors import InvalidRequest
 from server.conversation import (
+    MAX_MESSAGES,
     Conversation,
     GenerationPrompt,
     Message,
@@ -30,6 +31,15 @@ from server.protocol import CompletionRequest
 
 Label = Annotated[str, Meta(description="a string")]
 MaxTokens = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
+
+
+MESSAGES_FORMS = (
+    Annotated[
+        list[Message],
+        Meta(min_length=1, max_length=MAX_MESSAGES, description=f"a list of 1 to {MAX_MESSAGES}"),
+    ],
+)
+"""What `messages` may be on the wire."""
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):

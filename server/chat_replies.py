@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
-from server.replies import Usage
+from server.openapi import reference
+from server.replies import TokenIdsJson, Usage
 
 
 class TopLogprob(msgspec.Struct):
@@ -57,11 +58,11 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     created: int
     """Unix time in seconds."""
     model: str
-    choices: list[Raw]
+    choices: list[Annotated[Raw, Meta(extra_json_schema=reference(ChatChoice))]]
     """Each a ChatChoice, encoded when it was ready."""
     usage: Usage
     system_fingerprint: str | None = None
-    prompt_token_ids: Raw | UnsetType = UNSET
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -88,9 +89,9 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[Raw]
+    choices: list[Annotated[Raw, Meta(extra_json_schema=reference(ChunkChoice))]]
     """Each a ChunkChoice."""
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
-    prompt_token_ids: Raw | UnsetType = UNSET
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     """In the first one."""

@@ -18,16 +18,35 @@ from engine.errors import InvalidRequest
 from server import packed
 from server.answers import Answers, UsageField
 from server.bodies import read_body
+from server.fields import NEUTRAL
 from server.generation import Generation
 from server.logprobs import naming, of_delta
 from server.models import Models
+from server.openapi import Body, Operation
 from server.prompts import encode_prompts
-from server.protocol import CompletionRequest, parse_completion
+from server.protocol import PROMPT_FORMS, CompletionRequest, parse_completion
 from server.rendering import Choices, Pieces, Template
-from server.replies import Choice, Completion, Usage
+from server.replies import Choice, Completion, Packed, PromptLogprob, Usage
 from server.responses import WhileConnected
 from server.sample import Delta
 from server.text import Text
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        summary="Completions of one or many prompts, whole or as a stream.",
+        body=Body(
+            kind=CompletionRequest,
+            forms={"prompt": PROMPT_FORMS},
+            neutral=NEUTRAL,
+        ),
+        reply=Completion,
+        events=Completion,
+        parts=(Choice, PromptLogprob, Packed),
+        errors=(404, 409, 504),
+    ),
+)
 
 _encode = msgspec.json.Encoder().encode
 _CHOICES = Raw(b'"here go the choices"')

@@ -13,6 +13,24 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from engine.errors import NotFound
+from server.openapi import Operation
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/",
+        summary="A page to watch the server and to try it.",
+        reply=("text/html",),
+    ),
+    Operation(
+        method="GET",
+        path="/dashboard/{name}",
+        summary="The files of that page.",
+        parameters={"name": "The name of a file."},
+        reply=("text/html", "text/css", "text/javascript", "image/svg+xml"),
+        errors=(404,),
+    ),
+)
 
 FOLDER = Path(__file__).with_name("dashboard")
 _MEDIA_TYPES = {

@@ -115,7 +115,16 @@ class SamplingRequest(Fields, frozen=True, kw_only=True):
     min_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 0, at most max_tokens")
     ] = 0
-    seed: Annotated[int, Meta(description="an integer from -2**63 to 2**64 - 1")] | None = None
+    seed: (
+        Annotated[
+            int,
+            Meta(
+                description="an integer from -2**63 to 2**64 - 1",
+                extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1},
+            ),
+        ]
+        | None
+    ) = None
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
         Meta(
@@ -270,9 +279,26 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def convert(value: Any, hint: Any) -> Any:
+    """A value from JSON as annotated; 16.0 is an integer too. Raises msgspec.ValidationError."""
+    try:
+        return msgspec.convert(value, hint, str_keys=True)
+    except msgspec.ValidationError:
+        return msgspec.convert(_integral(value), hint, str_keys=True)
+
+
+def _integral(value: Any, depth: int = 2) -> Any:
+    """With integers for the floats that are some, in lists of lists too."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and depth:
+        return [_integral(one, depth - 1) for one in value]
+    return value
+
+
 def _convert(kind: type[Fields], name: str, value: Any) -> Any:
     try:
-        return msgspec.convert(value, hints_of(kind)[name], str_keys=True)
+        return convert(value, hints_of(kind)[name])
     except msgspec.ValidationError:
         raise refused(kind, name, value) from None
 
@@ -299,5 +325,8 @@ def show(value: Any) -> str:
     """A value as JSON, cut to what fits a message."""
     if isinstance(value, list | dict) and len(value) > 16:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
-    text = msgspec.json.encode(value).decode()
+    try:
+        text = msgspec.json.encode(value).decode()
+    except RecursionError:  # it could be read, a few calls further up
+        return "a value in too many others"
     return text if len(text) <= 80 else text[:80] + "…"

@@ -7,11 +7,29 @@ step, and one that does not answer at all (stopped, or hanging inside a step), i
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import APIRouter
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable
+from server.openapi import Operation
+
+
+class Health(msgspec.Struct):
+    status: str
+    """`ok` or `ready`."""
+
+
+OPERATIONS = (
+    Operation(method="GET", path="/health", summary="The API process is alive.", reply=Health),
+    Operation(
+        method="GET",
+        path="/ready",
+        summary="Completions would be answered; 503 while the engine starts, drains or is gone.",
+        reply=Health,
+    ),
+)
 
 
 def check_ready(client: EngineClient, stall_s: float) -> None:
@@ -40,11 +58,15 @@ def routes(client: EngineClient, stall_s: float) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        return JSONResponse({"status": "ok"})
+        return _answer("ok")
 
     @router.get("/ready")
     async def ready() -> Response:
         check_ready(client, stall_s)
-        return JSONResponse({"status": "ready"})
+        return _answer("ready")
 
     return router
+
+
+def _answer(status: str) -> Response:
+    return Response(msgspec.json.encode(Health(status)), media_type="application/json")

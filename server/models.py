@@ -10,7 +10,25 @@ from starlette.responses import Response
 
 from engine.errors import ModelNotFound
 from server.bodies import json_reply
+from server.openapi import Operation
 from server.replies import ModelCard, ModelList
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/v1/models",
+        summary="The model that is served, as a list.",
+        reply=ModelList,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models/{name}",
+        summary="The model that is served.",
+        reply=ModelCard,
+        parameters={"name": "The name of the model; it may have slashes."},
+        errors=(404,),
+    ),
+)
 
 
 class Models:

@@ -15,10 +15,20 @@ from server.fields import (
     SamplingRequest,
     TokenId,
     checked,
+    convert,
     given_fields,
     refused,
     show,
 )
+
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+PROMPT_FORMS = (
+    Annotated[str, Meta(description="a string, token ids, or a list of either; no list empty")],
+    Annotated[list[str], Meta(min_length=1)],
+    TokenIds,
+    Annotated[list[TokenIds], Meta(min_length=1)],
+)
+"""What `prompt` may be on the wire."""
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -109,15 +119,18 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     first = value[0] if isinstance(value, list) and value else None
+    prompts: list[str] | list[list[int]]
     try:
         if isinstance(first, str):
-            return msgspec.convert(value, list[str])
-        if isinstance(first, list):
-            return msgspec.convert(value, list[Annotated[list[TokenId], Meta(min_length=1)]])
-        return [msgspec.convert(value, Annotated[list[TokenId], Meta(min_length=1)])]
+            prompts = convert(value, list[str])
+        elif isinstance(first, list):
+            prompts = convert(value, list[TokenIds])
+        else:
+            prompts = [convert(value, TokenIds)]
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such "
             f"lists, none of them empty; got {show(value)} ({error})",
             "prompt",
         ) from None
+    return prompts

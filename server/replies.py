@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from server.openapi import reference
 
 
 class Logprobs(msgspec.Struct):
@@ -23,6 +27,20 @@ class PromptLogprob(msgspec.Struct):
     rank: int
     """1 is the likeliest."""
     decoded_token: str
+
+
+TokenIdsJson = Annotated[
+    Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})
+]
+_BY_TOKEN_ID = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"type": "object", "additionalProperties": reference(PromptLogprob)},
+            {"type": "null"},
+        ]
+    },
+}
 
 
 class Packed(msgspec.Struct, kw_only=True):
@@ -48,12 +66,12 @@ class Choice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
     token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: Raw | UnsetType = UNSET
-    prompt_logprobs: Raw | UnsetType = UNSET
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    prompt_logprobs: Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)] | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
     packed: Packed | UnsetType = UNSET
     """Instead of text, logprobs and token_ids."""
-    packed_prompt: Raw | UnsetType = UNSET
+    packed_prompt: Annotated[Raw, Meta(extra_json_schema=reference(Packed))] | UnsetType = UNSET
     """A Packed, instead of prompt_token_ids and prompt_logprobs."""
 
 
@@ -79,7 +97,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     """Unix time in seconds."""
     model: str
-    choices: list[Raw]
+    choices: list[Annotated[Raw, Meta(extra_json_schema=reference(Choice))]]
     """Each a Choice, encoded when it was ready."""
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None

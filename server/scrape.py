@@ -25,6 +25,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from server.openapi import Operation
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/metrics",
+        summary="Metrics of all processes, in Prometheus text format.",
+        queries={"name[]": "Only metrics of these names."},
+        reply=("text/plain",),
+    ),
+)
+
 VLLM_NAMES = {
     "vllm:num_requests_running": "srm_engine_running_sequences",
     "vllm:num_requests_waiting": "srm_engine_waiting_sequences",

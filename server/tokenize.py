@@ -19,6 +19,7 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest, NotFound
 from server.bodies import json_reply, read_body
 from server.chat import render
+from server.chat_protocol import MESSAGES_FORMS
 from server.chat_template import ChatTemplate
 from server.conversation import (
     Conversation,
@@ -29,6 +30,7 @@ from server.conversation import (
 )
 from server.fields import Fields, Flag, TokenId, checked, given_fields
 from server.models import Models
+from server.openapi import Body, Operation
 from server.responses import WhileConnected
 from server.text import AT_ONCE, Text
 
@@ -90,10 +92,10 @@ class DetokenizeRequest(Fields, frozen=True, kw_only=True):
 class Tokenized(msgspec.Struct):
     """Of one text; of a list, everything but the context is a list too."""
 
-    tokens: list[int] | list[list[int]]
+    tokens: list[int | list[int]]
     count: int | list[int]
     max_model_len: int
-    token_strs: list[str] | list[list[str]] | UnsetType = UNSET
+    token_strs: list[str | list[str]] | UnsetType = UNSET
 
 
 class Detokenized(msgspec.Struct):
@@ -110,6 +112,45 @@ class TokenizerInfo(msgspec.Struct):
     vocab_size: int
     model_max_length: int
     chat_template: str | None
+
+
+OPERATIONS = (
+    *(
+        Operation(
+            method="POST",
+            path=f"{root}/tokenize",
+            summary="The token ids of a text, of each of several, or of a chat.",
+            body=Body(
+                kind=TokenizeRequest,
+                forms={"messages": MESSAGES_FORMS},
+            ),
+            reply=Tokenized,
+            errors=(404,),
+        )
+        for root in ("", "/v1")
+    ),
+    *(
+        Operation(
+            method="POST",
+            path=f"{root}/detokenize",
+            summary="The text of token ids.",
+            body=Body(kind=DetokenizeRequest),
+            reply=Detokenized,
+            errors=(404,),
+        )
+        for root in ("", "/v1")
+    ),
+    *(
+        Operation(
+            method="GET",
+            path=f"{root}/tokenizer_info",
+            summary="What the tokenizer is; 404 for a model without one.",
+            reply=TokenizerInfo,
+            errors=(404,),
+        )
+        for root in ("", "/v1")
+    ),
+)
 
 
 class Tokenizing:
@@ -147,13 +188,13 @@ class Tokenizing:
             texts,
             chat is None if adds_special is None else adds_special,
         )
-        tokens = [memoryview(ids).cast("i").tolist() for ids in encoded]
+        tokens: list[Any] = [memoryview(ids).cast("i").tolist() for ids in encoded]
         counts = list(map(len, tokens))
         found = Tokenized(tokens, counts, self._text.model.n_ctx)
         if isinstance(prompt, str):
             found = Tokenized(tokens[0], counts[0], self._text.model.n_ctx)
         if request.return_token_strs:
-            strings = [[self._text.labels[token] for token in ids] for ids in tokens]
+            strings: list[Any] = [[self._text.labels[token] for token in ids] for ids in tokens]
             found.token_strs = strings[0] if isinstance(prompt, str) else strings
         return found
 

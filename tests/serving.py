@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -106,6 +107,21 @@ class Server:
         """The sum of the samples of a metric, of those that have a label with this value."""
         samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", self.get("/metrics").text, re.MULTILINE)
         return sum(float(value) for labels, value in samples if not label or f'"{label}"' in labels)
+
+    def wait_until_idle(self, within_s: float = 20) -> None:
+        """Until /metrics has every slot free and nothing that runs or waits."""
+        deadline = time.monotonic() + within_s
+        while self._held() != (0, 0, 0):
+            assert time.monotonic() < deadline, f"held, running, waiting: {self._held()}"
+            time.sleep(0.02)
+
+    def _held(self) -> tuple[float, float, float]:
+        """Slots that are not free, sequences that run, and that wait."""
+        held = self.metric("srm_engine_num_slots") - self.metric("srm_engine_free_slots")
+        running, waiting = (
+            self.metric(f"srm_engine_{name}_sequences") for name in ("running", "waiting")
+        )
+        return held, running, waiting
 
     def get(self, path: str) -> httpx.Response:
         return self.http.get(path)

@@ -54,7 +54,7 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
         ("n", 0),
         ("n", MAX_CHOICES + 1),
         ("n", "2"),
-        ("n", 2.0),
+        ("n", 2.5),
         ("n", True),
         ("max_tokens", 0),
         ("max_tokens", -1),
@@ -74,7 +74,7 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
         ("min_p", 2),
         ("seed", 2**64),
         ("seed", -(2**63) - 1),
-        ("seed", 1.0),
+        ("seed", 1.5),
         ("stop", 5),
         ("stop", ""),
         ("stop", ["a", ""]),
@@ -87,7 +87,7 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
         ("stream_options", {"include_usage": 1}),
         ("stream_options", {"other": True}),
         ("best_of", 0),
-        ("best_of", 1.0),
+        ("best_of", 1.5),
         ("max_completion_tokens", 0),
         ("include_stop_str_in_output", 1),
         ("skip_special_tokens", "no"),
@@ -326,3 +326,29 @@ def test_a_long_value_is_cut_in_the_message() -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse(n="x" * 10_000)
     assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("field", ["prompt", "n", "suffix", "nonsense"])
+def test_what_can_be_read_and_not_be_shown_is_refused(
+    field: str, opening: str, closing: str
+) -> None:
+    """Nested nearly too deep to read: deep enough that the message could not quote it."""
+    for depth in range(800, 1_010):
+        nested = f"{opening * depth}1{closing * depth}"
+        with pytest.raises(InvalidRequest):
+            parse_completion(f'{{"prompt": "x", "{field}": {nested}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "taken"),
+    [("n", 16.0, 16), ("prompt", [5.0, 6], [[5, 6]]), ("stop_token_ids", [3.0], [3])],
+)
+def test_an_integer_may_be_written_as_a_float(name: str, given: Any, taken: Any) -> None:
+    assert getattr(parse(**{name: given}), name) == taken
+
+
+@pytest.mark.parametrize("given", [{"n": 16.5}, {"n": 1e300}, {"prompt": [5.5]}])
+def test_what_is_no_integer_is_not_made_one(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(**given)

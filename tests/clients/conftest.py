@@ -1,0 +1,92 @@
+"""The demo model served by the real engine, and programs of other people's clients to ask it.
+
+They run under the Python of `.venv-clients`, which `make test-clients` makes: what they need does
+not have to agree with what we need. Nothing is fetched: they are told that they are offline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import DEMO_MODEL
+from tests.serving import ROOT, Server
+
+BIN = ROOT / ".venv-clients" / "bin"
+PROGRAMS = Path(__file__).parent / "programs"
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "OPENAI_API_KEY": "none",
+}
+_START_S = 600
+
+Run = Callable[..., str]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker("clients")
+
+
+def write_tokenizer(model: Path, folder: Path) -> None:
+    """The tokenizer of a model as transformers loads one."""
+    folder.mkdir()
+    shutil.copy(model / "tokenizer.json", folder)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|end_of_text|>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Server]:
+    with Server(DEMO_MODEL, "--num-slots=512", engine_module="engine", start_s=_START_S) as running:
+        yield running
+        running.wait_until_idle()
+
+
+@pytest.fixture
+def chatting_demo(demo: Server) -> Server:
+    """The demo, if it has a route for chats."""
+    if demo.http.post("/v1/chat/completions", json={}).status_code == 404:
+        pytest.skip("there is no /v1/chat/completions")
+    return demo
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """run("lm-eval", "--tasks", …): what a program of .venv-clients prints. It must succeed.
+
+    `bash` is the system's, and finds those programs.
+    """
+
+    def start(program: str, *arguments: str) -> str:
+        environment = {**os.environ, **OFFLINE, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": ""}
+        environment["PATH"] = f"{BIN}:{environment['PATH']}"
+        done = subprocess.run(
+            [program if program == "bash" else str(BIN / program), *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-5_000:]
+        return done.stdout
+
+    return start

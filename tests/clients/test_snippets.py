@@ -1,0 +1,40 @@
+"""The examples of docs/clients.md run as they stand, each in an empty folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.config import DEMO_MODEL
+from tests.clients.conftest import Run
+from tests.serving import ROOT, Server
+
+PAGE = (ROOT / "docs" / "clients.md").read_text()
+EXAMPLES = re.findall(r"^```(sh|python) clients\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+NAMES = re.findall(r"^## (.*)\n(?:(?!^## ).*\n)*?```", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("language", "example"), EXAMPLES, ids=NAMES)
+def test_the_example_runs(
+    demo: Server, run: Run, tmp_path: Path, language: str, example: str
+) -> None:
+    script = tmp_path / f"example.{language}"
+    here = example.replace("http://127.0.0.1:8000", demo.url)
+    script.write_text(here.replace("$MODEL", str(DEMO_MODEL)))
+    if language == "python":
+        run("python", str(script))
+    else:
+        run("bash", "-euo", "pipefail", str(script))
+
+
+def test_every_client_of_the_table_has_an_example() -> None:
+    assert len(EXAMPLES) == len(NAMES) == len(re.findall(r"^\| \[", PAGE, re.MULTILINE))
+
+
+def test_the_versions_of_the_table_are_those_of_the_lock() -> None:
+    locked = (ROOT / "requirements-clients.lock").read_text()
+    for name, version in re.findall(r"^\| \[(.*?)\]\(.*?\) \| (\S+) \|", PAGE, re.MULTILINE):
+        package = {"LangChain": "langchain-openai", "lm-eval": "lm_eval", "TRL": "trl"}.get(name)
+        assert f"\n{package or name}=={version}\n" in f"\n{locked}"

@@ -1,0 +1,151 @@
+"""The official OpenAI client against the real engine: 500 at once, retries, raw errors, samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from http import HTTPStatus
+
+import httpx
+import httpx2
+import openai
+import pytest
+
+from engine.config import DEMO_MODEL
+from tests.serving import Server
+
+NUM_SLOTS, MAX_WAITING = 128, 600
+PROMPT = "Question: How many"
+_COMPILE_S = 300
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    """The demo model on the MAX engine, with a queue that can be filled."""
+    flags = (f"--num-slots={NUM_SLOTS}", f"--max-waiting={MAX_WAITING}")
+    with Server(DEMO_MODEL, *flags, engine_module="engine", start_s=_COMPILE_S) as running:
+        yield running
+        running.wait_until_idle()
+
+
+@pytest.fixture
+async def client(demo: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{demo.url}/v1", api_key="none", max_retries=0, timeout=120
+    ) as one:
+        yield one
+
+
+async def test_500_at_once_half_of_them_streams(demo: Server, client: openai.AsyncOpenAI) -> None:
+    async def whole(seed: int) -> str:
+        answer = await client.completions.create(
+            model="demo", prompt=PROMPT, max_tokens=6, seed=seed
+        )
+        return answer.choices[0].text
+
+    async def streamed(seed: int) -> str:
+        events = await client.completions.create(
+            model="demo", prompt=PROMPT, max_tokens=6, seed=seed, stream=True
+        )
+        return "".join([event.choices[0].text async for event in events])
+
+    calls = [call(seed) for seed in range(250) for call in (whole, streamed)]
+    texts = await asyncio.gather(*calls)
+    assert texts[::2] == texts[1::2]
+    assert len(set(texts)) > 200
+    demo.wait_until_idle()
+
+
+async def test_a_full_queue_is_waited_out_by_the_clients_own_retries(demo: Server) -> None:
+    """Fill it, send one more that retries, and free it after its first refusal."""
+    replies: list[HTTPStatus] = []
+    is_refused = asyncio.Event()
+
+    async def note(response: httpx2.Response) -> None:
+        replies.append(HTTPStatus(response.status_code))
+        if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+            assert int(response.headers["retry-after"]) >= 1
+            is_refused.set()
+
+    http = httpx2.AsyncClient(event_hooks={"response": [note]}, timeout=60)
+    one_more = openai.AsyncOpenAI(
+        base_url=f"{demo.url}/v1", api_key="none", max_retries=4, http_client=http
+    )
+    body = {"prompt": PROMPT, "n": MAX_WAITING, "max_tokens": 100, "ignore_eos": True}
+    async with one_more, httpx.AsyncClient(base_url=demo.url, timeout=60) as filler:
+        async with filler.stream("POST", "/v1/completions", json=body | {"stream": True}) as full:
+            assert full.status_code == HTTPStatus.OK
+            wanted = asyncio.create_task(
+                one_more.completions.create(
+                    model="demo", prompt=PROMPT, n=MAX_WAITING - 10, max_tokens=1
+                )
+            )
+            await asyncio.wait_for(is_refused.wait(), 30)
+        answer = await wanted
+    assert len(answer.choices) == MAX_WAITING - 10
+    assert replies[0] == HTTPStatus.SERVICE_UNAVAILABLE
+    assert replies[-1] == HTTPStatus.OK
+
+
+async def test_what_would_fail_again_is_not_retried(demo: Server) -> None:
+    replies: list[int] = []
+
+    async def note(response: httpx2.Response) -> None:
+        replies.append(response.status_code)
+
+    http = httpx2.AsyncClient(event_hooks={"response": [note]})
+    async with openai.AsyncOpenAI(
+        base_url=f"{demo.url}/v1", api_key="none", max_retries=3, http_client=http
+    ) as one:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await one.completions.create(model="demo", prompt=[5] * 600)
+        with pytest.raises(openai.NotFoundError):
+            await one.completions.create(model="other", prompt="x")
+    assert replies == [400, 404]
+    assert "600 tokens" in refused.value.message and "512" in refused.value.message
+    raw = refused.value.response
+    assert raw.headers["x-should-retry"] == "false"
+    assert raw.headers["x-request-id"] == refused.value.request_id
+    assert refused.value.body == raw.json()["error"]
+
+
+async def test_raw_replies(client: openai.AsyncOpenAI) -> None:
+    raw = await client.completions.with_raw_response.create(
+        model="demo", prompt=PROMPT, max_tokens=3, extra_headers={"x-request-id": "mine-1"}
+    )
+    assert raw.headers["x-request-id"] == "mine-1"
+    assert raw.parse().choices[0].finish_reason in {"stop", "length"}
+
+
+async def test_many_samples_with_scores(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(
+        model="demo",
+        prompt=[PROMPT, "Question: Pia"],
+        n=50,
+        max_tokens=6,
+        logprobs=3,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    assert [choice.index for choice in answer.choices] == list(range(100))
+    for choice in answer.choices:
+        scores = choice.logprobs
+        assert scores is not None and scores.token_logprobs and scores.top_logprobs
+        assert len(scores.token_logprobs) == len(choice.model_dump()["token_ids"]) == 6
+        for logprob, top in zip(scores.token_logprobs, scores.top_logprobs, strict=True):
+            assert logprob in top.values()
+    assert answer.usage is not None and answer.usage.completion_tokens == 600
+
+
+async def test_leaving_500_streams_leaves_nothing(demo: Server, client: openai.AsyncOpenAI) -> None:
+    async def leave(index: int) -> None:
+        stream = await client.completions.create(
+            model="demo", prompt=PROMPT, max_tokens=100, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        events = aiter(stream)
+        for _ in range(index % 5):
+            await anext(events)
+        await stream.close()
+
+    await asyncio.gather(*(leave(index) for index in range(500)))
+    demo.wait_until_idle()

@@ -1,0 +1,152 @@
+"""What the OpenAPI document says is what the server does, for requests in it and near it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+
+from engine.config import ModelConfig
+from server.app import OPERATIONS
+from server.openapi import document
+from tests.serving import Server, write_text_model
+
+MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)
+REFUSED = [400, 404, 405, 413]
+"""What a request may get that the document forbids."""
+FLAGS = ("--num-slots=32", "--max-step-rows=32", "--max-waiting=200", "--max-body-bytes=200000")
+"""Small, so that no valid request keeps it busy for long."""
+
+
+def closed_document() -> dict[str, Any]:
+    """Ours, but replies may have no field that it does not tell of."""
+    whole: dict[str, Any] = json.loads(json.dumps(document(OPERATIONS, "srm", "1")))
+    for schema in whole["components"]["schemas"].values():
+        schema.setdefault("additionalProperties", False)
+    return whole
+
+
+WHOLE = closed_document()
+_SCHEMA = schemathesis.openapi.from_dict(
+    WHOLE,
+    config=schemathesis.Config.from_dict(
+        {
+            "max-stream-events": 10_000,
+            "checks": {"negative_data_rejection": {"expected-statuses": REFUSED}},
+        }
+    ),
+)
+CALLS = {f"{one.method} {one.path}": _SCHEMA[one.path][one.method] for one in OPERATIONS}
+HAS_EVENTS = {f"{one.method} {one.path}": one.events is not None for one in OPERATIONS}
+FIELDS = {
+    f"{one.method} {one.path}": {*one.body.kind.__struct_fields__, *one.body.neutral}
+    for one in OPERATIONS
+    if one.body
+}
+STREAMED = -1
+"""Counted among statuses: streams that went well."""
+VARIED = [
+    (label, mode)
+    for label, one in CALLS.items()
+    for mode in GenerationMode
+    if one.body or (one.path_parameters and mode is GenerationMode.POSITIVE)
+]
+QUICK, MANY = (total // len(VARIED) for total in (600, 12_000))
+"""Cases of an operation and a mode."""
+load_all_checks()
+NOT_PROMISED: list[Any] = CHECKS.get_by_names(["positive_data_acceptance"])
+"""A field may be refused for what another one says; which refusals are allowed is checked here."""
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_text_model(folder, MODEL)
+    with Server(folder, *FLAGS) as running:
+        yield running
+
+
+def stream_or_not(body: dict[str, Any], is_stream: bool) -> None:
+    """Drawn at random, few requests would be streams that go well."""
+    if is_stream:
+        body["stream"] = True
+    else:
+        body.pop("stream", None)
+        body.pop("stream_options", None)
+
+
+def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Counter[int]) -> None:
+    if mode is GenerationMode.POSITIVE and HAS_EVENTS[case.operation.label]:
+        assert isinstance(case.body, dict)
+        stream_or_not(case.body, is_stream=sum(statuses.values()) % 2 == 0)
+    reply = case.call(base_url=running.url, timeout=30)
+    statuses[reply.status_code] += 1
+    case.validate_response(reply, excluded_checks=NOT_PROMISED)
+    if reply.headers["content-type"][0].startswith("text/event-stream"):
+        assert reply.text.endswith("\n\ndata: [DONE]\n\n")
+        statuses[STREAMED] += 1
+    if reply.status_code == 400 and mode is GenerationMode.POSITIVE:
+        error = reply.json()["error"]
+        assert error["param"] in FIELDS[case.operation.label], error
+
+
+def run_cases(running: Server, label: str, mode: GenerationMode, num_cases: int) -> Counter[int]:
+    """Statuses of so many cases; raises for the first that breaks a promise."""
+    statuses: Counter[int] = Counter()
+
+    @seed(1)
+    @settings(
+        max_examples=num_cases,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(CALLS[label].as_strategy(generation_mode=mode))
+    def run(case: Case[Any]) -> None:
+        check(case, running, mode, statuses)
+
+    run()
+    running.wait_until_idle()
+    assert httpx.get(f"{running.url}/ready").status_code == 200
+    return statuses
+
+
+def check_operation(running: Server, label: str, mode: GenerationMode, num_cases: int) -> None:
+    statuses = run_cases(running, label, mode, num_cases)
+    is_post = label.startswith("POST")
+    if mode is GenerationMode.POSITIVE:
+        assert set(statuses) <= {200, 400, 404, STREAMED}
+        assert statuses[200] or not is_post
+        assert statuses[STREAMED] or not HAS_EVENTS[label]
+    else:
+        assert set(statuses) <= set(REFUSED)
+
+
+@pytest.mark.parametrize(("label", "mode"), VARIED)
+def test_requests_near_the_document(small_server: Server, label: str, mode: GenerationMode) -> None:
+    check_operation(small_server, label, mode, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "mode"), VARIED)
+def test_many_requests_near_the_document(
+    small_server: Server, label: str, mode: GenerationMode
+) -> None:
+    check_operation(small_server, label, mode, MANY)
+
+
+@pytest.mark.parametrize("label", sorted(set(CALLS) - {label for label, _ in VARIED}))
+def test_what_takes_nothing_answers_as_told(small_server: Server, label: str) -> None:
+    case = CALLS[label].Case()
+    reply = case.call(base_url=small_server.url)
+    assert reply.status_code == 200
+    case.validate_response(reply)

@@ -1,0 +1,132 @@
+"""Malformed bodies and requests: each is refused in our shape, and nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+from collections import Counter
+from contextlib import closing
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from server.app import OPERATIONS
+from tests import garbage
+from tests.serving import Server
+
+VALID = {"prompt": "the cat", "messages": [{"role": "user", "content": "hi"}], "tokens": [5]}
+"""Of these fields a route takes those it has; two tokens are soon made."""
+ROUTES = {
+    one.path: sorted({*one.body.kind.__struct_fields__, *one.body.neutral})
+    for one in OPERATIONS
+    if one.body
+}
+
+
+def valid_body(names: list[str]) -> dict[str, Any]:
+    short = {"max_tokens": 2} if "max_tokens" in names else {}
+    return {name: value for name, value in VALID.items() if name in names} | short
+
+
+def post(connection: HTTPConnection, path: str, body: bytes) -> HTTPResponse:
+    """The reply; over a new connection if the server had closed this one, which was idle."""
+    try:
+        connection.request("POST", path, body)
+        return connection.getresponse()
+    except ConnectionError:
+        connection.close()
+        connection.request("POST", path, body)
+        return connection.getresponse()
+
+
+def post_garbage(server: Server, num_bodies: int) -> Counter[int]:
+    """Statuses of so many bodies, over one connection while the server keeps it."""
+    rng = random.Random(1)
+    statuses: Counter[int] = Counter()
+    with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=30)) as connection:
+        for _ in range(num_bodies):
+            path = rng.choice(list(ROUTES))
+            names = [*ROUTES[path], "nonsense"]
+            draw = rng.choice(garbage.BODIES)
+            body = draw(rng, valid_body(names), names)
+            reply = post(connection, path, body)
+            answer = reply.read()
+            statuses[reply.status] += 1
+            case = (path, draw.__name__, body[:500], answer[:500])
+            assert reply.status < 500, case
+            assert reply.headers["x-request-id"], case
+            if reply.status != 200:
+                names_told = set(json.loads(answer)["error"])
+                assert names_told == {"message", "type", "param", "code"}, case
+    return statuses
+
+
+def send_garbage(server: Server, num_requests: int) -> Counter[str]:
+    """First lines of what comes back for so many requests, each over a connection of its own."""
+    rng = random.Random(2)
+    lines: Counter[str] = Counter()
+    address = urlsplit(server.url)
+    assert address.hostname and address.port
+    for _ in range(num_requests):
+        path = rng.choice(list(ROUTES))
+        is_stream = {"stream": rng.random() < 0.5} if "stream" in ROUTES[path] else {}
+        body = json.dumps(valid_body(ROUTES[path]) | is_stream).encode()
+        sent = garbage.requests(rng, path, body)
+        answer = exchange((address.hostname, address.port), sent)
+        for status in re.findall(rb"^HTTP/1.1 (\d+)", answer, re.MULTILINE):
+            assert int(status) < 500, (sent[:500], answer[:500])
+        lines[answer.split(b"\r\n")[0].decode()] += 1
+    return lines
+
+
+def exchange(address: tuple[str, int], sent: bytes) -> bytes:
+    """All that comes back until the server closes; it may close before it has read all."""
+    with socket.create_connection(address, timeout=30) as connection:
+        try:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65_536), b""))
+        except TimeoutError:
+            raise
+        except OSError:
+            return b""
+
+
+def check_after(server: Server) -> None:
+    server.wait_until_idle()
+    assert server.get("/ready").status_code == 200
+    assert server.post(max_tokens=2).status_code == 200
+    trouble = ("Traceback", "failed", "restart")
+    assert not [line for line in server.lines if any(word in line for word in trouble)]
+
+
+def check_bodies(server: Server, num_bodies: int) -> None:
+    statuses = post_garbage(server, num_bodies)
+    assert set(statuses) <= {200, 400, 404, 413}
+    assert statuses[400] > num_bodies // 2
+    check_after(server)
+
+
+def check_requests(server: Server, num_requests: int) -> None:
+    lines = send_garbage(server, num_requests)
+    assert any("200" in line for line in lines)
+    assert sum("400" in line for line in lines)
+    check_after(server)
+
+
+def test_malformed_bodies_are_refused(server: Server) -> None:
+    check_bodies(server, 2_000)
+
+
+def test_malformed_requests_are_refused(server: Server) -> None:
+    check_requests(server, 300)
+
+
+@pytest.mark.slow
+def test_100000_malformed_bodies_and_requests(server: Server) -> None:
+    check_bodies(server, 95_000)
+    check_requests(server, 5_000)

@@ -1,0 +1,229 @@
+"""The OpenAPI document tells of every route and field, and its page of all the document does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import msgspec
+import pytest
+from fastapi import APIRouter, FastAPI
+from msgspec import Meta
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from engine.client import EngineClient
+from server import replies
+from server.app import OPERATIONS, create_app
+from server.config import ServerConfig
+from server.fields import NEUTRAL
+from server.openapi import Body, Operation, document
+from server.protocol import CompletionRequest
+from server.reference import page, spelled
+from server.text import Text
+
+Schema = dict[str, Any]
+
+
+@pytest.fixture
+def app(text_model: Path) -> FastAPI:
+    return create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(text_model))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Schema:
+    return document(OPERATIONS, "srm", "1")
+
+
+def served(routes: Iterable[BaseRoute]) -> set[tuple[str, str]]:
+    """Method and path of every route, those of included routers among them."""
+    found = set()
+    for route in routes:
+        if (inner := getattr(route, "original_router", None)) is not None:
+            found |= served(inner.routes)
+        else:
+            path = getattr(route, "path_format", None) or route.path  # type: ignore[attr-defined]
+            methods = getattr(route, "methods", None) or {"GET"}
+            found |= {(method, path) for method in methods - {"HEAD", "OPTIONS"}}
+    return found
+
+
+def told(whole: Schema) -> set[tuple[str, str]]:
+    return {(m.upper(), path) for path, methods in whole["paths"].items() for m in methods}
+
+
+def test_every_route_is_told_and_nothing_else(app: FastAPI, whole: Schema) -> None:
+    assert told(whole) == served(app.routes)
+
+
+def test_a_route_that_nobody_told_of_is_found(app: FastAPI, whole: Schema) -> None:
+    router = APIRouter()
+
+    @router.put("/secret")
+    async def secret() -> Response:
+        return Response()
+
+    app.include_router(router)
+    assert served(app.routes) - told(whole) == {("PUT", "/secret")}
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if "$ref" in part:
+            yield part["$ref"]
+        for inner in part.values():
+            yield from references(inner)
+    elif isinstance(part, list):
+        for inner in part:
+            yield from references(inner)
+
+
+def test_every_reference_leads_somewhere(whole: Schema) -> None:
+    for target in set(references(whole)):
+        found: Any = whole
+        for step in target.removeprefix("#/").split("/"):
+            found = found[step]
+        assert found
+
+
+def test_operation_ids_are_unique(whole: Schema) -> None:
+    ids = [one["operationId"] for methods in whole["paths"].values() for one in methods.values()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_request_has_every_field_and_no_other(whole: Schema) -> None:
+    schema = whole["components"]["schemas"]["CompletionRequest"]
+    (body,) = (one.body for one in OPERATIONS if one.path == "/v1/completions" and one.body)
+    assert set(schema["properties"]) == {*CompletionRequest.__struct_fields__, *body.neutral}
+    assert set(NEUTRAL) <= set(schema["properties"])
+    assert schema["required"] == ["prompt"]
+    assert schema["additionalProperties"] is False
+    assert all(one["description"] for one in schema["properties"].values())
+
+
+def test_ranges_are_those_that_are_checked(whole: Schema) -> None:
+    fields = whole["components"]["schemas"]["CompletionRequest"]["properties"]
+    number, null = fields["top_p"]["anyOf"]
+    assert number == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    assert null == {"type": "null"}
+    assert fields["top_p"]["default"] == 1
+    assert fields["seed"]["anyOf"][0]["maximum"] == 2**64 - 1
+    kinds = [(one["type"], one.get("items", {}).get("type")) for one in fields["prompt"]["anyOf"]]
+    assert kinds == [
+        ("string", None), ("array", "string"), ("array", "integer"), ("array", "array"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [replies.Completion, replies.Choice, replies.Usage])
+def test_a_reply_has_every_field(whole: Schema, kind: type[msgspec.Struct]) -> None:
+    schema = whole["components"]["schemas"][kind.__name__]
+    assert set(schema["properties"]) == set(kind.__struct_fields__)
+    optional = {
+        *("token_ids", "prompt_token_ids", "prompt_logprobs", "usage", "packed", "packed_prompt")
+    }
+    assert set(schema["required"]) == set(kind.__struct_fields__) - (
+        set() if kind is replies.Usage else optional
+    )
+
+
+class Thing(msgspec.Struct):
+    """A thing.
+
+    And more of it.
+    """
+
+    size: Annotated[int, Meta(ge=1, description="at least 1")]
+    """How large."""
+    name: str = "x"
+
+
+def test_a_new_operation_takes_no_more_than_its_entry() -> None:
+    operation = Operation(
+        method="PUT",
+        path="/things/{name}",
+        summary="Put it.",
+        parameters={"name": "Its name."},
+        body=Body(kind=Thing, neutral={"colour": ("",)}),
+        reply=Thing,
+        errors=(404,),
+    )
+    whole = document([operation], "t", "1")
+    one = whole["paths"]["/things/{name}"]["put"]
+    assert set(one["responses"]) == {
+        *("200", "400", "401", "404", "408", "413", "429", "500", "503")
+    }
+    assert one["parameters"][0]["name"] == "name"
+    fields = whole["components"]["schemas"]["Thing"]
+    assert fields["description"] == "A thing."
+    assert fields["properties"]["size"] == {
+        "type": "integer",
+        "minimum": 1,
+        "description": "How large. Allowed: at least 1.",
+    }
+    assert fields["properties"]["colour"]["enum"] == ["", None]
+
+
+class Assets(HTMLParser):
+    """What a page would load, and where it links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.targets: set[str] = set()
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name in {"src", "href", "srcset", "action", "data", "poster"}:
+                self.targets.add(str(value))
+            if name == "id":
+                self.ids.add(str(value))
+
+
+def test_the_page_tells_all_and_loads_nothing(whole: Schema) -> None:
+    html = page(whole)
+    assets = Assets()
+    assets.feed(html)
+    assert not assets.tags & {"script", "link", "img", "iframe", "object", "embed", "base"}
+    assert assets.targets == {"openapi.json"} | {
+        f"#{name}" for name in assets.ids if f'href="#{name}"' in html
+    }
+    assert not re.search(r"https?:|//|@import|url\(", html.replace("</", ""))
+    for method, path in told(whole):
+        assert f"<code>{method} {path}</code>" in html
+    for name, schema in whole["components"]["schemas"].items():
+        assert name in assets.ids
+        assert all(f"<code>{field}</code>" in html for field in schema["properties"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer", "minimum": 0, "maximum": 20}, "integer (≥ 0, ≤ 20)"),
+        ({"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 9},
+         "array of string (≥ 1 characters) (≤ 9 entries)"),
+        ({"anyOf": [{"$ref": "#/a/B"}, {"type": "null"}]}, "B or null"),
+        ({"type": "string", "contentSchema": {"$ref": "#/a/B"}}, "B"),
+        ({"const": "[DONE]"}, "[DONE]"),
+        ({"enum": ["", None]}, '"" or null'),
+        ({"type": "object", "additionalProperties": {"type": "number"}}, "object of number"),
+        ({}, "anything"),
+    ],
+)  # fmt: skip
+def test_schemas_are_spelled(schema: Schema, words: str) -> None:
+    assert spelled(schema) == words
+
+
+async def test_both_are_served(app: FastAPI, whole: Schema) -> None:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://srm") as client:
+        found = await client.get("/openapi.json")
+        shown = await client.get("/docs")
+    assert found.json() == msgspec.json.decode(msgspec.json.encode(whole))
+    assert shown.headers["content-type"] == "text/html; charset=utf-8"
+    assert shown.headers["content-security-policy"].startswith("default-src 'none';")
