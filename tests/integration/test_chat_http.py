@@ -17,7 +17,7 @@ from engine.client import EngineClient
 from server.app import create_app
 from server.config import ServerConfig
 from server.text import Text
-from tests.integration.test_http import flat, values, wait_until_idle
+from tests.integration.test_http import flat, values
 from tests.serving import MAX_WAITING, ROOT, SERVER_FLAGS, TEXT_MODEL, Server, write_text_model
 
 PATH = "/v1/chat/completions"
@@ -253,7 +253,7 @@ def test_a_client_that_leaves_a_chat_frees_its_slots(server: Server) -> None:
     body = {"messages": MESSAGES, "n": 200, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", PATH, json=body) as reply:
         assert next(reply.iter_lines())
-    wait_until_idle(server)
+    server.wait_until_idle()
 
 
 FIELDS = [
@@ -283,5 +283,5 @@ def test_no_body_is_a_fault_of_the_server(server: Server, body: bytes) -> None:
 
 
 def test_after_all_this_it_still_chats(server: Server) -> None:
-    wait_until_idle(server)
+    server.wait_until_idle()
     assert ask(server, max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3

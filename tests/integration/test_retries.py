@@ -11,7 +11,6 @@ import httpx
 import openai
 import pytest
 
-from tests.integration.test_http import wait_until_idle
 from tests.serving import SERVER_FLAGS, Server
 
 LONG = {"n": 150, "max_tokens": 120, "ignore_eos": True}
@@ -53,14 +52,14 @@ async def test_the_retry_of_what_timed_out_gets_its_reply(patient: Server) -> No
     assert reply is not None and reply.status_code == 200
     assert len(reply.json()["choices"]) == LONG["n"]
     assert started(patient) == before + 1
-    wait_until_idle(patient)
+    patient.wait_until_idle()
 
 
 async def test_a_reply_that_is_ready_waits_for_the_retry(patient: Server) -> None:
     before = started(patient)
     short = {"n": 100, "max_tokens": 100}
     assert await send(patient, 0.05, 0.05, **short) is None
-    wait_until_idle(patient, 20)
+    patient.wait_until_idle(20)
     reply = await send(patient, 60, 600, count=2, **short)
     assert reply is not None and reply.status_code == 200
     assert started(patient) == before + 1
@@ -84,7 +83,7 @@ async def test_without_a_retry_it_ends_after_the_grace(text_model: Path) -> None
     with Server(text_model, *SERVER_FLAGS, "--retry-grace-s=0.5") as running:
         assert await send(running, 0.3, 0.3, n=2_900) is None
         assert running.metric("srm_engine_running_sequences") > 0
-        wait_until_idle(running, 10)
+        running.wait_until_idle(10)
         assert running.metric("srm_engine_requests_total", "aborted") == 1
 
 
@@ -94,7 +93,7 @@ async def test_a_client_that_just_leaves_frees_its_slots_at_once(
 ) -> None:
     aborted = patient.metric("srm_engine_requests_total", "aborted")
     assert await send(patient, 0.3, says, n=2_900) is None
-    wait_until_idle(patient, 10)  # less than the grace
+    patient.wait_until_idle(10)  # less than the grace
     assert patient.metric("srm_engine_requests_total", "aborted") == aborted + 1
 
 
@@ -123,7 +122,7 @@ async def test_another_body_is_another_request(patient: Server) -> None:
     assert await send(patient, 0.1, 0.1, prompt="cat the", n=100) is None
     reply = await send(patient, 60, 600, count=1, prompt="the cat", n=100)
     assert reply is not None and reply.status_code == 200
-    wait_until_idle(patient, 20)
+    patient.wait_until_idle(20)
     assert started(patient) == before + 2
 
 
