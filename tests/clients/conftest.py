@@ -60,14 +60,6 @@ def demo() -> Iterator[Server]:
 
 
 @pytest.fixture
-def chatting_demo(demo: Server) -> Server:
-    """The demo, if it has a route for chats."""
-    if demo.http.post("/v1/chat/completions", json={}).status_code == 404:
-        pytest.skip("there is no /v1/chat/completions")
-    return demo
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Run:
     """run("lm-eval", "--tasks", …): what a program of .venv-clients prints. It must succeed.
 

@@ -64,5 +64,5 @@ def test_completions(demo: Server, run: Run, folder: Path) -> None:
     assert grown == NUM_REQUESTS * NUM_TOKENS
 
 
-def test_chats(chatting_demo: Server, run: Run, folder: Path) -> None:
-    check(benchmark(run, folder, chatting_demo.url, "/v1/chat/completions"))
+def test_chats(demo: Server, run: Run, folder: Path) -> None:
+    check(benchmark(run, folder, demo.url, "/v1/chat/completions"))

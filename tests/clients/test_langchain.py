@@ -23,8 +23,8 @@ def test_the_llm(demo: Server, run: Run) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_the_chat_model(chatting_demo: Server, run: Run) -> None:
-    printed = run("python", str(PROGRAMS / "langchain_chat.py"), chatting_demo.url)
+def test_the_chat_model(demo: Server, run: Run) -> None:
+    printed = run("python", str(PROGRAMS / "langchain_chat.py"), demo.url)
     found = json.loads(printed.splitlines()[-1])
     assert found["streamed"] == found["whole"]
     assert found["usage"]["total_tokens"] > found["usage"]["input_tokens"] > 0

@@ -137,17 +137,15 @@ def test_scores_and_texts_are_torchs(
 def test_the_servers_tokenizer_serves_as_well(
     demo: Server, run: Run, folder: Path, model: SRM, tokenizer: Tokenizer
 ) -> None:
-    if demo.get("/tokenizer_info").status_code == 404:
-        pytest.skip("there is no /tokenizer_info")
     found = evaluate(run, folder, demo.url, "tokenizer_backend=auto")
     check(found, model, tokenizer, has_bos=False)
 
 
-def test_chats(chatting_demo: Server, run: Run, folder: Path) -> None:
+def test_chats(demo: Server, run: Run, folder: Path) -> None:
     run(
         "lm-eval",
         *("run", "--model", "local-chat-completions", "--apply_chat_template", "--log_samples"),
-        *("--model_args", f"model=demo,base_url={chatting_demo.url}/v1/chat/completions"),
+        *("--model_args", f"model=demo,base_url={demo.url}/v1/chat/completions"),
         *("--tasks", "srm_generation", "--include_path", str(TASKS), "--output_path", "out"),
         *("--limit", "4"),
     )

@@ -59,15 +59,13 @@ def logprobs(
 
 
 def test_the_number_of_workers(demo: Server, run: Run) -> None:
-    if demo.get("/get_world_size").status_code == 404:
-        pytest.skip("there is no /get_world_size")
     program = str(PROGRAMS / "trl_generation.py")
     printed = run("python", program, demo.url, '["Question:"]', "with-world-size")
     assert json.loads(printed.splitlines()[-1])["world_size"] == 1
 
 
-def test_chats(chatting_demo: Server, run: Run) -> None:
-    printed = run("python", str(PROGRAMS / "trl_chat.py"), chatting_demo.url)
+def test_chats(demo: Server, run: Run) -> None:
+    printed = run("python", str(PROGRAMS / "trl_chat.py"), demo.url)
     found = json.loads(printed.splitlines()[-1])
     assert len(found["prompt_ids"]) == 2
     assert len(found["completion_ids"]) == 4
