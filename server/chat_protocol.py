@@ -11,6 +11,10 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from engine.errors import InvalidRequest
+from server.checking import (
+    checked,
+    given_fields,
+)
 from server.conversation import (
     MAX_MESSAGES,
     Conversation,
@@ -24,8 +28,6 @@ from server.fields import (
     Alternatives,
     Flag,
     SamplingRequest,
-    checked,
-    given_fields,
 )
 from server.protocol import CompletionRequest
 

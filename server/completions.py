@@ -18,7 +18,9 @@ from engine.errors import InvalidRequest
 from server import packed
 from server.answers import Answers, UsageField
 from server.bodies import read_body
-from server.fields import NEUTRAL
+from server.fields import (
+    NEUTRAL,
+)
 from server.generation import Generation
 from server.logprobs import naming, of_delta
 from server.models import Models

@@ -8,7 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import InvalidRequest
-from server.fields import Flag, show
+from server.checking import (
+    show,
+)
+from server.fields import (
+    Flag,
+)
 
 MAX_MESSAGES = 4096
 """Most messages of one chat."""

@@ -10,7 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.errors import InvalidRequest
-from server.fields import SamplingRequest, refused
+from server.checking import (
+    refused,
+)
+from server.fields import (
+    SamplingRequest,
+)
 from server.text import Text
 
 

@@ -15,7 +15,10 @@ from msgspec import Raw
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import PROMPT, Output, join
 from server import logprobs, packed
-from server.fields import MAX_CUT_LENGTH, MAX_SCORES
+from server.fields import (
+    MAX_CUT_LENGTH,
+    MAX_SCORES,
+)
 from server.protocol import CompletionRequest
 from server.replies import Logprobs
 from server.text import Text

@@ -8,17 +8,20 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import InvalidRequest
-from server.fields import (
-    MAX_CHOICES,
-    Alternatives,
-    Flag,
-    SamplingRequest,
-    TokenId,
+from server.checking import (
     checked,
     convert,
     given_fields,
     refused,
     show,
+)
+from server.fields import (
+    MAX_CHOICES,
+    NEUTRAL,
+    Alternatives,
+    Flag,
+    SamplingRequest,
+    TokenId,
 )
 
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
@@ -106,7 +109,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     given = given_fields(body)
     if "prompt" not in given:
         raise InvalidRequest("prompt is required: text, token ids, or a list of either", "prompt")
-    request = checked(CompletionRequest, given, {"prompt": _prompts(given["prompt"])})
+    request = checked(CompletionRequest, given, {"prompt": _prompts(given["prompt"])}, NEUTRAL)
     longest = request.max_completion_tokens
     if longest is None:
         return request

@@ -21,6 +21,11 @@ from server.bodies import json_reply, read_body
 from server.chat import render
 from server.chat_protocol import MESSAGES_FORMS
 from server.chat_template import ChatTemplate
+from server.checking import (
+    Fields,
+    checked,
+    given_fields,
+)
 from server.conversation import (
     Conversation,
     GenerationPrompt,
@@ -28,7 +33,10 @@ from server.conversation import (
     TemplateVariables,
     messages_of,
 )
-from server.fields import Fields, Flag, TokenId, checked, given_fields
+from server.fields import (
+    Flag,
+    TokenId,
+)
 from server.models import Models
 from server.openapi import Body, Operation
 from server.responses import WhileConnected

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.fields import MAX_CUT_LENGTH
+from server.fields import (
+    MAX_CUT_LENGTH,
+)
 from tests.serving import TEXT_MODEL, Server
 
 EOS_PROMPT = [154] * 4

@@ -20,7 +20,9 @@ from engine.client import EngineClient
 from server import replies
 from server.app import OPERATIONS, create_app
 from server.config import ServerConfig
-from server.fields import NEUTRAL
+from server.fields import (
+    NEUTRAL,
+)
 from server.openapi import Body, Operation, document
 from server.protocol import CompletionRequest
 from server.reference import page, spelled

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from server.fields import MAX_CHOICES, StreamOptions
+from server.fields import (
+    MAX_CHOICES,
+    StreamOptions,
+)
 from server.protocol import ABOUT_TEXT, CompletionRequest, parse_completion
 
 
