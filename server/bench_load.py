@@ -20,6 +20,11 @@ _TAIL = 4096
 """Bytes at the end of a reply that the usage is looked for in."""
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
+_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: srm\r\nconnection: close\r\n"
+    b"content-type: application/json\r\n"
+)
+
 
 class Load(msgspec.Struct):
     """Requests to send at once, each over a connection of its own."""
@@ -46,8 +51,7 @@ class _Reply(asyncio.Protocol):
     """Sends one request and counts what comes until the server closes."""
 
     def __init__(self, body: bytes) -> None:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: srm\r\nconnection: close\r\n"
-        self._request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+        self._request = b"%bcontent-length: %d\r\n\r\n%b" % (_HEAD, len(body), body)
         self.done = asyncio.get_running_loop().create_future()
         self.num_bytes = 0
         self.events = 0

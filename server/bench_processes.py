@@ -6,7 +6,7 @@ Knows nothing of what they are but how they were started.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 from engine.errors import ConfigError
@@ -14,13 +14,13 @@ from engine.errors import ConfigError
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
-def processor_seconds(pid: int) -> Counter[str]:
+def processor_seconds(pid: int) -> dict[str, float]:
     """So far, of this process and all that it started, summed by what they run.
 
     That is the module of `python -m MODULE`, else the program. Raises ConfigError if there is no
     such process.
     """
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     found = [pid]
     while found:
         process = Path(f"/proc/{(one := found.pop())}")
@@ -32,7 +32,7 @@ def processor_seconds(pid: int) -> Counter[str]:
             if one == pid:
                 raise ConfigError(f"there is no process {pid}") from None
             # else it has just ended
-    return seconds
+    return dict(seconds)
 
 
 def _name(process: Path) -> str:

@@ -33,7 +33,7 @@ class Served:
 
     def api_seconds(self) -> float:
         """Processor time that the API processes have taken so far."""
-        return processor_seconds(self._pid)["server"]
+        return processor_seconds(self._pid).get("server", 0.0)
 
 
 def send(host: str, port: int, bodies: list[dict[str, Any]]) -> Result:

@@ -7,7 +7,7 @@ are on this machine. Its engine is in the figures, whatever it is. Records go to
 from __future__ import annotations
 
 import re
-from collections import Counter
+import shlex
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,7 +50,7 @@ class ServerBenchConfig(BurstSizes, frozen=True, forbid_unknown_fields=True):
 def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
     config = load(ServerBenchConfig, argv, prog="srm bench server")
-    record = new_record(" ".join(["srm bench server", *argv])) | {
+    record = new_record(f"srm bench server {shlex.join(argv)}") | {
         "settings": settings_of(config),
         "cases": [_measure(config, burst) for burst in PLAIN],
     }
@@ -75,21 +75,25 @@ def _measure(config: ServerBenchConfig, burst: Burst) -> dict[str, Any]:
                 "seconds": result.seconds,
                 "bytes": result.num_bytes,
                 "events": result.events,
-                "processor_s": _processor_seconds(config) - before,
+                "processor_s": {
+                    name: seconds - before.get(name, 0)
+                    for name, seconds in _processor_seconds(config).items()
+                },
             }
         )
     requests, n = burst.shape(config)
     return {"name": burst.name, "requests": requests, "n": n, "raw": raw}
 
 
-def _processor_seconds(config: ServerBenchConfig) -> Counter[str]:
-    return processor_seconds(config.server_pid) if config.server_pid else Counter()
+def _processor_seconds(config: ServerBenchConfig) -> dict[str, float]:
+    return processor_seconds(config.server_pid) if config.server_pid else {}
 
 
 def markdown(record: dict[str, Any]) -> str:
     """The record as a table."""
     settings, cases = record["settings"], record["cases"]
-    names = sorted({name for case in cases for one in case["raw"] for name in one["processor_s"]})
+    taken = [one["processor_s"] for case in cases for one in case["raw"]]
+    names = sorted({name for seconds in taken for name in seconds if seconds[name]})
     each = "".join(f" of `{name}` |" for name in names)
     lines = [
         f"{settings['server_name']}. {settings['server_note']}",
