@@ -23,7 +23,7 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `precision`, `samples`, `http` or `text`
+            `precision`, `samples`, `http`, `text` or `server`
 
 `srm COMMAND --help` explains each.
 """
@@ -40,6 +40,7 @@ BENCHMARKS = {
     "samples": "training.many_samples",
     "http": "server.bench",
     "text": "server.bench_text",
+    "server": "server.bench_server",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
@@ -60,6 +61,7 @@ SETTINGS = """
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
   sequences random_sequences
   requests n max_tokens streams prompts header_tokens
+  url server_name server_note server_pid
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
 """.split()

@@ -2,7 +2,7 @@
 
 The client's half of the HTTP benchmarks, in a process of its own: it counts bytes and events and
 reads no JSON but the usage at the end, so that the server is what is measured. Takes a Load as JSON
-on standard input and answers with a Result.
+on standard input and answers with a Result, or ends with what it met on standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ import uvloop
 
 _TAIL = 4096
 """Bytes at the end of a reply that the usage is looked for in."""
-_USAGE = re.compile(rb'"completion_tokens":(\d+)')
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+
+_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: srm\r\nconnection: close\r\n"
+    b"content-type: application/json\r\n"
+)
 
 
 class Load(msgspec.Struct):
@@ -46,8 +51,7 @@ class _Reply(asyncio.Protocol):
     """Sends one request and counts what comes until the server closes."""
 
     def __init__(self, body: bytes) -> None:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: srm\r\nconnection: close\r\n"
-        self._request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+        self._request = b"%bcontent-length: %d\r\n\r\n%b" % (_HEAD, len(body), body)
         self.done = asyncio.get_running_loop().create_future()
         self.num_bytes = 0
         self.events = 0
@@ -109,4 +113,7 @@ async def send(load: Load) -> Result:
 
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
-    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(send(given))))
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(send(given))))
+    except (OSError, RuntimeError) as error:
+        sys.exit(str(error))

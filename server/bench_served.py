@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +15,8 @@ import msgspec
 from engine.errors import ConfigError
 from engine.records import ROOT
 from server.bench_load import Load, Result
+from server.bench_processes import processor_seconds
 
-_TICKS_S = os.sysconf("SC_CLK_TCK")
 _START = "import sys; from server.launch import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
 
 
@@ -30,29 +29,27 @@ class Served:
         self._port = port
 
     def send(self, bodies: list[dict[str, Any]]) -> Result:
-        """These requests at once, from a process of its own."""
-        raw = [msgspec.Raw(msgspec.json.encode(body)) for body in bodies]
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "server.bench_load"],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            input=msgspec.json.encode(Load(self._host, self._port, raw)),
-            check=True,
-            stdout=subprocess.PIPE,
-        )
-        return msgspec.json.decode(done.stdout, type=Result)
+        return send(self._host, self._port, bodies)
 
     def api_seconds(self) -> float:
         """Processor time that the API processes have taken so far."""
-        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
-        return sum(_seconds_of(Path(f"/proc/{pid}")) for pid in children)
+        return processor_seconds(self._pid).get("server", 0.0)
 
 
-def _seconds_of(process: Path) -> float:
-    if b"api" not in (process / "cmdline").read_bytes().split(b"\0"):
-        return 0.0
-    fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_S
+def send(host: str, port: int, bodies: list[dict[str, Any]]) -> Result:
+    """These requests at once, from a process of its own. Raises ConfigError for what it met."""
+    raw = [msgspec.Raw(msgspec.json.encode(body)) for body in bodies]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "server.bench_load"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=msgspec.json.encode(Load(host, port, raw)),
+        check=False,
+        capture_output=True,
+    )
+    if done.returncode:
+        raise ConfigError(f"http://{host}:{port}: {done.stderr.decode().strip()}")
+    return msgspec.json.decode(done.stdout, type=Result)
 
 
 @contextmanager

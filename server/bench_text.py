@@ -10,60 +10,37 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from engine.config import DEMO_MODEL, load
 from engine.records import RECORDS, new_record, settings_of, write_record
-from server.bench_served import Served, completion, served
+from server.bench_bursts import PLAIN, Burst, BurstSizes
+from server.bench_served import Served, served
 
 _NEVER = "\N{SNOWMAN}\N{SNOWMAN}"
 """A stop string that no text has."""
 
 
-class TextBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextBenchConfig(BurstSizes, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench text`."""
 
     model: Path = DEMO_MODEL
     """Folder with config.json and tokenizer.json; there need be no weights."""
-    streams: int = 1_024
-    """Requests of one completion each, sent at once."""
-    requests: int = 10
-    """Requests for many completions, sent at once."""
-    n: int = 1_000
-    """Completions of each of these."""
-    max_tokens: int = 400
-    """Tokens of each completion."""
     api_processes: int = 1
     """Processes that answer."""
-    repetitions: int = 3
-    """Bursts of each kind; the median is reported, the record has them all."""
     output: Path = RECORDS
     """Folder that the record is written to."""
 
     def __post_init__(self) -> None:
-        for name in ("streams", "requests", "n", "max_tokens", "api_processes", "repetitions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        super().__post_init__()
+        if self.api_processes < 1:
+            raise ValueError(f"api_processes must be at least 1, got {self.api_processes}")
 
 
-class _Kind(NamedTuple):
-    """A kind of burst."""
-
-    name: str
-    is_stream: bool
-    is_many: bool  # one completion a request, or n
-    fields: dict[str, Any]
-
-
-_KINDS = (
-    _Kind("streams", True, False, {}),
-    _Kind("streams of many", True, True, {}),
-    _Kind("whole", False, False, {}),
-    _Kind("whole of many", False, True, {}),
-    _Kind("whole of many, a stop string", False, True, {"stop": _NEVER}),
-    _Kind("whole of many, token ids", False, True, {"return_token_ids": True}),
+_BURSTS = (
+    *PLAIN,
+    Burst("whole of many, a stop string", False, True, {"stop": _NEVER}),
+    Burst("whole of many, token ids", False, True, {"return_token_ids": True}),
 )
 
 
@@ -77,7 +54,7 @@ def main(argv: list[str]) -> int:
         "--max-step-tokens=32768",
     )
     with served("engine.bench.instant", *flags) as server:
-        cases = [_measure(server, config, kind) for kind in _KINDS]
+        cases = [_measure(server, config, burst) for burst in _BURSTS]
     record = new_record(" ".join(["srm bench text", *argv])) | {
         "settings": settings_of(config),
         "cases": cases,
@@ -86,13 +63,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measure(server: Served, config: TextBenchConfig, kind: _Kind) -> dict[str, Any]:
-    requests, n = (config.requests, config.n) if kind.is_many else (config.streams, 1)
-    bodies = [
-        completion(2 + index % 64, n, config.max_tokens, index, kind.is_stream) | kind.fields
-        for index in range(requests)
-    ]
-    server.send([body | {"max_tokens": 2} for body in bodies])
+def _measure(server: Served, config: TextBenchConfig, burst: Burst) -> dict[str, Any]:
+    server.send(list(burst.bodies(config, 2)))
+    bodies = list(burst.bodies(config, config.max_tokens))
     raw = []
     for _ in range(config.repetitions):
         before = server.api_seconds()
@@ -107,7 +80,8 @@ def _measure(server: Served, config: TextBenchConfig, kind: _Kind) -> dict[str, 
                 "events": result.events,
             }
         )
-    return {"name": kind.name, "requests": requests, "n": n, "raw": raw}
+    requests, n = burst.shape(config)
+    return {"name": burst.name, "requests": requests, "n": n, "raw": raw}
 
 
 def markdown(record: dict[str, Any]) -> str:

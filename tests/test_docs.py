@@ -46,6 +46,7 @@ from server import (
 )
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.bench_server import ServerBenchConfig
 from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
 from server.config import ServerConfig
@@ -76,6 +77,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Prefix benchmark": (PrefixBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Text benchmark": (TextBenchConfig,),
+    "Server benchmark": (ServerBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Precompilation": (PrecompileConfig,),

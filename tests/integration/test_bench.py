@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import srm
 from engine.config import ModelConfig
+from engine.errors import ConfigError
 from engine.random_model import write_random_model
+from server.bench_processes import processor_seconds
+from tests.serving import SERVER_FLAGS, Server
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +54,68 @@ def test_the_text_benchmark_writes_its_record(text_model: Path, tmp_path: Path) 
     for case in json.loads(path.read_text())["cases"]:
         assert [one["tokens"] for one in case["raw"]] == [20 * case["requests"] * case["n"]]
     assert "| streams | 8 × 1 |" in path.with_suffix(".md").read_text()
+
+
+@pytest.fixture(scope="module")
+def server(text_model: Path) -> Iterator[Server]:
+    with Server(text_model, *SERVER_FLAGS) as started:
+        yield started
+
+
+def bench_server(server: Server, output: Path, *flags: str) -> int:
+    sizes = ["--streams=8", "--requests=2", "--n=5", "--max-tokens=20", "--repetitions=1"]
+    named = ["--served-model-name=tiny", "--server-name=SRM 1.0 (numpy)", "--server-note=Tiny."]
+    return srm.main(
+        ["bench", "server", f"--url={server.url}", f"--output={output}", *sizes, *named, *flags]
+    )
+
+
+def test_any_server_can_be_measured(server: Server, tmp_path: Path) -> None:
+    assert bench_server(server, tmp_path, f"--server-pid={server.process.pid}") == 0
+    (path,) = tmp_path.glob("*-server-srm-1.0-numpy.json")
+    cases = json.loads(path.read_text())["cases"]
+    assert [(case["requests"], case["n"], case["raw"][0]["tokens"]) for case in cases] == [
+        (8, 1, 160),
+        (2, 5, 200),
+        (8, 1, 160),
+        (2, 5, 200),
+    ]
+    for case in cases:
+        assert (case["raw"][0]["events"] > 0) == case["name"].startswith("streams")
+    table = path.with_suffix(".md").read_text()
+    assert "SRM 1.0 (numpy). Tiny." in table
+    assert "| streams of many | 2 × 5 | 200 |" in table
+    assert "| of `tests.numpy_engine` |" in table
+
+
+def test_processor_time_is_told_by_what_processes_run(server: Server) -> None:
+    assert {"server", "tests.numpy_engine"} <= set(processor_seconds(server.process.pid))
+    with pytest.raises(ConfigError, match="no process"):
+        processor_seconds(2**22 + 1)  # above the largest that Linux gives
+
+
+def test_a_server_that_is_not_asked_for_its_processor_time(server: Server, tmp_path: Path) -> None:
+    assert bench_server(server, tmp_path) == 0
+    (path,) = tmp_path.glob("*.json")
+    cases = json.loads(path.read_text())["cases"]
+    assert not any(case["raw"][0]["processor_s"] for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--n=1000000", "n must be"),
+        ("--served-model-name=nobody", "nobody"),
+        ("--url=http://127.0.0.1:1", "http://127.0.0.1:1: "),
+        ("--url=https://127.0.0.1:1", "url must be http://HOST:PORT"),
+        ("--server-name=", "server_name must be given"),
+        ("--server-pid=-1", "server_pid must be at least 0"),
+        ("--streams=0", "streams must be at least 1"),
+    ],
+)
+def test_what_the_server_refuses_is_said(
+    flag: str, said: str, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench_server(server, tmp_path, flag) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
