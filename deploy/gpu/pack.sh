@@ -58,7 +58,7 @@ rm -rf "$work"/all/{modular,bin} "$work"/all/max/{pipelines,serve,benchmark,_ent
 cp -r "$work"/all/* "$site/"
 
 echo "3/4 source tree at $(git rev-parse --short HEAD)"
-git archive HEAD -- . ':!docs/benchmarks/*.svg' ':!models/demo/*.svg' | tar -x -C "$work/kit/source"
+git archive HEAD -- . ':!docs/*.png' ':!docs/benchmarks/*.svg' ':!models/demo/*.svg' | tar -x -C "$work/kit/source"
 git rev-parse --short HEAD >"$work/kit/source/COMMIT"
 
 echo "4/4 compressing"
