@@ -83,11 +83,20 @@ def test_the_playground_shows_what_the_api_answers(server: Server, open_page: Op
     expect(page.locator("#announcement")).to_contain_text("3 of 3 samples ended")
 
 
+def slow_down(page: Page) -> None:
+    """Let the page receive 20 kB a second."""
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    slow = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
+    session.send("Network.emulateNetworkConditions", slow)
+
+
 @pytest.mark.parametrize("by_key", [False, True], ids=["button", "escape"])
 def test_text_streams_in_and_can_be_stopped(server: Server, open_page: Open, by_key: bool) -> None:
     page = open_page()
     page.fill("#n", "64")
     page.fill("#max_tokens", "120")
+    slow_down(page)  # or all might have come before it is stopped
     page.click("#run")
     expect(page.locator(".sample p").first).to_have_text(re.compile(".{30}", re.S))
     if by_key:
