@@ -46,6 +46,7 @@ fetch() {
 }
 fetch max max-core max-shmem-libs mojo-compiler
 fetch msgspec exceptiongroup taskgroup typing_extensions psutil safetensors prometheus_client
+fetch tokenizers pytest pluggy iniconfig packaging Pygments
 site=$work/kit/site
 mkdir -p "$site/modular/lib" "$site/modular/bin"
 # No compiler, linker or debugger. The SDK's root is found by the file bin/mojo, which is never run.
