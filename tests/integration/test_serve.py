@@ -151,6 +151,7 @@ def test_two_api_processes_serve_and_survive_a_crash_of_one(text_model: Path) ->
     with Server(text_model, *SERVER_FLAGS, "--api-processes=2") as server:
         until_apis(server, 2)
         first, second = apis(server)
+        wait_until_connected(server, second)
         os.kill(first, signal.SIGSTOP)  # whatever is answered now, the other one answers
         assert ask(server) == 200
         os.kill(first, signal.SIGKILL)
