@@ -68,7 +68,7 @@ async def test_a_reply_that_is_ready_waits_for_the_retry(patient: Server) -> Non
 async def test_a_stream_that_had_not_begun_is_taken_over(text_model: Path) -> None:
     flags = [*SERVER_FLAGS, "--num-slots=2", "--max-step-rows=2"]
     with Server(text_model, *flags) as running:
-        blocking = asyncio.create_task(send(running, 60, n=20, prompt="mat"))
+        blocking = asyncio.create_task(send(running, 60, n=100, prompt="mat"))
         while not running.metric("srm_engine_running_sequences"):
             await asyncio.sleep(0.01)
         waiting = {"n": 1, "max_tokens": 3, "stream": True}
