@@ -154,3 +154,18 @@ class Server:
     ) -> None:
         if self.process.poll() is None:
             assert self.stop() == 0, "".join(self.lines)
+
+
+def complete(server: Server, **fields: Any) -> dict[str, Any]:
+    """The reply to a completion request, which must be answered."""
+    reply = server.post(**fields)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def choice_of(server: Server, **fields: Any) -> dict[str, Any]:
+    """Its only choice."""
+    (choice,) = complete(server, **fields)["choices"]
+    found: dict[str, Any] = choice
+    return found

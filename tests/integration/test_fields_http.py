@@ -14,23 +14,10 @@ import pytest
 from server.fields import (
     MAX_CUT_LENGTH,
 )
-from tests.serving import TEXT_MODEL, Server
+from tests.serving import TEXT_MODEL, Server, choice_of, complete
 
 EOS_PROMPT = [154] * 4
 """After it the end of text is the likeliest token of the numpy engine's model."""
-
-
-def complete(server: Server, **fields: Any) -> dict[str, Any]:
-    reply = server.post(**fields)
-    assert reply.status_code == 200, reply.text
-    answer: dict[str, Any] = reply.json()
-    return answer
-
-
-def choice_of(server: Server, **fields: Any) -> dict[str, Any]:
-    (choice,) = complete(server, **fields)["choices"]
-    found: dict[str, Any] = choice
-    return found
 
 
 def events_of(server: Server, **fields: Any) -> list[dict[str, Any]]:

@@ -18,24 +18,11 @@ from server.fields import (
     MAX_SCORES,
 )
 from tests.numpy_runner import feed, tiny_weights
-from tests.serving import SERVER_FLAGS, TEXT_MODEL, Server
+from tests.serving import SERVER_FLAGS, TEXT_MODEL, Server, choice_of, complete
 
 WEIGHTS = tiny_weights(config=TEXT_MODEL)
 """Those of the numpy engine."""
 PROMPT = [0, 5, 90, 91, 92, 33, 33, 7, 280]
-
-
-def complete(server: Server, **fields: Any) -> dict[str, Any]:
-    reply = server.post(**fields)
-    assert reply.status_code == 200, reply.text
-    answer: dict[str, Any] = reply.json()
-    return answer
-
-
-def choice_of(server: Server, **fields: Any) -> dict[str, Any]:
-    (choice,) = complete(server, **fields)["choices"]
-    found: dict[str, Any] = choice
-    return found
 
 
 def distributions(tokens: list[int], temperature: float = 1.0) -> npt.NDArray[np.float64]:
