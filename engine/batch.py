@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +157,17 @@ class StepResult:
     scores: Scores = NO_SCORES
 
 
+@dataclass(frozen=True, slots=True)
+class SlotStates:
+    """What the device keeps of some sequences: all there is to go on from."""
+
+    states: npt.NDArray[np.floating[Any]]  # f32[k, state_width], of the runner's own precision
+    last_tokens: I32  # i32[k] what FROM_DEVICE stands for
+
+    def __len__(self) -> int:
+        return len(self.last_tokens)
+
+
 class Launched(Protocol):
     """A step under way on the device."""
 
@@ -173,4 +184,12 @@ class Runner(Protocol):
 
     def launch(self, batch: Batch) -> Launched:
         """Enqueue a step and return at once; steps run in the order launched."""
+        ...
+
+    def read_slots(self, slots: I64) -> SlotStates:
+        """What the pool holds of these slots, once all steps launched have run."""
+        ...
+
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        """Put that into these slots, after all steps launched and before the next one."""
         ...

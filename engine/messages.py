@@ -89,6 +89,14 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     ends of completions that never began to sample, are Outputs in any case."""
     stream: int = 0
     """With `emit` = "columns": completion 0's number there, 0 … 2**40 - n; the others' follow."""
+    share: str = ""
+    """Whose it is: of one priority, those who wait get slots in turn, so that none starves."""
+    weight: float = 1.0
+    """How large a part of the slots its share gets beside others, above 0; the last one sent is
+    the share's."""
+    durable: bool = False
+    """Its caller sends it again under this id until it has been answered: its sequences go on
+    where a snapshot, or the caller's predecessor, left them. Not with `emit` = "columns"."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):

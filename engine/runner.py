@@ -18,7 +18,16 @@ from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 
-from engine.batch import NO_EDITS, NO_SCORES, Batch, Edits, Scores, StepResult
+from engine.batch import (
+    I64,
+    NO_EDITS,
+    NO_SCORES,
+    Batch,
+    Edits,
+    Scores,
+    SlotStates,
+    StepResult,
+)
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.graph_cache import load_or_compile
@@ -67,6 +76,12 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> LaunchedStep:
         return LaunchedStep(self._thread.submit(self._run, batch))
+
+    def read_slots(self, slots: I64) -> SlotStates:
+        return self._thread.submit(self._pool.read, slots).result()
+
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        self._thread.submit(self._pool.write, slots, states).result()
 
     def load_weights(self, weights: Weights) -> None:
         """Use these weights, of the compiled shape, from the next step on; compiles nothing.

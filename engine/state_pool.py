@@ -7,11 +7,16 @@ no owners: what a slot means is the scheduler's business.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from max.driver import Buffer, Device
+import numpy.typing as npt
+from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 
+from engine.batch import I64, SlotStates
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.memory import available_memory
@@ -24,6 +29,7 @@ CPU_SLOTS = 16_384
 MAX_SLOTS = 2**31 - 1
 """A slot is an int32."""
 GIB = 2**30
+_HOST = CPU()
 
 
 class StatePool:
@@ -40,6 +46,36 @@ class StatePool:
                 f"num_slots + prefix_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of "
                 f"memory on {device}, which is not free: {error}"
             ) from None
+
+    def read(self, slots: I64) -> SlotStates:
+        """What these slots hold, copied to the host; neighbours are copied together."""
+        states = np.empty((len(slots), self.states.shape[1]), np.float32)
+        last_tokens = np.empty(len(slots), np.int32)
+        for begin, end, first in _runs(slots):
+            last = first + end - begin
+            states[begin:end] = self.states[first:last, :].copy(_HOST).to_numpy()
+            last_tokens[begin:end] = self.last_token[first:last].copy(_HOST).to_numpy()
+        return SlotStates(states, last_tokens)
+
+    def write(self, slots: I64, states: SlotStates) -> None:
+        """The other way round."""
+        for begin, end, first in _runs(slots):
+            last = first + end - begin
+            rows, tokens = states.states[begin:end], states.last_tokens[begin:end]
+            self.states[first:last, :].inplace_copy_from(_buffer(rows))
+            self.last_token[first:last].inplace_copy_from(_buffer(tokens))
+
+
+def _runs(slots: I64) -> Iterator[tuple[int, int, int]]:
+    """Where slots that follow each other begin and end in the list, and the first of them."""
+    breaks = np.flatnonzero(np.diff(slots) != 1) + 1
+    edges = [0, *breaks.tolist(), len(slots)] if len(slots) else [0]
+    for begin, end in pairwise(edges):
+        yield begin, end, int(slots[begin])
+
+
+def _buffer(array: npt.NDArray[Any]) -> Buffer:
+    return Buffer.from_numpy(np.ascontiguousarray(array))
 
 
 def slot_bytes(config: ModelConfig) -> int:

@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
 from engine.client import EngineClient
-from engine.errors import IdInUse
+from engine.errors import IdInUse, InvalidRequest
 from server import metrics
 from server.bodies import json_reply
 from server.generation import Generation
@@ -66,10 +66,12 @@ class Answers:
         if generation.request.stream:
             events = self._events(generation, shape)
             return EventStream(await anext(events), events)
-        return json_reply(await self._whole(generation, shape))
+        return json_reply(await self.whole(generation, shape))
 
-    async def _whole(self, generation: Generation, shape: Shape) -> bytes:
-        """The reply in one piece."""
+    async def whole(self, generation: Generation, shape: Shape) -> bytes:
+        """The reply in one piece, of a request that asks for no stream. Raises as `respond`."""
+        if generation.request.stream:
+            raise InvalidRequest("stream must be false here, got true", "stream")
         parts: dict[int, list[Delta]] = {}
         choices = [_NOTHING] * generation.num_choices
         with self._claimed(generation):

@@ -38,6 +38,7 @@ from server.openapi import Body, Operation
 from server.replies import Usage
 from server.responses import WhileConnected
 from server.sample import Delta
+from server.sender import Sender, of_current_request
 from server.text import Text
 
 OPERATIONS = (
@@ -77,19 +78,30 @@ class Chat:
 
     async def answer(self, body: bytes) -> Response:
         """The reply to a body. Raises the RequestError to answer with."""
+        generation = await self._start(body, f"chatcmpl-{uuid.uuid4().hex}", of_current_request())
+        return await self._answers.respond(generation, self._shape(generation))
+
+    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+        """The JSON of the reply to a body that asks for no stream, for someone who has no
+        connection. Raises the SRMError to answer with."""
+        generation = await self._start(body, id, sender)
+        return await self._answers.whole(generation, self._shape(generation))
+
+    async def _start(self, body: bytes, id: str, sender: Sender) -> Generation:
         request = parse_chat(body)
         self._models.check(request.model)
         prompt = await render(self._template, request.conversation)
         completion = request.as_completion(prompt, self._text.model.n_ctx)
         try:
-            generation = await self._completions.start(f"chatcmpl-{uuid.uuid4().hex}", completion)
+            return await self._completions.start(id, completion, sender)
         except RequestError as error:
             if error.param == "prompt":  # which the messages made
                 error.param = "messages"
             raise
+
+    def _shape(self, generation: Generation) -> ChatShape:
         fingerprint = self._client.status.fingerprint if self._client.status else None
-        shape = ChatShape(generation, self._text, self._models.name, fingerprint)
-        return await self._answers.respond(generation, shape)
+        return ChatShape(generation, self._text, self._models.name, fingerprint)
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str:

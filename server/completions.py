@@ -31,6 +31,7 @@ from server.rendering import Choices, Pieces, Template
 from server.replies import Choice, Completion, Packed, PromptLogprob, Usage
 from server.responses import WhileConnected
 from server.sample import Delta
+from server.sender import Sender, of_current_request
 from server.text import Text
 
 OPERATIONS = (
@@ -71,19 +72,28 @@ class Completions:
 
     async def answer(self, body: bytes) -> Response:
         """The reply to a body. Raises the RequestError to answer with."""
-        generation = await self.start(f"cmpl-{uuid.uuid4().hex}", parse_completion(body))
-        fingerprint = self._client.status.fingerprint if self._client.status else None
-        shape = CompletionShape(
-            generation, self._text, self._models.name, fingerprint, self._pieces, self._template
-        )
-        return await self._answers.respond(generation, shape)
+        request, id = parse_completion(body), f"cmpl-{uuid.uuid4().hex}"
+        generation = await self.start(id, request, of_current_request())
+        return await self._answers.respond(generation, self._shape(generation))
 
-    async def start(self, id: str, request: CompletionRequest) -> Generation:
+    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+        """The JSON of the reply to a body that asks for no stream, for someone who has no
+        connection. Raises the SRMError to answer with."""
+        generation = await self.start(id, parse_completion(body), sender)
+        return await self._answers.whole(generation, self._shape(generation))
+
+    async def start(self, id: str, request: CompletionRequest, sender: Sender) -> Generation:
         """Make a request ready to run. Raises the RequestError to answer with."""
         self._models.check(request.model)
         self._check_fits(request)
         prompts = await encode_prompts(request, self._text)
-        return Generation(id, request, prompts, self._text)
+        return Generation(id, request, prompts, self._text, sender)
+
+    def _shape(self, generation: Generation) -> CompletionShape:
+        fingerprint = self._client.status.fingerprint if self._client.status else None
+        return CompletionShape(
+            generation, self._text, self._models.name, fingerprint, self._pieces, self._template
+        )
 
     def _check_fits(self, request: CompletionRequest) -> None:
         """Refuse what the engine could not take even when idle: a retry would not help."""

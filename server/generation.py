@@ -31,6 +31,7 @@ from server.ranking import Ranking
 from server.replies import PromptTokensDetails, Usage
 from server.sample import Delta, Sample, StopStrings, join
 from server.sampling import sampling_params
+from server.sender import Sender
 from server.text import Text
 from server.watch import Watch
 
@@ -46,7 +47,12 @@ class Generation:
     """
 
     def __init__(
-        self, id: str, request: CompletionRequest, prompts: list[bytes], text: Text
+        self,
+        id: str,
+        request: CompletionRequest,
+        prompts: list[bytes],
+        text: Text,
+        sender: Sender,
     ) -> None:
         """`id` is like no other; `prompts` are token ids, int32 little-endian, from
         `encode_prompts`."""
@@ -56,11 +62,12 @@ class Generation:
         self._engine_id = id
         self.request = request
         self.prompts = [Prompt(prompt, request, text) for prompt in prompts]
-        self.created_unix = int(time.time())
+        self.created_unix = int(time.time()) if sender.created_unix is None else sender.created_unix
         self.started = time.monotonic()
         self.first_output: float | None = None
         self.completion_tokens = 0
         self._text = text
+        self._sender = sender
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stops = StopStrings(request.stops) if request.stops else None
         self._params = sampling_params(request, text)
@@ -153,24 +160,32 @@ class Generation:
     def _requests(self) -> list[Request]:
         """To the engine; those of `_asked` prompts."""
         request, found = self.request, []
-        has_alternatives = bool(self._params.logprobs)
+        sender, has_alternatives = self._sender, bool(self._params.logprobs)
         is_stream = request.stream or self._stops or has_alternatives
+        in_outputs = has_alternatives or sender.durable  # of which columns know nothing
         for prompt in self._asked:
-            params = msgspec.structs.replace(self._params, seed=self._seed())
+            params = msgspec.structs.replace(self._params, seed=self._seed(prompt))
             found.append(
                 Request(
                     id=f"{self._engine_id}-{prompt}",
                     prompt_token_ids=self.prompts[prompt].token_ids,
                     params=params,
-                    priority=-request.priority,  # ours is the other way round
-                    emit="delta" if has_alternatives else "columns" if is_stream else "final",
+                    # The client's is the other way round.
+                    priority=sender.priority - request.priority,
+                    emit="final" if not is_stream else "delta" if in_outputs else "columns",
+                    share=sender.share,
+                    weight=sender.weight,
+                    durable=sender.durable,
                 )
             )
         return found
 
-    def _seed(self) -> int:
+    def _seed(self, prompt: int) -> int:
         given = self.request.seed
-        return secrets.randbits(64) if given is None else given % 2**64
+        if given is None:
+            drawn = self._sender.seed(self._engine_id, prompt)
+            return secrets.randbits(64) if drawn is None else drawn
+        return given % 2**64
 
     def _without_engine(self) -> list[Delta]:
         """Of prompts of which nothing is wanted that takes an engine."""

@@ -16,10 +16,12 @@ from engine.batch import (
     F32,
     FROM_DEVICE,
     I32,
+    I64,
     SAMPLED,
     Batch,
     Edits,
     Scores,
+    SlotStates,
     Span,
     StepResult,
 )
@@ -59,6 +61,18 @@ class NumpyRunner:
         launched = NumpyLaunched(self, batch)
         self._launched.append(launched)
         return launched
+
+    def read_slots(self, slots: I64) -> SlotStates:
+        self._run_all()
+        return SlotStates(self._states[slots], self._last_token[slots])
+
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        self._run_all()
+        self._states[slots], self._last_token[slots] = states.states, states.last_tokens
+
+    def _run_all(self) -> None:
+        if self._launched:
+            self.run_until(self._launched[-1])
 
     def run_until(self, launched: NumpyLaunched) -> None:
         while launched.result is None:

@@ -19,6 +19,7 @@ ENGINE_ORDER = (
     "records",
     "messages",
     "batch",
+    "parked",
     "news",
     "metrics",
     "prefixes",

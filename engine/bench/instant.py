@@ -12,7 +12,7 @@ import sys
 import msgspec
 import numpy as np
 
-from engine.batch import Batch, StepResult
+from engine.batch import I64, Batch, SlotStates, StepResult
 from engine.config import EngineConfig, ModelConfig, load
 from engine.engine import Engine
 from engine.errors import SRMError
@@ -42,6 +42,12 @@ class InstantRunner:
         window = self._steps % (len(self._tokens) // 2)
         rows = slice(window, window + batch.num_decode)
         return InstantStep(StepResult(self._tokens[rows], self._logprobs[rows]))
+
+    def read_slots(self, slots: I64) -> SlotStates:
+        return SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
+
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        """It has none."""
 
 
 class InstantStep:

@@ -10,6 +10,7 @@ import pytest
 from max.driver import CPU
 
 from engine import memory
+from engine.batch import SlotStates
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.slots import SlotTable
@@ -77,3 +78,20 @@ def test_a_system_that_does_not_say_has_what_it_has(
 ) -> None:
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nothing")
     assert memory.available_memory() > 2**28
+
+
+def test_slots_are_read_and_written_in_any_order() -> None:
+    pool, rng = StatePool(TINY, 10, CPU()), np.random.default_rng(0)
+    written = SlotStates(
+        rng.random((5, TINY.state_width), np.float32), np.arange(5, dtype=np.int32)
+    )
+    slots = np.array([7, 8, 9, 1, 4])
+    pool.write(slots, written)
+    order = np.array([4, 3, 0, 2, 1])
+    found = pool.read(slots[order])
+    np.testing.assert_array_equal(found.states, written.states[order])
+    np.testing.assert_array_equal(found.last_tokens, order)
+    others = pool.read(np.array([0, 2, 3, 5, 6]))
+    assert not others.states.any()
+    assert not others.last_tokens.any()
+    assert len(pool.read(np.empty(0, np.int64))) == 0

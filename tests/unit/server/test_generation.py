@@ -17,6 +17,7 @@ from engine.streams import Streams
 from server.generation import Generation
 from server.protocol import parse_completion
 from server.sample import Delta
+from server.sender import Sender
 from server.text import Text
 
 STATUS = Status(
@@ -74,7 +75,12 @@ def as_columns(request: Request) -> Outputs:
     return Outputs([], columns)
 
 
-async def run(text_model: Path, **fields: Any) -> tuple[Scripted, Generation, list[Delta]]:
+NOBODY = Sender()
+
+
+async def run(
+    text_model: Path, sender: Sender = NOBODY, **fields: Any
+) -> tuple[Scripted, Generation, list[Delta]]:
     request = parse_completion(json.dumps({"prompt": [[5, 6], [7]], **fields}).encode())
     client = Scripted()
     generation = Generation(
@@ -82,6 +88,7 @@ async def run(text_model: Path, **fields: Any) -> tuple[Scripted, Generation, li
         request,
         [array("i", ids).tobytes() for ids in request.prompt if isinstance(ids, list)],
         Text(text_model),
+        sender,
     )
     deltas = [delta async for news in generation.deltas(client) for delta in news]
     return client, generation, deltas
@@ -128,3 +135,17 @@ async def test_the_engine_never_hears_the_clients_id(text_model: Path) -> None:
     client, generation, _ = await run(text_model, request_id="again")
     assert generation.id == "again"
     assert [request.id for request in client.requests] == ["made-0", "made-1"]
+
+
+async def test_what_lasts_is_drawn_from_its_id(text_model: Path) -> None:
+    sender = Sender(share="a", weight=2.0, priority=-5, durable=True, created_unix=77)
+    client, generation, _ = await run(text_model, sender, priority=1)
+    again, _, _ = await run(text_model, sender, priority=1)
+    assert client.requests == again.requests
+    assert len({request.params.seed for request in client.requests}) == 2
+    first = client.requests[0]
+    assert (first.share, first.weight, first.priority, first.durable) == ("a", 2.0, -6, True)
+    assert (first.emit, generation.created_unix) == ("final", 77)
+    with_stops, _, _ = await run(text_model, sender, stop=["x"], seed=-1)
+    assert {request.emit for request in with_stops.requests} == {"delta"}
+    assert {request.params.seed for request in with_stops.requests} == {2**64 - 1}
