@@ -113,6 +113,12 @@ class SequenceGroup:
         return self.fills[0].length if self.fills else len(self.prompt) - 1
 
     @property
+    def is_resumable(self) -> bool:
+        """Its caller sends it again, and what its samples said can be told again: it is kept."""
+        params = self.request.params
+        return self.request.durable and params.prompt_logprobs is None and not params.logprobs
+
+    @property
     def is_scored(self) -> bool:
         return self.request.params.prompt_logprobs is not None
 
