@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,8 @@ PARTIAL = NAME + ".partial"
 """The file that is being written, or that a killed engine left: the next one writes over it."""
 
 
-class Record(NamedTuple):
-    """What a snapshot has of a request."""
-
-    request: Request
-    parked: Parked
+Record = tuple[Request, Parked]
+"""What a snapshot has of a request."""
 
 
 class SnapshotWriter:
@@ -81,11 +78,11 @@ class SnapshotWriter:
 
         A later record of a request tells more of it, or anew of samples that an earlier one has.
         """
-        parts = [record.parked for record in records]
+        parts = [parked for _, parked in records]
         counts = [len(part) for part in parts]
         begins = np.cumsum([0, *counts]).tolist()
         number = len(self._chunks)
-        self._records += [(one.request.id, digest(one.request)) for one in records]
+        self._records += [(request.id, digest(request)) for request, _ in records]
         self._places += [
             (number, begin, count) for begin, count in zip(begins, counts, strict=False)
         ]

@@ -55,6 +55,8 @@ ENGINE_ORDER = (
     "watchdog",
     "snapshot",
     "snapshot_writer",
+    "capture",
+    "durable",
     "process",
     "token_queues",
     "token_table",
