@@ -77,6 +77,7 @@ ENGINE_ORDER = (
     "bench.instant",
     "bench.simulate",
     "bench.prefix",
+    "bench.snapshot",
     "__main__",
 )
 """A file of engine/ imports only files before it."""
