@@ -84,10 +84,10 @@ class Engine:
             metrics.SEQUENCES.labels("abort").inc(ended)
             self._publish()  # there may be no further step to do it
 
-    def stop(self, request_id: str, indices: I32) -> None:
+    def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
         """End these samples of a request; no further word of them follows. See StopSamples."""
         requests = self.scheduler.num_requests
-        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices))
+        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices, cut))
         metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
         self._publish()  # there may be no further step to do it
 

@@ -189,7 +189,8 @@ class EngineProcess:
         if self._owner.get(message.id) != client:
             return
         whole = len(message.indices) - len(message.indices) % 4
-        self._engine.stop(message.id, np.frombuffer(message.indices[:whole], "<i4"))
+        indices = np.frombuffer(message.indices[:whole], "<i4")
+        self._engine.stop(message.id, indices, message.cut)
         if not self._engine.has_request(message.id):
             del self._owner[message.id]
 

@@ -121,30 +121,49 @@ class Scheduler:
         self.latencies.abort(group)
         return group.unfinished
 
-    def stop(self, request_id: str, indices: I32) -> int:
+    def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; how many there were to end.
 
-        As with `abort`, a step under way may still write these slots. Costs what is ended, not n.
+        And with `cut` all samples from that index on, those that have not started included. As with
+        `abort`, a step under way may still write these slots. Costs what is ended, not n.
         """
         group = self._by_id.get(request_id)
         if group is None:
             return 0
         table = self.table
-        within = np.unique(indices[(indices >= 0) & (indices < group.started)]).astype(np.int64)
+        within = indices[(indices >= 0) & (indices < group.started)].astype(np.int64)
+        unstarted = 0
+        if cut is not None:
+            within = np.append(within, np.arange(max(cut, 0), group.started))
+            unstarted = group.to_start - max(cut, group.started)
+        within = np.unique(within)
         slots = group.slots[within].astype(np.int64)
         slots = slots[table.sequence_id[slots] == group.first_id + within]
         lengths = table.position[slots] - table.first_position[slots]
         self.latencies.end(slots, table.first_id[slots], lengths)
-        if len(slots) == group.unfinished:
+        count = len(slots) + max(0, unstarted)
+        if count == group.unfinished:
             self._drop(group)
             self.latencies.finish(group)
-            return len(slots)
+            return count
+        if unstarted > 0:
+            self._start_no_more(group, unstarted)
         if group.prefix is not None:
             unforked = table.position[slots] == table.first_position[slots]
             self._count_forks(group, int(np.count_nonzero(unforked)))
         table.free(slots)
-        group.unfinished -= len(slots)
-        return len(slots)
+        group.unfinished -= count
+        return count
+
+    def _start_no_more(self, group: SequenceGroup, count: int) -> None:
+        """The last `count` sequences of those that a group is to start, of more that there are."""
+        group.to_start -= count
+        self.num_waiting -= count
+        if not group.unstarted:
+            self.waiting_bytes -= group.num_bytes
+            self._forking.discard(group)
+            if group.prefix is not None and not group.unforked:
+                self._prefill.release(group)
 
     def take_columns(self) -> list[NewTokens]:
         """What sequences with `emit` = "columns" have new since the last time, step by step."""
