@@ -13,7 +13,7 @@ import re2
 
 from engine.errors import InvalidRequest
 
-MAX_PROGRAM = 2_000
+MAX_PROGRAM = 5_000
 """Most instructions that a pattern may become, searched forwards or backwards."""
 _MAX_MEMORY = 1 << 20
 """Bytes that a pattern and what is remembered while searching may take."""
@@ -89,4 +89,5 @@ class Pattern:
 
 def _refused(source: str, reason: str) -> InvalidRequest:
     shown = source if len(source) <= 80 else source[:80] + "…"
-    return InvalidRequest(f"until.match = {shown!r} is not taken: {reason}", "until")
+    why = reason if len(reason) <= 160 else reason[:160] + "…"
+    return InvalidRequest(f"until.match = {shown!r} is not taken: {why}", "until")
