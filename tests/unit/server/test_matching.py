@@ -1,4 +1,4 @@
-"""Regular expressions of requests: refused with a reason, or done in time that grows with the text."""
+"""Regular expressions of requests: refused with a reason, or searched in linear time."""
 
 from __future__ import annotations
 

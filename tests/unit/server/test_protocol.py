@@ -9,10 +9,10 @@ import pytest
 
 from engine.errors import InvalidRequest
 from server.fields import (
-    MAX_CHOICES,
     StreamOptions,
 )
 from server.protocol import ABOUT_TEXT, CompletionRequest, parse_completion
+from server.until import MAX_CHOICES
 
 
 def parse(**fields: Any) -> CompletionRequest:

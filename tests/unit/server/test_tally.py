@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_kept_sample_counts_with_all_that_is_in_it() -> None:
 async def test_the_source_goes_on_while_nobody_takes() -> None:
     made: list[int] = []
 
-    async def source():  # type: ignore[no-untyped-def]
+    async def source() -> AsyncGenerator[int, None]:
         for number in range(5):
             made.append(number)
             yield number
@@ -70,7 +71,7 @@ async def test_the_source_goes_on_while_nobody_takes() -> None:
 async def test_what_the_source_raises_comes_after_all_it_made() -> None:
     closed = []
 
-    async def source():  # type: ignore[no-untyped-def]
+    async def source() -> AsyncGenerator[int, None]:
         try:
             yield 1
             raise ValueError("no more")
@@ -87,7 +88,7 @@ async def test_what_the_source_raises_comes_after_all_it_made() -> None:
 async def test_who_leaves_early_ends_the_source() -> None:
     closed = []
 
-    async def source():  # type: ignore[no-untyped-def]
+    async def source() -> AsyncGenerator[int, None]:
         try:
             yield 1
             await asyncio.Event().wait()
