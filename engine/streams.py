@@ -55,6 +55,7 @@ class Stream:
         self._size = self.unfinished
         self._first = streams.table.open(self._size, number)
         self._ids = [request.id for request in requests]
+        self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
         self._outputs: list[tuple[int, Output]] = []
         self._error: SRMError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -108,9 +109,10 @@ class Stream:
         Nothing more comes of them, not even what has come and was not taken: the number of tokens
         that is.
         """
-        first, size = self._first + place * self.n + end, self.n - end
-        if not size:
+        first, size = self._first + place * self.n + end, self._ends[place] - end
+        if size <= 0:
             return 0
+        self._ends[place] = end
         table = self._streams.table
         outputs, self._outputs = self._outputs, []
         dropped: list[Output] = []

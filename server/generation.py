@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -20,12 +21,12 @@ from engine.news import News, slices
 from engine.streams import Delivery, Stream
 from server.asking import Asking, wants_whole
 from server.backlog import Backlog, taken
-from server.packed import PackedSample
+from server.feeding import Feeding
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
 from server.ranking import Ranking
 from server.replies import PromptTokensDetails, Samples, Usage
-from server.sample import Delta, Sample, StopStrings, join
+from server.sample import Delta, StopStrings, join
 from server.sampling import sampling_params
 from server.sender import Sender
 from server.text import Text
@@ -66,15 +67,13 @@ class Generation:
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stops = StopStrings(request.stops) if request.stops else None
         self._params = sampling_params(request, text)
+        self._feeding = Feeding(request, prompts, text, self._params, self._stops)
         self._asking = Asking(id, request, self._params, sender)
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
         )
         self._wholes = Wholes(request, len(prompts))
         self._stream: Stream | None = None
-        self._received_tokens = 0
-        self._samples: dict[int, Sample | PackedSample] = {}  # from their first output to the last
-        self._is_over = bytearray(len(prompts) * request.num_samples)  # bool by sample
         self._cached_tokens = [0] * len(prompts)
         self._cached_in_columns: list[int] = []
         is_scored = self._params.prompt_logprobs is not None
@@ -87,7 +86,7 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         """So far; where not all samples need be in the reply, of those that are."""
-        return self._wholes.num_tokens if self.request.ends_early else self._received_tokens
+        return self._wholes.num_tokens if self.request.ends_early else self._feeding.num_tokens
 
     @property
     def num_choices(self) -> int:
@@ -115,7 +114,7 @@ class Generation:
     @property
     def discarded_tokens(self) -> int:
         """That have come of samples which are not in the reply, or not known to be, so far."""
-        return self._received_tokens - self.completion_tokens
+        return self._feeding.num_tokens - self.completion_tokens
 
     @property
     def samples(self) -> list[Samples] | UnsetType:
@@ -153,7 +152,7 @@ class Generation:
                 await stream.wait()
                 delivery = stream.take()
                 self._note(stream, delivery)
-                self._received_tokens += len(delivery.news.token_ids)
+                self._feeding.num_tokens += len(delivery.news.token_ids)
                 yield delivery.news
 
     async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
@@ -176,7 +175,7 @@ class Generation:
                 async for delivery in deliveries:
                     self._note(stream, delivery)
                     for outputs in self._in_parts(delivery):
-                        if deltas := self._feed(outputs):
+                        if deltas := self._feeding.feed(outputs):
                             yield deltas
                         await asyncio.sleep(0)  # a request of many completions is not alone here
 
@@ -196,21 +195,18 @@ class Generation:
                 if finished:
                     certain = await self._wholes.take(finished)
                     self._stop_others()
-                    if certain:
-                        yield certain
-        rest = self._wholes.rest()
-        for begin in range(0, len(rest), _AT_ONCE):
-            yield rest[begin : begin + _AT_ONCE]
+                    for part in _parts(certain):
+                        yield part
+        for part in _parts(self._wholes.rest()):
+            yield part
 
     def _stop_others(self) -> None:
         """End the samples that are known not to be in the reply."""
         n = self.request.num_samples
-        for prompt, end in self._wholes.ends():
+        for prompt, begin, end in self._wholes.unneeded():
             assert self._stream is not None, "samples without tokens do not match"
-            self._received_tokens += self._stream.cut(self._asked.index(prompt), end)
-            for index in range(prompt * n + end, (prompt + 1) * n):
-                self._is_over[index] = True
-                self._samples.pop(index, None)
+            unread = self._stream.cut(self._asked.index(prompt), begin)
+            self._feeding.cut(prompt * n + begin, prompt * n + end, unread)
 
     @property
     def _can_wait(self) -> bool:
@@ -222,7 +218,7 @@ class Generation:
         asked, samples = set(self._asked), range(self.request.num_samples)
         idle = (prompt for prompt in range(len(self.prompts)) if prompt not in asked)
         indices = [prompt * len(samples) + sample for prompt in idle for sample in samples]
-        return self._feed([(i, Output("", i, finish_reason="length")) for i in indices])
+        return self._feeding.feed([(i, Output("", i, finish_reason="length")) for i in indices])
 
     def _note(self, stream: Stream, delivery: Delivery) -> None:
         """Raises StepFailed if the model broke."""
@@ -253,8 +249,7 @@ class Generation:
             for place, output in delivery.outputs
             if output.index != PROMPT
         ]
-        for begin in range(0, len(outputs), _AT_ONCE):
-            yield outputs[begin : begin + _AT_ONCE]
+        yield from _parts(outputs)
         for news in slices(delivery.news, _AT_ONCE):
             yield [
                 (
@@ -272,38 +267,11 @@ class Generation:
                 )
             ]
 
-    def _feed(self, outputs: list[tuple[int, Output]]) -> list[Delta]:
-        fresh: dict[int, list[Delta]] = {}
-        for index, output in outputs:
-            if self._is_over[index]:  # by a stop string, before this came, or not needed
-                continue
-            sample = self._sample(index)
-            delta = sample.feed(output)
-            self._received_tokens += delta.num_tokens
-            fresh.setdefault(index, []).append(delta)
-            if sample.finished:
-                self._is_over[index] = True
-                del self._samples[index]
-        return [join(deltas) for deltas in fresh.values()]
 
-    def _sample(self, index: int) -> Sample | PackedSample:
-        sample = self._samples.get(index)
-        if sample is None:
-            prompt = index // self.request.num_samples
-            sample = self._samples[index] = self._new_sample(prompt, index)
-        return sample
+_Part = TypeVar("_Part")
 
-    def _new_sample(self, prompt: int, index: int) -> Sample | PackedSample:
-        request = self.request
-        if request.return_packed:
-            return PackedSample(index, self._params.stop_token_ids)
-        return Sample(
-            index,
-            self._text,
-            self._stops,
-            self._params.stop_token_ids,
-            has_offsets=request.logprobs is not None,
-            echo=self.prompts[prompt].token_ids if request.echo else b"",
-            with_special=not request.skip_special_tokens,
-            keeps_stop=request.include_stop_str_in_output,
-        )
+
+def _parts(items: list[_Part]) -> Iterator[list[_Part]]:
+    """In lists of at most _AT_ONCE."""
+    for begin in range(0, len(items), _AT_ONCE):
+        yield items[begin : begin + _AT_ONCE]

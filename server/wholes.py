@@ -64,12 +64,14 @@ class Wholes:
             self._tallies[sample.index // self._request.n].add(sample)
         return []
 
-    def ends(self) -> Iterator[tuple[int, int]]:
-        """Prompts of which fewer samples are needed than was told before, and how many."""
+    def unneeded(self) -> Iterator[tuple[int, int, int]]:
+        """Samples begin … end - 1 of a prompt that are known since the last time not to be in the
+        reply: prompt, begin, end."""
         for prompt, draw in enumerate(self._draws or ()):
-            if draw.end < self._told_ends[prompt]:
+            end = self._told_ends[prompt]
+            if draw.end < end:
                 self._told_ends[prompt] = draw.end
-                yield prompt, draw.end
+                yield prompt, draw.end, end
 
     def rest(self) -> list[Delta]:
         """The choices that are known only when all have finished."""
