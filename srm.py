@@ -23,7 +23,7 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `snapshot`, `precision`, `samples`, `http`, `text` or `server`
+            `snapshot`, `precision`, `samples`, `until`, `http`, `text` or `server`
 
 `srm COMMAND --help` explains each.
 """
@@ -39,6 +39,7 @@ BENCHMARKS = {
     "snapshot": "engine.bench.snapshot",
     "precision": "training.precision",
     "samples": "training.many_samples",
+    "until": "training.until",
     "http": "server.bench",
     "text": "server.bench_text",
     "server": "server.bench_server",
@@ -56,7 +57,7 @@ SETTINGS = """
   data_dir
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
-  problems samples temperature
+  problems samples counts temperature
   demo_model random_widths dtypes repetitions seconds
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens

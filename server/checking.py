@@ -52,15 +52,23 @@ def checked(
             _check_neutral(name, value, neutral[name])
         else:
             raise InvalidRequest(f"{name!r} is not a field of this request", name)
-    request = kind(**fields)
+    names = _attributes(kind)
+    request = kind(**{names[name]: value for name, value in fields.items()})
     request.check()
     return request
 
 
 @cache
 def hints_of(kind: type[Fields]) -> dict[str, Any]:
-    """The annotation of every field, whole."""
-    return get_type_hints(kind, include_extras=True)
+    """The annotation of every field, whole, by its name on the wire."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+
+
+@cache
+def _attributes(kind: type[Fields]) -> dict[str, str]:
+    """What each field is called here, by its name on the wire."""
+    return {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
 
 
 def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:

@@ -10,13 +10,13 @@ import uuid
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Raw
+from msgspec import UNSET, Raw
 from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.errors import InvalidRequest
 from server import packed
-from server.answers import Answers, UsageField
+from server.answers import Answers, SamplesField, UsageField
 from server.bodies import read_body
 from server.fields import (
     NEUTRAL,
@@ -28,7 +28,15 @@ from server.openapi import Body, Operation
 from server.prompts import encode_prompts
 from server.protocol import PROMPT_FORMS, CompletionRequest, parse_completion
 from server.rendering import Choices, Pieces, Template
-from server.replies import Choice, Completion, Packed, PromptLogprob, Usage
+from server.replies import (
+    Choice,
+    Completion,
+    Counted,
+    Packed,
+    PromptLogprob,
+    Samples,
+    Usage,
+)
 from server.responses import WhileConnected
 from server.sample import Delta
 from server.sender import Sender, of_current_request
@@ -46,7 +54,7 @@ OPERATIONS = (
         ),
         reply=Completion,
         events=Completion,
-        parts=(Choice, PromptLogprob, Packed),
+        parts=(Choice, PromptLogprob, Packed, Samples, Counted),
         errors=(404, 409, 504),
     ),
 )
@@ -137,8 +145,11 @@ class CompletionShape:
     def choice(self, whole: Delta) -> Raw:
         return Raw(_encode(self._choice(whole)))
 
-    def reply(self, choices: list[Raw], usage: Usage) -> bytes:
-        return self.event(choices, usage)
+    def whole_news(self, whole: Delta) -> Raw:
+        return self.choice(whole)
+
+    def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
+        return self.event(choices, usage, samples)
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         choices = [
@@ -153,16 +164,18 @@ class CompletionShape:
         stops = generation.request.stop_token_ids
         return Choices(self._pieces, self._template, generation.num_choices, stops)
 
-    def event(self, choices: list[Raw], usage: UsageField) -> bytes:
-        if isinstance(usage, Usage):
-            return self._encode(choices, usage)
+    def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
+        if isinstance(usage, Usage) or samples is not UNSET:
+            return self._encode(choices, usage, samples)
         if usage not in self._frames:  # what is around the choices is always the same
             begin, end = self._encode([_CHOICES], usage).split(_CHOICES)
             self._frames[usage] = (begin, end)
         begin, end = self._frames[usage]
         return b"%b%b%b" % (begin, b",".join(map(bytes, choices)), end)
 
-    def _encode(self, choices: list[Raw], usage: UsageField) -> bytes:
+    def _encode(
+        self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET
+    ) -> bytes:
         return _encode(
             Completion(
                 id=self._generation.id,
@@ -171,6 +184,7 @@ class CompletionShape:
                 choices=choices,
                 usage=usage,
                 system_fingerprint=self._fingerprint,
+                samples=samples,
             )
         )
 
@@ -181,6 +195,8 @@ class CompletionShape:
             text=delta.text,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
+            matched=UNSET if delta.matched is None else delta.matched,
+            count=UNSET if delta.count is None else delta.count,
         )
         prompt = self._generation.prompt_of(delta.index)
         if request.return_packed:

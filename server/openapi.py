@@ -209,12 +209,12 @@ def _request(body: Body) -> dict[str, Schema]:
             filter(None, [meaning, f"Allowed: {allowed}." if allowed else None])
         )
         if field.required:
-            required.append(field.name)
+            required.append(field.encode_name)
         elif field.default_factory is not NODEFAULT:
             schema["default"] = field.default_factory()
         else:
             schema["default"] = field.default
-        properties[field.name] = schema
+        properties[field.encode_name] = schema
         parts += [part for form in forms for part in _structs(form)]
     for name, values in body.neutral.items():
         only = "Accepted only at a value that asks for nothing."

@@ -39,11 +39,14 @@ from server import (
     conversation,
     dashboard,
     fields,
+    matching,
     protocol,
     replies,
     scrape,
+    tally,
     template_process,
     tokenize,
+    until,
 )
 from server.app import create_app
 from server.bench import HttpBenchConfig
@@ -61,6 +64,7 @@ from training.evaluate import EvaluateConfig
 from training.many_samples import SamplesBenchConfig
 from training.precision import PrecisionConfig
 from training.pretrain import TrainConfig
+from training.until import UntilBenchConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
@@ -82,6 +86,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Server benchmark": (ServerBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
+    "Until benchmark": (UntilBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""
@@ -225,8 +230,10 @@ def described(hint: Any) -> str | None:
 def test_every_request_field_is_there_with_what_is_allowed() -> None:
     hints = get_type_hints(protocol.CompletionRequest, include_extras=True)
     found = rows("api.md", "Fields that are honoured")
-    assert sorted(row[0].strip("`") for row in found) == sorted(hints)
-    fields_by_name = {one.name: one for one in msgspec.structs.fields(protocol.CompletionRequest)}
+    fields_by_name = {
+        one.encode_name: one for one in msgspec.structs.fields(protocol.CompletionRequest)
+    }
+    assert sorted(row[0].strip("`") for row in found) == sorted(fields_by_name)
     for row in found:
         field = fields_by_name[row[0].strip("`")]
         if not field.required and field.default is not None:
@@ -294,6 +301,8 @@ def test_stream_options_are_there() -> None:
         ("PromptLogprob", replies.PromptLogprob),
         ("Packed", replies.Packed),
         ("Usage", replies.Usage),
+        ("Samples", replies.Samples),
+        ("Counted", replies.Counted),
         ("ModelList", replies.ModelList),
         ("ModelCard", replies.ModelCard),
         ("ChatCompletion", chat_replies.ChatCompletion),
@@ -321,6 +330,8 @@ def test_limits_are_what_they_are() -> None:
     assert fields.MAX_BAD_WORD_LENGTH == fields.MAX_STOP_LENGTH
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
+    assert f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |" in text
+    assert f"| {tally.MAX_DISTINCT_BYTES // 2**20} MiB |" in text
     assert f"| messages of a chat | {conversation.MAX_MESSAGES} |" in text
     assert f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB " in text
     assert f" {tokenize.MAX_CHARACTERS} characters " in text
@@ -468,9 +479,13 @@ def test_the_refusal_shown_is_the_one_that_comes(server: Server) -> None:
     assert json.loads(answer) == json.loads(shown_answer)
 
 
-def test_python_examples_run_one_after_the_other(server: Server) -> None:
-    script = here("\n".join(blocks("api.md", "python test")), server)
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [("api.md", "n invalid_request Error code: 400"), ("many-samples.md", "drawn")],
+)
+def test_python_examples_run_one_after_the_other(server: Server, page: str, said: str) -> None:
+    script = here("\n".join(blocks(page, "python test")), server)
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
-    assert "n invalid_request Error code: 400" in done.stdout
+    assert said in done.stdout
