@@ -27,6 +27,7 @@ from server.openapi import Operation
 from server.responses import WhileConnected
 from server.sender import of_current_request
 from server.store import Store
+from server.store_database import translated
 from server.store_records import FileRecord
 from server.upload_form import UploadForm
 from server.uploads import Uploads
@@ -200,10 +201,12 @@ class Files:
         return Download(file, record.num_bytes, id, record.filename, self._threads)
 
     def _open(self, id: str) -> BinaryIO:
-        try:
-            return self._store.path_of(id).open("rb", buffering=0)
-        except FileNotFoundError:  # deleted since
-            raise _not_found(id) from None
+        path = self._store.path_of(id)
+        with translated(self._store.folder):
+            try:
+                return path.open("rb", buffering=0)
+            except FileNotFoundError:  # deleted since
+                raise _not_found(id) from None
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
