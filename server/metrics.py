@@ -59,3 +59,9 @@ REQUEST_COMPLETION_TOKENS = Histogram(
 REQUEST_CHOICES = Histogram(
     "srm_request_params_n", "Completions asked for by a request.", buckets=_COUNTS
 )
+FILES_BYTES = Gauge(
+    "srm_files_bytes",
+    "What all files count for in quotas, those of batches included.",
+    multiprocess_mode="mostrecent",
+)
+BATCHES = Gauge("srm_batches", "Batches by status.", ("status",), multiprocess_mode="mostrecent")
