@@ -16,6 +16,7 @@ from engine.errors import IdInUse, Overloaded, RequestError, SRMError, TimedOut
 from server.errors import INTERNAL, body_of, status_of
 from server.replies import Usage
 from server.sender import Sender
+from server.store_records import LineError
 
 URLS = ("/v1/completions", "/v1/chat/completions")
 """What a line may ask."""
@@ -39,15 +40,6 @@ class BatchLine(NamedTuple):
     body: bytes
     size: int
     """Sequences that it takes, about; 1 where the body does not tell."""
-
-
-class LineError(msgspec.Struct, frozen=True):
-    """What is wrong with a line, as OpenAI's `errors` of a batch say it."""
-
-    code: str
-    line: int | None
-    message: str
-    param: str | None = None
 
 
 class LineUsage(NamedTuple):
@@ -125,6 +117,7 @@ class _Kept(msgspec.Struct):
 
     id: str
     response: _UsedResponse | None
+    error: _Error | None
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
@@ -166,26 +159,26 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
 def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine | LineError:
     """A line of an input file; `endpoint` is the URL that it must have, if there is one."""
     if raw is None:
-        return LineError("line_too_long", number, "This line is longer than a body may be.")
+        return _error("line_too_long", number, "This line is longer than a body may be")
     try:
         line = _decode_line(raw)
     except msgspec.ValidationError as error:
         return _shape_error(str(error), number)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return LineError("invalid_json_line", number, f"This line is not JSON: {error}")
+        return _error("invalid_json_line", number, f"This line is not JSON: {error}")
     if not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID:
         message = f"custom_id must have 1 … {MAX_CUSTOM_ID} characters, got {len(line.custom_id)}"
-        return LineError("invalid_custom_id", number, message, "custom_id")
+        return _error("invalid_custom_id", number, message, "custom_id")
     if line.method != "POST":
         message = f"method must be POST, got {line.method[:20]!r}"
-        return LineError("invalid_method", number, message, "method")
+        return _error("invalid_method", number, message, "method")
     if line.url not in ((endpoint,) if endpoint else URLS):
         wanted = f"the batch's endpoint, {endpoint}" if endpoint else " or ".join(URLS)
         message = f"url must be {wanted}, got {line.url[:100]!r}"
-        return LineError("url_mismatch", number, message, "url")
+        return _error("url_mismatch", number, message, "url")
     body = bytes(line.body)
     if body[:1] != b"{":
-        return LineError("invalid_type", number, "body must be an object", "body")
+        return _error("invalid_type", number, "body must be an object", "body")
     return BatchLine(number, line.custom_id, line.method, line.url, body, _size(body))
 
 
@@ -194,12 +187,16 @@ def _shape_error(message: str, number: int) -> LineError:
     field, place = _FIELD.search(message), _PLACE.search(message)
     if field and "missing" in message:
         name = field[1]
-        return LineError("missing_required_parameter", number, f"{name} is missing", name)
+        return _error("missing_required_parameter", number, f"{name} is missing", name)
     if field:
         name = field[1]
         known = ", ".join(_Line.__struct_fields__)
-        return LineError("unknown_parameter", number, f"{name} is none of {known}", name)
-    return LineError("invalid_type", number, message, place[1] if place else None)
+        return _error("unknown_parameter", number, f"{name} is none of {known}", name)
+    return _error("invalid_type", number, message, place[1] if place else None)
+
+
+def _error(code: str, line: int, message: str, param: str | None = None) -> LineError:
+    return LineError(code=code, message=message, line=line, param=param)
 
 
 def _size(body: bytes) -> int:
@@ -257,14 +254,24 @@ def record_id(job: str, number: int) -> str:
     return f"batch_req_{job.removeprefix('batch_')}_{number}"
 
 
-def kept(record: bytes) -> tuple[int, LineUsage] | None:
-    """The number of the line that this is the result of, and its usage; None if it is damaged."""
+class Kept(NamedTuple):
+    """What a record of an earlier run says."""
+
+    number: int
+    usage: LineUsage
+    code: str
+    """Why the line has no response; empty if it has one."""
+
+
+def kept(record: bytes) -> Kept | None:
+    """None if it is damaged."""
     try:
         found = _decode_kept(record)
         number = int(found.id.rpartition("_")[2])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return None
-    return number, NO_USAGE if found.response is None else _usage(found.response.body)
+    usage = NO_USAGE if found.response is None else _usage(found.response.body)
+    return Kept(number, usage, found.error.code if found.error else "")
 
 
 def _usage(body: _UsedBody) -> LineUsage:

@@ -68,6 +68,8 @@ class ResultFiles:
         self.counts = Counts()
         self.done = LineSet()
         """Lines that earlier runs have written."""
+        self.codes: set[str] = set()
+        """Why some of these have no response."""
         self.trouble = ""
         """Why the disk takes nothing; empty while it does."""
         self._fsync_s = fsync_s
@@ -91,11 +93,11 @@ class ResultFiles:
 
     def _recall(self, is_failed: bool, record: bytes) -> bool:
         found = kept(record)
-        if found is None or found[0] in self.done:
+        if found is None or found.number in self.done:
             return False
-        number, usage = found
-        self.done.add(number)
-        self.counts.add(Counts(not is_failed, is_failed, usage))
+        self.done.add(found.number)
+        self.codes.add(found.code)
+        self.counts.add(Counts(not is_failed, is_failed, found.usage))
         return True
 
     def put(self, result: LineResult) -> None:
