@@ -75,7 +75,7 @@ class Server:
                 *(sys.executable, "-c"),
                 "import sys; from server.launch import main; "
                 f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))",
-                *(f"--model={folder}", "--port=0", *flags),
+                *(f"--model={folder}", "--port=0", f"--data-dir={folder / 'data'}", *flags),
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
