@@ -29,6 +29,7 @@ ENGINE_ORDER = (
     "pace",
     "latency",
     "slots",
+    "parking",
     "assembly",
     "outputs",
     "prefill",
