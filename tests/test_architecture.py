@@ -55,6 +55,8 @@ ENGINE_ORDER = (
     "watchdog",
     "snapshot",
     "snapshot_writer",
+    "capture",
+    "durable",
     "process",
     "token_queues",
     "token_table",
@@ -75,6 +77,7 @@ ENGINE_ORDER = (
     "bench.instant",
     "bench.simulate",
     "bench.prefix",
+    "bench.snapshot",
     "__main__",
 )
 """A file of engine/ imports only files before it."""

@@ -26,6 +26,7 @@ from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
 from engine.bench.prefix import PrefixBenchConfig
 from engine.bench.simulate import SimulationConfig
+from engine.bench.snapshot import SnapshotBenchConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
@@ -78,6 +79,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Host benchmark": (HostBenchConfig,),
     "Simulation": (SimulationConfig,),
     "Prefix benchmark": (PrefixBenchConfig,),
+    "Snapshot benchmark": (SnapshotBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Text benchmark": (TextBenchConfig,),
     "Server benchmark": (ServerBenchConfig,),
