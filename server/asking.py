@@ -44,8 +44,7 @@ class Asking:
                 id=f"{self._id}-{prompt}",
                 prompt_token_ids=prompts[prompt].token_ids,
                 params=msgspec.structs.replace(self._params, seed=self._seed(prompt)),
-                # The client's is the other way round.
-                priority=sender.priority - self._request.priority,
+                priority=self._priority,
                 emit=self._emit,
                 share=sender.share,
                 weight=sender.weight,
@@ -53,6 +52,12 @@ class Asking:
             )
             for prompt in asked
         ]
+
+    @property
+    def _priority(self) -> int:
+        priority = self._sender.priority - self._request.priority  # the client's is reversed
+        # What lasts never goes ahead of what people wait for, whatever its body says.
+        return min(priority, -1) if self._sender.durable else priority
 
     @property
     def _emit(self) -> Literal["final", "delta", "columns"]:

@@ -93,6 +93,11 @@ class Generation:
         return len(self.prompts) * self.request.n
 
     @property
+    def is_durable(self) -> bool:
+        """Whether its sender sends it again until it is answered."""
+        return self._sender.durable
+
+    @property
     def usage(self) -> Usage:
         """So far."""
         prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
@@ -100,9 +105,9 @@ class Generation:
             prompt_tokens=prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(
-                sum(self._cached_tokens) + sum(self._cached_in_columns)
-            ),
+            prompt_tokens_details=UNSET
+            if self._sender.durable
+            else PromptTokensDetails(sum(self._cached_tokens) + sum(self._cached_in_columns)),
             # What lasts must give the same reply each time, and this depends on time.
             discarded_tokens=(
                 self.discarded_tokens

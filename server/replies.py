@@ -90,7 +90,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    """Absent in batches: a result is the same bytes whatever was kept when it was made."""
     discarded_tokens: int | UnsetType = UNSET
     """With `until.count`: tokens that had come of samples that are not in the reply. How many there
     are depends on time."""
