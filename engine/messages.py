@@ -149,6 +149,9 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Why, when `finish_reason` is "error"."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not fed, since their state was kept; says each completion."""
+    first_version: int = 0
+    """Version of the weights that the request's first completion began with, where that is not the
+    one that the message names."""
 
 
 def join(outputs: list[Output]) -> Output:
@@ -187,6 +190,8 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outp
 
     outputs: list[Output]
     columns: Columns | None = None
+    weights_version: int = 1
+    """Of the step."""
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refusal"):
@@ -219,6 +224,8 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     vocab_size: int
     fingerprint: str
     """Of config and weights, hexadecimal."""
+    weights_version: int = 1
+    """Counts the weights that were put to use, the first ones included."""
 
 
 ToEngine = Request | Abort | StopSamples | Hello

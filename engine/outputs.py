@@ -72,6 +72,7 @@ def sampled(
                 finish_reason=REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,
                 cached_tokens=groups[first_id].cached,
+                first_version=groups[first_id].first_version,
                 **fields,
             )
         )
