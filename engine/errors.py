@@ -16,6 +16,7 @@ SRMError                 .code: stable string   .message: for the caller
 │  └─ Overloaded         .retry_after_s
 └─ EngineError           ours
    ├─ EngineUnavailable  starting, draining or gone
+   ├─ SnapshotError      a snapshot cannot be written, or not be used; all goes on without it
    ├─ TimedOut           it ran for longer than `request_timeout_s`
    └─ StepFailed         the engine exits; the supervisor restarts it
 
@@ -118,6 +119,10 @@ class EngineError(SRMError):
 
 class EngineUnavailable(EngineError):
     code = "engine_unavailable"
+
+
+class SnapshotError(EngineError):
+    code = "snapshot_failed"
 
 
 class TimedOut(EngineError):
