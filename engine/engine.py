@@ -65,6 +65,10 @@ class Engine:
         self._update_gauges()
 
     @property
+    def model(self) -> ModelConfig:
+        return self._model
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self._in_flight is not None or self.scheduler.num_requests > 0

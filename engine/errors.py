@@ -6,6 +6,7 @@ SRMError                 .code: stable string   .message: for the caller
 ├─ RequestError          the caller's fault; ends one request
 │  ├─ InvalidRequest     .param names the field
 │  ├─ IdInUse            by a request that still runs
+│  ├─ SwapInProgress     the weights are being changed already
 │  ├─ ContextTooLong
 │  ├─ BodyTooLarge
 │  ├─ NotFound
@@ -63,6 +64,10 @@ class InvalidRequest(RequestError):
 
 class IdInUse(RequestError):
     code = "id_in_use"
+
+
+class SwapInProgress(RequestError):
+    code = "swap_in_progress"
 
 
 class ContextTooLong(RequestError):

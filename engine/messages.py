@@ -12,6 +12,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "error"]
 
+Running = Literal["continue", "drop", "finish"]
+"""What becomes of the requests that run while the weights change."""
+
 MAX_LOGPROBS = 20
 """Most alternatives to a token that can be asked for."""
 MAX_PENALTY = 2.0
@@ -122,6 +125,19 @@ class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     id: str
     """Of this question; no running request's."""
+
+
+class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load_weights"):
+    """Go on with other weights of the same configuration. Answered with a Done, or a Refusal: then
+    nothing has changed."""
+
+    id: str
+    """Of this question; no running request's."""
+    path: str
+    """A model folder, absolute."""
+    running: Running = "finish"
+    """What becomes of sequences that run: they go on from their states; or all requests end with
+    an error; or nothing starts until they have ended."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -243,5 +259,5 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Counts the weights that were put to use, the first ones included."""
 
 
-ToEngine = Request | Abort | StopSamples | TakeSnapshot | Hello
+ToEngine = Request | Abort | StopSamples | TakeSnapshot | LoadWeights | Hello
 FromEngine = Outputs | Refusal | Done | Status

@@ -154,6 +154,7 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
         finish_reason=None,
         error=None,
         cached_tokens=group.cached,
+        first_version=group.first_version,
         **scores.as_bytes(begin + shift, end + shift, group.request.params.prompt_logprobs or 0),
     )
 

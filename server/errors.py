@@ -23,6 +23,7 @@ _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first matc
     (errors.BodyTooSlow, 408, "invalid_request_error"),
     (errors.NotFound, 404, "not_found_error"),
     (errors.IdInUse, 409, "conflict_error"),
+    (errors.SwapInProgress, 409, "conflict_error"),
     (errors.BodyTooLarge, 413, "invalid_request_error"),
     (errors.RequestError, 400, "invalid_request_error"),
     (errors.EngineUnavailable, 503, "service_unavailable"),

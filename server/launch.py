@@ -25,7 +25,7 @@ from server.limits import check_limits
 from server.supervisor import Child, Supervisor
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd"})
+_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd", "weights_note"})
 """Settings of the children that are made here and not given."""
 
 
@@ -62,7 +62,8 @@ def _supervisor(
     metrics.mkdir()
     endpoint = f"ipc://{folder}/engine"
     server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listeners[0].fileno())
-    engine = msgspec.structs.replace(engine, endpoint=endpoint)
+    note = str(folder / "weights")
+    engine = msgspec.structs.replace(engine, endpoint=endpoint, weights_note=note)
     environment = child_environment(metrics)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     api = python_module("server", server, "api")

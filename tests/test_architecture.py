@@ -51,6 +51,7 @@ ENGINE_ORDER = (
     "telemetry",
     "runner",
     "engine",
+    "swap",
     "watchdog",
     "process",
     "token_queues",
