@@ -12,6 +12,7 @@ SRMError                 .code: stable string   .message: for the caller
 │  ├─ NotFound
 │  │  └─ ModelNotFound
 │  ├─ NotAuthorized      no key, or not one of ours
+│  ├─ NotPermitted       what only the operator may ask for
 │  ├─ BodyTooSlow        its bytes came too slowly
 │  ├─ RateLimited        .retry_after_s; more than the key may ask for
 │  └─ Overloaded         .retry_after_s
@@ -88,6 +89,10 @@ class ModelNotFound(NotFound):
 
 class NotAuthorized(RequestError):
     code = "invalid_api_key"
+
+
+class NotPermitted(RequestError):
+    code = "not_permitted"
 
 
 class BodyTooSlow(RequestError):

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from engine.client import EngineClient
 from engine.errors import SRMError
 from server import (
+    admin,
     chat,
     completions,
     dashboard,
@@ -47,6 +48,7 @@ OPERATIONS = (
     *models.OPERATIONS,
     *service.OPERATIONS,
     *health.OPERATIONS,
+    *admin.OPERATIONS,
     *scrape.OPERATIONS,
     *dashboard.OPERATIONS,
     *reference.OPERATIONS,
@@ -102,6 +104,7 @@ def create_app(
     app.include_router(models.routes(served))
     app.include_router(service.router)
     app.include_router(health.routes(client, config.stall_s))
+    app.include_router(admin.routes(admin.Admin(client, config)))
     app.include_router(scrape.routes(config.model_name))
     app.include_router(dashboard.routes())
     app.include_router(reference.routes(OPERATIONS))

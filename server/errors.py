@@ -19,6 +19,7 @@ from engine import errors
 _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first match decides
     (errors.Overloaded, 503, "server_overloaded"),  # not 429: TRL retries only 5xx
     (errors.NotAuthorized, 401, "authentication_error"),
+    (errors.NotPermitted, 403, "permission_error"),
     (errors.RateLimited, 429, "rate_limit_error"),
     (errors.BodyTooSlow, 408, "invalid_request_error"),
     (errors.NotFound, 404, "not_found_error"),

@@ -26,9 +26,10 @@ _EVENTS = "text/event-stream"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
     404: "There is no such thing.",
+    403: "Only the operator may ask for this.",
     401: "The key is missing or not one of this server's.",
     408: "The body came too slowly.",
-    409: "The `request_id` is that of a running request.",
+    409: "The `request_id` is that of a running request; or the weights are being changed.",
     413: "The body is too large.",
     429: "Too many requests with this key: try again after `retry-after` seconds.",
     500: "A bug of the server, or the engine failed.",
