@@ -45,6 +45,7 @@ class Swaps:
         self._engine = engine
         self._load = load
         self._note = note
+        self._prepared = Path(f"{note}.{os.getpid()}")
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load weights")
         self._message: LoadWeights | None = None
         self._loading: Future[Weights] | None = None
@@ -72,7 +73,7 @@ class Swaps:
     def is_due(self) -> bool:
         """Whether `make` is to be called, now that a step is over.
 
-        Raises what is wrong with the folder; then the change is over.
+        Raises what is wrong with the folder, or why there can be no note; then the change is over.
         """
         if self._loading is None or not self._loading.done():
             return False
@@ -82,22 +83,18 @@ class Swaps:
             raise error
         if self._message.running == "finish":
             self._engine.scheduler.is_held = True
-            return self._engine.scheduler.is_quiet
+            if not self._engine.scheduler.is_quiet:
+                return False
+        self._prepare(self._message, self._loading.result())
         return True
 
     def make(self) -> Done:
-        """Put the loaded weights to use; the engine is settled. Raises SRMError if it cannot be."""
+        """Put the loaded weights to use; the engine is settled."""
         assert self._message is not None and self._loading is not None
         message, weights, started = self._message, self._loading.result(), time.monotonic()
-        note = Note(message.path, weights.fingerprint, self._engine.weights_version + 1)
-        try:
-            prepared = self._prepare(note)
-        except OSError as error:
-            self._end("refused")
-            raise SRMError(f"cannot write {self._note}: {error.strerror}") from None
         self._engine.load_weights(weights)
-        if prepared is not None:
-            prepared.replace(self._note)
+        if self._note:
+            self._prepared.replace(self._note)
         now = time.monotonic()
         detail: dict[str, str | int | float] = {
             "weights_version": self._engine.weights_version,
@@ -106,7 +103,7 @@ class Swaps:
             "pause_seconds": round(now - started, 6),
         }
         metrics.WEIGHT_SWAP_SECONDS.observe(now - started)
-        logger.info("weights version %d from %s", note.weights_version, message.path)
+        logger.info("weights version %d from %s", self._engine.weights_version, message.path)
         self._end("done")
         return Done(message.id, detail)
 
@@ -114,13 +111,15 @@ class Swaps:
         """Wait for what is being loaded, and drop it."""
         self._loader.shutdown()
 
-    def _prepare(self, note: Note) -> Path | None:
-        """The note beside its place, so that what may fail has been done."""
-        if not self._note:
-            return None
-        prepared = Path(f"{self._note}.{os.getpid()}")
-        prepared.write_bytes(msgspec.json.encode(note))
-        return prepared
+    def _prepare(self, message: LoadWeights, weights: Weights) -> None:
+        """Write the note beside its place: what may fail is done before anything is lost by it."""
+        note = Note(message.path, weights.fingerprint, self._engine.weights_version + 1)
+        try:
+            if self._note:
+                self._prepared.write_bytes(msgspec.json.encode(note))
+        except OSError as error:
+            self._end("refused")
+            raise SRMError(f"cannot write {self._prepared}: {error.strerror}") from None
 
     def _end(self, result: str) -> None:
         metrics.WEIGHT_SWAPS.labels(result).inc()
