@@ -176,10 +176,17 @@ def test_what_runs_is_waited_for_and_a_second_change_is_refused(
     before, replies = version(swapping), list[httpx.Response]()
     asking = ask(swapping, replies, n=60, max_tokens=120)
     changed: list[dict[str, Any]] = []
-    change = threading.Thread(target=lambda: changed.append(swap(swapping, folders / "first")))
+
+    def change_weights() -> None:
+        body = {"path": str(folders / "first")}
+        while (reply := httpx.post(swapping.url + WEIGHTS, json=body, timeout=60)).is_error:
+            assert reply.status_code == 409  # for what is asked below
+        changed.append(reply.json())
+
+    change = threading.Thread(target=change_weights)
     change.start()
     while (error := swapping.http.post(WEIGHTS, json={"path": "no folder"})).status_code != 409:
-        assert error.status_code == 404 and change.is_alive()
+        assert error.status_code == 404 and not changed
     assert error.json()["error"]["code"] == "swap_in_progress"
     assert error.json()["error"]["type"] == "conflict_error"
     asking.join()
