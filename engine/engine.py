@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,9 +20,13 @@ from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.outputs import NewTokens
+from engine.parked import Parked, in_parts
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 from engine.weights import Weights
+
+READ_SLOTS = 4_096
+"""Slots whose states are copied from the device at once."""
 
 
 class _Step(NamedTuple):
@@ -57,6 +61,8 @@ class Engine:
         self._in_flight: _Step | None = None
         self._columns: list[NewTokens] = []
         self._last_completed = 0.0
+        self.progress: Callable[[Request], Parked | None] = lambda _: None
+        """What is known, from before this engine, of a durable request: of its id, and equal."""
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
         metrics.WEIGHTS_VERSION.set(weights_version)
@@ -77,11 +83,18 @@ class Engine:
         """Whether Outputs of this request are still to come."""
         return self.scheduler.has_request(request_id)
 
-    def add(self, request: Request) -> None:
-        """Accept a request, or raise a RequestError that says why not."""
+    def add(self, request: Request, parked: Parked | None = None) -> None:
+        """Accept a request, or raise a RequestError that says why not.
+
+        Its samples in `parked` go on from there, all others start anew. A durable request may have
+        the id of one that runs: it takes over what runs, if both ask for the same. One that does
+        not run is asked `progress` for.
+        """
         self.scheduler.latencies.now = time.monotonic()
+        if parked is None and request.durable and not self.has_request(request.id):
+            parked = self.progress(request)
         try:
-            self.scheduler.add(request)
+            self.scheduler.add(request, parked)
         except RequestError as error:
             if isinstance(error, Overloaded):
                 error.retry_after_s = self._queue_rate.seconds_until(error.excess, time.monotonic())
@@ -96,10 +109,10 @@ class Engine:
             metrics.SEQUENCES.labels("abort").inc(ended)
             self._publish()  # there may be no further step to do it
 
-    def stop(self, request_id: str, indices: I32) -> None:
+    def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
         """End these samples of a request; no further word of them follows. See StopSamples."""
         requests = self.scheduler.num_requests
-        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices))
+        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices, cut))
         metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
         self._publish()  # there may be no further step to do it
 
@@ -126,9 +139,40 @@ class Engine:
         return self._complete(landing)
 
     def settle(self) -> list[Output]:
-        """Complete the batch under way, if any, and launch no other."""
+        """Complete what is under way, and launch nothing: what it said."""
         landing, self._in_flight = self._in_flight, None
         return self._complete(landing)
+
+    def parked_of_all(self) -> Iterator[tuple[Request, Parked]]:
+        """All that durable requests need to go on in another engine, as far as they have sampled.
+
+        Of a request maybe several times, of other samples each time. Changes nothing, and nothing
+        may change meanwhile. To be called when all is settled.
+        """
+        for part in self.durable_parts():
+            yield from part
+
+    def durable_parts(self) -> Iterator[list[tuple[Request, Parked]]]:
+        """The same in parts of at most READ_SLOTS sequences, or of one request; none is empty.
+
+        Steps may be made between two parts, if all is settled when the next one is asked for. Of a
+        sequence that changed its place meanwhile, the last part that has it is right, or none has.
+        """
+        last = -1
+        while True:
+            assert self._in_flight is None, "settle() comes first"
+            slots = self.scheduler.durable_slots()
+            slots = slots[slots > last][:READ_SLOTS]
+            if not len(slots):
+                break
+            last = int(slots[-1])
+            yield list(self.scheduler.parked_in(slots, self._runner.read_slots(slots)))
+        yield from in_parts(list(self.scheduler.parked_apart()), READ_SLOTS)
+
+    def state_layout(self) -> tuple[int, str]:
+        """Of a sequence's state: how many values, and their dtype as numpy writes it."""
+        states = self._runner.read_slots(np.empty(0, np.int64)).states
+        return states.shape[1], states.dtype.str
 
     def load_weights(self, weights: Weights) -> None:
         """Go on with other weights of the same configuration; to be `settle`d before.

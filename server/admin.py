@@ -59,12 +59,18 @@ class WeightsReply(msgspec.Struct, kw_only=True):
 
 
 class SnapshotReply(msgspec.Struct, kw_only=True):
-    """The snapshot is on disk."""
+    """How far the requests of batches are is on disk."""
 
-    file: str
+    path: str | None = None
+    """The file; null where no sequence of a batch had begun, and nothing was written."""
+    requests: int
     sequences: int
     bytes: int
     seconds: float
+    read_s: float
+    """Of these, how long states were read, in which no step was made."""
+    write_s: float
+    """How long the file was written, while steps were made."""
 
 
 class EngineState(msgspec.Struct, kw_only=True):

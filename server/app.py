@@ -34,6 +34,7 @@ from server.boundary import Boundary
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.cors import Cors
+from server.draining import Draining
 from server.guard import Guard
 from server.keys import load_keys
 from server.limits import check_limits
@@ -57,13 +58,18 @@ OPERATIONS = (
 
 
 def create_app(
-    config: ServerConfig, client: EngineClient, text: Text, template: ChatTemplate | None = None
+    config: ServerConfig,
+    client: EngineClient,
+    text: Text,
+    template: ChatTemplate | None = None,
+    draining: Draining | None = None,
 ) -> FastAPI:
-    """Everything an API process answers.
+    """Everything an API process answers. It takes nothing new once `draining` is on.
 
     Connects `client` at startup, and closes it and `template` at shutdown. Raises ConfigError for
     keys, limits and traces that cannot be.
     """
+    draining = draining or Draining()
     keys = load_keys(config.api_keys_file, os.environ)
     check_limits(config, keys)
     tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
@@ -86,7 +92,9 @@ def create_app(
     # It would say nothing of bodies; and a redirect would lead nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
-    app.add_middleware(Guard, config=config, keys=keys, retry_after_s=retry_after_s)
+    app.add_middleware(
+        Guard, config=config, keys=keys, retry_after_s=retry_after_s, draining=draining
+    )
     if config.cors_origins:
         app.add_middleware(Cors, origins=config.cors_origins)
     app.add_middleware(Boundary, tracer=tracer)
@@ -103,7 +111,7 @@ def create_app(
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(service.router)
-    app.include_router(health.routes(client, config.stall_s))
+    app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))
     app.include_router(scrape.routes(config.model_name))
     app.include_router(dashboard.routes())

@@ -65,6 +65,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder that other weights may be loaded from while serving; empty: any folder."""
     otlp_endpoint: str = ""
     """Where OpenTelemetry traces are sent, as http://HOST:4318/v1/traces; empty: nowhere."""
+    data_dir: Path = Path("~/.local/share/srm")
+    """Folder of files, batches and snapshots; made when first needed."""
     log_level: LogLevel = EngineConfig().log_level
     """The least that is logged."""
     log_format: LogFormat = EngineConfig().log_format

@@ -52,8 +52,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
 INTERNAL = ErrorBody(ErrorDetail("internal server error", "api_error", None, "internal_error"))
 """What the caller is told of a bug of ours; the log has the rest."""
 
-STOPPING = errors.EngineUnavailable("the server is shutting down")
-"""What requests are told that a stop waits for no longer."""
+
+def stopping() -> errors.EngineUnavailable:
+    """What requests are told that come while the server stops, or that it waits for no longer."""
+    return errors.EngineUnavailable("the server is shutting down")
 
 
 def body_of(error: errors.SRMError) -> ErrorBody:

@@ -23,6 +23,7 @@ from engine.errors import (
 )
 from server import errors
 from server.config import ServerConfig
+from server.draining import READING, Draining
 from server.intake import Intake
 from server.journal import CURRENT
 from server.keys import ApiKey, Keys
@@ -54,8 +55,10 @@ class Guard:
         config: ServerConfig,
         keys: Keys,
         retry_after_s: Callable[[], int],
+        draining: Draining,
     ) -> None:
         self._app = app
+        self._draining = draining
         self._keys = keys
         self._admin_port = config.admin_port
         self._limits = Limits(config.requests_per_minute, config.tokens_per_minute)
@@ -94,6 +97,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         self._check_port(scope, path)
+        if scope["method"] not in READING:
+            self._draining.check()
         if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
             raise Overloaded(f"there are more than {self._max_connections} connections")
         key = None

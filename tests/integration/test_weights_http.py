@@ -37,7 +37,7 @@ def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def swapping(folders: Path) -> Iterator[Server]:
-    flags = (*SERVER_FLAGS, f"--weights-dir={folders}", "--served-model-name=tiny")
+    flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}")
     with Server(folders / "first", *flags, "--api-processes=2") as running:
         yield running
 
@@ -272,6 +272,18 @@ def test_the_command_changes_weights(
     assert srm.main(["snapshot", "--url=http://127.0.0.1:1"]) == 1
     assert "does not answer" in capsys.readouterr().err
     assert srm.main(["snapshot", "--url=127.0.0.1:1"]) == 2
+
+
+def test_a_snapshot_is_taken_when_asked_for(
+    swapping: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SRM_API_KEYS", raising=False)
+    reply = swapping.http.post("/v1/admin/snapshot")
+    assert reply.status_code == 200, reply.text
+    taken = reply.json()
+    assert (taken["path"], taken["requests"], taken["sequences"]) == (None, 0, 0)
+    assert srm.main(["snapshot", f"--url={swapping.url}/"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == taken.keys()
 
 
 def test_a_crashed_engine_comes_back_with_the_weights_in_use(

@@ -14,6 +14,7 @@ from engine.errors import InvalidRequest
 from server.admin import resolved
 from server.boundary import Boundary
 from server.config import ServerConfig
+from server.draining import Draining
 from server.guard import Guard
 from server.keys import ApiKey, Keys, key_to_send
 
@@ -28,7 +29,7 @@ WEIGHTS = "/v1/admin/weights"
 
 def guarded(keys: Keys, admin_port: int = 0) -> ASGIApp:
     config = ServerConfig(admin_port=admin_port)
-    return Boundary(Guard(PlainTextResponse("passed"), config, keys, lambda: 1))
+    return Boundary(Guard(PlainTextResponse("passed"), config, keys, lambda: 1, Draining()))
 
 
 async def status(
