@@ -19,6 +19,8 @@ USAGE = """usage: srm COMMAND [options]
   serve     answer OpenAI-style requests over HTTP
   convert   make a model folder out of weights of the published code
   inspect   what a model is and what serving it takes
+  weights   other weights for a running server: `srm weights FOLDER`
+  snapshot  have a running server write how far its batches are to disk, now
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
@@ -53,9 +55,9 @@ SETTINGS = """
   served_model_name chat_template host port api_processes max_body_bytes
   max_connections max_header_bytes
   receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
-  tokens_per_minute cors_origins admin_port admin_host otlp_endpoint stall_s
+  tokens_per_minute cors_origins admin_port admin_host weights_dir otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
-  batch_fsync_s max_batch_lines_in_flight
+  batch_fsync_s max_batch_lines_in_flight path
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples counts temperature
@@ -114,6 +116,10 @@ def _find(command: str) -> Callable[[list[str]], int]:
         from server.score import main as score
 
         return score
+    if command in {"weights", "snapshot"}:
+        from server import operate
+
+        return operate.weights if command == "weights" else operate.snapshot
     if command in TRAINING:
         from training.__main__ import main as training
 

@@ -14,6 +14,7 @@ from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
 from engine.process import serve
 from engine.runner import ModelRunner
+from engine.swap import first_weights
 
 logger = logging.getLogger("engine")
 
@@ -26,10 +27,11 @@ def main(argv: list[str]) -> int:
         config = load(EngineConfig, argv, prog="python -m engine")
         logs.configure(config.log_level, config.log_format)
         logger.info("loading %s", config.model)
-        weights = load_checkpoint(config.model)
+        weights, version = first_weights(config, load_checkpoint)
         runner = ModelRunner(weights, config)
         collect_rarely()
-        return serve(Engine(weights.config, runner, config, weights.fingerprint), config)
+        engine = Engine(weights.config, runner, config, weights.fingerprint, version)
+        return serve(engine, config)
     except SRMError as error:
         logger.error("%s", error.message)
         return error.exit_code

@@ -193,3 +193,10 @@ class Runner(Protocol):
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         """Put that into these slots, after all steps launched and before the next one."""
         ...
+
+    def load_weights(self, weights: Any) -> None:
+        """Use these `engine.weights.Weights`, of the same configuration, from the next step on.
+
+        All steps launched have been waited for.
+        """
+        ...

@@ -28,16 +28,19 @@ from engine.errors import (
     SnapshotError,
     SRMError,
     StepFailed,
+    SwapInProgress,
     TimedOut,
 )
 from engine.messages import (
     Done,
     FromEngine,
     Hello,
+    LoadWeights,
     Output,
     Outputs,
     Refusal,
     Request,
+    Running,
     Status,
     TakeSnapshot,
     ToEngine,
@@ -65,6 +68,7 @@ class EngineClient:
         self._engine_timeout_s = engine_timeout_s
         self._is_connected = False
         self._status: Status | None = None
+        self._fingerprints: dict[int, str] = {}  # by weights_version
         self._status_at = 0.0
         self._stepped_at = 0.0  # or was idle
         self._asked_at: float | None = None  # of the first question that is not answered
@@ -79,6 +83,10 @@ class EngineClient:
     def status(self) -> Status | None:
         """What the engine last said of itself; None while it is not to be reached."""
         return self._status
+
+    def fingerprint(self, weights_version: int) -> str | None:
+        """Of the weights of a version; the engine tells it before anything is made with them."""
+        return self._fingerprints.get(weights_version)
 
     @property
     def silent_s(self) -> float:
@@ -172,7 +180,14 @@ class EngineClient:
         """
         return await self.ask(TakeSnapshot(uuid.uuid4().hex))
 
-    async def ask(self, message: TakeSnapshot) -> Done:
+    async def load_weights(self, path: str, running: Running) -> Done:
+        """Have the engine go on with the weights in this folder; returns when it does.
+
+        Raises what is wrong with them, SwapInProgress, and EngineUnavailable.
+        """
+        return await self.ask(LoadWeights(uuid.uuid4().hex, path, running))
+
+    async def ask(self, message: TakeSnapshot | LoadWeights) -> Done:
         """Send what is no request and wait for its answer, as long as it takes.
 
         Raises what the engine refuses it with, and EngineUnavailable when the engine is not there
@@ -244,6 +259,7 @@ class EngineClient:
             if self._has_progressed(message):
                 self._stepped_at = self._status_at
             self._status = message
+            self._fingerprints[message.weights_version] = message.fingerprint
             self._has_status.set()
 
     def _has_progressed(self, status: Status) -> bool:
@@ -275,7 +291,7 @@ class EngineClient:
 _ERRORS: dict[str, type[SRMError]] = {
     kind.code: kind
     for kind in (
-        *(InvalidRequest, ContextTooLong, NotFound),
+        *(InvalidRequest, ContextTooLong, NotFound, SwapInProgress),
         *(EngineUnavailable, SnapshotError, StepFailed, TimedOut),
     )
 }

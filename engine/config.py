@@ -183,6 +183,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schedule a step while the one before it runs; the tokens are the same without."""
     endpoint: str = "tcp://127.0.0.1:8765"
     """Where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
+    weights_note: str = ""
+    """File that says which weights were put to use since, for an engine that is started again."""
     step_timeout_s: float = 300.0
     """A step that takes so long, in seconds, ends the engine, which is started again; 0: never."""
     drain_s: float = 30.0

@@ -119,6 +119,14 @@ class Durable:
         for request_id in ids:
             self._engine.abort(request_id)
 
+    def forget(self) -> None:
+        """The weights have changed: what is known was made with others."""
+        self._kept.clear()
+        self._has_looked = True
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def ask(self, answer: Answer) -> None:
         """Take a snapshot as soon as can be."""
         self._asked.append(answer)

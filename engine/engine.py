@@ -23,6 +23,7 @@ from engine.outputs import NewTokens
 from engine.parked import Parked, in_parts
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
+from engine.weights import Weights
 
 READ_SLOTS = 4_096
 """Slots whose states are copied from the device at once."""
@@ -40,16 +41,22 @@ class Engine:
     """Continuous batching of requests on one runner. Not thread-safe."""
 
     def __init__(
-        self, model: ModelConfig, runner: Runner, config: EngineConfig, fingerprint: str = ""
+        self,
+        model: ModelConfig,
+        runner: Runner,
+        config: EngineConfig,
+        fingerprint: str = "",
+        weights_version: int = 1,
     ) -> None:
         self.scheduler = Scheduler(
             model, msgspec.structs.replace(config, num_slots=runner.num_slots)
         )
         self.num_steps = 0
         self._model = model
+        self._fingerprint = fingerprint
+        self.weights_version = weights_version
         self._max_waiting = config.max_waiting
         self._runner = runner
-        self._fingerprint = fingerprint
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
         self._columns: list[NewTokens] = []
@@ -58,9 +65,14 @@ class Engine:
         """What is known, from before this engine, of a durable request: of its id, and equal."""
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
+        metrics.WEIGHTS_VERSION.set(weights_version)
         self._counted = (0, 0, 0, 0, 0)  # what of the scheduler's counts is in the metrics
         self._levels = (-1, -1, -1)  # what of them the gauges show
         self._update_gauges()
+
+    @property
+    def model(self) -> ModelConfig:
+        return self._model
 
     @property
     def has_work(self) -> bool:
@@ -162,9 +174,18 @@ class Engine:
         states = self._runner.read_slots(np.empty(0, np.int64)).states
         return states.shape[1], states.dtype.str
 
-    def forget_prefixes(self) -> None:
-        """Begin no further prompt from a state kept so far: the runner's weights have changed."""
-        self.scheduler.prefixes.forget()
+    def load_weights(self, weights: Weights) -> None:
+        """Go on with other weights of the same configuration; to be `settle`d before.
+
+        What runs goes on from its states. Whatever starts later owes nothing to the weights before,
+        but for samples of a prompt of which others run.
+        """
+        assert self._in_flight is None and weights.config == self._model
+        self._runner.load_weights(weights)
+        self.scheduler.renew(self.weights_version)
+        self._fingerprint = weights.fingerprint
+        self.weights_version += 1
+        metrics.WEIGHTS_VERSION.set(self.weights_version)
         self._update_gauges()
 
     def status(self) -> Status:
@@ -182,6 +203,7 @@ class Engine:
             n_ctx=self._model.n_ctx,
             vocab_size=self._model.vocab_size,
             fingerprint=self._fingerprint,
+            weights_version=self.weights_version,
         )
 
     def generate(

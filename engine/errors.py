@@ -6,11 +6,13 @@ SRMError                 .code: stable string   .message: for the caller
 ├─ RequestError          the caller's fault; ends one request
 │  ├─ InvalidRequest     .param names the field
 │  ├─ IdInUse            by a request that still runs
+│  ├─ SwapInProgress     the weights are being changed already
 │  ├─ ContextTooLong
 │  ├─ BodyTooLarge
 │  ├─ NotFound
 │  │  └─ ModelNotFound
 │  ├─ NotAuthorized      no key, or not one of ours
+│  ├─ NotPermitted       what only the operator may ask for
 │  ├─ BodyTooSlow        its bytes came too slowly
 │  ├─ RateLimited        .retry_after_s; more than the key may ask for
 │  ├─ Conflict           with what is going on, such as deleting what is needed
@@ -69,6 +71,10 @@ class IdInUse(RequestError):
     code = "id_in_use"
 
 
+class SwapInProgress(RequestError):
+    code = "swap_in_progress"
+
+
 class ContextTooLong(RequestError):
     code = "context_length_exceeded"
 
@@ -87,6 +93,10 @@ class ModelNotFound(NotFound):
 
 class NotAuthorized(RequestError):
     code = "invalid_api_key"
+
+
+class NotPermitted(RequestError):
+    code = "not_permitted"
 
 
 class BodyTooSlow(RequestError):

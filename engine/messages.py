@@ -12,6 +12,9 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "error"]
 
+Running = Literal["continue", "drop", "finish"]
+"""What becomes of the requests that run while the weights change."""
+
 MAX_LOGPROBS = 20
 """Most alternatives to a token that can be asked for."""
 MAX_PENALTY = 2.0
@@ -126,6 +129,19 @@ class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """Of this question; no running request's."""
 
 
+class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load_weights"):
+    """Go on with other weights of the same configuration. Answered with a Done, or a Refusal: then
+    nothing has changed."""
+
+    id: str
+    """Of this question; no running request's."""
+    path: str
+    """A model folder, absolute."""
+    running: Running = "finish"
+    """What becomes of sequences that run: they go on from their states; or all requests end with
+    an error; or nothing starts until they have ended."""
+
+
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
     """First message of a client, and its heartbeat; answered with a Status."""
 
@@ -158,6 +174,9 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Why, when `finish_reason` is "error"."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not fed, since their state was kept; says each completion."""
+    first_version: int = 0
+    """Version of the weights that the request's first completion began with, where that is not the
+    one that the message names."""
 
 
 def join(outputs: list[Output]) -> Output:
@@ -196,6 +215,8 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outp
 
     outputs: list[Output]
     columns: Columns | None = None
+    weights_version: int = 1
+    """Of the step."""
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refusal"):
@@ -236,7 +257,9 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     vocab_size: int
     fingerprint: str
     """Of config and weights, hexadecimal."""
+    weights_version: int = 1
+    """Counts the weights that were put to use, the first ones included."""
 
 
-ToEngine = Request | Abort | StopSamples | TakeSnapshot | Hello
+ToEngine = Request | Abort | StopSamples | TakeSnapshot | LoadWeights | Hello
 FromEngine = Outputs | Refusal | Done | Status

@@ -101,6 +101,19 @@ CONTEXT_TOKENS = Gauge(
     "Longest sequence that a slot can hold, in tokens.",
     multiprocess_mode="livemostrecent",
 )
+WEIGHTS_VERSION = Gauge(
+    "srm_weights_version",
+    "Counts the weights that were put to use, the first ones included.",
+    multiprocess_mode="livemostrecent",
+)
+WEIGHT_SWAPS = Counter(
+    "srm_weight_swaps_total", "Changes of weights asked for, by result: done, refused.", ["result"]
+)
+WEIGHT_SWAP_SECONDS = Histogram(
+    "srm_weight_swap_seconds",
+    "How long no step was made for a change of weights.",
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
 STEP_SECONDS = Histogram(
     "srm_engine_step_seconds",
     "Time from one step's result to the next one's, or from its start when idle before.",
@@ -199,6 +212,8 @@ RESTORED = Counter(
 )
 for _result in ("written", "failed", "refused"):
     SNAPSHOTS.labels(_result)
+for _result in ("done", "refused"):
+    WEIGHT_SWAPS.labels(_result)
 for _outcome in ("finished", "aborted", "refused"):
     REQUESTS.labels(_outcome)
 for _reason in ("invalid_request", "context_length_exceeded", "overloaded"):

@@ -72,6 +72,7 @@ def sampled(
                 finish_reason=REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,
                 cached_tokens=groups[first_id].cached,
+                first_version=groups[first_id].first_version,
                 **fields,
             )
         )
@@ -153,6 +154,7 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
         finish_reason=None,
         error=None,
         cached_tokens=group.cached,
+        first_version=group.first_version,
         **scores.as_bytes(begin + shift, end + shift, group.request.params.prompt_logprobs or 0),
     )
 

@@ -32,6 +32,11 @@ class Prefill:
         """Tokens still to be fed of the prompts begun."""
         return sum(group.num_unprefilled for group in self._line)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a prompt is being fed."""
+        return self._line.peek() is not None
+
     def begin(self, group: SequenceGroup) -> bool:
         """Decide what the group starts from and leaves behind. False: it waits for a prefix.
 
@@ -95,6 +100,12 @@ class Prefill:
         self.release(group)
         for prefix in group.fills:
             self._wake(prefix)
+
+    def forget(self, group: SequenceGroup) -> None:
+        """Its prompt, which has been fed, is to be fed again from the first token on."""
+        self.release(group)
+        group.prefilled, group.cached = 0, 0
+        group.state_slot, group.prefix = NO_SLOT, None
 
     def _start_from(self, group: SequenceGroup, prefix: Prefix) -> None:
         self._pin(group, prefix)

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig
 from engine.durable import Detail, Durable
 from engine.engine import Engine
@@ -39,6 +40,7 @@ from engine.messages import (
     Done,
     FromEngine,
     Hello,
+    LoadWeights,
     Output,
     Outputs,
     Refusal,
@@ -48,6 +50,7 @@ from engine.messages import (
     ToEngine,
 )
 from engine.sequence import STREAMS
+from engine.swap import LoadFolder, Swaps
 from engine.watchdog import Heartbeat, Watchdog
 
 logger = logging.getLogger(__name__)
@@ -57,7 +60,7 @@ CLIENT_TIMEOUT_S = 10.0
 IDLE_WAIT_MS = 250
 """How long an idle engine sleeps before it looks at the clock and at signals again."""
 BUSY_WAIT_MS = 5
-"""The same while a snapshot is written."""
+"""The same while a snapshot is written or weights are loaded."""
 MAX_INBOX = 10_000
 """Messages read between two steps, so that senders cannot hold up those who are running."""
 STREAM_BITS = STREAMS.bit_length() - 1
@@ -80,8 +83,10 @@ class EngineProcess:
         config: EngineConfig,
         client_timeout_s: float = CLIENT_TIMEOUT_S,
         progress: Callable[[], None] = lambda: None,
+        load: LoadFolder = load_checkpoint,
     ) -> None:
-        """`progress` is called between steps, and several times a second while there are none."""
+        """`progress` is called between steps, and several times a second while there are none;
+        `load` reads the folders of other weights."""
         self._progress = progress
         self._engine = engine
         self._config = config
@@ -96,6 +101,7 @@ class EngineProcess:
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are
         self._time_out: deque[tuple[float, str]] = deque()  # when, in order of arrival
+        self._swaps = Swaps(engine, load, config.weights_note)
         self._deadline: float | None = None  # set: draining, and until when
         self._leaves_at_once = False
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
@@ -129,6 +135,7 @@ class EngineProcess:
                 self._read_inbox()
                 self._drop_dead_clients()
                 self._end_overdue()
+                self._change_weights()
                 self._durable.tick(bool(self._durable_ids))
                 if self._durable.wants_part:
                     self._send_outputs(self._engine.settle())
@@ -143,6 +150,7 @@ class EngineProcess:
             self._refuse_all(StepFailed("the engine failed while this request was running"))
             return StepFailed.exit_code
         finally:
+            self._swaps.close()
             self._context.destroy(linger=LINGER_MS)
 
     def _is_over(self) -> bool:
@@ -160,7 +168,8 @@ class EngineProcess:
 
     def _read_inbox(self) -> None:
         """Handle what has arrived; wait for something only if there is nothing to step."""
-        wait_ms = BUSY_WAIT_MS if self._durable.is_busy else IDLE_WAIT_MS
+        is_busy = self._durable.is_busy or self._swaps.current is not None
+        wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
         if not self._engine.has_work and not self._socket.poll(wait_ms):
             return
         for _ in range(MAX_INBOX):
@@ -187,8 +196,49 @@ class EngineProcess:
             self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):
             self._stop_samples(client, message)
+        elif isinstance(message, LoadWeights):
+            self._begin_swap(client, message)
         else:
             self._add(client, message)
+
+    def _begin_swap(self, client: bytes, message: LoadWeights) -> None:
+        try:
+            if self._deadline is not None:
+                raise EngineUnavailable("the engine is draining and keeps its weights")
+            self._swaps.begin(message)
+        except SRMError as error:
+            self._send(client, _refusal(message.id, error))
+        else:
+            self._owner[message.id] = client
+
+    def _change_weights(self) -> None:
+        """If it is time to: no step is under way then, and all of the old weights has been said."""
+        if (message := self._swaps.current) is None:
+            return
+        client = self._owner.get(message.id)  # None: it does not wait any more
+        try:
+            if not self._swaps.is_due():
+                return
+            self._send_outputs(self._engine.settle())
+            self._owner.pop(message.id, None)
+            if message.running == "drop":
+                self._drop_all()
+            done = self._swaps.make()
+            self._durable.forget()
+        except SRMError as error:
+            self._owner.pop(message.id, None)
+            if client is not None:
+                self._send(client, _refusal(message.id, error))
+            return
+        for one in self._last_heard:
+            self._send_status(one)
+        if client is not None:
+            self._send(client, done)
+
+    def _drop_all(self) -> None:
+        for request_id in list(self._owner):
+            self._engine.abort(request_id)
+            self._refuse(request_id, EngineUnavailable("other weights were put to use meanwhile"))
 
     def _add(self, client: bytes, request: Request) -> None:
         try:
@@ -269,14 +319,14 @@ class EngineProcess:
         by_client: defaultdict[bytes, list[Output]] = defaultdict(list)
         for output in outputs:
             by_client[self._owner[output.id]].append(output)
-        steps = self._engine.take_columns()
+        steps, version = self._engine.take_columns(), self._engine.weights_version
         for step in steps:
             for number, columns in step.split(STREAM_BITS):
                 # Of a client that is gone all requests were aborted: no row is of another's.
                 client = self._clients[number]
-                self._send(client, Outputs(by_client.pop(client, []), columns))
+                self._send(client, Outputs(by_client.pop(client, []), columns, version))
         for client, its_outputs in by_client.items():
-            self._send(client, Outputs(its_outputs))
+            self._send(client, Outputs(its_outputs, weights_version=version))
         for output in outputs:
             if output.finish_reason is not None and not self._engine.has_request(output.id):
                 self._forget(output.id)
@@ -324,7 +374,7 @@ def _refusal(request_id: str, error: SRMError) -> Refusal:
     )
 
 
-def serve(engine: Engine, config: EngineConfig) -> int:
+def serve(engine: Engine, config: EngineConfig, load: LoadFolder = load_checkpoint) -> int:
     """Serve the engine until SIGTERM or SIGINT; the process's exit code. Main thread only."""
     watchdog = Watchdog(config.step_timeout_s)
     heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None
@@ -334,7 +384,7 @@ def serve(engine: Engine, config: EngineConfig) -> int:
         if heartbeat is not None:
             heartbeat.beat(engine.num_steps)
 
-    process = EngineProcess(engine, config, progress=progress)
+    process = EngineProcess(engine, config, progress=progress, load=load)
 
     def stop(signal_number: int, _frame: FrameType | None) -> None:
         logger.info("%s: draining", signal.Signals(signal_number).name)

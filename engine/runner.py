@@ -86,7 +86,7 @@ class ModelRunner:
     def load_weights(self, weights: Weights) -> None:
         """Use these weights, of the compiled shape, from the next step on; compiles nothing.
 
-        States made by the old ones stay in the pool: `Engine.forget_prefixes` before the next step.
+        States made by the old ones stay in the pool: that is for `Engine.load_weights` to mind.
         """
         started = time.monotonic()
         registry = device_weights(weights, self.dtype, self.device)

@@ -57,6 +57,7 @@ class Scheduler:
         self.latencies = Latencies(config.num_slots)
         self.num_waiting = 0  # sequences accepted and not started
         self.waiting_bytes = 0  # of requests that have sequences to start
+        self.is_held = False  # nothing is begun: what runs goes on
         self._model = model
         self._config = config
         self._max_rows, self._max_tokens = config.step_limits(model)
@@ -191,6 +192,32 @@ class Scheduler:
         """What is parked of durable requests."""
         return iter(())
 
+    @property
+    def is_quiet(self) -> bool:
+        """No sequence and no prompt is under way."""
+        return not self.table.num_owned and not self._prefill.is_busy
+
+    def renew(self, version: int) -> None:
+        """The weights have changed; `version` is of those before. No batch may be under way.
+
+        No state that was kept is begun from any more. Prompts of which nothing runs are prefilled
+        again for the sequences that they are still to start; all others go on from where they are.
+        """
+        self.prefixes.forget()
+        for group in self._by_id.values():
+            if group.started and not group.first_version:
+                group.first_version = version
+            if group.prefilled and group.unstarted and not self._runs(group):
+                self._forking.discard(group)
+                self._prefill.forget(group)
+                self._waiting.push(group)
+
+    def _runs(self, group: SequenceGroup) -> bool:
+        """Whether any of its sequences or its prompt is under way."""
+        slots = group.slots[: group.started]
+        is_owner = self.table.first_id[slots] == group.first_id
+        return bool(is_owner.any()) or (group.num_unprefilled > 0)
+
     def take_columns(self) -> list[NewTokens]:
         """What sequences with `emit` = "columns" have new since the last time, step by step."""
         columns, self._columns = self._columns, []
@@ -293,6 +320,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give free slots out, in serving order, to prompts and to sequences that can start."""
+        if self.is_held:
+            return
         room = self._max_tokens - self._prefill.num_tokens
         while self.table.num_free:
             line = self._next_line(room)

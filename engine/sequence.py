@@ -57,6 +57,8 @@ class SequenceGroup:
     """Prompt tokens whose state was there already."""
     scored: int = 0
     """Prompt tokens whose scores have been sent."""
+    first_version: int = 0
+    """Version of the weights that its first sequence started with; 0: of those in use."""
     slot: int = NO_SLOT
     """Of the only sequence, while its prompt is prefilled."""
     state_slot: int = NO_SLOT
@@ -120,7 +122,9 @@ class SequenceGroup:
 
     @property
     def is_scored(self) -> bool:
-        return self.request.params.prompt_logprobs is not None
+        """Its prompt's scores are wanted and have not all been sent."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and self.scored < len(self.prompt) - 1
 
 
 class Line:

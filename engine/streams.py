@@ -39,6 +39,8 @@ class Delivery(NamedTuple):
     """With the request each is of, by its place."""
     news: News
     """Of requests with `emit` = "columns"; index = place of the request x n + completion."""
+    weights_version: int = 1
+    """Of the weights that the last of it was made with."""
 
 
 class Stream:
@@ -48,6 +50,8 @@ class Stream:
         self.n = requests[0].params.n
         self.cached_tokens = [0] * len(requests)
         """Of each request, from its first token on."""
+        self.first_version = 0
+        """Of the weights that the first of it was made with, as far as is known; 0: nothing is."""
         self.unfinished = self.n * len(requests)
         """Completions whose end has not been taken."""
         self._streams = streams
@@ -87,7 +91,7 @@ class Stream:
         news = self._streams.table.take(self._first, self._size, only_ended)
         ends = sum(output.finish_reason is not None for _, output in outputs)
         self.unfinished -= ends + int(np.count_nonzero(news.reasons))
-        return Delivery(outputs, news)
+        return Delivery(outputs, news, int(self._streams.versions[self._number]))
 
     def stop(self, indices: I64) -> None:
         """End these completions: nothing more comes of them, and the engine has their slots.
@@ -150,6 +154,10 @@ class Stream:
         self._error = error
         self.wake()
 
+    def note_version(self, version: int) -> None:
+        """Something was made with these weights."""
+        self.first_version = min(self.first_version or version, version)
+
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -175,6 +183,7 @@ class Streams:
         self.send = send
         self.table = TokenTable()
         self.has_news = np.zeros(64, np.bool_)  # bool by stream: told, and not taken yet
+        self.versions = np.zeros(64, np.int64)  # i64 by stream: of the weights of its last news
         self._streams: dict[int, Stream] = {}
         self._unused = list(range(63, -1, -1))
         self._places: dict[str, tuple[Stream, int]] = {}
@@ -188,6 +197,7 @@ class Streams:
             size = len(self.has_news)
             self._unused = list(range(2 * size - 1, size - 1, -1))
             self.has_news = np.append(self.has_news, np.zeros(size, np.bool_))
+            self.versions = np.append(self.versions, np.zeros(size, np.int64))
         number = self._unused.pop()
         self.has_news[number] = False
         stream = self._streams[number] = Stream(self, requests, number)
@@ -209,11 +219,13 @@ class Streams:
             if found is not None:
                 stream, place = found
                 stream.add_output(place, output)
+                stream.note_version(output.first_version or message.weights_version)
+                self.versions[stream._number] = message.weights_version
                 if not self.has_news[stream._number]:
                     self.has_news[stream._number] = True
                     stream.wake()
         if message.columns is not None:
-            self._receive_columns(message.columns)
+            self._receive_columns(message.columns, message.weights_version)
 
     def refuse(self, request_id: str, error: SRMError) -> None:
         """End the stream that this request is of."""
@@ -226,7 +238,7 @@ class Streams:
         for stream in self._streams.values():
             stream.fail(make())
 
-    def _receive_columns(self, columns: Columns) -> None:
+    def _receive_columns(self, columns: Columns, version: int) -> None:
         for number, count in columns.cached:
             reader = self.table.reader(number)
             if reader != NOBODY:
@@ -239,7 +251,10 @@ class Streams:
         )
         fresh = np.zeros(len(self.has_news), np.bool_)
         fresh[readers] = True
+        self.versions[fresh] = version
         fresh &= ~self.has_news
         self.has_news |= fresh
         for number in np.flatnonzero(fresh).tolist():
-            self._streams[number].wake()
+            stream = self._streams[number]
+            stream.note_version(version)
+            stream.wake()

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from engine.client import EngineClient
 from engine.errors import SRMError
 from server import (
+    admin,
     batches,
     chat,
     completions,
@@ -56,6 +57,7 @@ OPERATIONS = (
     *models.OPERATIONS,
     *service.OPERATIONS,
     *health.OPERATIONS,
+    *admin.OPERATIONS,
     *scrape.OPERATIONS,
     *dashboard.OPERATIONS,
     *reference.OPERATIONS,
@@ -130,6 +132,7 @@ def create_app(
     app.include_router(models.routes(served))
     app.include_router(service.router)
     app.include_router(health.routes(client, config.stall_s, draining))
+    app.include_router(admin.routes(admin.Admin(client, config)))
     app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))
     app.include_router(dashboard.routes())
     app.include_router(reference.routes(OPERATIONS))

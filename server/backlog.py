@@ -39,6 +39,7 @@ class Backlog:
         self._watch = watch
         self._outputs: list[tuple[int, Output]] = []
         self._parts: list[News] = []
+        self._version = 0
         self._has_come = asyncio.Event()
 
     async def taken(self, only_whole: bool) -> AsyncGenerator[Delivery, None]:
@@ -52,7 +53,7 @@ class Backlog:
                 if self._parts:
                     outputs, self._outputs = self._outputs, []
                     parts, self._parts = self._parts, []
-                    yield Delivery(outputs, merge(parts))
+                    yield Delivery(outputs, merge(parts), self._version)
             await task  # for what it may have raised
         finally:
             task.cancel()
@@ -67,6 +68,7 @@ class Backlog:
                 self._stream.stop(np.array(stopped))
             self._outputs += delivery.outputs
             self._parts.append(delivery.news)
+            self._version = delivery.weights_version
             if len(self._parts) > _MOST_PARTS:
                 self._parts = [merge(self._parts)]
             self._has_come.set()

@@ -35,6 +35,7 @@ from server.generation import Generation
 from server.logprobs import naming, scored
 from server.models import Models
 from server.openapi import Body, Operation
+from server.origin import origin
 from server.replies import Counted, Samples, Usage
 from server.responses import WhileConnected
 from server.sample import Delta
@@ -100,8 +101,7 @@ class Chat:
             raise
 
     def _shape(self, generation: Generation) -> ChatShape:
-        fingerprint = self._client.status.fingerprint if self._client.status else None
-        return ChatShape(generation, self._text, self._models.name, fingerprint)
+        return ChatShape(generation, self._text, self._models.name, self._client)
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str:
@@ -120,13 +120,13 @@ class ChatShape:
     """A reply as a ChatCompletion, or as ChatChunks."""
 
     def __init__(
-        self, generation: Generation, text: Text, model_name: str, fingerprint: str | None
+        self, generation: Generation, text: Text, model_name: str, client: EngineClient
     ) -> None:
         request = generation.request
         self._generation = generation
         self._text = text
         self._model_name = model_name
-        self._fingerprint = fingerprint
+        self._client = client
         self._name = naming(text, request.return_tokens_as_token_ids)
         self._wants_tokens = request.return_token_ids or request.logprobs is not None
         self._prompt: Raw | UnsetType = UNSET
@@ -160,6 +160,7 @@ class ChatShape:
         return Raw(_encode(choice))
 
     def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
+        made = origin(self._client, self._generation)
         return _encode(
             ChatCompletion(
                 id=self._generation.id,
@@ -167,7 +168,9 @@ class ChatShape:
                 model=self._model_name,
                 choices=choices,
                 usage=usage,
-                system_fingerprint=self._fingerprint,
+                system_fingerprint=made.fingerprint,
+                weights_version=made.version,
+                first_weights_version=made.first_version,
                 prompt_token_ids=self._prompt,
                 samples=samples,
             )
@@ -210,13 +213,15 @@ class ChatShape:
         """Nothing can: what a chunk is to say depends on more than its text."""
 
     def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
+        made = origin(self._client, self._generation)
         chunk = ChatChunk(
             id=self._generation.id,
             created=self._generation.created_unix,
             model=self._model_name,
             choices=choices,
             usage=usage,
-            system_fingerprint=self._fingerprint,
+            system_fingerprint=made.fingerprint,
+            weights_version=made.version,
             prompt_token_ids=self._prompt,
             samples=samples,
         )

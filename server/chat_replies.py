@@ -66,6 +66,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """Each a ChatChoice, encoded when it was ready."""
     usage: Usage
     system_fingerprint: str | None = None
+    weights_version: int | None = None
+    """Of the weights that the last token was made with: 1, and one more for each change."""
+    first_weights_version: int | UnsetType = UNSET
+    """Of those that the first token was made with, if they were others."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     samples: list[Samples] | UnsetType = UNSET
     """With `until`, or another `return` than "choices"."""
@@ -100,6 +104,8 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     """Each a ChunkChoice."""
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
+    weights_version: int | None = None
+    """Of the weights that the last token of this was made with."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     """In the first one."""
     samples: list[Samples] | UnsetType = UNSET

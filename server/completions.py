@@ -25,6 +25,7 @@ from server.generation import Generation
 from server.logprobs import naming, of_delta
 from server.models import Models
 from server.openapi import Body, Operation
+from server.origin import Origin, origin
 from server.prompts import encode_prompts
 from server.protocol import PROMPT_FORMS, CompletionRequest, parse_completion
 from server.rendering import Choices, Pieces, Template
@@ -98,9 +99,8 @@ class Completions:
         return Generation(id, request, prompts, self._text, sender)
 
     def _shape(self, generation: Generation) -> CompletionShape:
-        fingerprint = self._client.status.fingerprint if self._client.status else None
         return CompletionShape(
-            generation, self._text, self._models.name, fingerprint, self._pieces, self._template
+            generation, self._text, self._models.name, self._client, self._pieces, self._template
         )
 
     def _check_fits(self, request: CompletionRequest) -> None:
@@ -124,16 +124,17 @@ class CompletionShape:
         generation: Generation,
         text: Text,
         model_name: str,
-        fingerprint: str | None,
+        client: EngineClient,
         pieces: Pieces,
         template: Template,
     ) -> None:
         self._pieces = pieces
         self._template = template
         self._frames: dict[UsageField, tuple[bytes, bytes]] = {}
+        self._version: int | None = None  # of the weights that they tell of
         self._generation = generation
         self._model_name = model_name
-        self._fingerprint = fingerprint
+        self._client = client
         request = generation.request
         self._name = naming(text, request.return_tokens_as_token_ids)
         self._wants_tokens = (
@@ -149,7 +150,7 @@ class CompletionShape:
         return self.choice(whole)
 
     def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
-        return self.event(choices, usage, samples)
+        return self._encode(choices, usage, samples, origin(self._client, self._generation))
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         choices = [
@@ -165,16 +166,26 @@ class CompletionShape:
         return Choices(self._pieces, self._template, generation.num_choices, stops)
 
     def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
+        version = self._generation.weights_version
         if isinstance(usage, Usage) or samples is not UNSET:
-            return self._encode(choices, usage, samples)
+            return self._encode_event(choices, usage, samples)
+        if version != self._version:
+            self._frames.clear()
+            self._version = version
         if usage not in self._frames:  # what is around the choices is always the same
-            begin, end = self._encode([_CHOICES], usage).split(_CHOICES)
+            begin, end = self._encode_event([_CHOICES], usage).split(_CHOICES)
             self._frames[usage] = (begin, end)
         begin, end = self._frames[usage]
         return b"%b%b%b" % (begin, b",".join(map(bytes, choices)), end)
 
-    def _encode(
+    def _encode_event(
         self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET
+    ) -> bytes:
+        made = origin(self._client, self._generation)._replace(first_version=UNSET)
+        return self._encode(choices, usage, samples, made)
+
+    def _encode(
+        self, choices: list[Raw], usage: UsageField, samples: SamplesField, made: Origin
     ) -> bytes:
         return _encode(
             Completion(
@@ -183,7 +194,9 @@ class CompletionShape:
                 model=self._model_name,
                 choices=choices,
                 usage=usage,
-                system_fingerprint=self._fingerprint,
+                system_fingerprint=made.fingerprint,
+                weights_version=made.version,
+                first_weights_version=made.first_version,
                 samples=samples,
             )
         )

@@ -61,6 +61,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another port, the only one that then has metrics and the page; 0: they are on `port`."""
     admin_host: str = "127.0.0.1"
     """Address that `admin_port` listens on."""
+    weights_dir: str = ""
+    """Folder that other weights may be loaded from while serving; empty: any folder."""
     otlp_endpoint: str = ""
     """Where OpenTelemetry traces are sent, as http://HOST:4318/v1/traces; empty: nowhere."""
     data_dir: Path = Path("~/.local/share/srm")

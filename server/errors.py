@@ -19,12 +19,14 @@ from engine import errors
 _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first match decides
     (errors.Overloaded, 503, "server_overloaded"),  # not 429: TRL retries only 5xx
     (errors.NotAuthorized, 401, "authentication_error"),
+    (errors.NotPermitted, 403, "permission_error"),
     (errors.RateLimited, 429, "rate_limit_error"),
     (errors.BodyTooSlow, 408, "invalid_request_error"),
     (errors.NotFound, 404, "not_found_error"),
     (errors.IdInUse, 409, "conflict_error"),
     (errors.Conflict, 409, "conflict_error"),
     (errors.QuotaExceeded, 403, "permission_error"),
+    (errors.SwapInProgress, 409, "conflict_error"),
     (errors.BodyTooLarge, 413, "invalid_request_error"),
     (errors.RequestError, 400, "invalid_request_error"),
     (errors.EngineUnavailable, 503, "service_unavailable"),

@@ -62,6 +62,10 @@ class Generation:
         self.created_unix = int(time.time()) if sender.created_unix is None else sender.created_unix
         self.started = time.monotonic()
         self.first_output: float | None = None
+        self.weights_version: int | None = None
+        """Of the weights that the last of it was made with; None before anything is."""
+        self.first_version: int | None = None
+        """The same of the first of it."""
         self._text = text
         self._sender = sender
         self._table = text.table(with_special=not request.skip_special_tokens)
@@ -227,6 +231,7 @@ class Generation:
 
     def _note(self, stream: Stream, delivery: Delivery) -> None:
         """Raises StepFailed if the model broke."""
+        self.weights_version, self.first_version = delivery.weights_version, stream.first_version
         reasons = delivery.news.reasons
         if reasons.any() and (reasons == REASONS.index("error")).any():
             raise StepFailed(_BROKEN)

@@ -7,18 +7,26 @@ from here on inwards become replies here, so CORS headers, which are made outsid
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import InvalidRequest, NotAuthorized, NotFound, Overloaded, SRMError
+from engine.errors import (
+    InvalidRequest,
+    NotAuthorized,
+    NotFound,
+    NotPermitted,
+    Overloaded,
+    SRMError,
+)
 from server import errors
 from server.config import ServerConfig
 from server.draining import READING, Draining
 from server.intake import Intake, is_upload
 from server.journal import CURRENT
-from server.keys import Keys
+from server.keys import ApiKey, Keys
 from server.limits import Limits
 
 PROBES = frozenset({"/health", "/ready", "/ping"})
@@ -26,6 +34,12 @@ PROBES = frozenset({"/health", "/ready", "/ping"})
 ADMIN = frozenset({"/", "/metrics"})
 ADMIN_FOLDERS = ("/dashboard/",)
 """What belongs to the operator: on `admin_port` where there is one, and without a key there."""
+OPERATOR_FOLDER = "/v1/admin/"
+"""What changes the server: on `admin_port` too, and for the operator alone."""
+OPERATOR_KEY = "admin"
+"""Name of the operator's key; further ones are called `admin-…`."""
+BY_WAY = ("origin", "forwarded", "x-forwarded-for")
+"""Headers that a browser's page or a proxy sends: it is not the operator who asks."""
 OPEN = frozenset({"/", "/docs", "/openapi.json"})
 """Pages without secrets, that a browser asks for before it can send a key; and ADMIN_FOLDERS."""
 TOO_MANY_CONNECTIONS = "too_many_connections"
@@ -91,8 +105,11 @@ class Guard:
             self._draining.check()
         if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
             raise Overloaded(f"there are more than {self._max_connections} connections")
+        key = None
         if self._keys and not self._is_open(scope, path):
-            self._check_key(headers.get("authorization", ""), scope["method"])
+            key = self._check_key(headers.get("authorization", ""), scope["method"])
+        if path.startswith(OPERATOR_FOLDER):
+            _check_operator(scope, headers, key)
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise InvalidRequest(
@@ -110,9 +127,10 @@ class Guard:
     def _is_open(self, scope: Scope, path: str) -> bool:
         if path in OPEN or path.startswith(ADMIN_FOLDERS):
             return True
-        return _is_admin(path) and self._is_admin_port(scope)
+        is_read = _is_admin(path) and not path.startswith(OPERATOR_FOLDER)
+        return is_read and self._is_admin_port(scope)
 
-    def _check_key(self, authorization: str, method: str) -> None:
+    def _check_key(self, authorization: str, method: str) -> ApiKey:
         scheme, _, given = authorization.partition(" ")
         key = self._keys.find(given.strip()) if scheme.lower() == "bearer" else None
         if key is None:
@@ -122,7 +140,34 @@ class Guard:
         CURRENT.get().account = account
         if method == "POST":
             account.admit_now()
+        return key
 
 
 def _is_admin(path: str) -> bool:
-    return path in ADMIN or path.startswith(ADMIN_FOLDERS)
+    return path in ADMIN or path.startswith((*ADMIN_FOLDERS, OPERATOR_FOLDER))
+
+
+def _check_operator(scope: Scope, headers: Headers, key: ApiKey | None) -> None:
+    """With keys, it takes the operator's; without any, who asks must be on this machine."""
+    if key is not None:
+        if key.name != OPERATOR_KEY and not key.name.startswith(f"{OPERATOR_KEY}-"):
+            raise NotPermitted(
+                f"{scope['path']} wants a key whose name is {OPERATOR_KEY} or begins with "
+                f"{OPERATOR_KEY}-; this one is called {key.name!r}"
+            )
+        return
+    by_way = [name for name in BY_WAY if name in headers]
+    if by_way or not _is_loopback(scope.get("client")):
+        raise NotPermitted(
+            f"{scope['path']} is answered to programs on this machine alone, where the server has "
+            "no keys; " + (f"the request has a header {by_way[0]}" if by_way else "you are not")
+        )
+
+
+def _is_loopback(client: tuple[str, int] | None) -> bool:
+    try:
+        address = ip_address(client[0] if client else "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

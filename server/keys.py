@@ -68,6 +68,13 @@ def load_keys(file: str, environ: Mapping[str, str]) -> Keys:
     return Keys(keys)
 
 
+def key_to_send(environ: Mapping[str, str], name: str) -> str | None:
+    """Of the keys in the environment, the one of that name, or else the first; None without any."""
+    entries = [entry.split() for _, entry in _of_variable(environ.get(VARIABLE, ""))]
+    of_name = [entry[-1] for entry in entries if " ".join(entry[:-1]) == name]
+    return next(iter([*of_name, *(entry[-1] for entry in entries)]), None)
+
+
 def _of_file(file: str) -> Iterator[tuple[str, str]]:
     if not file:
         return

@@ -25,7 +25,7 @@ from server.limits import check_limits
 from server.supervisor import Child, Supervisor
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd", "heartbeat"})
+_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd", "heartbeat", "weights_note"})
 """Settings of the children that are made here and not given."""
 _MARGIN_S = 5.0
 """How much longer than `step_timeout_s` an engine may be silent before it is taken for frozen."""
@@ -69,6 +69,7 @@ def _supervisor(
         engine,
         endpoint=endpoint,
         heartbeat=str(heartbeat),
+        weights_note=str(folder / "weights"),
         snapshot_dir=engine.snapshot_dir or str(server.data_dir.expanduser() / "snapshots"),
     )
     environment = child_environment(metrics)

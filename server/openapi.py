@@ -25,11 +25,12 @@ _JSON = "application/json"
 _EVENTS = "text/event-stream"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
-    403: "It would be more than the key may have.",
     404: "There is no such thing.",
+    403: "It would be more than the key may have; or only the operator may ask for this.",
     401: "The key is missing or not one of this server's.",
     408: "The body came too slowly.",
-    409: "It would disturb what is going on; or the `request_id` is that of a running request.",
+    409: "It would disturb what is going on, such as a change of the weights; or the `request_id` "
+    "is that of a running request.",
     413: "The body is too large.",
     416: "The file has no such bytes.",
     429: "Too many requests with this key: try again after `retry-after` seconds.",

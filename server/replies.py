@@ -138,6 +138,11 @@ class Completion(msgspec.Struct, kw_only=True):
     """Each a Choice, encoded when it was ready."""
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
+    """Of the weights of `weights_version`."""
+    weights_version: int | None = None
+    """Of the weights that the last token of this was made with: 1, and one more for each change."""
+    first_weights_version: int | UnsetType = UNSET
+    """Of those that its first token was made with, in a whole reply, if they were others."""
     samples: list[Samples] | UnsetType = UNSET
     """With `until`, or another `return` than "choices": of each prompt."""
 

@@ -37,6 +37,7 @@ _WINDOW = 1_024
 """Most lines in flight."""
 _PRIVATE = frozenset(
     {"endpoint", "drain_s", "heartbeat", "snapshot_dir", "snapshot_interval_s", "snapshot_s"}
+    | {"weights_note"}
 )
 """Settings of the engine that are made here and not given."""
 _ENGINE_STOP_S = 10.0

@@ -1,28 +1,45 @@
 """`python -m tests.numpy_engine`: the engine process on the numpy runner with random weights.
 
-Takes the flags of `python -m engine`; of the checkpoint it reads only `config.json`.
+Takes the flags of `python -m engine`; a folder may have a `seed` in place of weights.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineConfig, ModelConfig, load
+from engine.checkpoint import load_checkpoint
+from engine.config import EngineConfig, ModelConfig
+from engine.config import load as load_config
 from engine.engine import Engine
-from engine.errors import SRMError
+from engine.errors import CheckpointError, SRMError
 from engine.process import serve
+from engine.swap import first_weights
+from engine.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
+
+
+def load(folder: Path) -> Weights:
+    """The checkpoint in a folder, or random weights of the seed in its file `seed`, if any."""
+    if (folder / "model.safetensors").exists():
+        return load_checkpoint(folder)
+    try:
+        model = msgspec.json.decode((folder / "config.json").read_bytes(), type=ModelConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    seed = folder / "seed"
+    return tiny_weights(int(seed.read_text()) if seed.exists() else 0, model)
 
 
 def main(argv: list[str]) -> int:
     try:
-        config = load(EngineConfig, argv, prog="python -m tests.numpy_engine")
-        model = msgspec.json.decode((config.model / "config.json").read_bytes(), type=ModelConfig)
-        weights = tiny_weights(config=model)
+        config = load_config(EngineConfig, argv, prog="python -m tests.numpy_engine")
+        weights, version = first_weights(config, load)
         runner = NumpyRunner(weights, config.num_slots)
-        return serve(Engine(model, runner, config, weights.fingerprint), config)
+        engine = Engine(weights.config, runner, config, weights.fingerprint, version)
+        return serve(engine, config, load)
     except SRMError as error:
         print(error.message, file=sys.stderr)
         return error.exit_code

@@ -70,6 +70,10 @@ class NumpyRunner:
         self._run_all()
         self._states[slots], self._last_token[slots] = states.states, states.last_tokens
 
+    def load_weights(self, weights: Weights) -> None:
+        assert not self._launched, "a step of the weights before is under way"
+        self._weights = weights
+
     def _run_all(self) -> None:
         if self._launched:
             self.run_until(self._launched[-1])

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.messages import FromEngine, Output, Request
 from engine.process import EngineProcess
+from tests.numpy_engine import load
 
 NUM_SLOTS = 8
 
@@ -24,7 +25,7 @@ class Served:
 
     def __init__(self, engine: Engine, config: EngineConfig, client_timeout_s: float) -> None:
         self.engine = engine
-        self.process = EngineProcess(engine, config, client_timeout_s)
+        self.process = EngineProcess(engine, config, client_timeout_s, load=load)
         self.exit_code: int | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -52,6 +52,7 @@ ENGINE_ORDER = (
     "telemetry",
     "runner",
     "engine",
+    "swap",
     "watchdog",
     "snapshot",
     "snapshot_writer",

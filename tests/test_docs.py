@@ -71,7 +71,7 @@ from training.until import UntilBenchConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
-MADE_BY_SERVE = {"endpoint", "heartbeat", "listen_fd", "admin_fd"}
+MADE_BY_SERVE = {"endpoint", "heartbeat", "listen_fd", "admin_fd", "weights_note"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),

@@ -19,6 +19,7 @@ from engine.errors import SRMError
 from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
 from engine.process import serve
+from engine.weights import Weights
 
 DEFAULT_SLOTS = 65_536
 """Where num_slots is 0."""
@@ -48,6 +49,9 @@ class InstantRunner:
 
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         """It has none."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """It has none either."""
 
 
 class InstantStep:

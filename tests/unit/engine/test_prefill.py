@@ -175,8 +175,7 @@ def test_new_weights_begin_from_nothing_kept(
 ) -> None:
     engine, new = make_engine(), tiny_weights(seed=1)
     run(engine, make_request(prompt=HEADER))
-    engine._runner._weights = new  # type: ignore[attr-defined]  # as ModelRunner.load_weights does
-    engine.forget_prefixes()
+    engine.load_weights(new)
     assert run(engine, make_request(prompt=HEADER)) == run(
         make_engine(model=new), make_request(prompt=HEADER)
     )

@@ -1,0 +1,324 @@
+"""Other weights for a running server, over HTTP and from the console; crashes and wrong folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import srm
+from tests.integration.test_serve import children, wait_until_ready
+from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete
+
+WEIGHTS = "/v1/admin/weights"
+HEADER = "the cat sat on the mat with the other cat and the other cat sat on the mat"
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has model folders `first` and `second`, which differ in their weights."""
+    root = tmp_path_factory.mktemp("weights")
+    for seed, name in enumerate(("first", "second")):
+        shutil.copytree(text_model, root / name)
+        (root / name / "seed").write_text(str(seed))
+    return root
+
+
+@pytest.fixture(scope="module")
+def swapping(folders: Path) -> Iterator[Server]:
+    flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}")
+    with Server(folders / "first", *flags, "--api-processes=2") as running:
+        yield running
+
+
+def swap(server: Server, path: object, **more: str) -> dict[str, Any]:
+    reply = server.http.post(WEIGHTS, json={"path": str(path), **more})
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def refused(server: Server, status: int, **body: object) -> dict[str, Any]:
+    reply = server.http.post(WEIGHTS, json=body)
+    assert reply.status_code == status, reply.text
+    error: dict[str, Any] = reply.json()["error"]
+    return error
+
+
+def state(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.get("/v1/admin/state").json()
+    return found
+
+
+def version(server: Server) -> int:
+    """Of a reply, which knows it by its tokens; `state` of another process may be older."""
+    return int(complete(server, max_tokens=1)["weights_version"])
+
+
+def test_replies_follow_the_weights(swapping: Server, folders: Path) -> None:
+    before = version(swapping)
+    old = [complete(swapping, prompt=HEADER, **GREEDY) for _ in range(2)]
+    assert old[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    done = swap(swapping, folders / "second")
+    assert done["weights_version"] == before + 1
+    assert done["path"] == str(folders / "second") and done["running"] == "finish"
+    assert 0 < done["pause_seconds"] <= done["seconds"]
+    new = complete(swapping, prompt=HEADER, **GREEDY)
+    assert new["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert new["choices"][0]["text"] != old[0]["choices"][0]["text"]
+    assert [one["weights_version"] for one in (*old, new)] == [before, before, before + 1]
+    assert new["system_fingerprint"] == done["fingerprint"] != old[0]["system_fingerprint"]
+    assert "first_weights_version" not in new
+    chat = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}
+    reply = swapping.http.post("/v1/chat/completions", json=chat).json()
+    assert reply["weights_version"] == before + 1
+    assert reply["system_fingerprint"] == done["fingerprint"]
+    assert swapping.metric("srm_weights_version") == before + 1
+    swap(swapping, "first")
+    back = complete(swapping, prompt=HEADER, **GREEDY)
+    assert back["choices"] == old[0]["choices"]
+    assert back["system_fingerprint"] == old[0]["system_fingerprint"]
+
+
+def test_every_api_process_knows_at_once(swapping: Server, folders: Path) -> None:
+    for name in ("second", "first"):
+        done = swap(swapping, folders / name)
+        for _ in range(8):  # a connection each, so that both processes answer
+            reply = httpx.post(f"{swapping.url}/v1/completions", json={"prompt": "a"}).json()
+            assert reply["weights_version"] == done["weights_version"]
+            assert reply["system_fingerprint"] == done["fingerprint"]
+
+
+def events(server: Server, **fields: Any) -> Generator[dict[str, Any], None, None]:
+    body = {"prompt": "the cat", "stream": True, **fields}
+    with server.http.stream("POST", "/v1/completions", json=body) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def other(server: Server, folders: Path) -> Path:
+    """The folder of the two that is not in use."""
+    is_first = complete(server, max_tokens=1)["system_fingerprint"] == "tiny-0"
+    return folders / ("second" if is_first else "first")
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["arrays", "objects"])
+def test_a_stream_says_of_each_event_which_weights(
+    swapping: Server, folders: Path, plain: bool
+) -> None:
+    before, folder = version(swapping), other(swapping, folders)
+    fields: dict[str, Any] = {"max_tokens": 120, "n": 1_000, "ignore_eos": True}
+    if not plain:
+        fields |= {"logprobs": 0, "stream_options": {"include_usage": True}}
+    with closing(events(swapping, **fields)) as stream:
+        said = [next(stream)]
+        done = swap(swapping, folder, running="continue")
+        for event in stream:
+            said.append(event)
+            if event["weights_version"] > before:
+                break
+    versions = [event["weights_version"] for event in said]
+    assert versions == sorted(versions) and set(versions) == {before, before + 1}
+    prints = {event["weights_version"]: event["system_fingerprint"] for event in said}
+    assert prints[before] != prints[before + 1] == done["fingerprint"]
+    swapping.wait_until_idle()
+
+
+class Asked(threading.Thread):
+    """A request under way in a thread: there are slots that it holds, or it has ended already."""
+
+    def __init__(self, server: Server, **fields: Any) -> None:
+        super().__init__()
+        self._url = server.url
+        self._body = {"prompt": "the cat", "ignore_eos": True, "max_tokens": 120, **fields}
+        self.start()
+        while self.is_alive() and not server.metric("srm_engine_running_sequences"):
+            time.sleep(0.005)
+
+    def run(self) -> None:
+        self.reply = httpx.post(f"{self._url}/v1/completions", json=self._body, timeout=60)
+
+    def answer(self) -> httpx.Response:
+        self.join()
+        return self.reply
+
+
+def tries() -> Iterator[None]:
+    """For what may have ended before it is met: again and again, for a while."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        yield
+    raise AssertionError("nothing ever ran when the weights changed")
+
+
+@pytest.mark.parametrize("stop", [None, ["no such text"]], ids=["final", "columns"])
+def test_what_runs_goes_on_and_says_so(
+    swapping: Server, folders: Path, stop: list[str] | None
+) -> None:
+    for _ in tries():
+        before = version(swapping)
+        asked = Asked(swapping, n=60, stop=stop)
+        swap(swapping, other(swapping, folders), running="continue")
+        reply = asked.answer().json()
+        if reply["weights_version"] > before:
+            break
+    assert (reply["first_weights_version"], reply["weights_version"]) == (before, before + 1)
+    assert [len(choice["text"]) > 0 for choice in reply["choices"]] == [True] * 60
+
+
+def test_what_runs_is_dropped(swapping: Server, folders: Path) -> None:
+    for _ in tries():
+        asked = Asked(swapping, n=200)
+        done = swap(swapping, folders / "second", running="drop")
+        reply = asked.answer()
+        if reply.is_error:
+            break
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "engine_unavailable"
+    assert "other weights" in reply.json()["error"]["message"]
+    assert reply.headers["retry-after"] == "2"
+    assert complete(swapping)["weights_version"] == done["weights_version"]
+    swapping.wait_until_idle()
+
+
+def test_what_runs_is_waited_for_and_a_second_change_is_refused(
+    swapping: Server, folders: Path
+) -> None:
+    body = {"path": str(folders / "first")}
+    for _ in tries():
+        before = version(swapping)
+        asked = Asked(swapping, n=60)
+        changed: list[httpx.Response] = []
+        change = threading.Thread(
+            target=lambda: changed.append(  # noqa: B023
+                httpx.post(swapping.url + WEIGHTS, json=body, timeout=60)
+            )
+        )
+        change.start()
+        second = None
+        while not changed and (second is None or second.status_code != 409):
+            second = swapping.http.post(WEIGHTS, json={"path": "no folder"})
+        reply = asked.answer().json()
+        change.join()
+        if second is not None and second.status_code == 409 and changed[0].status_code == 200:
+            break
+    assert second is not None and second.json()["error"]["code"] == "swap_in_progress"
+    assert second.json()["error"]["type"] == "conflict_error"
+    assert reply["weights_version"] == before and "first_weights_version" not in reply
+    assert changed[0].json()["weights_version"] == before + 1
+
+
+def test_a_wrong_folder_is_refused_and_changes_nothing(swapping: Server, folders: Path) -> None:
+    before, refusals = version(swapping), swapping.metric("srm_weight_swaps_total", "refused")
+    wrong = folders / "wrong"
+    shutil.copytree(folders / "first", wrong, dirs_exist_ok=True)
+    config = json.loads((wrong / "config.json").read_text())
+
+    (wrong / "config.json").write_text(json.dumps(config | {"num_layers": 3}))
+    assert "num_layers = 3 " in refused(swapping, 400, path=str(wrong))["message"]
+    (wrong / "config.json").write_text("{")
+    assert "config.json" in refused(swapping, 400, path=str(wrong))["message"]
+    (wrong / "config.json").write_text(json.dumps(config))
+    (wrong / "model.safetensors").write_bytes(b"\0" * 100)
+    assert "model.safetensors" in refused(swapping, 400, path=str(wrong))["message"]
+    (wrong / "model.safetensors").unlink()
+    assert swapping.metric("srm_weight_swaps_total", "refused") == refusals + 3
+
+    (wrong / "chat_template.jinja").write_text(CHAT_TEMPLATE + "!")
+    assert "chat template is not" in refused(swapping, 400, path=str(wrong))["message"]
+    (wrong / "chat_template.jinja").unlink()
+    (wrong / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json is not" in refused(swapping, 400, path=str(wrong))["message"]
+    (wrong / "tokenizer.json").unlink()
+
+    assert refused(swapping, 404, path="nowhere")["param"] == "path"
+    assert "weights_dir" in refused(swapping, 400, path="../../etc")["message"]
+    assert "weights_dir" in refused(swapping, 400, path="/etc")["message"]
+    assert refused(swapping, 400)["message"].startswith("path is required")
+    assert "running" in refused(swapping, 400, path="second", running="stop")["message"]
+    assert refused(swapping, 400, path="second", pause=True)["param"] == "pause"
+    assert version(swapping) == before
+    swap(swapping, wrong)  # with neither tokenizer nor template it is as good as any
+    shutil.rmtree(wrong)
+
+
+def test_the_command_changes_weights(
+    swapping: Server,
+    folders: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SRM_API_KEYS", raising=False)
+    before = version(swapping)
+    flags = (f"--url={swapping.url}", "--running=continue")
+    assert srm.main(["weights", str(folders / "second"), *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["weights_version"] == before + 1
+    assert srm.main(["weights", str(folders / "nowhere"), *flags]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "404" in said.err and "nowhere" in said.err
+    assert srm.main(["weights"]) == 2
+    assert srm.main(["snapshot", "--url=http://127.0.0.1:1"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+    assert srm.main(["snapshot", "--url=127.0.0.1:1"]) == 2
+
+
+def test_a_snapshot_is_taken_when_asked_for(
+    swapping: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SRM_API_KEYS", raising=False)
+    reply = swapping.http.post("/v1/admin/snapshot")
+    assert reply.status_code == 200, reply.text
+    taken = reply.json()
+    assert (taken["path"], taken["requests"], taken["sequences"]) == (None, 0, 0)
+    assert srm.main(["snapshot", f"--url={swapping.url}/"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == taken.keys()
+
+
+def test_a_crashed_engine_comes_back_with_the_weights_in_use(
+    swapping: Server, folders: Path
+) -> None:
+    done = swap(swapping, folders / "second")
+    text = complete(swapping, prompt=HEADER, **GREEDY)["choices"]
+    for _ in range(2):
+        os.kill(children(swapping)["engine"], signal.SIGKILL)
+        while swapping.get("/ready").status_code == 200:
+            time.sleep(0.01)
+        wait_until_ready(swapping)
+        again = complete(swapping, prompt=HEADER, **GREEDY)
+        assert again["choices"] == text
+        assert again["weights_version"] == done["weights_version"]
+        assert again["system_fingerprint"] == done["fingerprint"]
+
+
+def test_without_the_folder_in_use_a_crash_ends_the_server(
+    text_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gone"
+    shutil.copytree(text_model, folder)
+    (folder / "seed").write_text("1")
+    with Server(text_model, *SERVER_FLAGS) as running:
+        assert swap(running, folder)["weights_version"] == 2
+        shutil.rmtree(folder)
+        os.kill(children(running)["engine"], signal.SIGKILL)
+        assert running.wait() == 3
+        said = "".join(running.lines)
+    assert "weights version 2" in said and str(folder) in said
+
+
+def test_the_model_served_has_the_version_1(server: Server) -> None:
+    assert complete(server, max_tokens=1)["weights_version"] == 1
+    found = state(server)
+    assert (found["state"], found["weights_version"], found["num_slots"]) == ("ready", 1, NUM_SLOTS)
+    assert found["fingerprint"] == complete(server)["system_fingerprint"]

@@ -1,0 +1,148 @@
+"""Requests among changes of weights: none is lost, and each sample is of the weights it names.
+
+1. Every request that is not dropped gets exactly one terminal Output per sample, and each score of
+   its prompt once.
+2. The version of what is said never falls.
+3. Where what runs is waited for or dropped, a sample is what an engine that never had other weights
+   than those of the sample's version makes of it.
+4. Afterwards no slot is owned and no prefix pinned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.messages import PROMPT, Output, Request, Running, SamplingParams, join
+from tests.numpy_runner import TINY, NumpyRunner, tiny_weights
+
+VERSIONS = [tiny_weights(seed) for seed in range(3)]
+HEADER = np.random.default_rng(3).integers(0, 31, 40).tolist()
+
+prompts = st.one_of(
+    st.lists(st.integers(0, 31), min_size=1, max_size=8),
+    st.sampled_from([HEADER[:18], HEADER[:30], HEADER, [*HEADER[:30], 1, 2]]),
+)
+added = st.builds(
+    lambda prompt, priority, **params: Request(
+        id="",
+        prompt_token_ids=np.array(prompt, "<i4").tobytes(),
+        params=SamplingParams(**params),
+        priority=priority,
+        emit="delta",
+    ),
+    prompts,
+    st.integers(0, 1),
+    max_tokens=st.integers(1, 7),
+    n=st.integers(1, 6),
+    seed=st.integers(0, 3),
+    temperature=st.sampled_from([0.0, 1.0]),
+    prompt_logprobs=st.sampled_from([None, None, 1]),
+)
+stepped = st.integers(1, 6)
+swapped = st.sampled_from(["finish", "drop", "continue"])
+histories = st.lists(st.one_of(added, added, stepped, swapped), max_size=25)
+
+
+class History:
+    """An engine, what was asked of it and what it said."""
+
+    def __init__(self, num_slots: int, prefix_slots: int, max_step_rows: int) -> None:
+        config = EngineConfig(
+            num_slots=num_slots,
+            prefix_slots=prefix_slots,
+            max_step_rows=max_step_rows,
+            max_step_tokens=max_step_rows + 7,
+        )
+        self.runner = NumpyRunner(VERSIONS[0], num_slots, prefix_slots)
+        self.engine = Engine(TINY, self.runner, config)
+        self.requests: dict[str, Request] = {}
+        self.dropped: set[str] = set()
+        self.said: defaultdict[tuple[str, int], list[tuple[int, Output]]] = defaultdict(list)
+
+    def add(self, request: Request) -> None:
+        request = msgspec.structs.replace(request, id=str(len(self.requests)))
+        self.requests[request.id] = request
+        self.engine.add(request)
+
+    def take(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self.said[output.id, output.index].append((self.engine.weights_version, output))
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.take(self.engine.step_overlapped())
+
+    def swap(self, running: Running) -> None:
+        """As the engine process does."""
+        scheduler = self.engine.scheduler
+        scheduler.is_held = running == "finish"
+        while scheduler.is_held and not scheduler.is_quiet:
+            self.step(1)
+        self.take(self.engine.settle())
+        if running == "drop":
+            self.dropped.update(scheduler.request_ids())
+            for request_id in scheduler.request_ids():
+                self.engine.abort(request_id)
+        self.engine.load_weights(VERSIONS[self.engine.weights_version % len(VERSIONS)])
+        scheduler.is_held = False
+
+    def finish(self) -> None:
+        while self.engine.has_work:
+            self.step(1)
+
+
+@cache
+def alone(encoded: bytes, weights: int) -> dict[int, Output]:
+    """What an engine says that has only this request, and never had other weights."""
+    request = msgspec.msgpack.decode(encoded, type=Request)
+    config = EngineConfig(num_slots=8, prefix_slots=1, prefix_cache=False, max_step_rows=8)
+    engine = Engine(TINY, NumpyRunner(VERSIONS[weights], 8, 1), config)
+    engine.add(request)
+    said: defaultdict[int, list[Output]] = defaultdict(list)
+    while engine.has_work:
+        for output in engine.step():
+            said[output.index].append(output)
+    return {index: join(outputs) for index, outputs in said.items()}
+
+
+@settings(max_examples=150)
+@given(histories, st.integers(1, 6), st.integers(2, 4), st.integers(1, 4))
+def test_no_request_is_lost_and_each_sample_is_of_its_weights(
+    history: list[Request | int | Running], num_slots: int, prefix_slots: int, max_step_rows: int
+) -> None:
+    ran = History(num_slots, prefix_slots, max_step_rows)
+    for one in history:
+        if isinstance(one, Request):
+            ran.add(one)
+        elif isinstance(one, int):
+            ran.step(one)
+        else:
+            ran.swap(one)
+    ran.finish()
+    is_pure = "continue" not in history
+    for request in ran.requests.values():
+        is_whole = request.id not in ran.dropped
+        for index in range(request.params.n):
+            said = ran.said[request.id, index]
+            ends = [output for _, output in said if output.finish_reason is not None]
+            assert len(ends) == 1 if is_whole else len(ends) <= 1
+            versions = [version for version, _ in said]
+            assert versions == sorted(versions)
+            if is_pure and ends:
+                assert len(set(versions)) == 1
+                weights = (versions[0] - 1) % len(VERSIONS)
+                expected = alone(msgspec.msgpack.encode(request), weights)[index]
+                assert join([output for _, output in said]).token_ids == expected.token_ids
+        scores = b"".join(output.token_ids for _, output in ran.said[request.id, PROMPT])
+        if request.params.prompt_logprobs is not None and is_whole:
+            assert scores == request.prompt_token_ids[4:]
+    assert ran.engine.scheduler.table.num_owned == 0
+    assert ran.engine.scheduler.prefixes.num_pinned == 0
