@@ -127,7 +127,8 @@ def test_a_reply_has_every_field(whole: Schema, kind: type[msgspec.Struct]) -> N
     assert set(schema["properties"]) == set(kind.__struct_fields__)
     optional = {
         *("token_ids", "prompt_token_ids", "prompt_logprobs", "usage", "packed", "packed_prompt"),
-        *("matched", "count", "samples", "discarded_tokens"),
+        *("matched", "count", "samples", "discarded_tokens", "prompt_tokens_details"),
+        "first_weights_version",
     }
     everything = set(kind.__struct_fields__)
     assert set(schema["required"]) == everything - optional
