@@ -192,7 +192,10 @@ class Streams:
         return request_id in self._places
 
     def open(self, requests: Sequence[Request]) -> Stream:
-        """Send requests of the same n; none of their ids may be in use. To be closed."""
+        """Send requests of the same n; none of their ids may be in use. To be closed.
+
+        Raises Overloaded when there are too many completions at once.
+        """
         if not self._unused:
             size = len(self.has_news)
             self._unused = list(range(2 * size - 1, size - 1, -1))
@@ -200,7 +203,11 @@ class Streams:
             self.versions = np.append(self.versions, np.zeros(size, np.int64))
         number = self._unused.pop()
         self.has_news[number] = False
-        stream = self._streams[number] = Stream(self, requests, number)
+        try:
+            stream = self._streams[number] = Stream(self, requests, number)
+        except SRMError:
+            self._unused.append(number)
+            raise
         for place, request in enumerate(requests):
             self._places[request.id] = stream, place
         return stream

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.batch import F32, I32, I64, Bool
+from engine.errors import Overloaded
 from engine.news import U8, News
 from engine.token_queues import NO_LOGPROBS, NO_TOKENS, TokenQueues
 
@@ -42,13 +43,17 @@ class TokenTable:
         return self._queues.num_pages
 
     def open(self, size: int, reader: int) -> int:
-        """A stretch of `size` rows for a reader; the stream number of the first of them."""
+        """A stretch of `size` rows for a reader; the stream number of the first of them.
+
+        Raises Overloaded when there are more completions at once than stream numbers.
+        """
         stretches = self._unused.get(_space(size))
         if stretches:
             row = stretches.pop()
+        elif self._top + _space(size) > 1 << ROW_BITS:
+            raise Overloaded(f"more than {1 << ROW_BITS} completions are asked for at once")
         else:
             row, self._top = self._top, self._top + _space(size)
-            assert self._top <= 1 << ROW_BITS, "more completions at once than stream numbers"
             self._grow()
         self._serial = (self._serial + 1) % SERIALS
         first = (self._serial << ROW_BITS) + row

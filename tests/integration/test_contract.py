@@ -49,7 +49,7 @@ _SCHEMA = schemathesis.openapi.from_dict(
 CALLS = {f"{one.method} {one.path}": _SCHEMA[one.path][one.method] for one in OPERATIONS}
 HAS_EVENTS = {f"{one.method} {one.path}": one.events is not None for one in OPERATIONS}
 FIELDS = {
-    f"{one.method} {one.path}": {*one.body.kind.__struct_fields__, *one.body.neutral}
+    f"{one.method} {one.path}": {*one.body.kind.__struct_encode_fields__, *one.body.neutral}
     for one in OPERATIONS
     if one.body
 } | {

@@ -29,7 +29,10 @@ from engine.messages import (
     ToEngine,
 )
 from engine.streams import Streams
+from server.answers import Answers
+from server.completions import Completions
 from server.generation import Generation
+from server.models import Models
 from server.protocol import parse_completion
 from server.replies import Samples
 from server.sample import Delta
@@ -272,6 +275,25 @@ def test_a_stream_of_whole_choices_has_each_once_and_whole(
     assert all(choice.is_first and choice.finish_reason for choice in choices)
     assert generation.usage.completion_tokens == sum(map(len, expected))
     assert generation.samples is msgspec.UNSET
+
+
+async def test_a_line_of_a_batch_says_the_same(text: Text) -> None:
+    own = ["abc", "b", "cc", "a", "ba", "cab"]
+    tokens = [(0, index) for index, one in enumerate(own) for _ in one]
+    replies = []
+    for order in (tokens, tokens[::-1]):
+        client = ScriptedEngine(Script([own], order, 1, 1, stops_late=False), text)
+        completions = Completions(client, text, Models("tiny", 64), Answers(client))
+        until = {"match": "(a)", "count": 2}
+        body = {"prompt": [5], "n": 6, "max_tokens": 4, "until": until, "return": "unique"}
+        sender = Sender(durable=True, created_unix=1)
+        whole = await completions.whole(json.dumps(body).encode(), "made", sender)
+        replies.append(whole)
+    assert replies[0] == replies[1]
+    reply = json.loads(replies[0])
+    assert [choice["text"] for choice in reply["choices"]] == own[:4]
+    assert reply["samples"][0]["drawn"] == 4
+    assert "discarded_tokens" not in reply["usage"]
 
 
 async def test_the_same_samples_in_another_order_give_the_same_reply(text: Text) -> None:

@@ -8,6 +8,7 @@ from array import array
 import numpy as np
 import pytest
 
+from engine.errors import Overloaded
 from engine.messages import (
     REASONS,
     Abort,
@@ -124,3 +125,16 @@ async def test_who_waits_for_what_is_cut_is_woken() -> None:
     engine.stream.cut(1, 0)
     await asyncio.wait_for(waiting, 5)
     assert engine.stream.unfinished == 0
+
+
+def test_more_completions_than_there_are_numbers_for_are_refused() -> None:
+    heard: list[ToEngine] = []
+    streams = Streams(heard.append)
+    with pytest.raises(Overloaded, match="16777216 completions"):
+        streams.open([Request("a", b"\5\0\0\0", SamplingParams(n=1 << 25))])
+    assert not heard
+    first = streams.open([Request("a", b"\5\0\0\0", SamplingParams(n=4))])
+    second = streams.open([Request("b", b"\5\0\0\0", SamplingParams(n=4))])
+    streams.receive(Outputs([Output("b", 1, finish_reason="stop")]))
+    assert not first.take().outputs
+    assert len(second.take().outputs) == 1
