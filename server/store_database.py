@@ -194,6 +194,7 @@ class Database:
                 connection.execute("BEGIN")
                 self._fill(connection)
                 connection.execute("COMMIT")
+            made.chmod(0o600)  # and so are the files that SQLite puts beside it
             made.rename(self.path(damaged + 1))
             sync_folder(self._folder)
 
