@@ -288,7 +288,7 @@ def test_a_database_is_made_anew_with_all_results(
         store.close()
         other.close()
     spoil(tmp_path / "store.sqlite3", damage)
-    for one in (store, Store(tmp_path), other):
+    for one in (Store(tmp_path), store, other):
         after = [one.list_files("a", 10), one.list_batches("a", 10), one.runnable_batches()]
         assert [set(map(repr, some or ())) for some in after] == [
             set(map(repr, some or ())) for some in before
