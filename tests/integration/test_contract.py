@@ -65,11 +65,8 @@ VARIED = [
     (label, mode)
     for label, one in CALLS.items()
     for mode in GenerationMode
-    if mode is GenerationMode.POSITIVE
-    and (one.body or one.path_parameters)
-    or mode is GenerationMode.NEGATIVE
-    and one.body
-    and label not in FORMS
+    if (one.body or (one.path_parameters and mode is GenerationMode.POSITIVE))
+    and not (label in FORMS and mode is GenerationMode.NEGATIVE)
 ]
 QUICK, MANY = (total // len(VARIED) for total in (600, 12_000))
 """Cases of an operation and a mode."""
