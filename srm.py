@@ -42,6 +42,8 @@ BENCHMARKS = {
     "http": "server.bench",
     "text": "server.bench_text",
     "server": "server.bench_server",
+    "jobs": "server.bench_jobs",
+    "background": "server.bench_background",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 

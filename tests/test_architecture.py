@@ -75,6 +75,7 @@ ENGINE_ORDER = (
     "bench.prefill",
     "bench.host",
     "bench.instant",
+    "bench.tiny",
     "bench.simulate",
     "bench.prefix",
     "bench.snapshot",
