@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,11 @@ class Store:
         try:
             self._database.write(add)
         except BaseException:
-            self._sidecars.remove_file(record.id)
-            path.unlink(missing_ok=True)
-            self.upload_path(record.id).unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong first is what is said
+                self._sidecars.remove_file(record.id)
+            for left in (path, path.with_suffix(".upload")):
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
             raise
 
     def get_file(self, id: str, owner: str | None = None) -> FileRecord | None:
@@ -166,7 +169,8 @@ class Store:
         try:
             self._database.write(add)
         except BaseException:
-            self._sidecars.remove_batch(record.id)
+            with suppress(OSError):
+                self._sidecars.remove_batch(record.id)
             raise
 
     def get_batch(self, id: str, owner: str | None = None) -> BatchRecord | None:

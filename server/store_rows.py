@@ -138,6 +138,11 @@ def get_batch(connection: sqlite3.Connection, id: str, owner: str | None) -> Bat
     return _decoded(row[0], BatchRecord) if row else None
 
 
+def has_batch(connection: sqlite3.Connection, id: str) -> bool:
+    found = connection.execute("SELECT 1 FROM batches WHERE id = ?", (id,)).fetchone()
+    return found is not None
+
+
 def list_batches(
     connection: sqlite3.Connection, owner: str, limit: int, after: str | None
 ) -> list[BatchRecord] | None:

@@ -22,13 +22,18 @@ CURSORS_KEPT_S = 24 * 3600
 
 def add_missing(sidecars: Sidecars, connection: sqlite3.Connection) -> None:
     """Put into a database what sidecars know and it does not."""
-    for batch in sidecars.batches():
-        if rows.get_batch(connection, batch.id, None) is None:
-            rows.put_batch(connection, batch)
-    for file in sidecars.files():
-        is_there = rows.has_file(connection, file.id)
-        if not is_there and rows.written_by(connection, file.id) is None:
+    batch_ids, file_ids = _missing(sidecars, connection)
+    for batch in sidecars.batches(batch_ids):
+        rows.put_batch(connection, batch)
+    for file in sidecars.files(file_ids):
+        if rows.written_by(connection, file.id) is None:  # it is not whole yet
             rows.put_file(connection, file)
+
+
+def _missing(sidecars: Sidecars, connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
+    """Ids of batches and of files."""
+    batch_ids = [id for id in sidecars.batch_ids() if not rows.has_batch(connection, id)]
+    return batch_ids, [id for id in sidecars.file_ids() if not rows.has_file(connection, id)]
 
 
 class Upkeep:
@@ -45,8 +50,12 @@ class Upkeep:
         if not self._files.exists():
             return 0
 
+        def is_missing(connection: sqlite3.Connection) -> bool:
+            return any(_missing(self._sidecars, connection))
+
         def sweep(connection: sqlite3.Connection) -> list[str]:
-            add_missing(self._sidecars, connection)
+            if has_missing:
+                add_missing(self._sidecars, connection)
             ids = rows.expired_files(connection, now)
             for id in ids:
                 rows.delete_file(connection, id, now)
@@ -54,6 +63,7 @@ class Upkeep:
             rows.forget_deleted(connection, now - CURSORS_KEPT_S)
             return ids
 
+        has_missing = self._database.read(is_missing)  # keeps no writer waiting
         ids = self._database.write(sweep)
         with translated(self._folder):
             for id in ids:
