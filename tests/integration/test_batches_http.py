@@ -22,8 +22,13 @@ MAX_BATCHES = 4
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("kept") / "data")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """With the lock of whoever runs its batches: these tests do, and no server."""
+    folder = tmp_path_factory.mktemp("kept") / "data"
+    folder.mkdir()
+    with (folder / "jobs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Store(folder)
 
 
 @pytest.fixture(scope="module")
