@@ -25,7 +25,8 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `snapshot`, `precision`, `samples`, `until`, `http`, `text` or `server`
+            `snapshot`, `precision`, `samples`, `until`, `http`, `text`, `server`,
+            `jobs` or `background`
 
 `srm COMMAND --help` explains each.
 """
@@ -45,6 +46,8 @@ BENCHMARKS = {
     "http": "server.bench",
     "text": "server.bench_text",
     "server": "server.bench_server",
+    "jobs": "server.bench_jobs",
+    "background": "server.bench_background",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
@@ -68,6 +71,7 @@ SETTINGS = """
   sequences random_sequences folder
   requests n max_tokens streams prompts header_tokens
   url server_name server_note server_pid
+  lines engine requests_per_s batch_lines batch_max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
 """.split()

@@ -53,6 +53,8 @@ from server import (
 )
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.bench_background import BackgroundBenchConfig
+from server.bench_jobs import JobsBenchConfig
 from server.bench_server import ServerBenchConfig
 from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
@@ -87,6 +89,8 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "HTTP benchmark": (HttpBenchConfig,),
     "Text benchmark": (TextBenchConfig,),
     "Server benchmark": (ServerBenchConfig,),
+    "Jobs benchmark": (JobsBenchConfig,),
+    "Background benchmark": (BackgroundBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Until benchmark": (UntilBenchConfig,),
@@ -499,3 +503,12 @@ def test_python_examples_run_one_after_the_other(server: Server, page: str, said
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+def test_the_batch_of_the_guide_is_answered(server: Server) -> None:
+    (example,) = blocks("batches.md", "python test")
+    command = [sys.executable, "-c", here(example, server)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("completed ")
+    assert done.stdout.count("question ") == 10

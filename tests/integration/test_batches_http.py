@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from server.jobs import LOCK_NAME
 from server.store import Store
 from server.store_records import FileRecord, LineError
 from tests.serving import SERVER_FLAGS, Server
@@ -31,7 +32,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 @pytest.fixture(scope="module")
-def server(text_model: Path, store: Store) -> Iterator[Server]:
+def jobs_lock(store: Store) -> Iterator[None]:
+    """As if another server ran the batches: here the tests do."""
+    store.folder.mkdir()
+    with (store.folder / LOCK_NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(text_model: Path, store: Store, jobs_lock: None) -> Iterator[Server]:
     keys = store.folder.parent / "keys"
     keys.write_text(KEYS)
     flags = (f"--data-dir={store.folder}", f"--api-keys-file={keys}")

@@ -36,7 +36,7 @@ def running(engine: Engine) -> Counter[str]:
     """Sequences with a slot, by request."""
     scheduler = engine.scheduler
     owners = scheduler.table.first_id[scheduler.table.first_id >= 0].tolist()
-    return Counter(scheduler._by_first_id[owner].request.id for owner in owners)
+    return Counter(scheduler._roster.by_first_id[owner].request.id for owner in owners)
 
 
 def expected_of(make_engine: MakeEngine, *requests: Request) -> dict[tuple[str, int], bytes]:
@@ -123,7 +123,10 @@ def test_parked_samples_can_be_stopped_and_aborted(
     run(engine, 1)
     assert engine.scheduler.parking.num_parked == 4
     engine.stop("low", np.array([1], np.int32), 3)
-    assert engine.scheduler.parking.indices(engine.scheduler._by_id["low"]).tolist() == [0, 2]
+    assert engine.scheduler.parking.indices(engine.scheduler._roster.by_id["low"]).tolist() == [
+        0,
+        2,
+    ]
     assert sorted(tokens(run(engine))) == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
     engine.add(make_request("low", n=9, max_tokens=30, priority=-1))
     run(engine, 4)

@@ -20,7 +20,7 @@ def served(scheduler: Scheduler) -> Counter[str]:
     batch = scheduled(scheduler)
     first_ids = scheduler.table.first_id[batch.write_slots[: batch.num_decode]].tolist()
     assert batch.turn == MIXED
-    found = Counter(scheduler._by_first_id[one].request.id for one in first_ids)
+    found = Counter(scheduler._roster.by_first_id[one].request.id for one in first_ids)
     complete(scheduler, batch)
     return found
 
