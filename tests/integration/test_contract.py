@@ -51,6 +51,8 @@ FIELDS = {
     for one in OPERATIONS
     if one.body
 }
+NEVER_RIGHT = {"POST /v1/admin/weights"}
+"""What is not in the document: which folders there are."""
 STREAMED = -1
 """Counted among statuses: streams that went well."""
 VARIED = [
@@ -125,7 +127,7 @@ def check_operation(running: Server, label: str, mode: GenerationMode, num_cases
     is_post = label.startswith("POST")
     if mode is GenerationMode.POSITIVE:
         assert set(statuses) <= {200, 400, 404, STREAMED}
-        assert statuses[200] or not is_post
+        assert statuses[200] or not is_post or label in NEVER_RIGHT
         assert statuses[STREAMED] or not HAS_EVENTS[label]
     else:
         assert set(statuses) <= set(REFUSED)
