@@ -25,7 +25,7 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `precision`, `samples`, `http`, `text` or `server`
+            `snapshot`, `precision`, `samples`, `until`, `http`, `text` or `server`
 
 `srm COMMAND --help` explains each.
 """
@@ -38,8 +38,10 @@ BENCHMARKS = {
     "host": "engine.bench.host",
     "simulate": "engine.bench.simulate",
     "prefix": "engine.bench.prefix",
+    "snapshot": "engine.bench.snapshot",
     "precision": "training.precision",
     "samples": "training.many_samples",
+    "until": "training.until",
     "http": "server.bench",
     "text": "server.bench_text",
     "server": "server.bench_server",
@@ -48,21 +50,22 @@ BENCHMARKS = {
 
 SETTINGS = """
   model device dtype num_slots memory_fraction prefix_slots prefix_cache max_step_rows
-  max_step_tokens max_waiting max_waiting_bytes request_timeout_s cache_dir overlap step_timeout_s
-  drain_s snapshot_dir snapshot_interval_s snapshot_s log_level log_format
+  max_step_tokens max_waiting max_waiting_bytes max_parked_bytes request_timeout_s cache_dir
+  overlap step_timeout_s drain_s snapshot_dir snapshot_interval_s snapshot_s log_level log_format
   served_model_name chat_template host port api_processes max_body_bytes
   max_connections max_header_bytes
   receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
   tokens_per_minute cors_origins admin_port admin_host weights_dir otlp_endpoint stall_s
-  data_dir path
+  data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
+  batch_fsync_s max_batch_lines_in_flight path
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
-  problems samples temperature
+  problems samples counts temperature
   demo_model random_widths dtypes repetitions seconds
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
-  sequences random_sequences
+  sequences random_sequences folder
   requests n max_tokens streams prompts header_tokens
   url server_name server_note server_pid
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu

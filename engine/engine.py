@@ -21,12 +21,13 @@ from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.outputs import NewTokens
 from engine.parked import Parked, in_parts
+from engine.parking import together
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 from engine.weights import Weights
 
 READ_SLOTS = 4_096
-"""Slots whose states are copied from the device at once."""
+"""Slots whose states are copied from or to the device at once, about."""
 
 
 class _Step(NamedTuple):
@@ -59,6 +60,7 @@ class Engine:
         self._runner = runner
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
+        self._is_settled = True  # what is under way need not be completed before the next step
         self._columns: list[NewTokens] = []
         self._last_completed = 0.0
         self.progress: Callable[[Request], Parked | None] = lambda _: None
@@ -66,8 +68,8 @@ class Engine:
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
         metrics.WEIGHTS_VERSION.set(weights_version)
-        self._counted = (0, 0, 0, 0, 0)  # what of the scheduler's counts is in the metrics
-        self._levels = (-1, -1, -1)  # what of them the gauges show
+        self._counted = (0,) * 7  # what of the scheduler's counts is in the metrics
+        self._levels = (-1, -1, -1, -1)  # what of them the gauges show
         self._update_gauges()
 
     @property
@@ -91,7 +93,11 @@ class Engine:
         not run is asked `progress` for.
         """
         self.scheduler.latencies.now = time.monotonic()
-        if parked is None and request.durable and not self.has_request(request.id):
+        if self.scheduler.is_sent_again(request):
+            self._is_settled = False
+        elif request.durable and self.scheduler.is_durable(request.id):
+            self.abort(request.id)
+        elif request.durable and parked is None:
             parked = self.progress(request)
         try:
             self.scheduler.add(request, parked)
@@ -123,8 +129,7 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
-        outputs = self._complete(self._in_flight)
-        self._in_flight = None
+        outputs = self.settle() + self._make_room()
         return outputs + self._complete(self._launch())
 
     def step_overlapped(self) -> list[Output]:
@@ -134,9 +139,10 @@ class Engine:
         device and every sequence's length limit is known beforehand. A sequence that a stop token
         ends has one row too many under way by then; `Scheduler.complete` drops it.
         """
+        outputs = self._make_room()
         launched = self._launch()
         landing, self._in_flight = self._in_flight, launched
-        return self._complete(landing)
+        return outputs + self._complete(landing)
 
     def settle(self) -> list[Output]:
         """Complete what is under way, and launch nothing: what it said."""
@@ -248,9 +254,27 @@ class Engine:
                 return
             waiting.pop()
 
+    def _make_room(self) -> list[Output]:
+        """Park what must give up its slot to who waits; what was said of the step under way.
+
+        That one is completed first where a sequence is parked, so that its row is all there is of
+        it, or where a request was taken over.
+        """
+        outputs = [] if self._is_settled else self.settle()
+        self._is_settled = True
+        if len(self.scheduler.victims()):
+            outputs += self.settle()
+            slots = self.scheduler.victims()  # some may have ended meanwhile
+            for begin in range(0, len(slots), READ_SLOTS):
+                some = slots[begin : begin + READ_SLOTS]
+                self.scheduler.park(some, self._runner.read_slots(some))
+        return outputs
+
     def _launch(self) -> _Step | None:
         started = self.scheduler.latencies.now = time.monotonic()
         batch = self.scheduler.schedule()
+        for slots, states in together(self.scheduler.take_resumed(), READ_SLOTS):
+            self._runner.write_slots(slots, states)
         return None if batch is None else _Step(batch, self._runner.launch(batch), started)
 
     def _complete(self, step: _Step | None) -> list[Output]:
@@ -289,12 +313,15 @@ class Engine:
 
     def _count(self) -> None:
         prefixes, latencies = self.scheduler.prefixes, self.scheduler.latencies
+        parking = self.scheduler.parking
         counts = (
             latencies.num_sampled,
             latencies.num_prompt_tokens,
             prefixes.num_hits,
             prefixes.num_cached_tokens,
             prefixes.num_evictions,
+            parking.num_ever_parked,
+            parking.num_resumed,
         )
         counters = (
             metrics.DECODE_TOKENS,
@@ -302,6 +329,8 @@ class Engine:
             metrics.PREFIX_HITS,
             metrics.CACHED_TOKENS,
             metrics.PREFIX_EVICTIONS,
+            metrics.PARKINGS,
+            metrics.RESUMED,
         )
         for counter, count, counted in zip(counters, counts, self._counted, strict=True):
             if count != counted:
@@ -314,12 +343,16 @@ class Engine:
 
     def _update_gauges(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
-        levels = (scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting)
+        levels = (
+            *(scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting),
+            scheduler.parking.num_parked,
+        )
         if levels != self._levels:
             self._levels = levels
             metrics.PREFIXES.set(scheduler.prefixes.num_used)
             metrics.RUNNING.set(table.num_owned)
             metrics.WAITING.set(scheduler.num_waiting)
+            metrics.PARKED.set(scheduler.parking.num_parked)
             metrics.FREE_SLOTS.set(table.num_free)
             metrics.SLOT_USAGE.set(table.num_owned / table.num_slots)
 

@@ -57,6 +57,8 @@ class Stream:
         self._size = self.unfinished
         self._first = streams.table.open(self._size, number)
         self._ids = [request.id for request in requests]
+        self._is_durable = all(request.durable for request in requests)
+        self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
         self._outputs: list[tuple[int, Output]] = []
         self._error: SRMError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -84,11 +86,12 @@ class Stream:
             if self._error is not None and not self._streams.has_news[self._number]:
                 raise self._error
 
-    def take(self) -> Delivery:
-        """Everything new since the last time."""
+    def take(self, only_ended: bool = False) -> Delivery:
+        """Everything new since the last time; `only_ended`: of columns, what is of completions that
+        have ended, and so all of them."""
         self._streams.has_news[self._number] = False
         outputs, self._outputs = self._outputs, []
-        news = self._streams.table.take(self._first, self._size)
+        news = self._streams.table.take(self._first, self._size, only_ended)
         ends = sum(output.finish_reason is not None for _, output in outputs)
         self.unfinished -= ends + int(np.count_nonzero(news.reasons))
         return Delivery(outputs, news, int(self._streams.versions[self._number]))
@@ -107,6 +110,33 @@ class Stream:
             self._streams.send(message)
         self.unfinished -= len(indices)
         table.mute(self._first, indices)
+
+    def cut(self, place: int, end: int) -> int:
+        """End what a request still runs or has not begun of its completions from `end` on.
+
+        Nothing more comes of them, not even what has come and was not taken: the number of tokens
+        that is.
+        """
+        first, size = self._first + place * self.n + end, self._ends[place] - end
+        if size <= 0:
+            return 0
+        self._ends[place] = end
+        table = self._streams.table
+        outputs, self._outputs = self._outputs, []
+        dropped: list[Output] = []
+        for at, output in outputs:
+            if at == place and output.index >= end:
+                dropped.append(output)
+            else:
+                self._outputs.append((at, output))
+        if not table.ended(first, size).all():
+            self._streams.send(StopSamples(self._ids[place], b"", cut=end))
+        # The end of one that came as an Output counts as told as soon as it is here.
+        self.unfinished -= int(np.count_nonzero(~table.told(first, size)))
+        self.unfinished -= sum(output.finish_reason is not None for output in dropped)
+        unread = table.mute(first, np.arange(size))
+        self.wake()  # somebody may wait for what does not come any more
+        return unread + sum(len(output.token_ids) // 4 for output in dropped)
 
     def add_output(self, place: int, output: Output) -> None:
         """Take in an Output of one of the requests."""
@@ -132,12 +162,16 @@ class Stream:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Forget the requests; those that still run are aborted."""
+        """Forget the requests; those that still run are aborted.
+
+        Durable ones not if they were lost: an engine that is still there goes on with them.
+        """
         is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
         self._streams.table.close(self._first, self._size)
         self._streams.forget(self._number, self._ids)
-        for place in np.flatnonzero(runs).tolist():
+        is_lost = self._is_durable and self._error is not None
+        for place in np.flatnonzero(runs & (not is_lost)).tolist():
             self._streams.send(Abort(self._ids[place]))
 
 

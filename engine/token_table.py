@@ -86,14 +86,17 @@ class TokenTable:
         readers: I64 = self._reader[rows]
         return readers
 
-    def take(self, first: int, size: int) -> News:
-        """What a stretch has new since the last time."""
+    def take(self, first: int, size: int, only_ended: bool = False) -> News:
+        """What a stretch has new since the last time; `only_ended`: leave what is of completions
+        that have not ended."""
         row = _row(first)
-        if size == 1:
+        if size == 1 and not only_ended:
             return self._take_one(row)
         stretch = slice(row, row + size)
         has_ended = (self._reason[stretch] != 0) & ~self._is_told[stretch]
-        indices = np.flatnonzero((self._queues.count[stretch] > 0) | has_ended)
+        if not only_ended:
+            has_ended |= self._queues.count[stretch] > 0
+        indices = np.flatnonzero(has_ended)
         rows = indices + row
         reasons = self._reason[rows]
         self._is_told[rows] = reasons != 0
@@ -115,12 +118,20 @@ class TokenTable:
         is_open = row < self._top and self._stream[row] == stream
         return int(self._reader[row]) if is_open else NOBODY
 
-    def mute(self, first: int, indices: I64) -> None:
-        """End completions of which nothing more is to be read, nor that they have ended."""
+    def mute(self, first: int, indices: I64) -> int:
+        """End completions of which nothing more is to be read, nor that they have ended. The number
+        of their tokens that nobody has read."""
         rows = _row(first) + indices
         self._reason[rows] = 1
         self._is_told[rows] = True
+        unread = int(self._queues.count[rows].sum())
         self._queues.forget(rows)
+        return unread
+
+    def told(self, first: int, size: int) -> Bool:
+        """bool[size]: whether the end of each completion of a stretch has been read."""
+        row = _row(first)
+        return self._is_told[row : row + size]
 
     def has_ended(self, first: int, index: int) -> bool:
         """Whether a completion has, be it read or not."""

@@ -1,4 +1,4 @@
-"""`python -m server serve | api`: the supervisor with both processes, or one API process."""
+"""`python -m server serve | api | jobs`: the supervisor with all processes, or one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.config import load
 from engine.errors import SRMError
 from engine.memory import collect_rarely
-from server import launch
+from server import jobs, launch
 from server.app import create_app
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
@@ -79,13 +79,13 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-_COMMANDS = {"serve": launch.main, "api": serve_api}
+_COMMANDS = {"serve": launch.main, "api": serve_api, "jobs": jobs.main}
 
 
 def main(argv: list[str]) -> int:
     command = _COMMANDS.get(argv[0]) if argv else None
     if command is None:
-        print("usage: python -m server serve | api [options]", file=sys.stderr)
+        print("usage: python -m server serve | api | jobs [options]", file=sys.stderr)
         return 2
     try:
         return command(argv[1:])

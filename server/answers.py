@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from operator import itemgetter
 from typing import Protocol
 
 from msgspec import UNSET, Raw, UnsetType
@@ -21,15 +22,16 @@ from server.bodies import json_reply
 from server.generation import Generation
 from server.journal import note_completion
 from server.pacing import Pacing
+from server.read_ahead import read_ahead
 from server.rendering import Choices
-from server.replies import Usage
+from server.replies import Samples, Usage
 from server.responses import EventStream
-from server.sample import Delta, join
-
-_NOTHING = Raw(b"null")
+from server.sample import Delta
 
 UsageField = Usage | UnsetType | None
 """Absent, null or there."""
+SamplesField = list[Samples] | UnsetType
+"""Of each prompt, or absent."""
 
 
 class Shape(Protocol):
@@ -38,8 +40,11 @@ class Shape(Protocol):
     def choice(self, whole: Delta) -> Raw:
         """A finished choice of a whole reply."""
 
-    def reply(self, choices: list[Raw], usage: Usage) -> bytes:
+    def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
         """The whole reply."""
+
+    def whole_news(self, whole: Delta) -> Raw:
+        """A finished choice in an event of a stream."""
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         """The choices of each event that tells these deltas; none if nobody waits for them."""
@@ -47,7 +52,7 @@ class Shape(Protocol):
     def rendering(self) -> Choices | None:
         """What writes choices that are nothing but text straight from arrays, if anything can."""
 
-    def event(self, choices: list[Raw], usage: UsageField) -> bytes:
+    def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
         """An event of a stream."""
 
 
@@ -72,18 +77,13 @@ class Answers:
         """The reply in one piece, of a request that asks for no stream. Raises as `respond`."""
         if generation.request.stream:
             raise InvalidRequest("stream must be false here, got true", "stream")
-        parts: dict[int, list[Delta]] = {}
-        choices = [_NOTHING] * generation.num_choices
+        choices: list[tuple[int, Raw]] = []
         with self._claimed(generation):
-            async with aclosing(generation.deltas(self._client)) as batches:
-                async for deltas in batches:
-                    for delta in deltas:
-                        parts.setdefault(delta.index, []).append(delta)
-                        if delta.finish_reason is not None:
-                            finished = join(parts.pop(delta.index))
-                            for whole in generation.choices(finished):
-                                choices[whole.index] = shape.choice(whole)
-        return shape.reply(choices, generation.usage)
+            async with aclosing(generation.wholes(self._client)) as batches:
+                async for wholes in batches:
+                    choices += [(whole.index, shape.choice(whole)) for whole in wholes]
+        choices.sort(key=itemgetter(0))
+        return shape.reply([raw for _, raw in choices], generation.usage, generation.samples)
 
     async def _events(self, generation: Generation, shape: Shape) -> AsyncGenerator[bytes, None]:
         """The reply as a stream of JSON documents; the choices with news share an event."""
@@ -102,6 +102,8 @@ class Answers:
                     last = now
                     for choices in news:
                         yield shape.event(choices, generation.usage if is_continuous else usage)
+            if generation.samples is not UNSET:
+                yield shape.event([], UNSET, generation.samples)
             if options and options.include_usage:
                 yield shape.event([], generation.usage)
 
@@ -114,6 +116,14 @@ class Answers:
                 async for news in parts:
                     choices = rendering.render(news)
                     yield [[Raw(choices)]] if choices else []
+            return
+        if generation.request.stream_whole:
+            source = generation.wholes(self._client)
+            if generation.request.ends_early:  # and frees slots, whether somebody reads or not
+                source = read_ahead(source)
+            async with aclosing(source) as wholes:
+                async for whole in wholes:
+                    yield [[shape.whole_news(one) for one in whole]] if whole else []
             return
         pacing = Pacing(generation.request.stream_interval or 1)
         async with aclosing(generation.deltas(self._client)) as batches:
@@ -143,8 +153,16 @@ def _record(generation: Generation) -> None:
     metrics.REQUEST_PROMPT_TOKENS.observe(usage.prompt_tokens)
     metrics.REQUEST_COMPLETION_TOKENS.observe(usage.completion_tokens)
     metrics.REQUEST_CHOICES.observe(generation.num_choices)
+    if generation.is_durable:  # nobody waits for it
+        return
     metrics.E2E_REQUEST_LATENCY.observe(time.monotonic() - generation.started)
     first_token_s = generation.first_output and generation.first_output - generation.started
-    note_completion(generation.id, usage.prompt_tokens, usage.completion_tokens, first_token_s)
+    note_completion(
+        generation.id,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        generation.discarded_tokens,
+        first_token_s,
+    )
     if generation.first_output is not None:
         metrics.TIME_TO_FIRST_TOKEN.observe(generation.first_output - generation.started)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,10 +20,12 @@ from engine.client import EngineClient
 from engine.errors import SRMError
 from server import (
     admin,
+    batches,
     chat,
     completions,
     dashboard,
     errors,
+    files,
     health,
     models,
     reference,
@@ -39,12 +43,16 @@ from server.guard import Guard
 from server.keys import load_keys
 from server.limits import check_limits
 from server.retries import Retries
+from server.store import Store
+from server.store_gauges import update_gauges
 from server.text import Text
 from server.traces import Tracer
 
 OPERATIONS = (
     *completions.OPERATIONS,
     *chat.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
     *tokenize.OPERATIONS,
     *models.OPERATIONS,
     *service.OPERATIONS,
@@ -55,6 +63,9 @@ OPERATIONS = (
     *reference.OPERATIONS,
 )
 """All that is told of the routes below."""
+
+STORE_THREADS = 16
+"""Most things that are done to files at once: a slow disk holds up nothing else."""
 
 
 def create_app(
@@ -74,6 +85,9 @@ def create_app(
     check_limits(config, keys)
     tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
 
+    store = Store(config.data_dir)
+    threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await client.connect()
@@ -85,6 +99,8 @@ def create_app(
                 template.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+            threads.shutdown(wait=False)
+            store.close()
 
     def retry_after_s() -> int:
         return client.status.retry_after_s if client.status else 1
@@ -109,11 +125,15 @@ def create_app(
     app.include_router(completions.routes(completing, config.max_body_bytes))
     app.include_router(chat.routes(chatting, config.max_body_bytes))
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
+    kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
+    jobs = batches.Batches(store, threads, config.max_batches, has_chats=template is not None)
+    app.include_router(files.routes(kept))
+    app.include_router(batches.routes(jobs, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(service.router)
     app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))
-    app.include_router(scrape.routes(config.model_name))
+    app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))
     app.include_router(dashboard.routes())
     app.include_router(reference.routes(OPERATIONS))
     return app

@@ -21,11 +21,14 @@ _MOST_PARTS = 64
 """Parts that wait side by side; more of them are made one."""
 
 
-async def taken(stream: Stream) -> AsyncGenerator[Delivery, None]:
-    """What is new since the last time, until all has ended. Raises as `Stream.wait`."""
+async def taken(stream: Stream, only_ended: bool = False) -> AsyncGenerator[Delivery, None]:
+    """What is new since the last time, until all has ended; `only_ended` as in `Stream.take`.
+
+    Raises as `Stream.wait`.
+    """
     while stream.unfinished:
         await stream.wait()
-        yield stream.take()
+        yield stream.take(only_ended)
 
 
 class Backlog:

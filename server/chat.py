@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.errors import InvalidRequest, RequestError
-from server.answers import Answers, UsageField
+from server.answers import Answers, SamplesField, UsageField
 from server.bodies import read_body
 from server.chat_protocol import CHAT_NEUTRAL, MESSAGES_FORMS, ChatRequest, parse_chat
 from server.chat_replies import (
@@ -36,7 +36,7 @@ from server.logprobs import naming, scored
 from server.models import Models
 from server.openapi import Body, Operation
 from server.origin import origin
-from server.replies import Usage
+from server.replies import Counted, Samples, Usage
 from server.responses import WhileConnected
 from server.sample import Delta
 from server.sender import Sender, of_current_request
@@ -50,7 +50,7 @@ OPERATIONS = (
         body=Body(kind=ChatRequest, forms={"messages": MESSAGES_FORMS}, neutral=CHAT_NEUTRAL),
         reply=ChatCompletion,
         events=ChatChunk,
-        parts=(ChatChoice, ChunkChoice),
+        parts=(ChatChoice, ChunkChoice, Samples, Counted),
         errors=(404, 409, 504),
     ),
 )
@@ -142,10 +142,24 @@ class ChatShape:
             finish_reason=whole.finish_reason,
             stop_reason=whole.stop_reason,
             token_ids=self._token_ids(whole),
+            matched=UNSET if whole.matched is None else whole.matched,
+            count=UNSET if whole.count is None else whole.count,
         )
         return Raw(_encode(choice))
 
-    def reply(self, choices: list[Raw], usage: Usage) -> bytes:
+    def whole_news(self, whole: Delta) -> Raw:
+        choice = ChunkChoice(
+            index=whole.index,
+            delta=ChatDelta(role="assistant", content=whole.text),
+            logprobs=self._logprobs(whole),
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            token_ids=self._token_ids(whole),
+            matched=UNSET if whole.matched is None else whole.matched,
+        )
+        return Raw(_encode(choice))
+
+    def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
         made = origin(self._client, self._generation)
         return _encode(
             ChatCompletion(
@@ -158,6 +172,7 @@ class ChatShape:
                 weights_version=made.version,
                 first_weights_version=made.first_version,
                 prompt_token_ids=self._prompt,
+                samples=samples,
             )
         )
 
@@ -197,7 +212,7 @@ class ChatShape:
     def rendering(self) -> None:
         """Nothing can: what a chunk is to say depends on more than its text."""
 
-    def event(self, choices: list[Raw], usage: UsageField) -> bytes:
+    def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
         made = origin(self._client, self._generation)
         chunk = ChatChunk(
             id=self._generation.id,
@@ -208,6 +223,7 @@ class ChatShape:
             system_fingerprint=made.fingerprint,
             weights_version=made.version,
             prompt_token_ids=self._prompt,
+            samples=samples,
         )
         self._prompt = UNSET
         return _encode(chunk)

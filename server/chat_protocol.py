@@ -79,6 +79,9 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
                 f"{self.max_completion_tokens} are two names of one limit: send one of them",
                 "max_tokens",
             )
+        if self.returns == "counts":
+            shown = {"logprobs": self.logprobs, "return_token_ids": self.return_token_ids}
+            self.refuse_beside(shown, 'return = "counts", which has no choices')
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest(
                 f"top_logprobs = {self.top_logprobs} is allowed only with logprobs = true",

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from server.openapi import reference
-from server.replies import TokenIdsJson, Usage
+from server.replies import Samples, TokenIdsJson, Usage
 
 
 class TopLogprob(msgspec.Struct):
@@ -48,6 +48,10 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
     token_ids: list[int] | UnsetType = UNSET
+    matched: bool | UnsetType = UNSET
+    """Whether its text matches `until.match`."""
+    count: int | UnsetType = UNSET
+    """With `return` = "unique": how many samples it stands for."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -67,6 +71,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     first_weights_version: int | UnsetType = UNSET
     """Of those that the first token was made with, if they were others."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    samples: list[Samples] | UnsetType = UNSET
+    """With `until`, or another `return` than "choices"."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -84,6 +90,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    matched: bool | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -101,3 +108,5 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     """Of the weights that the last token of this was made with."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     """In the first one."""
+    samples: list[Samples] | UnsetType = UNSET
+    """In the last one, with `until`."""

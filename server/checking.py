@@ -52,21 +52,29 @@ def checked(
             _check_neutral(name, value, neutral[name])
         else:
             raise InvalidRequest(f"{name!r} is not a field of this request", name)
-    request = kind(**fields)
+    names = _attributes(kind)
+    request = kind(**{names[name]: value for name, value in fields.items()})
     request.check()
     return request
 
 
 @cache
 def hints_of(kind: type[Fields]) -> dict[str, Any]:
-    """The annotation of every field, whole."""
-    return get_type_hints(kind, include_extras=True)
+    """The annotation of every field, whole, by its name on the wire."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+
+
+@cache
+def _attributes(kind: type[Fields]) -> dict[str, str]:
+    """What each field is called here, by its name on the wire."""
+    return {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
 
 
 def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
     """That a field of a request may not have a value."""
     hint = hints_of(kind)[name]
-    return InvalidRequest(f"{name} must be {_allowed(hint)}; got {show(value)}", name)
+    return InvalidRequest(f"{name} must be {allowed(hint)}; got {show(value)}", name)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def _convert(kind: type[Fields], name: str, value: Any) -> Any:
         raise refused(kind, name, value) from None
 
 
-def _allowed(hint: Any) -> str:
+def allowed(hint: Any) -> str:
     """The description in a field's annotation."""
     optional = next((arg for arg in get_args(hint) if get_origin(arg) is Annotated), hint)
     meta = get_args(hint if get_origin(hint) is Annotated else optional)[-1]

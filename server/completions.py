@@ -16,7 +16,7 @@ from starlette.responses import Response
 from engine.client import EngineClient
 from engine.errors import InvalidRequest
 from server import packed
-from server.answers import Answers, UsageField
+from server.answers import Answers, SamplesField, UsageField
 from server.bodies import read_body
 from server.fields import (
     NEUTRAL,
@@ -29,7 +29,15 @@ from server.origin import Origin, origin
 from server.prompts import encode_prompts
 from server.protocol import PROMPT_FORMS, CompletionRequest, parse_completion
 from server.rendering import Choices, Pieces, Template
-from server.replies import Choice, Completion, Packed, PromptLogprob, Usage
+from server.replies import (
+    Choice,
+    Completion,
+    Counted,
+    Packed,
+    PromptLogprob,
+    Samples,
+    Usage,
+)
 from server.responses import WhileConnected
 from server.sample import Delta
 from server.sender import Sender, of_current_request
@@ -47,7 +55,7 @@ OPERATIONS = (
         ),
         reply=Completion,
         events=Completion,
-        parts=(Choice, PromptLogprob, Packed),
+        parts=(Choice, PromptLogprob, Packed, Samples, Counted),
         errors=(404, 409, 504),
     ),
 )
@@ -138,8 +146,11 @@ class CompletionShape:
     def choice(self, whole: Delta) -> Raw:
         return Raw(_encode(self._choice(whole)))
 
-    def reply(self, choices: list[Raw], usage: Usage) -> bytes:
-        return self._encode(choices, usage, origin(self._client, self._generation))
+    def whole_news(self, whole: Delta) -> Raw:
+        return self.choice(whole)
+
+    def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
+        return self._encode(choices, usage, samples, origin(self._client, self._generation))
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         choices = [
@@ -154,10 +165,10 @@ class CompletionShape:
         stops = generation.request.stop_token_ids
         return Choices(self._pieces, self._template, generation.num_choices, stops)
 
-    def event(self, choices: list[Raw], usage: UsageField) -> bytes:
+    def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
         version = self._generation.weights_version
-        if isinstance(usage, Usage):
-            return self._encode_event(choices, usage)
+        if isinstance(usage, Usage) or samples is not UNSET:
+            return self._encode_event(choices, usage, samples)
         if version != self._version:
             self._frames.clear()
             self._version = version
@@ -167,11 +178,15 @@ class CompletionShape:
         begin, end = self._frames[usage]
         return b"%b%b%b" % (begin, b",".join(map(bytes, choices)), end)
 
-    def _encode_event(self, choices: list[Raw], usage: UsageField) -> bytes:
-        made = origin(self._client, self._generation)
-        return self._encode(choices, usage, made._replace(first_version=UNSET))
+    def _encode_event(
+        self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET
+    ) -> bytes:
+        made = origin(self._client, self._generation)._replace(first_version=UNSET)
+        return self._encode(choices, usage, samples, made)
 
-    def _encode(self, choices: list[Raw], usage: UsageField, made: Origin) -> bytes:
+    def _encode(
+        self, choices: list[Raw], usage: UsageField, samples: SamplesField, made: Origin
+    ) -> bytes:
         return _encode(
             Completion(
                 id=self._generation.id,
@@ -182,6 +197,7 @@ class CompletionShape:
                 system_fingerprint=made.fingerprint,
                 weights_version=made.version,
                 first_weights_version=made.first_version,
+                samples=samples,
             )
         )
 
@@ -192,6 +208,8 @@ class CompletionShape:
             text=delta.text,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
+            matched=UNSET if delta.matched is None else delta.matched,
+            count=UNSET if delta.count is None else delta.count,
         )
         prompt = self._generation.prompt_of(delta.index)
         if request.return_packed:

@@ -9,10 +9,9 @@ from msgspec import Meta
 
 from engine.errors import InvalidRequest
 from engine.messages import MAX_BIAS, MAX_LOGPROBS, MAX_PENALTY, REPETITION_PENALTIES
-from server.checking import Fields, refused
+from server.checking import refused
+from server.until import MAX_CHOICES, WantedSamples
 
-MAX_CHOICES = 100_000
-"""Most completions of one request: prompts x n."""
 MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""
 MAX_STOPS = 128
@@ -56,7 +55,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Padding of events, which there is none of: only false is taken."""
 
 
-class SamplingRequest(Fields, frozen=True, kw_only=True):
+class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     """What completions and chat completions have in common."""
 
     model: Annotated[str, Meta(description="a string")] | None = None
@@ -186,6 +185,9 @@ class SamplingRequest(Fields, frozen=True, kw_only=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def check(self) -> None:
+        self.check_wanted(self.n, self.stream)
+        if self.stream_whole and self.stream_interval is not None:
+            self.refuse_beside({"stream_interval": True}, "stream_whole, which sends whole choices")
         for name in ("stream_options", "stream_interval"):
             if getattr(self, name) is not None and not self.stream:
                 raise InvalidRequest(f"{name} is allowed only with stream = true", name)

@@ -2,38 +2,36 @@
 
 Yields what is new as fast as it is asked for, so a slow reader gets fewer, larger deltas and no
 queue of events grows. Closing the iterator cancels everything that still runs. Knows no HTTP.
-
-Randomness: sample k of a prompt draws from the stream (seed, k). A given seed is every prompt's, so
-a completion does not depend on which other prompts are in the list; without one, each prompt gets a
-seed of its own, so equal prompts give different completions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from typing import TypeVar
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
 from engine.client import EngineClient
 from engine.errors import StepFailed
-from engine.messages import PROMPT, REASONS, Output, Request
+from engine.messages import PROMPT, REASONS, Output
 from engine.news import News, slices
 from engine.streams import Delivery, Stream
+from server.asking import Asking, wants_whole
 from server.backlog import Backlog, taken
-from server.packed import PackedSample
+from server.feeding import Feeding
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
 from server.ranking import Ranking
-from server.replies import PromptTokensDetails, Usage
-from server.sample import Delta, Sample, StopStrings, join
+from server.replies import PromptTokensDetails, Samples, Usage
+from server.sample import Delta, StopStrings, join
 from server.sampling import sampling_params
 from server.sender import Sender
 from server.text import Text
 from server.watch import Watch
+from server.wholes import Wholes
 
 _BROKEN = "the model produced no finite probabilities"
 _AT_ONCE = 512
@@ -59,13 +57,11 @@ class Generation:
         self.id = request.request_id or id
         """What the reply is called. The engine is not told: an id that is used again must not meet
         what is still on its way from the engine for the one before."""
-        self._engine_id = id
         self.request = request
         self.prompts = [Prompt(prompt, request, text) for prompt in prompts]
         self.created_unix = int(time.time()) if sender.created_unix is None else sender.created_unix
         self.started = time.monotonic()
         self.first_output: float | None = None
-        self.completion_tokens = 0
         self.weights_version: int | None = None
         """Of the weights that the last of it was made with; None before anything is."""
         self.first_version: int | None = None
@@ -75,10 +71,13 @@ class Generation:
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stops = StopStrings(request.stops) if request.stops else None
         self._params = sampling_params(request, text)
+        self._feeding = Feeding(request, prompts, text, self._params, self._stops)
+        self._asking = Asking(id, request, self._params, sender)
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
         )
-        self._samples: dict[int, Sample | PackedSample] = {}  # from their first output on
+        self._wholes = Wholes(request, len(prompts))
+        self._stream: Stream | None = None
         self._cached_tokens = [0] * len(prompts)
         self._cached_in_columns: list[int] = []
         is_scored = self._params.prompt_logprobs is not None
@@ -89,8 +88,18 @@ class Generation:
         ]
 
     @property
+    def completion_tokens(self) -> int:
+        """So far; where not all samples need be in the reply, of those that are."""
+        return self._wholes.num_tokens if self.request.ends_early else self._feeding.num_tokens
+
+    @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.request.n
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether its sender sends it again until it is answered."""
+        return self._sender.durable
 
     @property
     def usage(self) -> Usage:
@@ -100,10 +109,26 @@ class Generation:
             prompt_tokens=prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(
-                sum(self._cached_tokens) + sum(self._cached_in_columns)
+            prompt_tokens_details=UNSET
+            if self._sender.durable
+            else PromptTokensDetails(sum(self._cached_tokens) + sum(self._cached_in_columns)),
+            # What lasts must give the same reply each time, and this depends on time.
+            discarded_tokens=(
+                self.discarded_tokens
+                if self.request.ends_early and not self._sender.durable
+                else UNSET
             ),
         )
+
+    @property
+    def discarded_tokens(self) -> int:
+        """That have come of samples which are not in the reply, or not known to be, so far."""
+        return self._feeding.num_tokens - self.completion_tokens
+
+    @property
+    def samples(self) -> list[Samples] | UnsetType:
+        """How many were drawn, where the reply says so."""
+        return self._wholes.samples() if self.request.says_samples else UNSET
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of a choice."""
@@ -123,19 +148,20 @@ class Generation:
         is_text = not request.return_packed and request.skip_special_tokens
         is_at_once = (request.stream_interval or 1) == 1
         is_cut = self._stops is not None or request.include_stop_str_in_output
-        return request.stream and is_text and is_at_once and not (says_more or is_cut)
+        is_plain = is_text and is_at_once and not (says_more or is_cut)
+        return request.stream and is_plain and not request.stream_whole
 
     async def news(self, client: EngineClient) -> AsyncGenerator[News, None]:
         """What a plain request has new since the last time; to be iterated once.
 
         Raises what the engine refuses the request with. A refusal of any prompt ends them all.
         """
-        with client.open(self._requests()) as stream:
+        with client.open(self._asking.requests(self.prompts, self._asked)) as stream:
             while stream.unfinished:
                 await stream.wait()
                 delivery = stream.take()
                 self._note(stream, delivery)
-                self.completion_tokens += len(delivery.news.token_ids)
+                self._feeding.num_tokens += len(delivery.news.token_ids)
                 yield delivery.news
 
     async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
@@ -145,58 +171,63 @@ class Generation:
         """
         if idle := self._without_engine():
             yield idle
-        requests = self._requests()
+        requests = self._asking.requests(self.prompts, self._asked)
         if not requests:
             return
         with client.open(requests) as stream:
-            source = taken(stream)
+            self._stream = stream
+            source = taken(stream, only_ended=wants_whole(self.request))
             if self._stops is not None:
                 watch = Watch(self._table, self._stops, len(requests) * stream.n)
-                source = Backlog(stream, watch).taken(only_whole=not self.request.stream)
+                source = Backlog(stream, watch).taken(only_whole=self._can_wait)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)
                     for outputs in self._in_parts(delivery):
-                        if deltas := self._feed(outputs):
+                        if deltas := self._feeding.feed(outputs):
                             yield deltas
                         await asyncio.sleep(0)  # a request of many completions is not alone here
 
-    def _requests(self) -> list[Request]:
-        """To the engine; those of `_asked` prompts."""
-        request, found = self.request, []
-        sender, has_alternatives = self._sender, bool(self._params.logprobs)
-        is_stream = request.stream or self._stops or has_alternatives
-        in_outputs = has_alternatives or sender.durable  # of which columns know nothing
-        for prompt in self._asked:
-            params = msgspec.structs.replace(self._params, seed=self._seed(prompt))
-            found.append(
-                Request(
-                    id=f"{self._engine_id}-{prompt}",
-                    prompt_token_ids=self.prompts[prompt].token_ids,
-                    params=params,
-                    # The client's is the other way round.
-                    priority=sender.priority - request.priority,
-                    emit="final" if not is_stream else "delta" if in_outputs else "columns",
-                    share=sender.share,
-                    weight=sender.weight,
-                    durable=sender.durable,
-                )
-            )
-        return found
+    async def wholes(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
+        """The choices of the reply, whole, each as soon as it is certain; to be iterated once.
 
-    def _seed(self, prompt: int) -> int:
-        given = self.request.seed
-        if given is None:
-            drawn = self._sender.seed(self._engine_id, prompt)
-            return secrets.randbits(64) if drawn is None else drawn
-        return given % 2**64
+        Raises as `news` does, and InvalidRequest when there are too many distinct ones to count.
+        """
+        parts: dict[int, list[Delta]] = {}
+        async with aclosing(self.deltas(client)) as batches:
+            async for deltas in batches:
+                finished: list[Delta] = []
+                for delta in deltas:
+                    parts.setdefault(delta.index, []).append(delta)
+                    if delta.finish_reason is not None:
+                        finished += self.choices(join(parts.pop(delta.index)))
+                if finished:
+                    certain = await self._wholes.take(finished)
+                    self._stop_others()
+                    for part in _parts(certain):
+                        yield part
+        for part in _parts(self._wholes.rest()):
+            yield part
+
+    def _stop_others(self) -> None:
+        """End the samples that are known not to be in the reply."""
+        n = self.request.num_samples
+        for prompt, begin, end in self._wholes.unneeded():
+            assert self._stream is not None, "samples without tokens do not match"
+            unread = self._stream.cut(self._asked.index(prompt), begin)
+            self._feeding.cut(prompt * n + begin, prompt * n + end, unread)
+
+    @property
+    def _can_wait(self) -> bool:
+        """Whether nothing need be known before all have ended."""
+        return not (self.request.stream or self.request.ends_early)
 
     def _without_engine(self) -> list[Delta]:
         """Of prompts of which nothing is wanted that takes an engine."""
         asked, samples = set(self._asked), range(self.request.num_samples)
         idle = (prompt for prompt in range(len(self.prompts)) if prompt not in asked)
         indices = [prompt * len(samples) + sample for prompt in idle for sample in samples]
-        return [self._sample(i).feed(Output("", i, finish_reason="length")) for i in indices]
+        return self._feeding.feed([(i, Output("", i, finish_reason="length")) for i in indices])
 
     def _note(self, stream: Stream, delivery: Delivery) -> None:
         """Raises StepFailed if the model broke."""
@@ -228,8 +259,7 @@ class Generation:
             for place, output in delivery.outputs
             if output.index != PROMPT
         ]
-        for begin in range(0, len(outputs), _AT_ONCE):
-            yield outputs[begin : begin + _AT_ONCE]
+        yield from _parts(outputs)
         for news in slices(delivery.news, _AT_ONCE):
             yield [
                 (
@@ -247,35 +277,11 @@ class Generation:
                 )
             ]
 
-    def _feed(self, outputs: list[tuple[int, Output]]) -> list[Delta]:
-        fresh: dict[int, list[Delta]] = {}
-        for index, output in outputs:
-            sample = self._sample(index)
-            if sample.finished:  # by a stop string, before this came
-                continue
-            delta = sample.feed(output)
-            self.completion_tokens += delta.num_tokens
-            fresh.setdefault(index, []).append(delta)
-        return [join(deltas) for deltas in fresh.values()]
 
-    def _sample(self, index: int) -> Sample | PackedSample:
-        sample = self._samples.get(index)
-        if sample is None:
-            prompt = index // self.request.num_samples
-            sample = self._samples[index] = self._new_sample(prompt, index)
-        return sample
+_Part = TypeVar("_Part")
 
-    def _new_sample(self, prompt: int, index: int) -> Sample | PackedSample:
-        request = self.request
-        if request.return_packed:
-            return PackedSample(index, self._params.stop_token_ids)
-        return Sample(
-            index,
-            self._text,
-            self._stops,
-            self._params.stop_token_ids,
-            has_offsets=request.logprobs is not None,
-            echo=self.prompts[prompt].token_ids if request.echo else b"",
-            with_special=not request.skip_special_tokens,
-            keeps_stop=request.include_stop_str_in_output,
-        )
+
+def _parts(items: list[_Part]) -> Iterator[list[_Part]]:
+    """In lists of at most _AT_ONCE."""
+    for begin in range(0, len(items), _AT_ONCE):
+        yield items[begin : begin + _AT_ONCE]

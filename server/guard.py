@@ -24,7 +24,7 @@ from engine.errors import (
 from server import errors
 from server.config import ServerConfig
 from server.draining import READING, Draining
-from server.intake import Intake
+from server.intake import Intake, is_upload
 from server.journal import CURRENT
 from server.keys import ApiKey, Keys
 from server.limits import Limits
@@ -64,7 +64,11 @@ class Guard:
         self._limits = Limits(config.requests_per_minute, config.tokens_per_minute)
         self._max_connections = config.max_connections
         self.intake = Intake(
-            config.max_body_bytes, config.max_waiting_bytes, config.receive_timeout_s, retry_after_s
+            config.max_body_bytes,
+            config.max_waiting_bytes,
+            config.receive_timeout_s,
+            retry_after_s,
+            config.max_file_bytes,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +82,7 @@ class Guard:
             is_begun = True
             await send(message)
 
-        body = self.intake.body(receive)
+        body = self.intake.body(receive, is_upload(scope))
         try:
             self._admit(scope)
             await self._app(scope, body, watched_send)
@@ -111,7 +115,7 @@ class Guard:
             raise InvalidRequest(
                 f"content-encoding must be left out; got {encoding[:80]!r}", "content-encoding"
             )
-        self.intake.check_announced(headers.get("content-length", ""))
+        self.intake.check_announced(headers.get("content-length", ""), is_upload(scope))
 
     def _check_port(self, scope: Scope, path: str) -> None:
         if self._admin_port and _is_admin(path) and not self._is_admin_port(scope):

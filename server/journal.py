@@ -52,7 +52,11 @@ CURRENT: ContextVar[Entry] = ContextVar("request")
 
 
 def note_completion(
-    id: str, prompt_tokens: int, completion_tokens: int, first_token_s: float | None
+    id: str,
+    prompt_tokens: int,
+    completion_tokens: int,
+    discarded_tokens: int,
+    first_token_s: float | None,
 ) -> None:
     """A completion has ended, in whatever way; its tokens are charged to the key."""
     entry = CURRENT.get(None)
@@ -63,4 +67,4 @@ def note_completion(
     entry.completion_tokens += completion_tokens
     entry.first_token_s = first_token_s
     if entry.account is not None:
-        entry.account.charge(prompt_tokens + completion_tokens)
+        entry.account.charge(prompt_tokens + completion_tokens + discarded_tokens)

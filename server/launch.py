@@ -1,4 +1,4 @@
-"""`srm serve`: an engine process and API processes on this machine, under one supervisor.
+"""`srm serve`: engine, API processes and the one of batches on this machine, supervised.
 
 Owns what they share: the listening socket, a private folder (metrics, engine socket), and the
 settings of all as one flat set of flags, of which each is passed its own. Works from any folder.
@@ -90,6 +90,7 @@ def _supervisor(
             for number in range(server.api_processes)
         ],
         drain_s=server.drain_s,
+        others=[Child("jobs", python_module("server", server, "jobs"), without_keys, metrics)],
         snapshot_s=engine.snapshot_s,
     )
 

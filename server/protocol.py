@@ -16,13 +16,13 @@ from server.checking import (
     show,
 )
 from server.fields import (
-    MAX_CHOICES,
     NEUTRAL,
     Alternatives,
     Flag,
     SamplingRequest,
     TokenId,
 )
+from server.until import MAX_CHOICES
 
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 PROMPT_FORMS = (
@@ -82,6 +82,26 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             )
         if self.return_packed:
             self._refuse_text()
+        if self.says_samples:
+            self._check_samples()
+
+    def _check_samples(self) -> None:
+        """Refuse what goes not with `until`, or with another `return` than choices."""
+        is_ranked = self.num_samples > self.n
+        beside = {
+            "best_of": is_ranked,
+            "return_packed": self.return_packed,
+            "echo": self.echo,
+            "max_tokens": not self.max_tokens,
+        }
+        self.refuse_beside(beside, self.as_said)
+        if self.returns == "counts":
+            shown = {
+                "logprobs": self.logprobs is not None,
+                "prompt_logprobs": self.prompt_logprobs is not None,
+                "return_token_ids": self.return_token_ids,
+            }
+            self.refuse_beside(shown, 'return = "counts", which has no choices')
 
     def _refuse_text(self) -> None:
         """Refuse what asks for text where none is made."""

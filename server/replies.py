@@ -69,6 +69,10 @@ class Choice(msgspec.Struct, kw_only=True):
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     prompt_logprobs: Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)] | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
+    matched: bool | UnsetType = UNSET
+    """Whether its text matches `until.match`."""
+    count: int | UnsetType = UNSET
+    """With `return` = "unique": how many samples it stands for."""
     packed: Packed | UnsetType = UNSET
     """Instead of text, logprobs and token_ids."""
     packed_prompt: Annotated[Raw, Meta(extra_json_schema=reference(Packed))] | UnsetType = UNSET
@@ -86,7 +90,40 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    """Absent in batches: a result is the same bytes whatever was kept when it was made."""
+    discarded_tokens: int | UnsetType = UNSET
+    """With `until.count`: tokens that had come of samples that are not in the reply. How many there
+    are depends on time."""
+
+
+class Counted(msgspec.Struct, kw_only=True):
+    """Samples of one prompt that read the same."""
+
+    text: str | None
+    """Theirs, or with `count_by` = "group" what the group took; null of those without."""
+    count: int
+    matched: int | UnsetType = UNSET
+    """How many of them match."""
+
+
+class Samples(msgspec.Struct, kw_only=True):
+    """How many samples of one prompt were drawn, and what came of them."""
+
+    requested: int
+    """n."""
+    drawn: int
+    """Those that the reply is of: the first so many."""
+    matched: int | UnsetType = UNSET
+    """Of those drawn."""
+    reached: bool | UnsetType = UNSET
+    """Whether `until.count` of them match; if not, all n were drawn."""
+    distinct: int | UnsetType = UNSET
+    """With `return` = "unique" or "counts": different texts, or groups."""
+    finished_by: dict[str, int]
+    """How many of those drawn ended with each finish_reason."""
+    counts: list[Counted] | UnsetType = UNSET
+    """With `return` = "counts": the most frequent first."""
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -106,6 +143,8 @@ class Completion(msgspec.Struct, kw_only=True):
     """Of the weights that the last token of this was made with: 1, and one more for each change."""
     first_weights_version: int | UnsetType = UNSET
     """Of those that its first token was made with, in a whole reply, if they were others."""
+    samples: list[Samples] | UnsetType = UNSET
+    """With `until`, or another `return` than "choices": of each prompt."""
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

@@ -66,6 +66,12 @@ class Delta:
     """Characters before each token, those of an echoed prompt included; empty if not wanted."""
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    matched: bool | None = None
+    """Of a whole one: whether its text matches, if that is asked."""
+    group: str | None = None
+    """What the pattern's group took, if that is asked."""
+    count: int | None = None
+    """How many samples it stands for, if it does for several."""
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -40,6 +40,8 @@ OPERATIONS = (
 VLLM_NAMES = {
     "vllm:num_requests_running": "srm_engine_running_sequences",
     "vllm:num_requests_waiting": "srm_engine_waiting_sequences",
+    "vllm:num_requests_swapped": "srm_engine_parked_sequences",
+    "vllm:num_preemptions": "srm_engine_parked",
     "vllm:kv_cache_usage_perc": "srm_engine_slot_usage",
     "vllm:prompt_tokens": "srm_engine_prompt_tokens",
     "vllm:generation_tokens": "srm_engine_decode_tokens",
@@ -67,17 +69,15 @@ VLLM_NAMES = {
 """Families of ours by the names that dashboards made for vLLM know. Counters without `_total`."""
 VLLM_LABELS = {"finish_reason": "finished_reason"}
 """Labels of ours that are called otherwise there."""
-VLLM_CONSTANTS = {
-    "vllm:num_requests_swapped": ("gauge", "Always 0: a sequence keeps its slot."),
-    "vllm:num_preemptions": ("counter", "Always 0: a sequence keeps its slot."),
-}
 VLLM_CACHE_CONFIG = "vllm:cache_config_info"
 
 
 class Scrape:
     """The metrics of all processes, read by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, update: Callable[[], None]) -> None:
+        """`update` sets the gauges that nobody sets otherwise; it may block."""
+        self._update = update
         self._running: asyncio.Task[list[Metric]] | None = None
         self._next: asyncio.Task[list[Metric]] | None = None
 
@@ -91,6 +91,7 @@ class Scrape:
         if earlier is not None:
             await asyncio.wait([earlier])
         self._running, self._next = self._next, None
+        await asyncio.to_thread(self._update)
         return await asyncio.to_thread(read_families)
 
 
@@ -111,10 +112,6 @@ def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]
     for name, source in VLLM_NAMES.items():
         if source in by_name:
             found.append(_renamed(by_name[source], name, labels))
-    for name, (kind, meaning) in VLLM_CONSTANTS.items():
-        constant = Metric(name, meaning, kind)
-        constant.add_sample(name + ("_total" if kind == "counter" else ""), labels, 0)
-        found.append(constant)
     blocks = [
         _value(by_name, name) for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
     ]
@@ -160,10 +157,10 @@ def _text(families: list[Metric], model_name: str, names: frozenset[str]) -> byt
     return generate_latest(_Read(shown))
 
 
-def routes(model_name: str) -> APIRouter:
-    """The routes of this module."""
+def routes(model_name: str, update: Callable[[], None]) -> APIRouter:
+    """The routes of this module; `update` is that of `Scrape`."""
     router = APIRouter()
-    scrape = Scrape()
+    scrape = Scrape(update)
 
     @router.get("/metrics")
     async def metrics(names: Annotated[list[str], Query(alias="name[]")] = []) -> Response:  # noqa: B006

@@ -24,7 +24,10 @@ ENGINE_ORDER = (
     "metrics",
     "prefixes",
     "edits",
+    "shares",
     "sequence",
+    "accept",
+    "lines",
     "history",
     "pace",
     "latency",
@@ -33,6 +36,9 @@ ENGINE_ORDER = (
     "assembly",
     "outputs",
     "prefill",
+    "turns",
+    "admission",
+    "victims",
     "scheduler",
     "queue_rate",
     "tensors",
@@ -78,6 +84,7 @@ ENGINE_ORDER = (
     "bench.instant",
     "bench.simulate",
     "bench.prefix",
+    "bench.snapshot",
     "__main__",
 )
 """A file of engine/ imports only files before it."""

@@ -27,6 +27,7 @@ from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
 from engine.bench.prefix import PrefixBenchConfig
 from engine.bench.simulate import SimulationConfig
+from engine.bench.snapshot import SnapshotBenchConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
@@ -35,16 +36,22 @@ from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from server import (
     admin,
+    batch_replies,
+    batches,
     chat_protocol,
     chat_replies,
     conversation,
     dashboard,
     fields,
+    files,
+    matching,
     protocol,
     replies,
     scrape,
+    tally,
     template_process,
     tokenize,
+    until,
 )
 from server.app import create_app
 from server.bench import HttpBenchConfig
@@ -63,6 +70,7 @@ from training.evaluate import EvaluateConfig
 from training.many_samples import SamplesBenchConfig
 from training.precision import PrecisionConfig
 from training.pretrain import TrainConfig
+from training.until import UntilBenchConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
@@ -80,11 +88,13 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Host benchmark": (HostBenchConfig,),
     "Simulation": (SimulationConfig,),
     "Prefix benchmark": (PrefixBenchConfig,),
+    "Snapshot benchmark": (SnapshotBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Text benchmark": (TextBenchConfig,),
     "Server benchmark": (ServerBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
+    "Until benchmark": (UntilBenchConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""
@@ -228,8 +238,10 @@ def described(hint: Any) -> str | None:
 def test_every_request_field_is_there_with_what_is_allowed() -> None:
     hints = get_type_hints(protocol.CompletionRequest, include_extras=True)
     found = rows("api.md", "Fields that are honoured")
-    assert sorted(row[0].strip("`") for row in found) == sorted(hints)
-    fields_by_name = {one.name: one for one in msgspec.structs.fields(protocol.CompletionRequest)}
+    fields_by_name = {
+        one.encode_name: one for one in msgspec.structs.fields(protocol.CompletionRequest)
+    }
+    assert sorted(row[0].strip("`") for row in found) == sorted(fields_by_name)
     for row in found:
         field = fields_by_name[row[0].strip("`")]
         if not field.required and field.default is not None:
@@ -245,15 +257,20 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
         ("Chat fields", chat_protocol.ChatRequest),
         ("TokenizeRequest", tokenize.TokenizeRequest),
         ("DetokenizeRequest", tokenize.DetokenizeRequest),
+        ("FileForm", files.FileForm),
+        ("FileQuery", files.FileQuery),
+        ("BatchRequest", batches.BatchRequest),
+        ("BatchQuery", batches.BatchQuery),
     ],
 )
 def test_every_field_of_other_requests_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
     hints = get_type_hints(kind, include_extras=True)
     shared = fields.SamplingRequest.__struct_fields__ if heading == "Chat fields" else ()
+    spelled = {one.encode_name: one.name for one in msgspec.structs.fields(kind)}
     found = rows("api.md", heading)
-    assert sorted(row[0].strip("`") for row in found) == sorted(set(hints) - set(shared))
+    assert {spelled[row[0].strip("`")] for row in found} == set(hints) - set(shared)
     for row in found:
-        name = row[0].strip("`")
+        name = spelled[row[0].strip("`")]
         most = f"a list of 1 to {conversation.MAX_MESSAGES} messages"
         allowed = most if name == "messages" else described(hints[name])
         assert row[2].removesuffix(", see below") == allowed
@@ -297,6 +314,8 @@ def test_stream_options_are_there() -> None:
         ("PromptLogprob", replies.PromptLogprob),
         ("Packed", replies.Packed),
         ("Usage", replies.Usage),
+        ("Samples", replies.Samples),
+        ("Counted", replies.Counted),
         ("ModelList", replies.ModelList),
         ("ModelCard", replies.ModelCard),
         ("ChatCompletion", chat_replies.ChatCompletion),
@@ -309,6 +328,12 @@ def test_stream_options_are_there() -> None:
         ("EngineState", admin.EngineState),
         ("Tokenized", tokenize.Tokenized),
         ("TokenizerInfo", tokenize.TokenizerInfo),
+        ("FileObject", batch_replies.FileObject),
+        ("FileList", batch_replies.FileList),
+        ("Batch", batch_replies.Batch),
+        ("BatchList", batch_replies.BatchList),
+        ("BatchError", batch_replies.BatchError),
+        ("BatchUsage", batch_replies.BatchUsage),
         ("Errors", ErrorDetail),
     ],
 )
@@ -327,6 +352,8 @@ def test_limits_are_what_they_are() -> None:
     assert fields.MAX_BAD_WORD_LENGTH == fields.MAX_STOP_LENGTH
     for limit in limits:
         assert f" {getattr(fields, limit)}" in text
+    assert f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |" in text
+    assert f"| {tally.MAX_DISTINCT_BYTES // 2**20} MiB |" in text
     assert f"| messages of a chat | {conversation.MAX_MESSAGES} |" in text
     assert f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB " in text
     assert f" {tokenize.MAX_CHARACTERS} characters " in text
@@ -367,12 +394,7 @@ def test_every_name_of_vllm_is_there() -> None:
     ]
     found = rows("metrics.md", "Names of vLLM")
     assert [[cell.strip("`") for cell in row] for row in found if len(row) == 2] == expected
-    constants = [
-        [f"`{name}{'_total' if kind == 'counter' else ''}`", kind, meaning]
-        for name, (kind, meaning) in scrape.VLLM_CONSTANTS.items()
-    ]
-    assert [row for row in found if len(row) == 3][:-1] == constants
-    assert [row for row in found if len(row) == 3][-1][0] == f"`{scrape.VLLM_CACHE_CONFIG}`"
+    assert [row[0] for row in found if len(row) == 3] == [f"`{scrape.VLLM_CACHE_CONFIG}`"]
 
 
 def test_queries_name_metrics_that_exist() -> None:
@@ -405,6 +427,7 @@ async def test_every_error_code_is_there_with_status_and_type() -> None:
         ("method_not_allowed", 405, "invalid_request_error"),
         ("invalid_http", 400, "invalid_request_error"),
         ("headers_too_large", 431, "invalid_request_error"),
+        ("requested_range_not_satisfiable", 416, "invalid_request_error"),
     }
     for kind in every_error():
         error = errors.Overloaded("", 1) if kind is errors.Overloaded else kind("")
@@ -474,12 +497,16 @@ def test_the_refusal_shown_is_the_one_that_comes(server: Server) -> None:
     assert json.loads(answer) == json.loads(shown_answer)
 
 
-def test_python_examples_run_one_after_the_other(server: Server) -> None:
-    script = here("\n".join(blocks("api.md", "python test")), server)
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [("api.md", "n invalid_request Error code: 400"), ("many-samples.md", "drawn")],
+)
+def test_python_examples_run_one_after_the_other(server: Server, page: str, said: str) -> None:
+    script = here("\n".join(blocks(page, "python test")), server)
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
-    assert "n invalid_request Error code: 400" in done.stdout
+    assert said in done.stdout
 
 
 def test_a_trainer_changes_weights(text_model: Path, tmp_path: Path) -> None:

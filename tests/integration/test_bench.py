@@ -104,7 +104,7 @@ def test_a_server_that_is_not_asked_for_its_processor_time(server: Server, tmp_p
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--n=1000000", "n must be"),
+        ("--n=1000001", "n must be"),
         ("--served-model-name=nobody", "nobody"),
         ("--url=http://127.0.0.1:1", "http://127.0.0.1:1: "),
         ("--url=https://127.0.0.1:1", "url must be http://HOST:PORT"),

@@ -9,10 +9,10 @@ import pytest
 
 from engine.errors import InvalidRequest
 from server.fields import (
-    MAX_CHOICES,
     StreamOptions,
 )
 from server.protocol import ABOUT_TEXT, CompletionRequest, parse_completion
+from server.until import MAX_CHOICES
 
 
 def parse(**fields: Any) -> CompletionRequest:
@@ -192,7 +192,7 @@ def test_best_of_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
 
 def test_candidates_are_limited_as_choices_are() -> None:
     assert parse(n=1, best_of=1, stream=True).num_samples == 1
-    with pytest.raises(InvalidRequest, match="best_of = 50001 of 2 prompts") as refused:
+    with pytest.raises(InvalidRequest, match="best_of = 500001 of 2 prompts") as refused:
         parse(prompt=["a", "b"], best_of=MAX_CHOICES // 2 + 1)
     assert refused.value.param == "best_of"
 
@@ -290,7 +290,7 @@ def test_stream_options_need_a_stream() -> None:
 
 
 def test_prompts_times_n_is_limited() -> None:
-    with pytest.raises(InvalidRequest, match="n = 50001 of 2 prompts"):
+    with pytest.raises(InvalidRequest, match="n = 500001 of 2 prompts"):
         parse(prompt=["a", "b"], n=MAX_CHOICES // 2 + 1)
 
 

@@ -1,0 +1,37 @@
+"""Going on with what is made of a request while nobody takes it. Knows nothing of what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+
+
+async def read_ahead(source: AsyncGenerator[_Item, None]) -> AsyncGenerator[_Item, None]:
+    """The same items; the source is asked for the next one at once. Raises what it raises."""
+    items: deque[_Item] = deque()
+    has_come = asyncio.Event()
+
+    async def fill() -> None:
+        async with aclosing(source):
+            async for item in source:
+                items.append(item)
+                has_come.set()
+
+    task = asyncio.create_task(fill(), name="read ahead")
+    task.add_done_callback(lambda _: has_come.set())
+    try:
+        while items or not task.done():
+            if not items:
+                has_come.clear()
+                await has_come.wait()
+                continue
+            yield items.popleft()
+        await task  # for what it may have raised
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,288 @@
+"""`until`, `return` and `stream_whole`: whatever order samples finish in, the reply is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from array import array
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from engine.client import EngineClient
+from engine.messages import (
+    REASONS,
+    Abort,
+    Columns,
+    Output,
+    Outputs,
+    Request,
+    StopSamples,
+    ToEngine,
+)
+from engine.streams import Streams
+from server.generation import Generation
+from server.protocol import parse_completion
+from server.replies import Samples
+from server.sample import Delta
+from server.sender import Sender
+from server.text import Text
+from tests.unit.server.test_generation import STATUS
+
+LENGTH = REASONS.index("length")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the engine samples, and when it says so."""
+
+    samples: list[list[str]]
+    """The texts of each prompt's samples, a token a character."""
+    order: list[tuple[int, int]]
+    """(prompt, sample) of each token, as they are sampled."""
+    chunk: int
+    """Tokens of each message."""
+    pauses: int
+    """How often others get their turn between two messages."""
+    stops_late: bool
+    """What is to be stopped goes on to the end all the same."""
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> Script:
+    n = draw(st.integers(1, 9))
+    texts = st.lists(st.text("abc", min_size=1, max_size=4), min_size=n, max_size=n)
+    samples = draw(st.lists(texts, min_size=1, max_size=2))
+    tokens = [
+        (prompt, index)
+        for prompt, one in enumerate(samples)
+        for index, text in enumerate(one)
+        for _ in text
+    ]
+    return Script(
+        samples,
+        draw(st.permutations(tokens)),
+        draw(st.integers(1, 5)),
+        draw(st.integers(0, 3)),
+        draw(st.booleans()),
+    )
+
+
+class ScriptedEngine(EngineClient):
+    """Says what the script does, in the form that each request asks for."""
+
+    def __init__(self, script: Script, text: Text) -> None:
+        super().__init__("tcp://127.0.0.1:1")
+        self._status = STATUS
+        self._streams = Streams(self._hear)
+        self._script = script
+        ids = text.encode(list("abc"), False)
+        self._ids = {one: int.from_bytes(id, "little") for one, id in zip("abc", ids, strict=True)}
+        self._requests: list[Request] = []
+        self._stopped: set[tuple[int, int]] = set()
+        self.heard: list[ToEngine] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def _hear(self, message: ToEngine) -> None:
+        self.heard.append(message)
+        if isinstance(message, Request):
+            self._requests.append(message)
+            if len(self._requests) == len(self._script.samples):
+                self._task = asyncio.create_task(self._run())
+        elif isinstance(message, StopSamples) and not self._script.stops_late:
+            prompt = [request.id for request in self._requests].index(message.id)
+            n = len(self._script.samples[0])
+            cut = range(n if message.cut is None else message.cut, n)
+            named = np.frombuffer(message.indices, "<i4").tolist()
+            self._stopped |= {(prompt, index) for index in (*named, *cut)}
+
+    async def _run(self) -> None:
+        said: Counter[tuple[int, int]] = Counter()
+        order, size = self._script.order, self._script.chunk
+        for begin in range(0, len(order), size):
+            for _ in range(self._script.pauses):
+                await asyncio.sleep(0)
+            outputs: list[Output] = []
+            for prompt, index in order[begin : begin + size]:
+                if (prompt, index) not in self._stopped:
+                    said[prompt, index] += 1
+                    self._say(prompt, index, said[prompt, index], outputs)
+            self._streams.receive(Outputs(outputs))
+
+    def _say(self, prompt: int, index: int, count: int, outputs: list[Output]) -> None:
+        request, text = self._requests[prompt], self._script.samples[prompt][index]
+        ids = array("i", [self._ids[one] for one in text])
+        is_last = count == len(text)
+        if request.emit == "columns":
+            columns = Columns(
+                streams=np.array([request.stream + index], "<i8").tobytes(),
+                token_ids=ids[count - 1 : count].tobytes(),
+                reasons=bytes([LENGTH if is_last else 0]),
+            )
+            self._streams.receive(Outputs([], columns))
+        elif request.emit == "delta" or is_last:
+            shown = ids[count - 1 : count] if request.emit == "delta" else ids
+            reason = REASONS[LENGTH] if is_last else None
+            outputs.append(Output(request.id, index, shown.tobytes(), finish_reason=reason))
+
+
+async def reply_to(
+    script: Script, text: Text, fields: dict[str, Any], sender: Sender
+) -> tuple[ScriptedEngine, Generation, list[Delta]]:
+    """All that the reply has, in the order in which it comes."""
+    client = ScriptedEngine(script, text)
+    prompts, n = [[5 + i] for i in range(len(script.samples))], len(script.samples[0])
+    body = {"prompt": prompts, "n": n, "max_tokens": 4, **fields}
+    request = parse_completion(json.dumps(body).encode())
+    ids = [array("i", prompt).tobytes() for prompt in prompts]
+    generation = Generation("made", request, ids, text, sender)
+    choices = [choice async for news in generation.wholes(client) for choice in news]
+    await asyncio.sleep(0)
+    if client._task is not None:
+        await client._task  # which may still say what nobody asked for
+    return client, generation, choices
+
+
+@pytest.fixture(scope="module")
+def text(text_model: Path) -> Text:
+    return Text(text_model)
+
+
+def prefix(texts: list[str], pattern: str, enough: int) -> list[str]:
+    """Those that a reply with `until` is of, by its definition."""
+    matched = 0
+    for end, one in enumerate(texts, 1):
+        matched += re.search(pattern, one) is not None
+        if matched == enough:
+            return texts[:end]
+    return texts
+
+
+senders = st.sampled_from([Sender(), Sender(durable=True)])
+patterns = st.sampled_from(["a", "b$", "^c", "ab|ca", "aaaa", "[abc]"])
+
+
+@given(script=scripts(), pattern=patterns, enough=st.integers(1, 4), sender=senders, data=st.data())
+def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
+    text: Text, script: Script, pattern: str, enough: int, sender: Sender, data: st.DataObject
+) -> None:
+    n, prompts = len(script.samples[0]), range(len(script.samples))
+    stop = data.draw(st.sampled_from([[], ["bc"], ["c"]]))
+    streamed = {"stream": True, "stream_whole": True} if data.draw(st.booleans()) else {}
+    enough = min(enough, n)
+    fields = {"until": {"match": pattern, "count": enough}, "stop": stop, **streamed}
+    client, generation, choices = asyncio.run(reply_to(script, text, fields, sender))
+
+    texts = [[one.split(stop[0])[0] if stop else one for one in own] for own in script.samples]
+    expected = [prefix(own, pattern, enough) for own in texts]
+    event(f"cut: {any(len(own) < n for own in expected)}")
+    for prompt in prompts:
+        own = [choice for choice in choices if choice.index // n == prompt]
+        assert [choice.text for choice in own] == expected[prompt]
+        assert [choice.index % n for choice in own] == list(range(len(expected[prompt])))
+        matches = [re.search(pattern, choice.text) is not None for choice in own]
+        assert [choice.matched for choice in own] == matches
+        samples = generation.samples
+        assert isinstance(samples, list)
+        assert (samples[prompt].requested, samples[prompt].drawn) == (n, len(own))
+        assert samples[prompt].matched == sum(matches)
+        assert samples[prompt].reached == (sum(matches) == enough)
+        assert sum(samples[prompt].finished_by.values()) == len(own)
+    usage = generation.usage
+    assert usage.completion_tokens == sum(choice.num_tokens for choice in choices)
+    assert (usage.discarded_tokens is msgspec.UNSET) == sender.durable
+    said = sum(len(one) for own in script.samples for one in own)
+    assert 0 <= generation.discarded_tokens <= said - usage.completion_tokens
+    assert not any(isinstance(message, Abort) for message in client.heard)  # all has ended
+    for prompt in prompts:
+        cuts = [
+            message.cut
+            for message in client.heard
+            if isinstance(message, StopSamples)
+            and message.id == f"made-{prompt}"
+            and message.cut is not None
+        ]
+        assert cuts == sorted(set(cuts), reverse=True)
+        assert all(cut >= len(expected[prompt]) for cut in cuts)
+
+
+@given(script=scripts(), by_group=st.booleans(), sender=senders, is_counts=st.booleans())
+def test_counts_and_unique_are_those_of_all_samples(
+    text: Text, script: Script, by_group: bool, sender: Sender, is_counts: bool
+) -> None:
+    pattern = "([ab])c" if by_group else "[ab]c"
+    fields = {
+        "return": "counts" if is_counts else "unique",
+        "until": {"match": pattern},
+        "count_by": "group" if by_group else "text",
+    }
+    _, generation, choices = asyncio.run(reply_to(script, text, fields, sender))
+    n, samples = len(script.samples[0]), generation.samples
+    assert isinstance(samples, list)
+    left = list(choices)
+    for own, said in zip(script.samples, samples, strict=True):
+        keys = [key_of(one, pattern, by_group) for one in own]
+        found = Counter(keys)
+        assert (said.drawn, said.distinct) == (n, len(found))
+        assert said.matched == sum(re.search(pattern, one) is not None for one in own)
+        if is_counts:
+            assert not choices
+            check_counts(said, own, keys, pattern)
+            continue
+        firsts = sorted(keys.index(key) for key in found)
+        mine, left = left[: len(firsts)], left[len(firsts) :]
+        assert [choice.index % n for choice in mine] == firsts
+        assert [choice.text for choice in mine] == [own[first] for first in firsts]
+        assert [choice.count for choice in mine] == [found[keys[first]] for first in firsts]
+    assert not left
+
+
+def key_of(text: str, pattern: str, by_group: bool) -> str | None:
+    found = re.search(pattern, text)
+    return (found and found[1]) if by_group else text
+
+
+def check_counts(said: Samples, own: list[str], keys: list[str | None], pattern: str) -> None:
+    assert isinstance(said.counts, list)
+    assert {one.text: one.count for one in said.counts} == Counter(keys)
+    counts = [one.count for one in said.counts]
+    assert counts == sorted(counts, reverse=True)
+    for one in said.counts:
+        mine = [text for text, key in zip(own, keys, strict=True) if key == one.text]
+        assert one.matched == sum(re.search(pattern, text) is not None for text in mine)
+
+
+@given(script=scripts(), sender=senders)
+def test_a_stream_of_whole_choices_has_each_once_and_whole(
+    text: Text, script: Script, sender: Sender
+) -> None:
+    fields = {"stream": True, "stream_whole": True}
+    _, generation, choices = asyncio.run(reply_to(script, text, fields, sender))
+    expected = [one for own in script.samples for one in own]
+    assert {choice.index: choice.text for choice in choices} == dict(enumerate(expected))
+    assert len(choices) == len(expected)
+    assert all(choice.is_first and choice.finish_reason for choice in choices)
+    assert generation.usage.completion_tokens == sum(map(len, expected))
+    assert generation.samples is msgspec.UNSET
+
+
+async def test_the_same_samples_in_another_order_give_the_same_reply(text: Text) -> None:
+    own = ["abc", "b", "cc", "a", "ba", "cab"]
+    tokens = [(0, index) for index, one in enumerate(own) for _ in one]
+    script = Script([own], tokens, 1, 1, stops_late=False)
+    fields = {"until": {"match": "a", "count": 2}}
+    seen = []
+    for order in (tokens, tokens[::-1]):
+        one = replace(script, order=order)
+        _, generation, choices = await reply_to(one, text, fields, Sender(durable=True))
+        seen.append((choices, generation.usage, generation.samples))
+    assert seen[0] == seen[1]
+    assert [choice.text for choice in seen[0][0]] == own[:4]

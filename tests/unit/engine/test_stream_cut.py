@@ -1,0 +1,126 @@
+"""`Stream.cut`: completions that are not wanted any more, as their caller counts them."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+
+import numpy as np
+import pytest
+
+from engine.messages import (
+    REASONS,
+    Abort,
+    Columns,
+    Output,
+    Outputs,
+    Request,
+    SamplingParams,
+    StopSamples,
+    ToEngine,
+)
+from engine.streams import Stream, Streams
+
+LENGTH = REASONS.index("length")
+N = 4
+
+
+class Engine:
+    """Hears what two requests of N completions send, and answers what a test wants."""
+
+    def __init__(self, emit: str) -> None:
+        self.heard: list[ToEngine] = []
+        self.streams = Streams(self.heard.append)
+        requests = [
+            Request(name, b"\5\0\0\0", SamplingParams(n=N), emit=emit)  # type: ignore[arg-type]
+            for name in ("a", "b")
+        ]
+        self.stream: Stream = self.streams.open(requests)
+        self.requests = [one for one in self.heard if isinstance(one, Request)]
+        self.heard.clear()
+
+    def say(self, place: int, index: int, num_tokens: int, is_end: bool) -> None:
+        request = self.requests[place]
+        reason = LENGTH if is_end else 0
+        if request.emit != "columns":
+            ids = array("i", [7] * num_tokens).tobytes()
+            output = Output(request.id, index, ids, finish_reason=REASONS[reason])
+            self.streams.receive(Outputs([output]))
+            return
+        for count in range(1, num_tokens + 1):
+            columns = Columns(
+                streams=np.array([request.stream + index]).tobytes(),
+                token_ids=np.array([7], np.int32).tobytes(),
+                reasons=bytes([reason if count == num_tokens else 0]),
+            )
+            self.streams.receive(Outputs([], columns))
+
+
+emits = pytest.mark.parametrize("emit", ["final", "delta", "columns"])
+
+
+@emits
+def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
+    engine = Engine(emit)
+    stream = engine.stream
+    engine.say(1, 0, 2, is_end=True)
+    engine.say(1, 3, 2, is_end=True)
+    stream.take()  # two of eight have ended
+    engine.say(1, 2, 3, is_end=True)  # and one more, which nobody takes
+    assert stream.unfinished == 2 * N - 2
+    assert stream.cut(1, 2) == 3
+    assert stream.unfinished == N + 1
+    assert not engine.heard  # there is nothing to stop: both have ended
+    assert stream.cut(1, 1) == 0
+    assert engine.heard == [StopSamples("b", b"", cut=1)]
+    assert stream.unfinished == N
+    engine.say(1, 1, 1, is_end=True)  # was on its way
+    assert not stream.take().outputs
+    assert stream.unfinished == N
+    assert stream.cut(0, 0) == 0
+    assert stream.unfinished == 0
+    stream.close()
+    assert not any(isinstance(message, Abort) for message in engine.heard)
+
+
+@emits
+def test_a_second_cut_counts_nothing_twice(emit: str) -> None:
+    engine = Engine(emit)
+    for end in (4, 3, 3, 1):
+        engine.stream.cut(0, end)
+    assert engine.stream.unfinished == N + 1
+    assert [one.cut for one in engine.heard if isinstance(one, StopSamples)] == [3, 1]
+
+
+def test_samples_that_were_stopped_by_name_are_not_counted_again() -> None:
+    engine = Engine("columns")
+    engine.say(0, 3, 1, is_end=False)
+    engine.stream.take()
+    engine.stream.stop(np.array([3]))
+    assert engine.stream.unfinished == 2 * N - 1
+    engine.stream.cut(0, 2)
+    assert engine.stream.unfinished == 2 * N - 2
+
+
+def test_only_those_that_have_ended_are_taken_where_no_others_are_wanted() -> None:
+    engine = Engine("columns")
+    engine.say(0, 1, 2, is_end=False)
+    engine.say(1, 1, 3, is_end=True)
+    news = engine.stream.take(only_ended=True).news
+    assert (news.indices.tolist(), news.offsets.tolist()) == ([N + 1], [0, 3])
+    assert not len(engine.stream.take(only_ended=True).news.indices)
+    engine.say(0, 1, 1, is_end=True)
+    news = engine.stream.take(only_ended=True).news
+    assert (news.indices.tolist(), news.offsets.tolist()) == ([1], [0, 3])
+    engine.say(0, 2, 2, is_end=False)
+    assert engine.stream.cut(0, 2) == 2  # that have come in vain
+
+
+async def test_who_waits_for_what_is_cut_is_woken() -> None:
+    engine = Engine("final")
+    waiting = asyncio.create_task(engine.stream.wait())
+    await asyncio.sleep(0)
+    engine.stream.cut(0, 0)
+    engine.stream.cut(1, 0)
+    await asyncio.wait_for(waiting, 5)
+    assert engine.stream.unfinished == 0

@@ -1,0 +1,102 @@
+"""Regular expressions of requests: refused with a reason, or searched in linear time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+
+import pytest
+import re2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import InvalidRequest
+from server.matching import MAX_PROGRAM, Mark, Pattern
+
+CATASTROPHIC = (  # for engines that go back
+    r"(a+)+$",
+    r"(a|a)*b",
+    r"(a|aa)+c",
+    r"(.*)*x",
+    r"(x+x+)+y",
+    r"(?:a?){100}a{100}",
+    r"((a{0,50}){0,9})b",
+    r"(.*a){20}z",
+    r"(a|b)*a(a|b){200}c",
+    r"(.{1,30}){1,10}z",
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("(", "missing )"),
+        ("[b-a]", "invalid character class range"),
+        (r"(a)\1", "invalid escape sequence"),
+        ("(?=a)", "invalid perl operator"),
+        ("a{1001}", "invalid repetition size"),
+        ("a**", "bad repetition operator"),
+        ("[a-z]{1000}" * 5, f"of at most {MAX_PROGRAM} allowed"),
+        ("(?i)" + r"\pL{900}", "pattern too large"),
+        ("(" * 1000, "missing )"),
+        ("\ud800", "no text in UTF-8"),
+    ],
+)
+def test_what_is_no_pattern_is_refused_with_the_reason(source: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
+        Pattern(source, wants_group=False)
+    assert refused.value.param == "until"
+    assert repr(source[:80])[1:-1] in refused.value.message
+    assert len(refused.value.message) < 400
+
+
+def test_a_group_that_is_missing_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="needs a group") as refused:
+        Pattern("(?:a)", wants_group=True)
+    assert refused.value.param == "count_by"
+
+
+@pytest.mark.parametrize("source", CATASTROPHIC)
+def test_no_pattern_takes_more_than_the_text_is_long(source: str) -> None:
+    pattern = Pattern(source, wants_group=True) if "(a" in source else Pattern(source, False)
+    for size in (10, 1_000, 100_000):  # going back, the smallest of these takes minutes already
+        marks = asyncio.run(pattern.find_all(["a" * size, "ab" * size, "a" * size + "!"]))
+        assert len(marks) == 3
+
+
+def test_a_long_text_under_a_large_program_is_searched_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pattern, threads = Pattern("(.{1,30}){1,10}z", wants_group=False), []
+    find = pattern.find
+
+    def noted(text: str) -> Mark:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return find(text)
+
+    monkeypatch.setattr(pattern, "find", noted)
+    texts = ["az", "a" * 50_000, "az", "a" * 50_000]
+    marks = asyncio.run(pattern.find_all(texts))
+    assert [mark.matched for mark in marks] == [True, False, True, False]
+    assert threads == [False] * 4
+    threads.clear()
+    asyncio.run(pattern.find_all(["z", "a"]))
+    assert threads == [True] * 2
+
+
+def test_nothing_is_remembered_of_a_pattern_when_its_request_is_over() -> None:
+    for number in range(200):
+        Pattern(f"a{number}", wants_group=False)
+    assert re2._Regexp._make.cache_info().currsize == 0
+
+
+@given(st.lists(st.text(), max_size=40), st.sampled_from(["a", "^.$", r"(\d+)", "é|€", r"(x)?y"]))
+def test_it_finds_what_others_find(texts: list[str], source: str) -> None:
+    pattern, same = Pattern(source, wants_group="(" in source), re.compile(source, re.ASCII)
+    texts = [text.replace("\n", " ") for text in texts]  # where $ may stand differs
+    texts = [text for text in texts if text.isprintable()]
+    for text, mark in zip(texts, asyncio.run(pattern.find_all(texts)), strict=True):
+        found = same.search(text)
+        assert mark.matched == (found is not None)
+        assert mark.group == (found[1] if found and "(" in source else None)
