@@ -283,7 +283,7 @@ class Scheduler:
         again for the sequences that they are still to start; all others go on from where they are.
         """
         self.prefixes.forget()
-        for group in self._by_id.values():
+        for group in self._roster.by_id.values():
             if group.reach and not group.first_version:
                 group.first_version = version
             if group.prefilled and group.unstarted and not self._runs(group):

@@ -50,8 +50,6 @@ class Stream:
         self.n = requests[0].params.n
         self.cached_tokens = [0] * len(requests)
         """Of each request, from its first token on."""
-        self.first_version = 0
-        """Of the weights that the first of it was made with, as far as is known; 0: nothing is."""
         self.unfinished = self.n * len(requests)
         """Completions whose end has not been taken."""
         self._streams = streams
@@ -69,6 +67,11 @@ class Stream:
                 number = self._first + place * self.n
                 request = msgspec.structs.replace(request, stream=number)  # noqa: PLW2901
             streams.send(request)
+
+    @property
+    def first_version(self) -> int:
+        """Of the weights that the first of what has come was made with; 0: nothing has come."""
+        return int(self._streams.first_versions[self._number])
 
     async def wait(self) -> None:
         """Until there is something to take.
@@ -154,10 +157,6 @@ class Stream:
         self._error = error
         self.wake()
 
-    def note_version(self, version: int) -> None:
-        """Something was made with these weights."""
-        self.first_version = min(self.first_version or version, version)
-
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -184,6 +183,7 @@ class Streams:
         self.table = TokenTable()
         self.has_news = np.zeros(64, np.bool_)  # bool by stream: told, and not taken yet
         self.versions = np.zeros(64, np.int64)  # i64 by stream: of the weights of its last news
+        self.first_versions = np.zeros(64, np.int64)  # i64 by stream: of its first; 0: none came
         self._streams: dict[int, Stream] = {}
         self._unused = list(range(63, -1, -1))
         self._places: dict[str, tuple[Stream, int]] = {}
@@ -201,8 +201,10 @@ class Streams:
             self._unused = list(range(2 * size - 1, size - 1, -1))
             self.has_news = np.append(self.has_news, np.zeros(size, np.bool_))
             self.versions = np.append(self.versions, np.zeros(size, np.int64))
+            self.first_versions = np.append(self.first_versions, np.zeros(size, np.int64))
         number = self._unused.pop()
         self.has_news[number] = False
+        self.first_versions[number] = 0
         try:
             stream = self._streams[number] = Stream(self, requests, number)
         except SRMError:
@@ -226,8 +228,7 @@ class Streams:
             if found is not None:
                 stream, place = found
                 stream.add_output(place, output)
-                stream.note_version(output.first_version or message.weights_version)
-                self.versions[stream._number] = message.weights_version
+                self._note_version(stream._number, output.first_version, message.weights_version)
                 if not self.has_news[stream._number]:
                     self.has_news[stream._number] = True
                     stream.wake()
@@ -245,6 +246,12 @@ class Streams:
         for stream in self._streams.values():
             stream.fail(make())
 
+    def _note_version(self, number: int, first: int, version: int) -> None:
+        """Something came of a request that began with the version `first`; 0: with this one."""
+        known = self.first_versions[number] or version
+        self.first_versions[number] = min(known, first or version)
+        self.versions[number] = version
+
     def _receive_columns(self, columns: Columns, version: int) -> None:
         for number, count in columns.cached:
             reader = self.table.reader(number)
@@ -259,9 +266,8 @@ class Streams:
         fresh = np.zeros(len(self.has_news), np.bool_)
         fresh[readers] = True
         self.versions[fresh] = version
+        self.first_versions[fresh & (self.first_versions == 0)] = version
         fresh &= ~self.has_news
         self.has_news |= fresh
         for number in np.flatnonzero(fresh).tolist():
-            stream = self._streams[number]
-            stream.note_version(version)
-            stream.wake()
+            self._streams[number].wake()

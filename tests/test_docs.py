@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from engine.convert import parser as convert_parser
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from server import (
+    admin,
     batch_replies,
     batches,
     chat_protocol,
@@ -61,10 +63,11 @@ from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.launch import load_settings
+from server.operate import SnapshotConfig, WeightsConfig
 from server.score import ScoreConfig
 from server.score_lines import Score
 from server.text import Text
-from tests.serving import ROOT, Server
+from tests.serving import ROOT, SERVER_FLAGS, Server
 from training.evaluate import EvaluateConfig
 from training.many_samples import SamplesBenchConfig
 from training.precision import PrecisionConfig
@@ -77,6 +80,8 @@ MADE_BY_SERVE = {"endpoint", "heartbeat", "listen_fd", "admin_fd", "weights_note
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
+    "Changing weights": (WeightsConfig,),
+    "Taking a snapshot": (SnapshotConfig,),
     "Scoring": (ScoreConfig,),
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
@@ -322,6 +327,9 @@ def test_stream_options_are_there() -> None:
         ("ChatLogprobs", chat_replies.ChatLogprobs),
         ("TokenLogprob", chat_replies.TokenLogprob),
         ("ChatChunk", chat_replies.ChatChunk),
+        ("WeightsReply", admin.WeightsReply),
+        ("SnapshotReply", admin.SnapshotReply),
+        ("EngineState", admin.EngineState),
         ("Tokenized", tokenize.Tokenized),
         ("TokenizerInfo", tokenize.TokenizerInfo),
         ("FileObject", batch_replies.FileObject),
@@ -512,3 +520,21 @@ def test_the_batch_of_the_guide_is_answered(server: Server) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("completed ")
     assert done.stdout.count("question ") == 10
+
+
+def test_a_trainer_changes_weights(text_model: Path, tmp_path: Path) -> None:
+    (example,) = blocks("weights.md", "python test")
+    with Server(text_model, *SERVER_FLAGS) as running:
+        command = [sys.executable, "-c", here(example, running)]
+        environment = {**os.environ, "CHECKPOINT": str(text_model)}
+        done = subprocess.run(
+            command, capture_output=True, check=False, text=True, env=environment, cwd=tmp_path
+        )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_operator_may_say_is_there() -> None:
+    hints = get_type_hints(admin.WeightsRequest, include_extras=True)
+    found = rows("api.md", "WeightsRequest")
+    assert [row[0].strip("`") for row in found] == list(hints)
+    assert [row[2] for row in found] == [described(hint) for hint in hints.values()]
