@@ -79,6 +79,7 @@ class Scheduler:
         self._turns = Turns(self._max_rows)
         self._next_id = 0
         self._columns: list[NewTokens] = []
+        self._untold: set[int] = set()  # ids of sequences of which all so far is to be told again
 
     @property
     def num_waiting(self) -> int:
@@ -144,17 +145,19 @@ class Scheduler:
         self.latencies.arrive(group)
         if parked is not None:
             self.parking.put(group, parked, self.latencies.unknown(len(parked)))
-            if request.emit == "delta":
-                group.untold.update(parked.indices.tolist())
+            self._tell_again(group, parked.indices)
 
     def _take_over(self, group: SequenceGroup, request: Request) -> None:
         """The request of a group is sent again: whoever sent it knows nothing of what was said."""
         self._admission.shares.weigh(group.share, request.weight)
         group.request = request
         group.unfinished = request.params.n
-        self._admission.begin_again(group)
-        if request.emit == "final":
-            group.untold.clear()
+        self._tell_again(group, self._admission.begin_again(group))
+
+    def _tell_again(self, group: SequenceGroup, indices: I64) -> None:
+        """Nobody knows what these samples have said so far."""
+        if group.request.emit == "delta":
+            self._untold.update((group.first_id + indices).tolist())
 
     def is_durable(self, request_id: str) -> bool:
         """Whether there is such a request, and its caller sends it again until it is answered."""
@@ -245,7 +248,7 @@ class Scheduler:
             group = self._by_first_id[first_id]
             # Memory of their own: what is left of others would keep it all.
             own_memory = parked.only(np.arange(len(parked)))
-            self.parking.put(group, own_memory, self.latencies.park(own))
+            self.parking.park(group, own_memory, self.latencies.park(own))
             self._admission.shares.own(group.share, -len(own))
         self.table.free(slots)
 
@@ -285,7 +288,7 @@ class Scheduler:
         """
         admission = self._admission
         admission.admit()
-        slots, turn = self._turns.take(self.table, admission.shares.owning)
+        slots, turn = self._turns.take(self.table, admission.shares)
         chunks, prefilled = admission.prefill.chunks(self._max_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
@@ -339,17 +342,15 @@ class Scheduler:
             reasons[speaks],
             decode_scores(batch),
             result.scores,
+            self._untold,
         )
+        if self._untold:
+            self._untold.difference_update(table.sequence_id[slots[speaks]].tolist())
         is_end = reasons != RUNNING
         ended = slots[is_end]
         lengths = positions[is_end] - table.first_position[ended] + (reasons[is_end] != ERROR)
         self.latencies.end(ended, table.first_id[ended], lengths)
-        for output in outputs:
-            group = self._by_id[output.id]
-            if group.untold:
-                group.untold.discard(output.index)
-            if output.finish_reason is not None:
-                self._count_ends(group, 1)
+        self._count_ends(slots[speaks & is_end])
         if len(in_columns):
             self._complete_columns(
                 *(slots[in_columns], positions[in_columns], tokens[in_columns]),
@@ -365,14 +366,7 @@ class Scheduler:
         columns = new_tokens(
             self.table, self._by_first_id, slots, positions, tokens, logprobs, reasons
         )
-        first_ids, counts = np.unique(
-            self.table.first_id[slots[reasons != RUNNING]], return_counts=True
-        )
-        for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
-            group = self._by_first_id[first_id]
-            self._count_ends(group, count)
-            if not group.unfinished:
-                columns.finished.append(group.request.id)
+        columns.finished.extend(self._count_ends(slots[reasons != RUNNING]))
         self._columns.append(columns)
 
     def _start_or_fork(self, group: SequenceGroup) -> None:
@@ -415,17 +409,26 @@ class Scheduler:
         self._admission.leave(group)
         self._forget(group)
 
-    def _count_ends(self, group: SequenceGroup, count: int) -> None:
-        """So many of its sequences have ended in their slots."""
-        group.unfinished -= count
-        self._admission.shares.own(group.share, -count)
-        if not group.unfinished:
-            self.latencies.finish(group)
-            self._forget(group)
+    def _count_ends(self, slots: I64) -> list[str]:
+        """Sequences have ended in these slots; the requests of which they were the last ones."""
+        finished = []
+        first_ids, counts = np.unique(self.table.first_id[slots], return_counts=True)
+        for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
+            group = self._by_first_id[first_id]
+            group.unfinished -= count
+            self._admission.shares.own(group.share, -count)
+            if not group.unfinished:
+                finished.append(group.request.id)
+                self.latencies.finish(group)
+                self._forget(group)
+        return finished
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._by_id[group.request.id], self._by_first_id[group.first_id]
         self._admission.shares.leave(group.share)
+        if self._untold:
+            ids = range(group.first_id, group.first_id + group.request.params.n)
+            self._untold = {one for one in self._untold if one not in ids}
         if group.stop_row >= 0:
             self.stop_sets.release(group.stop_ids)
 
