@@ -39,6 +39,8 @@ ENGINE_ORDER = (
     "turns",
     "admission",
     "victims",
+    "roster",
+    "completion",
     "scheduler",
     "queue_rate",
     "tensors",
