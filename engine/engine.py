@@ -21,7 +21,7 @@ from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.outputs import NewTokens
 from engine.parked import Parked, in_parts
-from engine.parking import together
+from engine.parking import parkable, together
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 from engine.weights import Weights
@@ -167,12 +167,13 @@ class Engine:
         last = -1
         while True:
             assert self._in_flight is None, "settle() comes first"
-            slots = self.scheduler.durable_slots()
+            slots = parkable(self.scheduler.table)
             slots = slots[slots > last][:READ_SLOTS]
             if not len(slots):
                 break
             last = int(slots[-1])
-            yield list(self.scheduler.parked_in(slots, self._runner.read_slots(slots)))
+            if len(durable := self.scheduler.durable_among(slots)):
+                yield list(self.scheduler.parked_in(durable, self._runner.read_slots(durable)))
         yield from in_parts(list(self.scheduler.parked_apart()), READ_SLOTS)
 
     def state_layout(self) -> tuple[int, str]:

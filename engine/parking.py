@@ -47,7 +47,7 @@ def check_fits(group: SequenceGroup, parked: Parked) -> None:
 
 
 def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
-    """What these slots' sequences need to go on in others, group by group.
+    """What these slots' sequences need to go on in others, group by group, which share memory.
 
     `slots` are some of `parkable`, and `states` what the pool holds of them when all steps have
     been completed.
@@ -56,9 +56,10 @@ def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
     slots = slots[order]
     first_ids, begins = np.unique(table.first_id[slots], return_index=True)
     ends = [*begins[1:].tolist(), len(slots)][: len(begins)]
+    all_of_them = _parked(table, slots, SlotStates(states.states[order], states.last_tokens[order]))
     for first_id, begin, end in zip(first_ids.tolist(), begins.tolist(), ends, strict=True):
-        own, places = slots[begin:end], order[begin:end]
-        yield Taken(first_id, own, _parked(table, own, states, places, first_id))
+        own = slice(begin, end)
+        yield Taken(first_id, slots[own], all_of_them.part(own))
 
 
 def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple[I64, SlotStates]]:
@@ -76,17 +77,21 @@ def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple
         yield slots[order], SlotStates(states[order], tokens[order])
 
 
-def _parked(table: SlotTable, slots: I64, states: SlotStates, places: I64, first_id: int) -> Parked:
+def _parked(table: SlotTable, slots: I64, states: SlotStates) -> Parked:
+    """At once what is true of several groups' sequences."""
     firsts, positions = table.first_position[slots], table.position[slots]
+    asks = table.num_logprobs[slots] != NO_LOGPROBS
     rows = list(zip(slots.tolist(), firsts.tolist(), positions.tolist(), strict=True))
-    asks = table.num_logprobs[slots[0]] != NO_LOGPROBS  # of one request: all or none
-    logprobs = table.output_logprobs if asks else None
+    logprobs = table.output_logprobs
     return Parked(
-        indices=table.sequence_id[slots] - first_id,
+        indices=table.sequence_id[slots] - table.first_id[slots],
         positions=positions,
-        states=SlotStates(states.states[places], states.last_tokens[places]),
+        states=states,
         tokens=tuple(table.output_tokens.read(*row) for row in rows),
-        logprobs=tuple(b"" if logprobs is None else logprobs.read(*row) for row in rows),
+        logprobs=tuple(
+            b"" if logprobs is None or not is_asked else logprobs.read(*row)
+            for row, is_asked in zip(rows, asks.tolist(), strict=True)
+        ),
     )
 
 

@@ -32,7 +32,7 @@ from engine.latency import Latencies
 from engine.messages import Output, Request
 from engine.outputs import NewTokens
 from engine.parked import Parked
-from engine.parking import Parking, check_fits, parkable, taken
+from engine.parking import Parking, check_fits, taken
 from engine.prefixes import Prefixes
 from engine.roster import Roster
 from engine.sequence import SequenceGroup
@@ -228,7 +228,9 @@ class Scheduler:
         """
         for first_id, own, parked in taken(self.table, slots, states):
             group = self._roster.by_first_id[first_id]
-            self.parking.park(group, parked, self.latencies.park(own))
+            # Memory of their own: what is left of others would keep it all.
+            own_memory = parked.only(np.arange(len(parked)))
+            self.parking.park(group, own_memory, self.latencies.park(own))
             self._admission.shares.own(group.share, -len(own))
         self.table.free(slots)
 
@@ -236,16 +238,11 @@ class Scheduler:
         """What is to be in which slots before the next step: sequences that were parked."""
         return self._admission.take_resumed()
 
-    def durable_slots(self) -> I64:
-        """Slots of sequences of durable requests that can go on elsewhere, ascending."""
-        slots = parkable(self.table)
-        first_ids = self.table.first_id[slots]
-        durable = [
-            first_id
-            for first_id in np.unique(first_ids).tolist()
-            if self._roster.by_first_id[first_id].is_resumable
-        ]
-        return slots[np.isin(first_ids, np.array(durable, np.int64))]
+    def durable_among(self, slots: I64) -> I64:
+        """Those of these slots whose sequences' requests are durable, and can go on elsewhere."""
+        first_ids, groups = np.unique(self.table.first_id[slots], return_inverse=True)
+        durable = [self._roster.by_first_id[one].is_resumable for one in first_ids.tolist()]
+        return slots[np.array(durable, np.bool_)[groups]]
 
     def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
         """What the sequences in these slots need to go on elsewhere; they go on here all the same.

@@ -41,6 +41,7 @@ class StatePool:
         try:
             self.states = _zeros(shape, np.float32, DType.float32, device)
             self.last_token = _zeros((num_slots,), np.int32, DType.int32, device)
+            self._device = device
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"num_slots + prefix_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of "
@@ -49,29 +50,45 @@ class StatePool:
 
     def read(self, slots: I64) -> SlotStates:
         """What these slots hold, copied to the host; neighbours are copied together."""
+        if self._device.is_host:
+            return SlotStates(self.states.to_numpy()[slots], self.last_token.to_numpy()[slots])
         states = np.empty((len(slots), self.states.shape[1]), np.float32)
         last_tokens = np.empty(len(slots), np.int32)
-        for begin, end, first in _runs(slots):
-            last = first + end - begin
-            states[begin:end] = self.states[first:last, :].copy(_HOST).to_numpy()
-            last_tokens[begin:end] = self.last_token[first:last].copy(_HOST).to_numpy()
+        copies = [
+            (
+                begin,
+                end,
+                self.states[first:last, :].copy(_HOST),
+                self.last_token[first:last].copy(_HOST),
+            )
+            for begin, end, first, last in _runs(slots)
+        ]
+        self._device.synchronize()  # they may have been begun only
+        for begin, end, rows, tokens in copies:
+            states[begin:end], last_tokens[begin:end] = rows.to_numpy(), tokens.to_numpy()
         return SlotStates(states, last_tokens)
 
     def write(self, slots: I64, states: SlotStates) -> None:
         """The other way round."""
-        for begin, end, first in _runs(slots):
-            last = first + end - begin
+        if self._device.is_host:
+            self.states.to_numpy()[slots] = states.states
+            self.last_token.to_numpy()[slots] = states.last_tokens
+            return
+        for begin, end, first, last in _runs(slots):
             rows, tokens = states.states[begin:end], states.last_tokens[begin:end]
             self.states[first:last, :].inplace_copy_from(_buffer(rows))
             self.last_token[first:last].inplace_copy_from(_buffer(tokens))
+        self._device.synchronize()  # it may still read what the caller frees next
 
 
-def _runs(slots: I64) -> Iterator[tuple[int, int, int]]:
-    """Where slots that follow each other begin and end in the list, and the first of them."""
+def _runs(slots: I64) -> Iterator[tuple[int, int, int, int]]:
+    """Where slots that follow each other begin and end in the list, and the first and the end of
+    them."""
     breaks = np.flatnonzero(np.diff(slots) != 1) + 1
     edges = [0, *breaks.tolist(), len(slots)] if len(slots) else [0]
     for begin, end in pairwise(edges):
-        yield begin, end, int(slots[begin])
+        first = int(slots[begin])
+        yield begin, end, first, first + end - begin
 
 
 def _buffer(array: npt.NDArray[Any]) -> Buffer:

@@ -7,14 +7,21 @@ rows and not on how many slots there are, but for counting those that run.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.batch import I64
+from engine.batch import I32, I64, Bool
 from engine.pace import MIXED, Turn
 from engine.shares import Shares
 from engine.slots import SlotTable
+
+
+class _Mine(NamedTuple):
+    """Which slots are one priority's."""
+
+    its_own: Bool  # bool by place of a share
+    share: I32  # i32[num_slots] the place of each slot's
 
 
 class Turns:
@@ -34,40 +41,50 @@ class Turns:
         if len(owning) > 1:
             return self._by_priority(table, shares), MIXED
         (priority,) = owning
-        return self._in_turn(table, priority, num_running)
-
-    def _in_turn(self, table: SlotTable, priority: int, num_running: int) -> tuple[I64, Turn]:
-        """Ascending from the slot whose turn it is."""
-        is_running, limit = table.is_running, self._max_rows
-        # More are running than are wanted: so they are found before the search comes round.
-        chosen, begin = np.empty(0, np.int64), self._next.get(priority, 0)
-        turn = begin
-        while len(chosen) < limit:
-            missing = limit - len(chosen)
-            stretch = 1 + missing * len(is_running) // num_running
-            found = turn + np.flatnonzero(is_running[turn : turn + stretch])[:missing]
-            chosen = np.concatenate([chosen, found])
-            turn = turn + stretch if turn + stretch < len(is_running) else 0
-        self._next[priority] = int(chosen[-1]) + 1
-        return chosen, (begin, self._next[priority])
+        begin = self._next.get(priority, 0)
+        slots = self._in_turn(table.is_running, None, priority, num_running, self._max_rows)
+        return slots, (begin, self._next[priority])
 
     def _by_priority(self, table: SlotTable, shares: Shares) -> I64:
-        """Every running slot of the higher priorities, and a turn of the one that must share."""
-        limit = self._max_rows
-        slots = np.flatnonzero(table.is_running)
-        priorities = shares.priorities[table.share[slots]]
-        descending = shares.owning[::-1]
-        # The first one that, with all above it, is too many.
-        shared = descending[
-            bisect_left(
-                descending,
-                True,
-                key=lambda one: int(np.count_nonzero(priorities >= one)) > limit,
-            )
-        ]
-        above, own = slots[priorities > shared], slots[priorities == shared]
-        begin = int(np.searchsorted(own, self._next.get(shared, 0)))
-        turn = np.concatenate([own[begin:], own[:begin]])[: limit - len(above)]
-        if len(turn):
-            self._next[shared] = int(turn[-1]) + 1
-        return np.concatenate([above, turn])
+        """All running slots of the higher priorities, and a turn of the first that does not fit."""
+        room, descending = self._max_rows, shares.owning[::-1]
+        counts = np.cumsum([shares.tiers[one].owned for one in descending])  # or fewer that run
+        fitting = int(np.searchsorted(counts, room, "right"))
+        chosen = []
+        if fitting:
+            is_above = shares.priorities >= descending[fitting - 1]  # by place: few
+            chosen.append(np.flatnonzero(is_above[table.share] & table.is_running))
+            room -= len(chosen[0])
+        for priority in descending[fitting:]:
+            if not room:
+                break
+            its_own, owned = shares.priorities == priority, shares.tiers[priority].owned
+            mine = _Mine(its_own, table.share)
+            chosen.append(self._in_turn(table.is_running, mine, priority, owned, room))
+            room -= len(chosen[-1])
+        return np.concatenate(chosen)
+
+    def _in_turn(
+        self, is_running: Bool, mine: _Mine | None, priority: int, most: int, limit: int
+    ) -> I64:
+        """As many running slots of the priority, from the one whose turn it is on.
+
+        `most` of them run; `mine` says which they are, where others run too.
+        """
+        chosen, turn = [], self._next.get(priority, 0)
+        missing, left = limit, len(is_running)
+        while missing and left:
+            # As many slots as should hold them; never round the end, nor beyond where it began.
+            stretch = min(1 + missing * len(is_running) // most, len(is_running) - turn, left)
+            runs = is_running[turn : turn + stretch]
+            if mine is not None:
+                runs = runs & mine.its_own[mine.share[turn : turn + stretch]]
+            found = turn + np.flatnonzero(runs)[:missing]
+            chosen.append(found)
+            missing -= len(found)
+            left -= stretch
+            turn = turn + stretch if turn + stretch < len(is_running) else 0
+        slots = np.concatenate(chosen)
+        if len(slots):
+            self._next[priority] = int(slots[-1]) + 1
+        return slots

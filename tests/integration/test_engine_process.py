@@ -17,6 +17,7 @@ from engine.messages import (
     REASONS,
     Abort,
     Hello,
+    Outputs,
     Refusal,
     Request,
     SamplingParams,
@@ -262,3 +263,38 @@ async def test_only_the_sender_can_stop_samples(
         raw.socket.send(msgspec.msgpack.encode(Hello()))
         assert isinstance(await asyncio.to_thread(raw.receive), Status)
         assert len(await running) == 4
+
+
+async def test_a_cut_ends_samples_that_have_not_started(
+    serve: Serve, raw: RawClient, make_request: MakeRequest
+) -> None:
+    served = serve()
+    for message in (make_request(n=90, max_tokens=60), StopSamples("a", b"", cut=2)):
+        raw.socket.send(msgspec.msgpack.encode(message))
+    await until(lambda: not served.engine.has_work and served.engine.num_steps > 59)
+    raw.socket.send(msgspec.msgpack.encode(Hello()))
+    said: list[int] = []
+    while not isinstance(answer := await asyncio.to_thread(raw.receive), Status):
+        assert isinstance(answer, Outputs)
+        said += [output.index for output in answer.outputs]
+    assert sorted(said) == [0, 1]
+
+
+async def test_a_durable_request_goes_on_for_whoever_sends_it_again(
+    serve: Serve, raw: RawClient, endpoint: str, make_request: MakeRequest
+) -> None:
+    served = serve()
+    request = make_request(n=4, max_tokens=58, emit="delta", durable=True)
+    raw.socket.send(msgspec.msgpack.encode(request))
+    await until(lambda: served.engine.num_steps > 9)
+    async with connected(endpoint) as client:
+        outputs = await collect(client, request)
+        (expected,) = [
+            await collect(client, msgspec.structs.replace(request, id="b", emit="final"))
+        ]
+    said = {
+        index: b"".join(one.token_ids for one in outputs if one.index == index)
+        for index in range(4)
+    }
+    assert said == {output.index: output.token_ids for output in expected}
+    assert not served.engine.has_work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from max.driver import CPU
@@ -95,3 +96,18 @@ def test_slots_are_read_and_written_in_any_order() -> None:
     assert not others.states.any()
     assert not others.last_tokens.any()
     assert len(pool.read(np.empty(0, np.int64))) == 0
+
+
+def test_what_is_written_may_be_freed_at_once() -> None:
+    model = msgspec.structs.replace(TINY, d_model=1024)  # enough that a copy would take its time
+    pool, rng = StatePool(model, 1_100, CPU()), np.random.default_rng(0)
+    expected = rng.random((1_000, model.state_width), np.float32)
+    for begin in range(20):
+        slots = np.arange(begin, begin + 1_000)
+        states = SlotStates(expected.copy(), np.arange(1_000, dtype=np.int32))
+        pool.write(slots, states)
+        states.states[:], states.last_tokens[:] = -1, -1
+        del states
+        found = pool.read(slots)
+        np.testing.assert_array_equal(found.states, expected)
+        np.testing.assert_array_equal(found.last_tokens, np.arange(1_000))
