@@ -317,6 +317,13 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
         raise ConfigError(str(error)) from None
 
 
+def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
+    """The struct of values given by name, checked like those of a file. Raises ConfigError."""
+    settings: dict[str, Any] = {}
+    _apply(settings, get_type_hints(kind), values, source)
+    return build(kind, settings)
+
+
 def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The string under each field, on one line. Python does not keep it, so the source is read."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -363,7 +370,7 @@ def _apply(
 
 
 def _decode_extension(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise msgspec.ValidationError(f"expected {kind.__name__}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -28,8 +29,10 @@ from engine.bench.prefix import PrefixBenchConfig
 from engine.bench.simulate import SimulationConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
+from engine.completion import Completion, Generated
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
+from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from server import (
@@ -472,3 +475,29 @@ def test_python_examples_run_one_after_the_other(server: Server) -> None:
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
     assert "n invalid_request Error code: 400" in done.stdout
+
+
+def test_examples_of_the_python_api_run_one_after_the_other() -> None:
+    script = "\n".join(blocks("python.md", "python test"))
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "of 1000 samples say 42" in done.stdout
+    assert done.stdout.count("boxes: ") == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "heading"), [(Generated, "What comes back"), (Completion, "What comes back")]
+)
+def test_every_field_of_what_python_gives_is_there(kind: type[Any], heading: str) -> None:
+    found = names("python.md", heading)
+    own = [one.name for one in dataclasses.fields(kind) if one.repr]
+    assert [name for name in found if name in own] == own
+    assert set(found) <= {
+        one.name for each in (Generated, Completion) for one in dataclasses.fields(each)
+    }
+
+
+def test_every_sampling_parameter_of_python_is_there() -> None:
+    named = set(re.findall(r"`(\w+)`", section("python.md", "SamplingParams")))
+    assert set(SamplingParams.__struct_fields__) <= named
