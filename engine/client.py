@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -24,11 +25,13 @@ from engine.errors import (
     NotFound,
     Overloaded,
     RequestError,
+    SnapshotError,
     SRMError,
     StepFailed,
     TimedOut,
 )
 from engine.messages import (
+    Done,
     FromEngine,
     Hello,
     Output,
@@ -36,6 +39,7 @@ from engine.messages import (
     Refusal,
     Request,
     Status,
+    TakeSnapshot,
     ToEngine,
 )
 from engine.streams import Stream, Streams
@@ -66,6 +70,7 @@ class EngineClient:
         self._asked_at: float | None = None  # of the first question that is not answered
         self._has_status = asyncio.Event()
         self._streams = Streams(self._send)
+        self._asked: dict[str, asyncio.Future[Done]] = {}  # by id, what is no request
         self._tasks: list[asyncio.Task[None]] = []
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
@@ -157,6 +162,28 @@ class EngineClient:
         finally:
             stream.close()
 
+    async def snapshot(self) -> Done:
+        """Have how far durable requests are written to disk; returns when it is there.
+
+        Raises SnapshotError if it cannot be, and EngineUnavailable.
+        """
+        return await self.ask(TakeSnapshot(uuid.uuid4().hex))
+
+    async def ask(self, message: TakeSnapshot) -> Done:
+        """Send what is no request and wait for its answer, as long as it takes.
+
+        Raises what the engine refuses it with, and EngineUnavailable when the engine is not there
+        or goes away.
+        """
+        if self._status is None:
+            raise EngineUnavailable("the engine is not ready")
+        answer = self._asked[message.id] = asyncio.get_running_loop().create_future()
+        self._send(message)
+        try:
+            return await answer
+        finally:
+            del self._asked[message.id]
+
     def _send(self, message: ToEngine) -> None:
         """Queue a message. What the engine never got before it went, the next one gets in order:
         the Abort of a lost request follows the request."""
@@ -201,7 +228,13 @@ class EngineClient:
         if isinstance(message, Outputs):
             self._streams.receive(message)
         elif isinstance(message, Refusal):
-            self._streams.refuse(message.id, _error(message))
+            if message.id in self._asked:
+                self._fail_asked([message.id], _error(message))
+            else:
+                self._streams.refuse(message.id, _error(message))
+        elif isinstance(message, Done):
+            if (answer := self._asked.get(message.id)) is not None and not answer.done():
+                answer.set_result(message)
         else:
             self._asked_at, self._status_at = None, time.monotonic()
             if self._has_progressed(message):
@@ -227,13 +260,19 @@ class EngineClient:
         self._status = None
         self._has_status.clear()
         self._streams.fail(lambda: EngineUnavailable(why))
+        self._fail_asked(self._asked, EngineUnavailable(why))
+
+    def _fail_asked(self, ids: Iterable[str], error: SRMError) -> None:
+        for answer in [self._asked[one] for one in ids]:
+            if not answer.done():
+                answer.set_exception(error)
 
 
 _ERRORS: dict[str, type[SRMError]] = {
     kind.code: kind
     for kind in (
         *(InvalidRequest, ContextTooLong, NotFound),
-        *(EngineUnavailable, StepFailed, TimedOut),
+        *(EngineUnavailable, SnapshotError, StepFailed, TimedOut),
     )
 }
 

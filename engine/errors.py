@@ -13,11 +13,16 @@ SRMError                 .code: stable string   .message: for the caller
 │  ├─ NotAuthorized      no key, or not one of ours
 │  ├─ BodyTooSlow        its bytes came too slowly
 │  ├─ RateLimited        .retry_after_s; more than the key may ask for
+│  ├─ Conflict           with what is going on, such as deleting what is needed
+│  ├─ QuotaExceeded      more files than the key may keep
 │  └─ Overloaded         .retry_after_s
-└─ EngineError           ours
-   ├─ EngineUnavailable  starting, draining or gone
-   ├─ TimedOut           it ran for longer than `request_timeout_s`
-   └─ StepFailed         the engine exits; the supervisor restarts it
+├─ EngineError           ours
+│  ├─ EngineUnavailable  starting, draining or gone
+│  ├─ SnapshotError      a snapshot cannot be written, or not be used; all goes on without it
+│  ├─ TimedOut           it ran for longer than `request_timeout_s`
+│  └─ StepFailed         the engine exits; the supervisor restarts it
+└─ StoreError            files and batches cannot be read or written now
+   └─ StoreFull          no space is left on the disk
 
 HTTP status codes for these exist only in `server/errors.py`.
 """
@@ -98,6 +103,14 @@ class RateLimited(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class Conflict(RequestError):
+    code = "conflict"
+
+
+class QuotaExceeded(RequestError):
+    code = "quota_exceeded"
+
+
 class Overloaded(RequestError):
     """The queue is full. `retry_after_s` is when trying again is reasonable, in seconds.
 
@@ -120,9 +133,23 @@ class EngineUnavailable(EngineError):
     code = "engine_unavailable"
 
 
+class SnapshotError(EngineError):
+    code = "snapshot_failed"
+
+
 class TimedOut(EngineError):
     code = "request_timeout"
 
 
 class StepFailed(EngineError):
     code = "step_failed"
+
+
+class StoreError(SRMError):
+    """What files and batches are kept in does not work; the message says what to do."""
+
+    code = "store_unavailable"
+
+
+class StoreFull(StoreError):
+    code = "store_full"

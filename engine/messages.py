@@ -117,6 +117,13 @@ class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """int32 little-endian, each 0 … n - 1."""
 
 
+class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="take_snapshot"):
+    """Write how far durable requests are to disk. Answered with a Done, or a Refusal: why not."""
+
+    id: str
+    """Of this question; no running request's."""
+
+
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
     """First message of a client, and its heartbeat; answered with a Status."""
 
@@ -200,6 +207,14 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refu
     retry_after_s: int | None = None
 
 
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
+    """What was asked for with a message of this id, and is no request, has been done."""
+
+    id: str
+    detail: dict[str, str | int | float] = {}
+    """What there is to say of it."""
+
+
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
     """What the engine is and how it does."""
 
@@ -221,5 +236,5 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Of config and weights, hexadecimal."""
 
 
-ToEngine = Request | Abort | StopSamples | Hello
-FromEngine = Outputs | Refusal | Status
+ToEngine = Request | Abort | StopSamples | TakeSnapshot | Hello
+FromEngine = Outputs | Refusal | Done | Status

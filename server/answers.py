@@ -143,6 +143,8 @@ def _record(generation: Generation) -> None:
     metrics.REQUEST_PROMPT_TOKENS.observe(usage.prompt_tokens)
     metrics.REQUEST_COMPLETION_TOKENS.observe(usage.completion_tokens)
     metrics.REQUEST_CHOICES.observe(generation.num_choices)
+    if generation.is_durable:  # nobody waits for it
+        return
     metrics.E2E_REQUEST_LATENCY.observe(time.monotonic() - generation.started)
     first_token_s = generation.first_output and generation.first_output - generation.started
     note_completion(generation.id, usage.prompt_tokens, usage.completion_tokens, first_token_s)

@@ -63,6 +63,16 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address that `admin_port` listens on."""
     otlp_endpoint: str = ""
     """Where OpenTelemetry traces are sent, as http://HOST:4318/v1/traces; empty: nowhere."""
+    data_dir: Path = Path("~/.local/share/srm")
+    """Folder of files, batches and snapshots; made when first needed."""
+    max_file_bytes: int = 8 * 1024**3
+    """Largest file that may be uploaded, in bytes."""
+    max_store_bytes: int = 64 * 1024**3
+    """Most bytes of files that each key may keep, at least 4096 for each; 0: any number."""
+    max_batches: int = 0
+    """Most batches that each key may have waiting or running; 0: any number."""
+    max_batch_lines: int = 0
+    """Most lines of a batch's input file; 0: any number."""
     log_level: LogLevel = EngineConfig().log_level
     """The least that is logged."""
     log_format: LogFormat = EngineConfig().log_format
@@ -82,7 +92,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must lie in 0 … 65535, got {getattr(self, name)}")
         if self.admin_port and self.admin_port == self.port:
             raise ValueError(f"admin_port must be another than port, got {self.admin_port}")
-        for name in ("max_body_bytes", "max_waiting_bytes", "max_connections", "max_header_bytes"):
+        for name in (
+            *("max_body_bytes", "max_waiting_bytes", "max_connections", "max_header_bytes"),
+            "max_file_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_waiting_bytes < self.max_body_bytes:
@@ -90,7 +103,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"max_waiting_bytes must be at least max_body_bytes = {self.max_body_bytes}, "
                 f"got {self.max_waiting_bytes}"
             )
-        for name in ("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute"):
+        for name in (
+            *("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute"),
+            *("max_store_bytes", "max_batches", "max_batch_lines"),
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("receive_timeout_s", "send_timeout_s"):

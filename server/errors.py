@@ -54,6 +54,12 @@ STOPPING = errors.EngineUnavailable("the server is shutting down")
 """What requests are told that a stop waits for no longer."""
 
 
+def status_of(error: errors.SRMError) -> int:
+    """The HTTP status it is sent with."""
+    status, _ = _status_and_type(error)
+    return status
+
+
 def body_of(error: errors.SRMError) -> ErrorBody:
     """The error as it is sent, in a reply or inside a stream."""
     _, kind = _status_and_type(error)

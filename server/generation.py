@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 import msgspec
+from msgspec import UNSET
 
 from engine.client import EngineClient
 from engine.errors import StepFailed
@@ -89,6 +90,11 @@ class Generation:
         return len(self.prompts) * self.request.n
 
     @property
+    def is_durable(self) -> bool:
+        """Whether its sender sends it again until it is answered."""
+        return self._sender.durable
+
+    @property
     def usage(self) -> Usage:
         """So far."""
         prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
@@ -96,9 +102,9 @@ class Generation:
             prompt_tokens=prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(
-                sum(self._cached_tokens) + sum(self._cached_in_columns)
-            ),
+            prompt_tokens_details=UNSET
+            if self._sender.durable
+            else PromptTokensDetails(sum(self._cached_tokens) + sum(self._cached_in_columns)),
         )
 
     def prompt_of(self, index: int) -> Prompt:

@@ -59,3 +59,19 @@ REQUEST_COMPLETION_TOKENS = Histogram(
 REQUEST_CHOICES = Histogram(
     "srm_request_params_n", "Completions asked for by a request.", buckets=_COUNTS
 )
+BATCH_LINES = Counter(
+    "srm_batch_lines_total",
+    "Lines of batches that are through, by what became of them.",
+    ("result",),
+)
+BATCH_LINES_IN_FLIGHT = Gauge(
+    "srm_batch_lines_in_flight",
+    "Lines of batches that are being answered.",
+    multiprocess_mode="livesum",
+)
+BATCH_RETRIES = Counter(
+    "srm_batch_retries_total", "Lines sent again, since the engine went away or its queue was full."
+)
+BATCH_JOURNAL_ERRORS = Counter(
+    "srm_batch_journal_errors_total", "Attempts to write results that the disk did not take."
+)

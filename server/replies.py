@@ -86,7 +86,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    """Absent in batches: a result is the same bytes whatever was kept when it was made."""
 
 
 class Completion(msgspec.Struct, kw_only=True):

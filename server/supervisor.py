@@ -2,7 +2,8 @@
 
 A child that crashes is started again after a pause; one that says that its settings or files are
 wrong, or that keeps crashing, ends the whole. A stop is in order: first the API, which lets running
-requests finish, then the engine they need. Knows nothing of what the children do.
+requests finish, and whoever else asks the engine, then the engine they need. Knows nothing of what
+the children do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import multiprocess
@@ -111,11 +112,13 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 @dataclass
 class Supervisor:
-    """An engine process, and API processes that share a listening socket."""
+    """An engine process, API processes that share a listening socket, and others that need it."""
 
     engine: Child
     apis: list[Child]
     drain_s: float
+    others: list[Child] = field(default_factory=list)
+    """They are stopped together with the API processes, and must not need their whole `drain_s`."""
 
     async def run(self, meanwhile: Coroutine[None, None, None]) -> int:
         """Keep all running until SIGTERM or SIGINT (0), or until one cannot run (its code)."""
@@ -123,23 +126,25 @@ class Supervisor:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, stopped)
         stop = asyncio.create_task(stopped.wait())
-        keepers = [asyncio.create_task(one.keep_running()) for one in (self.engine, *self.apis)]
-        others = [stop, asyncio.create_task(meanwhile)]
+        children = (self.engine, *self.apis, *self.others)
+        keepers = [asyncio.create_task(one.keep_running()) for one in children]
+        beside = [stop, asyncio.create_task(meanwhile)]
         try:
             await asyncio.wait({stop, *keepers}, return_when=asyncio.FIRST_COMPLETED)
             ended = [keeper.result() for keeper in keepers if keeper.done()]
         finally:
-            for task in (*keepers, *others):
+            for task in (*keepers, *beside):
                 task.cancel()
-            await asyncio.gather(*keepers, *others, return_exceptions=True)
+            await asyncio.gather(*keepers, *beside, return_exceptions=True)
             for listener in {one for api in self.apis for one in api.listeners}:
                 listener.close()  # or new connections would wait for an answer in vain
-            await asyncio.gather(*(api.stop(self.drain_s + _KILL_AFTER_S) for api in self.apis))
+            askers = (*self.apis, *self.others)
+            await asyncio.gather(*(one.stop(self.drain_s + _KILL_AFTER_S) for one in askers))
             await self.engine.stop(_KILL_AFTER_S)
         return ended[0] if ended else 0
 
     def _on_signal(self, stopped: asyncio.Event) -> None:
         if stopped.is_set():  # the second one: leave at once
-            for child in (*self.apis, self.engine):
+            for child in (*self.apis, *self.others, self.engine):
                 child.kill()
         stopped.set()

@@ -55,6 +55,8 @@ ENGINE_ORDER = (
     "runner",
     "engine",
     "watchdog",
+    "snapshot",
+    "snapshot_writer",
     "process",
     "token_queues",
     "token_table",

@@ -1,0 +1,112 @@
+"""PartFile: a file of results that is also the journal of the job that writes it.
+
+What is put into it is kept in memory until the disk has it for certain. After a crash it holds
+whole lines and perhaps a broken end, which `recover` cuts off. A full or failing disk loses
+nothing: the file is cut back to whole lines, and the rest is written when there is room. Knows
+bytes and lines, and nothing of what they say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 1024 * 1024
+
+
+class PartFile:
+    """Lines, each put once. One process has it at a time; `sync` may run in a thread of its own
+    while lines are put."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens it, or makes it. Raises OSError."""
+        self.path = path
+        is_new = not path.exists()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lines: list[bytes] = []
+        """All that may not be on the disk for certain: what was put since the last `sync`."""
+        self._num_put = self._num_synced = 0  # bytes; each is changed by one thread only
+        self._size = self._synced_size = os.fstat(self._file).st_size
+        if is_new:
+            _sync_folder(path.parent)
+
+    @property
+    def num_pending_bytes(self) -> int:
+        """What is held in memory because the disk may not have it."""
+        return self._num_put - self._num_synced
+
+    @property
+    def num_bytes(self) -> int:
+        """As large as the file is on the disk for certain."""
+        return self._synced_size
+
+    def recover(self, accepts: Callable[[bytes], bool]) -> int:
+        """Hand each line to `accepts`, and cut the file before the first that it does not take,
+        or that has no end. Returns how many bytes were cut."""
+        good, rest, at = 0, b"", 0
+        while chunk := os.pread(self._file, _CHUNK, at):
+            at += len(chunk)
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                if not accepts(line):
+                    return self._cut(good)
+                good += len(line) + 1
+        return self._cut(good)
+
+    def put(self, line: bytes) -> None:
+        """Take a line, without its end, to be written by the next `sync`."""
+        self._lines.append(line)
+        self._num_put += len(line) + 1
+
+    def sync(self) -> None:
+        """Have all that was put on the disk for certain.
+
+        Raises OSError if the disk is full or fails. The file then ends with a whole line; nothing
+        is forgotten, and the next call tries again.
+        """
+        lines = self._lines[:]  # what is put meanwhile waits for the next one
+        data = b"".join(line + b"\n" for line in lines)
+        if not data:
+            return
+        try:
+            while self._size < self._synced_size + len(data):
+                written = self._size - self._synced_size
+                self._size += os.pwrite(self._file, memoryview(data)[written:], self._size)
+            os.fsync(self._file)
+        except OSError:
+            # What a failed fsync had to write is not known: all of it is written again.
+            whole = data.rfind(b"\n", 0, self._size - self._synced_size) + 1
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._synced_size + whole)
+            self._size = self._synced_size
+            raise
+        self._synced_size = self._size
+        del self._lines[: len(lines)]
+        self._num_synced += len(data)
+
+    def close(self) -> None:
+        """What was put since the last `sync` is forgotten."""
+        os.close(self._file)
+
+    def _cut(self, size: int) -> int:
+        end = os.fstat(self._file).st_size
+        if end != size:
+            log.warning("%s: its last %d bytes are no result: cut", self.path.name, end - size)
+            os.ftruncate(self._file, size)
+            os.fsync(self._file)
+        self._size = self._synced_size = size
+        return end - size
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names of its files on the disk for certain."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

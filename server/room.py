@@ -1,0 +1,112 @@
+"""Room: how much may be in flight at once, and whose turn it is when there is no more.
+
+Jobs of the highest priority come first; among these, whoever has least for its weight. Nothing is
+set aside: one job alone has all the room, and gives it up as its lines end. Knows no lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Room:
+    """Places for sequences, and for lines, which take memory whatever their size."""
+
+    def __init__(self, sequences: int, lines: int) -> None:
+        self._max_sequences = sequences
+        self._max_lines = lines
+        self._sequences = 0
+        self._lines = 0
+        self._waiting: list[Share] = []
+
+    def resize(self, sequences: int) -> None:
+        """There is room for so many sequences from now on."""
+        self._max_sequences = sequences
+        self._grant()
+
+    @property
+    def lines(self) -> int:
+        """In flight."""
+        return self._lines
+
+    def share(self, priority: int = 0, weight: float = 1.0) -> Share:
+        """Of one job, which takes room for one line after the other."""
+        return Share(self, priority, weight)
+
+    def _fits(self, share: Share, size: int) -> bool:
+        """A line that is larger than all the room there is has its turn when the job has no other
+        in flight."""
+        if self._lines >= self._max_lines:
+            return False
+        return not share.sequences or self._sequences + size <= self._max_sequences
+
+    def _take(self, share: Share, size: int) -> bool:
+        if self._waiting or not self._fits(share, size):
+            return False
+        self._give(share, size)
+        return True
+
+    def _give(self, share: Share, size: int) -> None:
+        self._lines += 1
+        self._sequences += size
+        share.sequences += size
+
+    def _wait(self, share: Share) -> None:
+        self._waiting.append(share)
+
+    def _leave(self, share: Share) -> None:
+        self._waiting.remove(share)
+        self._grant()
+
+    def _free(self, share: Share, size: int) -> None:
+        self._lines -= 1
+        self._sequences -= size
+        share.sequences -= size
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            first = min(self._waiting, key=Share.rank)
+            if not self._fits(first, first.wanted):
+                return
+            self._waiting.remove(first)
+            self._give(first, first.wanted)
+            first.granted.set_result(None)
+
+
+class Share:
+    """One job's part of the room."""
+
+    granted: asyncio.Future[None]
+
+    def __init__(self, room: Room, priority: int, weight: float) -> None:
+        self.priority = priority
+        self.weight = weight
+        """Of its jobs of one priority; may change."""
+        self.sequences = 0
+        self.wanted = 0
+        self._room = room
+
+    def rank(self) -> tuple[int, float]:
+        """The least is the next."""
+        return -self.priority, self.sequences / self.weight
+
+    async def take(self, size: int) -> None:
+        """Wait for room for a line of so many sequences; one at a time."""
+        if self._room._take(self, size):
+            return
+        self.wanted = size
+        self.granted = asyncio.get_running_loop().create_future()
+        self._room._wait(self)
+        try:
+            await self.granted
+        except asyncio.CancelledError:
+            if self.granted.done() and not self.granted.cancelled():
+                self.free(size)
+            else:
+                self._room._leave(self)
+            raise
+
+    def free(self, size: int) -> None:
+        """The line has ended."""
+        self._room._free(self, size)

@@ -1,0 +1,219 @@
+"""Snapshot files: what was written is read, and nothing else ever is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from engine.batch import SlotStates
+from engine.errors import SnapshotError
+from engine.messages import Request, SamplingParams
+from engine.parked import Parked
+from engine.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stamp
+from engine.snapshot_writer import PARTIAL, Record, SnapshotWriter
+from tests.unit.engine.test_parked import assert_same
+
+STAMP = Stamp(fingerprint="f00d", arithmetic="cpu float32", state_width=3, state_dtype="<f4")
+
+
+def record(name: str, count: int, *, logprobs: bool = False) -> Record:
+    """A request of 10 samples and what `count` of them have sampled, each another length."""
+    rng = np.random.default_rng(count)
+    lengths = range(1, count + 1)
+    request = Request(
+        id=name,
+        prompt_token_ids=rng.integers(0, 9, 5, np.int32).tobytes(),
+        params=SamplingParams(n=10, logit_bias={3: 1.0, 1: 2.0}),
+        durable=True,
+    )
+    parked = Parked(
+        indices=np.sort(rng.permutation(10)[:count]),
+        positions=np.array([4 + length for length in lengths], np.int32),
+        states=SlotStates(
+            rng.random((count, 3), np.float32), rng.integers(0, 9, count, dtype=np.int32)
+        ),
+        tokens=tuple(rng.integers(0, 9, length, np.int32).tobytes() for length in lengths),
+        logprobs=tuple(
+            rng.random(length, np.float32).tobytes() if logprobs else b"" for length in lengths
+        ),
+    )
+    return Record(request, parked)
+
+
+CHUNKS = [
+    [record("a", 3), record("b", 1, logprobs=True)],
+    [record("c", 10)],
+    [record("d", 2), record("e", 4, logprobs=True), record("f", 5)],
+]
+
+
+def write(folder: Path, chunks: list[list[Record]] = CHUNKS, stamp: Stamp = STAMP) -> Path:
+    writer = SnapshotWriter(folder, stamp)
+    for chunk in chunks:
+        writer.add(chunk)
+    assert writer.finish() == (folder / NAME).stat().st_size
+    assert list(folder.iterdir()) == [folder / NAME]
+    return folder / NAME
+
+
+def read_all(path: Path) -> None:
+    """Everything, as CHUNKS has it; raises SnapshotError."""
+    found = SnapshotFile(path, STAMP)
+    try:
+        for chunk in CHUNKS:
+            for request, parked in chunk:
+                progress = found.progress(request)
+                assert progress is not None
+                assert_same(progress, parked)
+    finally:
+        found.close()
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "made" / "when needed")
+    read_all(path)
+    found = SnapshotFile(path, STAMP)
+    assert found.num_sequences == 25
+    found.close()
+
+
+def test_another_request_of_the_same_id_gets_nothing(tmp_path: Path) -> None:
+    found = SnapshotFile(write(tmp_path), STAMP)
+    request, _ = CHUNKS[0][0]
+    replace = msgspec.structs.replace
+    assert found.progress(request) is not None
+    same = replace(request.params, logit_bias={1: 2.0, 3: 1.0})
+    assert found.progress(replace(request, params=same, priority=3)) is not None
+    for other in (
+        replace(request, id="z"),
+        replace(request, params=replace(request.params, seed=1)),
+        replace(request, prompt_token_ids=b"\1\0\0\0"),
+    ):
+        assert found.progress(other) is None
+    found.close()
+
+
+def test_a_new_snapshot_takes_the_place_of_the_old_one_which_readers_keep(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    old = SnapshotFile(path, STAMP)
+    write(tmp_path, [[record("x", 2)]])
+    assert old.progress(CHUNKS[1][0].request) is not None
+    old.close()
+    new = SnapshotFile(path, STAMP)
+    assert new.progress(record("x", 2).request) is not None
+    assert new.progress(CHUNKS[1][0].request) is None
+    new.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("fingerprint", "beef"),
+        ("arithmetic", "gpu bfloat16"),
+        ("state_width", 4),
+        ("state_dtype", "<f8"),
+    ],
+)
+def test_another_model_or_arithmetic_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    path = write(tmp_path)
+    expected = f"{path}: {field} is {getattr(STAMP, field)}, expected {value}"
+    with pytest.raises(SnapshotError) as refused:
+        SnapshotFile(path, msgspec.structs.replace(STAMP, **{field: value}))
+    assert refused.value.message == expected
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    fields = set()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
+        with pytest.raises(SnapshotError, match=r"durable\.snapshot: .* is .*, expected ") as found:
+            read_all(path)
+        fields.add(found.value.message.split(": ", 1)[1].split(" is ")[0])
+    checksums = {f"checksum of {name} in chunk {at}" for name in SECTIONS for at in range(3)}
+    checksums.remove("checksum of logprobs in chunk 1")  # it has none
+    assert fields == {"magic", "preamble", "header", *checksums}
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        reason = "size in bytes" if size >= PREAMBLE.size else "bytes from 0 on"
+        with pytest.raises(SnapshotError, match=rf"{reason} is {size}, expected"):
+            SnapshotFile(path, STAMP)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(SnapshotError, match="size in bytes"):
+        SnapshotFile(path, STAMP)
+
+
+def test_a_file_that_shrinks_while_it_is_open_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    found = SnapshotFile(path, STAMP)
+    os.truncate(path, 100)
+    with pytest.raises(SnapshotError, match="bytes from"):
+        found.progress(CHUNKS[2][0].request)
+    found.close()
+
+
+def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.snapshot_writer.FORMAT_VERSION", 2)
+    path = write(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(SnapshotError, match="format_version is 2, expected 1"):
+        SnapshotFile(path, STAMP)
+
+
+def test_what_is_given_up_leaves_the_old_one(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    writer = SnapshotWriter(tmp_path, STAMP)
+    writer.add([record("x", 2)])
+    with pytest.raises(SnapshotError, match=r"partial: another engine is writing it"):
+        SnapshotWriter(tmp_path, STAMP)
+    writer.discard()
+    assert list(tmp_path.iterdir()) == [tmp_path / NAME]
+    read_all(path)
+
+
+def test_what_a_killed_engine_left_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / PARTIAL).write_bytes(b"x" * 10_000)
+    read_all(write(tmp_path))
+
+
+def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotError, match=r"file/durable\.snapshot\.partial: cannot be written"):
+        SnapshotWriter(tmp_path / "file", STAMP)
+
+
+def _write_with_little_room(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+    writer = SnapshotWriter(folder, STAMP)
+    try:
+        for chunk in CHUNKS * 20:
+            writer.add([Record(one.request, one.parked) for one in chunk])
+        writer.finish()
+    except SnapshotError as error:
+        assert error.message == f"{folder / PARTIAL}: cannot be written: File too large"
+        writer.discard()
+        os._exit(7)
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_write_with_little_room, args=(tmp_path,)
+    )
+    process.start()
+    process.join(30)
+    assert process.exitcode == 7
+    assert list(tmp_path.iterdir()) == [tmp_path / NAME]
+    read_all(path)
