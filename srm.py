@@ -19,6 +19,8 @@ USAGE = """usage: srm COMMAND [options]
   serve     answer OpenAI-style requests over HTTP
   convert   make a model folder out of weights of the published code
   inspect   what a model is and what serving it takes
+  generate  completions of one prompt: `srm generate "2 + 2 ="`
+  batch     answers to a file of prompts: `srm batch in.jsonl -o out.jsonl`
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
@@ -65,6 +67,8 @@ SETTINGS = """
   url server_name server_note server_pid
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
+  prompt token_ids json top_k min_p stop stop_token_ids ignore_eos extra_body
+  errors resume shard
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
 
@@ -107,6 +111,14 @@ def _find(command: str) -> Callable[[list[str]], int]:
         from engine.inspect_model import main as inspect
 
         return inspect
+    if command == "generate":
+        from server.generate import main as generate
+
+        return generate
+    if command == "batch":
+        from server.batch_command import main as batch
+
+        return batch
     if command == "score":
         from server.score import main as score
 

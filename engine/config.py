@@ -15,7 +15,7 @@ import os
 import textwrap
 import tomllib
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -296,7 +296,7 @@ def read_settings(
             )
     if positional is not None:
         parser.add_argument(positional, nargs="?", help=f"the same as --{positional}")
-    flags = vars(parser.parse_args(argv))
+    flags = vars(parser.parse_args(_spelled_out(argv, hints)))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}
     if file is not None:
@@ -339,6 +339,15 @@ def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
         and isinstance(below.value, ast.Constant)
         and isinstance(below.value.value, str)
     }
+
+
+def _spelled_out(argv: list[str], hints: Mapping[str, Any]) -> list[str]:
+    """With `=true` behind the name of a setting that is true or false, if no value follows."""
+    names = {"--" + name.replace("_", "-") for name, hint in hints.items() if hint is bool}
+    return [
+        f"{flag}=true" if flag in names and follower not in {"true", "false"} else flag
+        for flag, follower in zip_longest(argv, argv[1:])
+    ]
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
