@@ -21,14 +21,14 @@ from typing import Any
 
 from engine.config import EngineConfig, build, read_settings
 from engine.errors import ConfigError, EngineUnavailable, SRMError
-from server import batch_parquet
-from server.batch_config import BatchConfig
-from server.batch_identity import job_name, peek
-from server.batch_input import PARQUET, STANDARD, Input, open_input
+from server import offline_parquet
+from server.offline_config import BatchConfig
+from server.offline_identity import job_name, peek
+from server.offline_input import PARQUET, STANDARD, Input, open_input
 from server.batch_lines import RawLine, record_id
-from server.batch_output import StreamPart, open_part, records
-from server.batch_results import BatchResults
-from server.batch_run import BatchRun
+from server.offline_output import StreamPart, open_part, records
+from server.offline_results import BatchResults
+from server.offline_run import BatchRun
 from server.own_engine import PRIVATE, with_engine
 from server.part_file import PartFile
 from server.result_files import LineSet
@@ -141,7 +141,7 @@ class _Command:
         if output.suffix.lower() == PARQUET:
             journal = _journal(output)
             try:
-                batch_parquet.write_results(records(journal), output)
+                offline_parquet.write_results(records(journal), output)
                 journal.unlink()
             except OSError as error:
                 raise SRMError(
@@ -167,7 +167,7 @@ def _check_files(config: BatchConfig) -> None:
     """Raises ConfigError for files that do not go together."""
     output, errors = config.output, Path(config.errors) if config.errors else None
     if PARQUET in {config.input.suffix.lower(), output.suffix.lower()}:
-        batch_parquet.check_installed()
+        offline_parquet.check_installed()
     if errors is not None and (errors == STANDARD or errors.suffix.lower() == PARQUET):
         raise ConfigError(f"errors must be a file of lines, .gz or .zst at most; got {errors}")
     if config.resume and _is_stream(output):
@@ -220,7 +220,7 @@ def _look_through(config: BatchConfig, job: str, lines: Iterator[list[RawLine]])
     has not all of its lines."""
     done, failed, count = LineSet(), 0, 0
     start = record_id(job, 0)[:-1]
-    for name, is_failed in batch_parquet.read_ids(config.output):
+    for name, is_failed in offline_parquet.read_ids(config.output):
         if not name.startswith(start):
             raise ConfigError(
                 f"output = {config.output} is of another input, model, dtype, chat template or seed"

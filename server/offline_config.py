@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.batch_input import STANDARD
+from server.offline_input import STANDARD
 
 
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

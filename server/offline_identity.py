@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import chain
 
 from engine.config import EngineConfig
-from server.batch_config import BatchConfig
+from server.offline_config import BatchConfig
 from server.batch_lines import RawLine
 from server.tokenizer_files import chat_template
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError
-from server import batch_input
+from server import offline_input
 from server.batch_lines import LineResult, RawLine, kept, record_id
-from server.batch_output import beginning
+from server.offline_output import beginning
 from server.part_file import PartFile
 from server.result_files import Counts, ResultFiles
 
@@ -78,7 +78,7 @@ class BatchResults(ResultFiles):
         """Raises ConfigError where lines that are done have other names in the input."""
         for number, raw in lines:
             expected = self._names.pop(number, None)
-            if expected is not None and _checksum(batch_input.custom_id(raw, number)) != expected:
+            if expected is not None and _checksum(offline_input.custom_id(raw, number)) != expected:
                 raise self._foreign(f"line {number} has another custom_id there")
 
     def check_end(self, last: int) -> None:

@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from engine.errors import ConfigError
 from server.batch_lines import BatchLine, RawLine, parse_line, read_lines
-from server.batch_parquet import count_rows, read_rows
+from server.offline_parquet import count_rows, read_rows
 from server.compression import CHUNK, Damaged, codec_of, decompressed
 from server.store_records import LineError
 
