@@ -9,7 +9,7 @@ SOURCES := engine server training deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench chaos check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ test-all: .venv/browser  ## the slow ones too
 
 test-gpu: .venv/dev  ## on a machine with a GPU
 	$(BIN)/python -m pytest -m gpu
+
+chaos: .venv/dev  ## kill processes at random during a job of 20,000 lines; writes docs/benchmarks/
+	$(BIN)/python -m tests.chaos.run
 
 .venv-clients/ready: requirements-clients.lock
 	$(PYTHON) -m venv .venv-clients

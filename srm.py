@@ -55,6 +55,7 @@ SETTINGS = """
   receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
   tokens_per_minute cors_origins admin_port admin_host otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
+  batch_fsync_s max_batch_lines_in_flight
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature

@@ -177,7 +177,8 @@ class EngineClient:
         """
         if self._status is None:
             raise EngineUnavailable("the engine is not ready")
-        answer = self._asked[message.id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._asked[message.id] = answer
         self._send(message)
         try:
             return await answer

@@ -186,7 +186,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_timeout_s: float = 300.0
     """A step that takes so long, in seconds, ends the engine, which is started again; 0: never."""
     drain_s: float = 30.0
-    """How long a stop waits for running requests, in seconds."""
+    """How long a stop waits for running requests, in seconds; not for those of batches."""
+    heartbeat: str = ""
+    """File that the engine touches several times a second while it serves; empty: none."""
     log_level: LogLevel = "info"
     """The least that is logged."""
     log_format: LogFormat = "text"

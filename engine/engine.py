@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,8 +20,12 @@ from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.outputs import NewTokens
+from engine.parked import Parked
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
+
+READ_SLOTS = 4_096
+"""Slots whose states are copied from the device at once."""
 
 
 class _Step(NamedTuple):
@@ -50,6 +54,8 @@ class Engine:
         self._in_flight: _Step | None = None
         self._columns: list[NewTokens] = []
         self._last_completed = 0.0
+        self.progress: Callable[[Request], Parked | None] = lambda _: None
+        """What is known, from before this engine, of a durable request: of its id, and equal."""
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
         self._counted = (0, 0, 0, 0, 0)  # what of the scheduler's counts is in the metrics
@@ -65,11 +71,18 @@ class Engine:
         """Whether Outputs of this request are still to come."""
         return self.scheduler.has_request(request_id)
 
-    def add(self, request: Request) -> None:
-        """Accept a request, or raise a RequestError that says why not."""
+    def add(self, request: Request, parked: Parked | None = None) -> None:
+        """Accept a request, or raise a RequestError that says why not.
+
+        Its samples in `parked` go on from there, all others start anew. A durable request may have
+        the id of one that runs: it takes over what runs, if both ask for the same. One that does
+        not run is asked `progress` for.
+        """
         self.scheduler.latencies.now = time.monotonic()
+        if parked is None and request.durable and not self.has_request(request.id):
+            parked = self.progress(request)
         try:
-            self.scheduler.add(request)
+            self.scheduler.add(request, parked)
         except RequestError as error:
             if isinstance(error, Overloaded):
                 error.retry_after_s = self._queue_rate.seconds_until(error.excess, time.monotonic())
@@ -84,10 +97,10 @@ class Engine:
             metrics.SEQUENCES.labels("abort").inc(ended)
             self._publish()  # there may be no further step to do it
 
-    def stop(self, request_id: str, indices: I32) -> None:
+    def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
         """End these samples of a request; no further word of them follows. See StopSamples."""
         requests = self.scheduler.num_requests
-        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices))
+        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices, cut))
         metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
         self._publish()  # there may be no further step to do it
 
@@ -112,6 +125,24 @@ class Engine:
         launched = self._launch()
         landing, self._in_flight = self._in_flight, launched
         return self._complete(landing)
+
+    def settle(self) -> list[Output]:
+        """Complete what is under way, and launch nothing: what it said."""
+        landing, self._in_flight = self._in_flight, None
+        return self._complete(landing)
+
+    def parked_of_all(self) -> Iterator[tuple[Request, Parked]]:
+        """All that durable requests need to go on in another engine, as far as they have sampled.
+
+        Of a request maybe several times, of other samples each time; at most READ_SLOTS of them.
+        Changes nothing, and nothing may change meanwhile. To be called when all is settled.
+        """
+        assert self._in_flight is None, "settle() comes first"
+        slots = self.scheduler.durable_slots()
+        for begin in range(0, len(slots), READ_SLOTS):
+            some = slots[begin : begin + READ_SLOTS]
+            yield from self.scheduler.parked_in(some, self._runner.read_slots(some))
+        yield from self.scheduler.parked_apart()
 
     def forget_prefixes(self) -> None:
         """Begin no further prompt from a state kept so far: the runner's weights have changed."""

@@ -115,6 +115,8 @@ class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     id: str
     indices: bytes
     """int32 little-endian, each 0 … n - 1."""
+    cut: int | None = None
+    """End every completion from this index on too, started or not: none of them starts any more."""
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="take_snapshot"):

@@ -38,7 +38,8 @@ from engine.tokenizer import FolderTokenizer
 _DEFAULTS = SamplingParams()
 _NO_TOKENS: I32 = np.empty(0, np.int32)
 _OF_THE_PROCESS = (
-    *("endpoint", "drain_s", "request_timeout_s", "step_timeout_s", "log_level", "log_format"),
+    *("endpoint", "drain_s", "request_timeout_s", "step_timeout_s", "heartbeat"),
+    *("log_level", "log_format"),
 )
 """Settings that mean nothing here."""
 

@@ -158,7 +158,7 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
 
 
 def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
-    """The ends of all of a group's sequences, of which none has begun to sample."""
+    """The ends of a group's sequences, of which none has begun to sample: the first ones of n."""
     return [
         Output(
             id=group.request.id,
@@ -166,5 +166,5 @@ def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
             finish_reason=REASONS[reason],
             error=NOT_FINITE if reason == ERROR else None,
         )
-        for index in range(group.request.params.n)
+        for index in range(group.unfinished)
     ]

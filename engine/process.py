@@ -13,6 +13,7 @@ import signal
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import msgspec
@@ -42,7 +43,7 @@ from engine.messages import (
     ToEngine,
 )
 from engine.sequence import STREAMS
-from engine.watchdog import Watchdog
+from engine.watchdog import Heartbeat, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +190,8 @@ class EngineProcess:
         if self._owner.get(message.id) != client:
             return
         whole = len(message.indices) - len(message.indices) % 4
-        self._engine.stop(message.id, np.frombuffer(message.indices[:whole], "<i4"))
+        indices = np.frombuffer(message.indices[:whole], "<i4")
+        self._engine.stop(message.id, indices, message.cut)
         if not self._engine.has_request(message.id):
             del self._owner[message.id]
 
@@ -275,7 +277,14 @@ def _refusal(request_id: str, error: SRMError) -> Refusal:
 def serve(engine: Engine, config: EngineConfig) -> int:
     """Serve the engine until SIGTERM or SIGINT; the process's exit code. Main thread only."""
     watchdog = Watchdog(config.step_timeout_s)
-    process = EngineProcess(engine, config, progress=watchdog.feed)
+    heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None
+
+    def progress() -> None:
+        watchdog.feed()
+        if heartbeat is not None:
+            heartbeat.beat(engine.num_steps)
+
+    process = EngineProcess(engine, config, progress=progress)
 
     def stop(signal_number: int, _frame: FrameType | None) -> None:
         logger.info("%s: draining", signal.Signals(signal_number).name)

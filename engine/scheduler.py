@@ -14,11 +14,12 @@ n = 1 and no such slot to be had, into the sequence's own.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from engine.assembly import assemble
-from engine.batch import F32, I32, I64, Batch, Scores, StepResult
+from engine.batch import F32, I32, I64, Batch, Scores, SlotStates, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
 from engine.latency import Latencies
@@ -35,6 +36,8 @@ from engine.outputs import (
     sampled,
     unsampled,
 )
+from engine.parked import Parked
+from engine.parking import parkable, taken
 from engine.prefill import Prefill
 from engine.prefixes import Prefixes
 from engine.sequence import Line, SequenceGroup, accept
@@ -81,7 +84,7 @@ class Scheduler:
     def request_ids(self) -> list[str]:
         return list(self._by_id)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, parked: Parked | None = None) -> None:
         """Accept a request, or raise the RequestError that says why not."""
         group = accept(request, self._model, self._next_id)
         count, limit = request.params.n, self._config.max_waiting
@@ -121,30 +124,72 @@ class Scheduler:
         self.latencies.abort(group)
         return group.unfinished
 
-    def stop(self, request_id: str, indices: I32) -> int:
+    def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; how many there were to end.
 
-        As with `abort`, a step under way may still write these slots. Costs what is ended, not n.
+        And with `cut` all samples from that index on, those that have not started included. As with
+        `abort`, a step under way may still write these slots. Costs what is ended, not n.
         """
         group = self._by_id.get(request_id)
         if group is None:
             return 0
         table = self.table
-        within = np.unique(indices[(indices >= 0) & (indices < group.started)]).astype(np.int64)
+        within = indices[(indices >= 0) & (indices < group.started)].astype(np.int64)
+        unstarted = 0
+        if cut is not None:
+            within = np.append(within, np.arange(max(cut, 0), group.started))
+            unstarted = group.to_start - max(cut, group.started)
+        within = np.unique(within)
         slots = group.slots[within].astype(np.int64)
         slots = slots[table.sequence_id[slots] == group.first_id + within]
         lengths = table.position[slots] - table.first_position[slots]
         self.latencies.end(slots, table.first_id[slots], lengths)
-        if len(slots) == group.unfinished:
+        count = len(slots) + max(0, unstarted)
+        if count == group.unfinished:
             self._drop(group)
             self.latencies.finish(group)
-            return len(slots)
+            return count
+        if unstarted > 0:
+            self._start_no_more(group, unstarted)
         if group.prefix is not None:
             unforked = table.position[slots] == table.first_position[slots]
             self._count_forks(group, int(np.count_nonzero(unforked)))
         table.free(slots)
-        group.unfinished -= len(slots)
-        return len(slots)
+        group.unfinished -= count
+        return count
+
+    def _start_no_more(self, group: SequenceGroup, count: int) -> None:
+        """The last `count` sequences of those that a group is to start, of more that there are."""
+        group.to_start -= count
+        self.num_waiting -= count
+        if not group.unstarted:
+            self.waiting_bytes -= group.num_bytes
+            self._forking.discard(group)
+            if group.prefix is not None and not group.unforked:
+                self._prefill.release(group)
+
+    def durable_slots(self) -> I64:
+        """Slots of sequences of durable requests that can go on elsewhere, ascending."""
+        slots = parkable(self.table)
+        first_ids = self.table.first_id[slots]
+        durable = [
+            first_id
+            for first_id in np.unique(first_ids).tolist()
+            if self._by_first_id[first_id].is_resumable
+        ]
+        return slots[np.isin(first_ids, np.array(durable, np.int64))]
+
+    def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
+        """What the sequences in these slots need to go on elsewhere; they go on here all the same.
+
+        `states` are what the pool holds of them.
+        """
+        for first_id, _, parked in taken(self.table, slots, states):
+            yield self._by_first_id[first_id].request, parked
+
+    def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
+        """What is parked of durable requests."""
+        return iter(())
 
     def take_columns(self) -> list[NewTokens]:
         """What sequences with `emit` = "columns" have new since the last time, step by step."""

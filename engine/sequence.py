@@ -47,6 +47,8 @@ class SequenceGroup:
     """Sequences without a terminal Output."""
     num_bytes: int = 0
     """What it takes to remember the request, about."""
+    to_start: int = 0
+    """Of its sequences, the first so many are to start at all: n, until a cut."""
     started: int = 0
     """Sequences that were given a slot: the cursor."""
     prefilled: int = 0
@@ -93,7 +95,7 @@ class SequenceGroup:
 
     @property
     def unstarted(self) -> int:
-        return self.request.params.n - self.started
+        return self.to_start - self.started
 
     @property
     def num_unprefilled(self) -> int:
@@ -109,6 +111,12 @@ class SequenceGroup:
     def next_stop(self) -> int:
         """Where the row that goes on with the prefill ends at the latest."""
         return self.fills[0].length if self.fills else len(self.prompt) - 1
+
+    @property
+    def is_resumable(self) -> bool:
+        """Its caller sends it again, and what its samples said can be told again: it is kept."""
+        params = self.request.params
+        return self.request.durable and params.prompt_logprobs is None and not params.logprobs
 
     @property
     def is_scored(self) -> bool:
@@ -171,6 +179,7 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
         edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model),
         unfinished=params.n,
+        to_start=params.n,
         num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
     )
 

@@ -13,6 +13,8 @@ import hashlib
 import os
 import struct
 import zlib
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ import numpy.typing as npt
 from engine.batch import I32, I64, SlotStates
 from engine.errors import SnapshotError
 from engine.messages import Request
-from engine.parked import Parked
+from engine.parked import Parked, merged
 
 NAME = "durable.snapshot"
 """Of the file in its folder."""
@@ -85,11 +87,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created_unix: float
     num_sequences: int
     ids: list[str]
-    """Of requests, each once."""
+    """Of each record's request. Of several of one request, the later says what is true of a sample
+    that is in both."""
     digests: bytes
-    """u8[requests, _DIGEST_SIZE]"""
+    """u8[records, _DIGEST_SIZE]"""
     places: bytes
-    """i32[requests, 3]: chunk, first row there, rows"""
+    """i32[records, 3]: chunk, first row there, rows"""
     chunks: list[Chunk]
 
 
@@ -108,8 +111,10 @@ class SnapshotFile:
         except BaseException:
             os.close(self._file)
             raise
-        self._places: dict[str, int] = {name: at for at, name in enumerate(self._header.ids)}
-        self._chunk_places = np.frombuffer(self._header.places, "<i4").reshape(-1, 3)
+        self._records: defaultdict[str, list[int]] = defaultdict(list)
+        for at, request_id in enumerate(self._header.ids):
+            self._records[request_id].append(at)
+        self._places = np.frombuffer(self._header.places, "<i4").reshape(-1, 3)
 
     @property
     def num_sequences(self) -> int:
@@ -124,13 +129,20 @@ class SnapshotFile:
 
         Raises SnapshotError if that part of the file is damaged.
         """
-        at = self._places.get(request.id)
-        if at is None:
+        if request.id not in self._records:
             return None
-        known = self._header.digests[at * _DIGEST_SIZE : (at + 1) * _DIGEST_SIZE]
-        if known != digest(request):
-            return None
-        number, begin, count = self._chunk_places[at].tolist()
+        wanted = digest(request)
+        parts = [self._part(at) for at in self._records[request.id] if self._digest(at) == wanted]
+        return latest(parts) if parts else None
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _digest(self, at: int) -> bytes:
+        return self._header.digests[at * _DIGEST_SIZE : (at + 1) * _DIGEST_SIZE]
+
+    def _part(self, at: int) -> Parked:
+        number, begin, count = self._places[at].tolist()
         chunk = self._header.chunks[number]
         loaded = self._loaded.get(number) or self._load(number)
         end, width = begin + count, self._stamp.state_width
@@ -146,9 +158,6 @@ class SnapshotFile:
             self._split(chunk.begin("tokens"), loaded.token_ends[begin : end + 1]),
             self._split(chunk.begin("logprobs"), loaded.logprob_ends[begin : end + 1]),
         )
-
-    def close(self) -> None:
-        os.close(self._file)
 
     def _read_header(self) -> Header:
         preamble = self._read(0, PREAMBLE.size)
@@ -233,6 +242,17 @@ class _LoadedChunk(NamedTuple):
     last_tokens: I32  # i32[rows]
     token_ends: I64  # i64[rows + 1] where each row's tokens begin and end, in bytes
     logprob_ends: I64  # i64[rows + 1]
+
+
+def latest(parts: Sequence[Parked]) -> Parked:
+    """All of them together, of each sample what the last part that has it says."""
+    known: list[Parked] = []
+    for place, part in enumerate(parts):
+        later = [one.indices for one in parts[place + 1 :]]
+        known.append(
+            part.only(np.flatnonzero(~np.isin(part.indices, np.concatenate([[], *later]))))
+        )
+    return known[0] if len(known) == 1 else merged(known)
 
 
 def digest(request: Request) -> bytes:

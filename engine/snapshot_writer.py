@@ -77,7 +77,10 @@ class SnapshotWriter:
             raise self._failed(error) from None
 
     def add(self, records: Sequence[Record]) -> None:
-        """Write what is known of these requests, as one chunk. No request may come twice."""
+        """Write what is known of some requests, as one chunk; not of none.
+
+        A later record of a request tells more of it, or anew of samples that an earlier one has.
+        """
         parts = [record.parked for record in records]
         counts = [len(part) for part in parts]
         begins = np.cumsum([0, *counts]).tolist()

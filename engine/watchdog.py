@@ -1,4 +1,5 @@
-"""Watchdog: ends a process that makes no progress, and says where it stood.
+"""Watchdog: ends a process that makes no progress, and says where it stood. Heartbeat: says to
+others that there is progress.
 
 The clock is a thread of the interpreter's own that needs neither its lock nor its health, so it
 also sees a hang inside a library. There is one clock in a process.
@@ -7,7 +8,9 @@ also sees a hang inside a library. There is one clock in a process.
 from __future__ import annotations
 
 import faulthandler
+import os
 import time
+from pathlib import Path
 
 REARM_S = 0.25
 """Progress is told to the clock at most so often: telling it starts a thread."""
@@ -33,3 +36,25 @@ class Watchdog:
     def stop(self) -> None:
         """From now on nothing is expected."""
         faulthandler.cancel_dump_traceback_later()
+
+
+class Heartbeat:
+    """A file that is there once the process serves, touched while it does, not empty once it works.
+
+    For whoever started it, who sees from outside what no process sees of itself: that it is frozen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._beat_at = -REARM_S
+        self._has_stepped = False
+
+    def beat(self, steps: int) -> None:
+        """There is progress: so many steps by now."""
+        now = time.monotonic()
+        if now - self._beat_at >= REARM_S:
+            self._beat_at = now
+            if steps and not self._has_stepped:
+                self._has_stepped = True
+                os.write(self._file, b"+")
+            os.utime(self._file)

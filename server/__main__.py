@@ -1,15 +1,12 @@
-"""`python -m server serve | api`: the supervisor with both processes, or one API process."""
+"""`python -m server serve | api | jobs`: the supervisor with all processes, or one of them."""
 
 from __future__ import annotations
 
 import logging
-import math
 import resource
-import signal
 import socket
 import sys
 from functools import partial
-from types import FrameType
 
 import uvicorn
 
@@ -18,11 +15,12 @@ from engine.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.config import load
 from engine.errors import SRMError
 from engine.memory import collect_rarely
-from server import launch
+from server import jobs, launch
 from server.app import create_app
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.connection import Connection
+from server.draining import Draining, DrainingServer
 from server.text import Text
 from server.tokenizer_files import chat_template as chat_template_source
 
@@ -50,9 +48,10 @@ def serve_api(argv: list[str]) -> int:
     client = EngineClient(
         config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
     )
-    server = uvicorn.Server(
+    draining = Draining()
+    server = DrainingServer(
         uvicorn.Config(
-            create_app(config, client, text, template),
+            create_app(config, client, text, template, draining),
             loop="uvloop",
             http=partial(Connection, config),  # type: ignore[arg-type]  # made like the class
             ws="none",
@@ -61,12 +60,11 @@ def serve_api(argv: list[str]) -> int:
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(config.drain_s),
-        )
+        ),
+        draining,
+        config.drain_s,
     )
     collect_rarely()
-    for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself what it has handled
-        signal.signal(signum, _ignore)
     server.run(sockets=listeners)
     return 0
 
@@ -81,17 +79,13 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _ignore(_signum: int, _frame: FrameType | None) -> None:
-    """A graceful stop is not a failure: exit 0."""
-
-
-_COMMANDS = {"serve": launch.main, "api": serve_api}
+_COMMANDS = {"serve": launch.main, "api": serve_api, "jobs": jobs.main}
 
 
 def main(argv: list[str]) -> int:
     command = _COMMANDS.get(argv[0]) if argv else None
     if command is None:
-        print("usage: python -m server serve | api [options]", file=sys.stderr)
+        print("usage: python -m server serve | api | jobs [options]", file=sys.stderr)
         return 2
     try:
         return command(argv[1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -17,10 +18,12 @@ from starlette.exceptions import HTTPException
 from engine.client import EngineClient
 from engine.errors import SRMError
 from server import (
+    batches,
     chat,
     completions,
     dashboard,
     errors,
+    files,
     health,
     models,
     reference,
@@ -33,16 +36,20 @@ from server.boundary import Boundary
 from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.cors import Cors
+from server.draining import Draining
 from server.guard import Guard
 from server.keys import load_keys
 from server.limits import check_limits
 from server.retries import Retries
+from server.store import Store
 from server.text import Text
 from server.traces import Tracer
 
 OPERATIONS = (
     *completions.OPERATIONS,
     *chat.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
     *tokenize.OPERATIONS,
     *models.OPERATIONS,
     *service.OPERATIONS,
@@ -53,18 +60,29 @@ OPERATIONS = (
 )
 """All that is told of the routes below."""
 
+STORE_THREADS = 16
+"""Most things that are done to files at once: a slow disk holds up nothing else."""
+
 
 def create_app(
-    config: ServerConfig, client: EngineClient, text: Text, template: ChatTemplate | None = None
+    config: ServerConfig,
+    client: EngineClient,
+    text: Text,
+    template: ChatTemplate | None = None,
+    draining: Draining | None = None,
 ) -> FastAPI:
-    """Everything an API process answers.
+    """Everything an API process answers. It takes nothing new once `draining` is on.
 
     Connects `client` at startup, and closes it and `template` at shutdown. Raises ConfigError for
     keys, limits and traces that cannot be.
     """
+    draining = draining or Draining()
     keys = load_keys(config.api_keys_file, os.environ)
     check_limits(config, keys)
     tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
+
+    store = Store(config.data_dir)
+    threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -77,6 +95,8 @@ def create_app(
                 template.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+            threads.shutdown(wait=False)
+            store.close()
 
     def retry_after_s() -> int:
         return client.status.retry_after_s if client.status else 1
@@ -84,7 +104,9 @@ def create_app(
     # It would say nothing of bodies; and a redirect would lead nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
-    app.add_middleware(Guard, config=config, keys=keys, retry_after_s=retry_after_s)
+    app.add_middleware(
+        Guard, config=config, keys=keys, retry_after_s=retry_after_s, draining=draining
+    )
     if config.cors_origins:
         app.add_middleware(Cors, origins=config.cors_origins)
     app.add_middleware(Boundary, tracer=tracer)
@@ -99,9 +121,13 @@ def create_app(
     app.include_router(completions.routes(completing, config.max_body_bytes))
     app.include_router(chat.routes(chatting, config.max_body_bytes))
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
+    kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
+    jobs = batches.Batches(store, threads, config.max_batches, has_chats=template is not None)
+    app.include_router(files.routes(kept))
+    app.include_router(batches.routes(jobs, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(service.router)
-    app.include_router(health.routes(client, config.stall_s))
+    app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(scrape.routes(config.model_name))
     app.include_router(dashboard.routes())
     app.include_router(reference.routes(OPERATIONS))

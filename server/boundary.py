@@ -74,7 +74,7 @@ class Boundary:
             status = _CLIENT_GONE
         except asyncio.CancelledError:  # a stop that has waited long enough ends what still runs
             if not status:
-                reply = await errors.srm_error(Request(inner), errors.STOPPING)
+                reply = await errors.srm_error(Request(inner), errors.stopping())
                 await reply(inner, receive, send_with_id)
         except Exception:
             log.exception("request failed", extra={"fields": {"request_id": entry.request_id}})

@@ -66,7 +66,7 @@ def hints_of(kind: type[Fields]) -> dict[str, Any]:
 def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
     """That a field of a request may not have a value."""
     hint = hints_of(kind)[name]
-    return InvalidRequest(f"{name} must be {_allowed(hint)}; got {show(value)}", name)
+    return InvalidRequest(f"{name} must be {allowed(hint)}; got {show(value)}", name)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _convert(kind: type[Fields], name: str, value: Any) -> Any:
         raise refused(kind, name, value) from None
 
 
-def _allowed(hint: Any) -> str:
+def allowed(hint: Any) -> str:
     """The description in a field's annotation."""
     optional = next((arg for arg in get_args(hint) if get_origin(arg) is Annotated), hint)
     meta = get_args(hint if get_origin(hint) is Annotated else optional)[-1]

@@ -73,6 +73,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most batches that each key may have waiting or running; 0: any number."""
     max_batch_lines: int = 0
     """Most lines of a batch's input file; 0: any number."""
+    batch_fsync_s: float = 1.0
+    """How long results of batches may wait to be written together, in seconds; 0: not at all."""
+    max_batch_lines_in_flight: int = 16_384
+    """Most lines of all batches that are being answered; each takes some 20 KiB of memory."""
     log_level: LogLevel = EngineConfig().log_level
     """The least that is logged."""
     log_format: LogFormat = EngineConfig().log_format
@@ -94,7 +98,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"admin_port must be another than port, got {self.admin_port}")
         for name in (
             *("max_body_bytes", "max_waiting_bytes", "max_connections", "max_header_bytes"),
-            "max_file_bytes",
+            *("max_file_bytes", "max_batch_lines_in_flight"),
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -105,7 +109,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         for name in (
             *("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute"),
-            *("max_store_bytes", "max_batches", "max_batch_lines"),
+            *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s"),
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

@@ -23,17 +23,23 @@ _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first matc
     (errors.BodyTooSlow, 408, "invalid_request_error"),
     (errors.NotFound, 404, "not_found_error"),
     (errors.IdInUse, 409, "conflict_error"),
+    (errors.Conflict, 409, "conflict_error"),
+    (errors.QuotaExceeded, 403, "permission_error"),
     (errors.BodyTooLarge, 413, "invalid_request_error"),
     (errors.RequestError, 400, "invalid_request_error"),
     (errors.EngineUnavailable, 503, "service_unavailable"),
     (errors.TimedOut, 504, "timeout_error"),
+    (errors.StoreFull, 507, "api_error"),
+    (errors.StoreError, 503, "service_unavailable"),
     (errors.SRMError, 500, "api_error"),
 )
 _RETRIED_4XX = {408, 409, 429}
-_NOT_RETRIED_5XX = {504}
-"""It took too long, and would again: a retry would only double the load."""
+_NOT_RETRIED_5XX = {504, 507}
+"""It took too long, and would again: a retry would only double the load. A disk remains full."""
 _ENGINE_RESTART_S = 2
 """When to try again while the engine is starting or gone."""
+_STORE_BACK_S = 10
+"""When to try again where files cannot be read or written."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -50,8 +56,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
 INTERNAL = ErrorBody(ErrorDetail("internal server error", "api_error", None, "internal_error"))
 """What the caller is told of a bug of ours; the log has the rest."""
 
-STOPPING = errors.EngineUnavailable("the server is shutting down")
-"""What requests are told that a stop waits for no longer."""
+
+def stopping() -> errors.EngineUnavailable:
+    """What requests are told that come while the server stops, or that it waits for no longer."""
+    return errors.EngineUnavailable("the server is shutting down")
 
 
 def status_of(error: errors.SRMError) -> int:
@@ -83,6 +91,10 @@ async def srm_error(_request: Request, error: Exception) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, errors.EngineUnavailable):
         headers["retry-after"] = str(_ENGINE_RESTART_S)
+    elif isinstance(error, errors.StoreError):
+        headers["retry-after"] = str(_STORE_BACK_S)
+    elif isinstance(error, errors.Conflict):  # with what takes longer than a retry waits
+        headers["x-should-retry"] = "false"
     elif isinstance(error, errors.NotAuthorized):
         headers["www-authenticate"] = "Bearer"
     return response(status, body_of(error), headers)

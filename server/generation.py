@@ -176,8 +176,7 @@ class Generation:
                     id=f"{self._engine_id}-{prompt}",
                     prompt_token_ids=self.prompts[prompt].token_ids,
                     params=params,
-                    # The client's is the other way round.
-                    priority=sender.priority - request.priority,
+                    priority=self._priority(),
                     emit="final" if not is_stream else "delta" if in_outputs else "columns",
                     share=sender.share,
                     weight=sender.weight,
@@ -185,6 +184,11 @@ class Generation:
                 )
             )
         return found
+
+    def _priority(self) -> int:
+        priority = self._sender.priority - self.request.priority  # the client's is reversed
+        # What lasts never goes ahead of what people wait for, whatever its body says.
+        return min(priority, -1) if self._sender.durable else priority
 
     def _seed(self, prompt: int) -> int:
         given = self.request.seed

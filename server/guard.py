@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.errors import InvalidRequest, NotAuthorized, NotFound, Overloaded, SRMError
 from server import errors
 from server.config import ServerConfig
-from server.intake import Intake
+from server.draining import READING, Draining
+from server.intake import Intake, is_upload
 from server.journal import CURRENT
 from server.keys import Keys
 from server.limits import Limits
@@ -40,14 +41,20 @@ class Guard:
         config: ServerConfig,
         keys: Keys,
         retry_after_s: Callable[[], int],
+        draining: Draining,
     ) -> None:
         self._app = app
+        self._draining = draining
         self._keys = keys
         self._admin_port = config.admin_port
         self._limits = Limits(config.requests_per_minute, config.tokens_per_minute)
         self._max_connections = config.max_connections
         self.intake = Intake(
-            config.max_body_bytes, config.max_waiting_bytes, config.receive_timeout_s, retry_after_s
+            config.max_body_bytes,
+            config.max_waiting_bytes,
+            config.receive_timeout_s,
+            retry_after_s,
+            config.max_file_bytes,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +68,7 @@ class Guard:
             is_begun = True
             await send(message)
 
-        body = self.intake.body(receive)
+        body = self.intake.body(receive, is_upload(scope))
         try:
             self._admit(scope)
             await self._app(scope, body, watched_send)
@@ -80,6 +87,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         self._check_port(scope, path)
+        if scope["method"] not in READING:
+            self._draining.check()
         if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
             raise Overloaded(f"there are more than {self._max_connections} connections")
         if self._keys and not self._is_open(scope, path):
@@ -89,7 +98,7 @@ class Guard:
             raise InvalidRequest(
                 f"content-encoding must be left out; got {encoding[:80]!r}", "content-encoding"
             )
-        self.intake.check_announced(headers.get("content-length", ""))
+        self.intake.check_announced(headers.get("content-length", ""), is_upload(scope))
 
     def _check_port(self, scope: Scope, path: str) -> None:
         if self._admin_port and _is_admin(path) and not self._is_admin_port(scope):

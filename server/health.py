@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from engine.client import EngineClient
 from engine.errors import EngineUnavailable
+from server.draining import Draining
 from server.openapi import Operation
 
 
@@ -52,7 +53,7 @@ def check_ready(client: EngineClient, stall_s: float) -> None:
         )
 
 
-def routes(client: EngineClient, stall_s: float) -> APIRouter:
+def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRouter:
     """The routes of this module."""
     router = APIRouter()
 
@@ -62,6 +63,7 @@ def routes(client: EngineClient, stall_s: float) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Response:
+        draining.check()
         check_ready(client, stall_s)
         return _answer("ready")
 

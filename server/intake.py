@@ -1,7 +1,8 @@
 """Bodies on their way in: how large, how slow, and how many bytes of them all at once.
 
 Counts what has arrived and not what was announced, so nobody can take room by announcing much.
-A body counts until its request is answered, since so long it is kept.
+A body counts until its request is answered, since so long it is kept. An uploaded file goes to the
+disk as it comes: it may be larger and takes no room here.
 """
 
 from __future__ import annotations
@@ -9,12 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
 
 LEAST_BYTES_PER_S = 16 * 1024
 """Each of so many bytes that has arrived gives the rest of a body another second."""
+
+FORM_BYTES = 64 * 1024
+"""Most of an upload that is not the file: the other fields, and what is between them."""
+UPLOADS = "/v1/files"
+"""Where the body of a POST is a form with a file."""
+
+
+def is_upload(scope: Scope) -> bool:
+    return bool(scope["path"] == UPLOADS and scope["method"] == "POST")
 
 
 class Intake:
@@ -26,19 +36,26 @@ class Intake:
         max_held_bytes: int,
         timeout_s: float,
         retry_after_s: Callable[[], int],
+        max_file_bytes: int = 0,
     ) -> None:
         self.held_bytes = 0
+        self._max_file_bytes = max_file_bytes
         self._max_body_bytes = max_body_bytes
         self._max_held_bytes = max_held_bytes
         self._timeout_s = timeout_s
         self._retry_after_s = retry_after_s
 
-    def check_announced(self, content_length: str) -> None:
+    def check_announced(self, content_length: str, is_upload: bool = False) -> None:
         """Refuse before anything is read what would be refused then."""
-        if content_length.isdecimal() and int(content_length[:19]) > self._max_body_bytes:
-            raise self._too_large()
-        if content_length not in {"", "0"}:
+        num_bytes = int(content_length[:19]) if content_length.isdecimal() else 0
+        if num_bytes > self.limit(is_upload):
+            raise self._too_large(is_upload)
+        if content_length not in {"", "0"} and not is_upload:
             self._check_room()
+
+    def limit(self, is_upload: bool) -> int:
+        """Most bytes of a body; of one with a file, that and what is around it."""
+        return self._max_file_bytes + FORM_BYTES if is_upload else self._max_body_bytes
 
     def _check_room(self) -> None:
         if self.held_bytes > self._max_held_bytes:
@@ -47,20 +64,24 @@ class Intake:
                 self._retry_after_s(),
             )
 
-    def _too_large(self) -> BodyTooLarge:
+    def _too_large(self, is_upload: bool) -> BodyTooLarge:
+        if is_upload:
+            return BodyTooLarge(f"the file is larger than max_file_bytes = {self._max_file_bytes}")
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
 
-    def body(self, receive: Receive) -> Body:
+    def body(self, receive: Receive, is_upload: bool = False) -> Body:
         """One request's body; to be closed when the request is answered."""
-        return Body(self, receive)
+        return Body(self, receive, is_upload)
 
     def count(self, body: Body, size: int) -> None:
         """More of a body has arrived. Raises BodyTooLarge and Overloaded."""
-        self.held_bytes += size
         body.num_bytes += size
-        if body.num_bytes > self._max_body_bytes:
-            raise self._too_large()
-        self._check_room()
+        if not body.is_upload:
+            self.held_bytes += size
+        if body.num_bytes > self.limit(body.is_upload):
+            raise self._too_large(body.is_upload)
+        if not body.is_upload:
+            self._check_room()
 
     def time_left_s(self, body: Body, elapsed_s: float) -> float:
         return self._timeout_s + body.num_bytes / LEAST_BYTES_PER_S - elapsed_s
@@ -69,8 +90,9 @@ class Intake:
 class Body:
     """The `receive` of one request, watched."""
 
-    def __init__(self, intake: Intake, receive: Receive) -> None:
+    def __init__(self, intake: Intake, receive: Receive, is_upload: bool) -> None:
         self.num_bytes = 0
+        self.is_upload = is_upload
         self._intake = intake
         self._receive = receive
         self._began = asyncio.get_running_loop().time()
@@ -93,5 +115,6 @@ class Body:
 
     def close(self) -> None:
         """The body is kept no longer."""
-        self._intake.held_bytes -= self.num_bytes
+        if not self.is_upload:
+            self._intake.held_bytes -= self.num_bytes
         self.num_bytes = 0

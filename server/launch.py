@@ -1,4 +1,4 @@
-"""`srm serve`: an engine process and API processes on this machine, under one supervisor.
+"""`srm serve`: engine, API processes and the one of batches on this machine, supervised.
 
 Owns what they share: the listening socket, a private folder (metrics, engine socket), and the
 settings of all as one flat set of flags, of which each is passed its own. Works from any folder.
@@ -25,8 +25,10 @@ from server.limits import check_limits
 from server.supervisor import Child, Supervisor
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd"})
+_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd", "heartbeat"})
 """Settings of the children that are made here and not given."""
+_MARGIN_S = 5.0
+"""How much longer than `step_timeout_s` an engine may be silent before it is taken for frozen."""
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
@@ -62,17 +64,27 @@ def _supervisor(
     metrics.mkdir()
     endpoint = f"ipc://{folder}/engine"
     server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listeners[0].fileno())
-    engine = msgspec.structs.replace(engine, endpoint=endpoint)
+    heartbeat = folder / "heartbeat"
+    engine = msgspec.structs.replace(engine, endpoint=endpoint, heartbeat=str(heartbeat))
     environment = child_environment(metrics)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     api = python_module("server", server, "api")
     return Supervisor(
-        engine=Child("engine", python_module(engine_module, engine), without_keys, metrics),
+        engine=Child(
+            "engine",
+            python_module(engine_module, engine),
+            without_keys,
+            metrics,
+            heartbeat=heartbeat,
+            # It sees itself that a step hangs, and says where: first.
+            silence_s=engine.step_timeout_s and engine.step_timeout_s + _MARGIN_S,
+        ),
         apis=[
             Child(f"api {number}", api, environment, metrics, listeners)
             for number in range(server.api_processes)
         ],
         drain_s=server.drain_s,
+        others=[Child("jobs", python_module("server", server, "jobs"), without_keys, metrics)],
     )
 
 

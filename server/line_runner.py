@@ -15,10 +15,11 @@ from functools import partial
 from typing import NamedTuple
 
 from engine.errors import SRMError
-from server.batch_lines import BatchLine, LineError, LineResult, RawLine, never_run, refused
+from server.batch_lines import BatchLine, LineResult, RawLine, never_run, refused
 from server.result_files import ResultFiles
 from server.room import Share
 from server.sending import Sending
+from server.store_records import LineError
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class LineRunner:
     _flying_bytes: int = 0
     _has_landed: asyncio.Event = field(default_factory=asyncio.Event)
     _ending: Ending | None = None
+    _num_given_up: int = 0
 
     async def run(self) -> None:
         """Until every line has its result, on the disk for certain.
@@ -73,6 +75,11 @@ class LineRunner:
             for task in (writer, *self._flying):
                 task.cancel()
             await asyncio.gather(writer, *self._flying, return_exceptions=True)
+
+    @property
+    def ended_with(self) -> str:
+        """The code that lines were given up with; empty: all were run."""
+        return self._ending.code if self._ending is not None and self._num_given_up else ""
 
     def end(self, code: str, message: str) -> None:
         """Give up what is in flight, and answer all lines that have no result with this."""
@@ -127,6 +134,7 @@ class LineRunner:
             return refused(line, self.job, None)
 
     def _given_up(self, line: BatchLine, ending: Ending) -> LineResult:
+        self._num_given_up += 1
         return never_run(line.number, line.custom_id, self.job, ending.code, ending.message)
 
     async def _landing(self) -> None:

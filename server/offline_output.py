@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,8 +53,8 @@ class FrameFile(PartFile):
             raise ConfigError(f"output = {self.path} does not hold whole lines of results")
         return cut
 
-    def sync(self) -> None:
-        """As a PartFile; a frame is there whole, or all of it is tried again."""
+    def _sync(self) -> None:
+        # A frame is there whole, or all of it is tried again.
         lines = self._lines[:]  # what is put meanwhile waits for the next one
         if not lines:
             return
@@ -82,6 +83,7 @@ class StreamPart(PartFile):
         """`on_broken` is called, in any thread, when nobody reads it any more."""
         self.path = Path("standard output")
         self._file = file
+        self._lock = threading.Lock()
         self._lines = []
         self._num_put = self._num_synced = self._size = self._synced_size = 0
         self._on_broken = on_broken
@@ -91,8 +93,7 @@ class StreamPart(PartFile):
         """Nothing can be."""
         return 0
 
-    def sync(self) -> None:
-        """Write it, as fast as it is read."""
+    def _sync(self) -> None:
         lines = self._lines[:]
         self._rest += b"".join(line + b"\n" for line in lines)
         num_bytes = sum(map(len, lines)) + len(lines)

@@ -70,6 +70,7 @@ class BatchResults(ResultFiles):
         await asyncio.to_thread(self._sync)
 
     def close(self) -> None:
+        """What has not been written is forgotten."""
         self.output.close()
         if not self._is_one:
             self.errors.close()

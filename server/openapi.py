@@ -25,15 +25,18 @@ _JSON = "application/json"
 _EVENTS = "text/event-stream"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
+    403: "It would be more than the key may have.",
     404: "There is no such thing.",
     401: "The key is missing or not one of this server's.",
     408: "The body came too slowly.",
-    409: "The `request_id` is that of a running request.",
+    409: "It would disturb what is going on; or the `request_id` is that of a running request.",
     413: "The body is too large.",
+    416: "The file has no such bytes.",
     429: "Too many requests with this key: try again after `retry-after` seconds.",
     500: "A bug of the server, or the engine failed.",
     503: "Overloaded, starting or stopping: try again after `retry-after` seconds.",
     504: "It took longer than it may.",
+    507: "The disk is full.",
 }
 """What an error status means here."""
 _EVERYWHERE = (401, 429, 500, 503)
@@ -68,6 +71,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Meaning of each parameter in the path."""
     queries: Mapping[str, str] = {}
     """Meaning of each parameter in the query; each may be given several times."""
+    query: type[msgspec.Struct] | None = None
+    """Parameters in the query that may be given once."""
+    form: type[msgspec.Struct] | None = None
+    """The fields of a multipart form, which is the body; one of them is `bytes`, a file."""
     errors: tuple[int, ...] = ()
     """Statuses besides those of every route."""
 
@@ -100,7 +107,7 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
 
 def _operation(one: Operation) -> Schema:
     success = {"description": "Done.", "headers": _headers(), "content": _content(one)}
-    errors = sorted({*one.errors, *_EVERYWHERE, *([400, 408, 413] if one.body else [])})
+    errors = sorted({*one.errors, *_EVERYWHERE, *([400, 408, 413] if one.body or one.form else [])})
     name = re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_")
     operation: Schema = {
         "operationId": name,
@@ -120,12 +127,43 @@ def _operation(one: Operation) -> Schema:
         | {"schema": {"type": "array", "items": text}}
         for name, meaning in one.queries.items()
     ]
+    if one.query is not None:
+        in_query += [
+            {"name": field, "in": "query", "description": schema.pop("description")}
+            | {"schema": schema}
+            for field, schema in _fields(one.query).items()
+        ]
     if in_path or in_query:
         operation["parameters"] = in_path + in_query
     if one.body is not None:
         content = {_JSON: {"schema": reference(one.body.kind)}}
         operation["requestBody"] = {"required": True, "content": content}
+    if one.form is not None:
+        whole = {
+            "type": "object",
+            "properties": _fields(one.form),
+            "required": [
+                field.encode_name for field in msgspec.structs.fields(one.form) if field.required
+            ],
+            "additionalProperties": False,
+        }
+        content = {"multipart/form-data": {"schema": whole}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
+    """The schema of each field that may be left out and is not null."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        schema = _nullable([hints[field.name]], required=True)
+        options = [one for one in schema.pop("anyOf", [schema]) if one != {"type": "null"}]
+        allowed = _description(hints[field.name])
+        if options[0].get("contentEncoding"):
+            options[0] = {"type": "string", "format": "binary"}
+        found[field.encode_name] = options[0] | ({"description": allowed} if allowed else {})
+    return found
 
 
 def _content(one: Operation) -> Schema:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class PartFile:
         self.path = path
         is_new = not path.exists()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
         self._lines: list[bytes] = []
         """All that may not be on the disk for certain: what was put since the last `sync`."""
         self._num_put = self._num_synced = 0  # bytes; each is changed by one thread only
@@ -69,6 +71,15 @@ class PartFile:
         Raises OSError if the disk is full or fails. The file then ends with a whole line; nothing
         is forgotten, and the next call tries again.
         """
+        with self._lock:
+            self._sync()
+
+    def close(self) -> None:
+        """What was put since the last `sync` is forgotten."""
+        with self._lock:
+            os.close(self._file)
+
+    def _sync(self) -> None:
         lines = self._lines[:]  # what is put meanwhile waits for the next one
         data = b"".join(line + b"\n" for line in lines)
         if not data:
@@ -88,10 +99,6 @@ class PartFile:
         self._synced_size = self._size
         del self._lines[: len(lines)]
         self._num_synced += len(data)
-
-    def close(self) -> None:
-        """What was put since the last `sync` is forgotten."""
-        os.close(self._file)
 
     def _cut(self, size: int) -> int:
         end = os.fstat(self._file).st_size

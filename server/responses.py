@@ -78,7 +78,7 @@ class EventStream(Response):
             except SRMError as error:
                 await _send_event(send, msgspec.json.encode(errors.body_of(error)))
             except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
-                await _send_event(send, msgspec.json.encode(errors.body_of(errors.STOPPING)))
+                await _send_event(send, msgspec.json.encode(errors.body_of(errors.stopping())))
             except Exception:
                 log.exception("stream failed")
                 await _send_event(send, msgspec.json.encode(errors.INTERNAL))

@@ -124,7 +124,9 @@ class ResultFiles:
         await self._is_synced.wait()
 
     def close(self) -> None:
-        """What has not been written is forgotten."""
+        """What has not been written is written, if the disk takes it, and else forgotten."""
+        with contextlib.suppress(OSError):
+            self._sync()
         self.output.close()
         self.errors.close()
 

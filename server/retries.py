@@ -12,8 +12,9 @@ again after 0.5 to 8 seconds, with `x-stainless-retry-count` above 0. Here:
   connection still seems to be there. It never takes over a request that somebody may be waiting
   for, so equal requests of several clients remain several.
 
-Requests are kept by one API process: a retry that reaches another process starts anew. Knows no
-completions: it moves the two ends of an ASGI conversation.
+Requests are kept by one API process: a retry that reaches another process starts anew. An upload is
+never kept, since it is too large to be. Knows no completions: it moves the two ends of an ASGI
+conversation.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import TimedOut
+from server.intake import is_upload
 from server.journal import CURRENT
 
 TIMED_OUT = 0.9
@@ -49,7 +51,7 @@ class Retries:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         timeout_s = _read_timeout_s(scope)
-        if not self._grace_s or timeout_s is None:
+        if not self._grace_s or timeout_s is None or is_upload(scope):
             await self._app(scope, receive, send)
             return
         body = await Request(scope, receive).body()

@@ -1,9 +1,10 @@
 """Keeps child processes running, and takes them along when it goes.
 
-A child that crashes is started again after a pause; one that says that its settings or files are
-wrong, or that keeps crashing, ends the whole. A stop is in order: first the API, which lets running
-requests finish, and whoever else asks the engine, then the engine they need. Knows nothing of what
-the children do.
+A child that crashes is started again, after a pause if it has not come to work before; one that
+says that its settings or files are wrong, or that keeps crashing like that, ends the whole. One
+that has a heartbeat is killed when it falls silent. A stop is in order: first the API, which lets
+running requests finish, and whoever else asks the engine, then the engine they need. Knows nothing
+of what the children do.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ log = logging.getLogger(__name__)
 _FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
 """Exit codes after which starting again would end in the same way."""
 _MAX_FAILURES = 6
-"""Crashes in a row, each within `_STEADY_S` of its start, after which we give up."""
+"""Crashes in a row, each before it came to work, after which we give up."""
 _STEADY_S = 60.0
+"""One that has no heartbeat has come to work after so long."""
 _LONGEST_PAUSE_S = 10.0
 _KILL_AFTER_S = 10.0
 """How long a child may take to leave, beyond the time its requests may take."""
+_TICK_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -48,6 +51,10 @@ class Child:
     metrics: Path
     """Folder of the metrics that processes leave behind."""
     listeners: Sequence[socket.socket] = ()
+    heartbeat: Path | None = None
+    """File that it makes when it serves, touches while it does, and writes to when it works."""
+    silence_s: float = 0.0
+    """How long it may not touch that file, in seconds; 0: as long as it likes."""
     process: asyncio.subprocess.Process | None = None
 
     async def keep_running(self) -> int:
@@ -58,7 +65,7 @@ class Child:
             code = await self.run_once()
             if code in _FATAL_CODES:
                 return code
-            failures = 1 if time.monotonic() - started > _STEADY_S else failures + 1
+            failures = 0 if self._has_worked(code, time.monotonic() - started) else failures + 1
             if failures == _MAX_FAILURES:
                 log.error("%s ended %d times (exit code %d): giving up", self.name, failures, code)
                 return 1
@@ -68,6 +75,8 @@ class Child:
 
     async def run_once(self) -> int:
         """Start it and wait until it ends; its exit code."""
+        if self.heartbeat is not None:
+            self.heartbeat.unlink(missing_ok=True)
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
             env=self.environment,
@@ -76,7 +85,11 @@ class Child:
             pass_fds=[listener.fileno() for listener in self.listeners],
             preexec_fn=_die_with(os.getpid()),
         )
-        code = await self.process.wait()
+        watch = asyncio.create_task(self._watch())
+        try:
+            code = await self.process.wait()
+        finally:
+            watch.cancel()
         mark_dead = multiprocess.mark_process_dead
         mark_dead(self.process.pid, str(self.metrics))  # type: ignore[no-untyped-call]  # untyped
         return code
@@ -93,10 +106,51 @@ class Child:
             self.kill()
             await self.process.wait()
 
+    def _has_worked(self, code: int, lived_s: float) -> bool:
+        """Whether what ended it may have come from outside, so that it makes sense to go on."""
+        if self.heartbeat is None:
+            return lived_s > _STEADY_S or code == -signal.SIGKILL
+        beat = _stat(self.heartbeat)
+        return beat is not None and (beat.st_size > 0 or code == -signal.SIGKILL)
+
+    async def _watch(self) -> None:
+        """Kill it when it falls silent."""
+        if self.heartbeat is None or not self.silence_s:
+            return
+        silent_s, last = 0.0, None
+        while silent_s <= self.silence_s:
+            await asyncio.sleep(_TICK_S)
+            beat = _stat(self.heartbeat)
+            # Counted in our own ticks: where the whole machine slept, so did we.
+            is_silent = beat is not None and beat.st_mtime_ns == last
+            silent_s = silent_s + _TICK_S if is_silent else 0.0
+            last = beat.st_mtime_ns if beat is not None else None
+        assert self.process is not None
+        log.error(
+            "%s (process %d, state %s) has given no sign of life for %g s: killed",
+            *(self.name, self.process.pid, _state(self.process.pid), silent_s),
+        )
+        self.kill()
+
     def kill(self) -> None:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _state(pid: int) -> str:
+    """A letter as in `ps`: T is stopped, D waits for a disk or the like, R and S run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "unknown"
 
 
 def _die_with(parent: int) -> Callable[[], None]:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -68,14 +69,18 @@ class Server:
         engine_module: str = "tests.numpy_engine",
         start_s: float = _START_S,
     ) -> None:
-        """Waits until it is ready, for `start_s` seconds at most."""
+        """Waits until it is ready, for `start_s` seconds at most.
+
+        Its files are in a folder of their own, which goes with it, unless a flag says where.
+        """
         self.lines: list[str] = []
+        self._data = tempfile.TemporaryDirectory(prefix="srm-data-")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-c"),
                 "import sys; from server.launch import main; "
                 f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))",
-                *(f"--model={folder}", "--port=0", *flags),
+                *(f"--model={folder}", "--port=0", f"--data-dir={self._data.name}", *flags),
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -141,6 +146,7 @@ class Server:
         self.http.close()
         assert self.process.stdout is not None
         self.process.stdout.close()
+        self._data.cleanup()
         return code
 
     def __enter__(self) -> Server:

@@ -32,6 +32,7 @@ ENGINE_ORDER = (
     "pace",
     "latency",
     "slots",
+    "parking",
     "assembly",
     "outputs",
     "prefill",

@@ -66,7 +66,7 @@ from training.pretrain import TrainConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
-MADE_BY_SERVE = {"endpoint", "listen_fd", "admin_fd"}
+MADE_BY_SERVE = {"endpoint", "heartbeat", "listen_fd", "admin_fd"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),

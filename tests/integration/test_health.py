@@ -22,6 +22,7 @@ from engine.errors import SRMError
 from engine.process import EngineProcess
 from engine.weights import Weights
 from server import errors, health
+from server.draining import Draining
 from tests.conftest import MakeRequest
 from tests.integration.test_serve import children
 from tests.numpy_runner import NumpyLaunched, NumpyRunner
@@ -56,7 +57,7 @@ class Probe:
         self.client = client
         app = FastAPI()
         app.add_exception_handler(SRMError, errors.srm_error)
-        app.include_router(health.routes(client, STALL_S))
+        app.include_router(health.routes(client, STALL_S, Draining()))
         self._http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url="http://test"
         )

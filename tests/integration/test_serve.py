@@ -250,3 +250,53 @@ def test_a_port_in_use_ends_it_with_2_and_is_named(server: Server, text_model: P
     failed = start(f"--model={text_model}", f"--port={port}")
     assert failed.returncode == 2
     assert f"port = {port}: cannot listen: Address already in use" in failed.stderr
+
+
+def test_a_stop_says_so_to_whoever_comes_until_all_is_finished(text_model: Path) -> None:
+    with Server(text_model, *SERVER_FLAGS) as running:
+        replies: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: replies.append(running.post(n=200, **LONG)))
+        asking.start()
+        while not running.metric("srm_engine_running_sequences"):
+            time.sleep(0.01)
+        assert running.get("/ready").status_code == 200
+        running.process.send_signal(signal.SIGTERM)
+        ready = until_refused(running)
+        refused = running.post(max_tokens=2)
+        assert running.get("/health").status_code == 200
+        assert running.get("/metrics").status_code == 200
+        asking.join(60)
+    for reply in (ready, refused):
+        assert reply.status_code == 503
+        assert reply.json()["error"]["message"] == "the server is shutting down"
+        assert int(reply.headers["retry-after"]) >= 1
+    assert replies[0].status_code == 200
+
+
+def until_refused(server: Server) -> httpx.Response:
+    deadline = time.monotonic() + 20
+    while (reply := server.get("/ready")).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return reply
+
+
+@pytest.mark.slow
+def test_a_frozen_engine_is_killed_and_comes_back(text_model: Path) -> None:
+    with Server(text_model, *SERVER_FLAGS, "--step-timeout-s=1") as server:
+        assert ask(server) == 200
+        engine = children(server)["engine"]
+        os.kill(engine, signal.SIGSTOP)
+        replies = []
+        asking = threading.Thread(target=lambda: replies.append(ask(server)))
+        asking.start()
+        deadline = time.monotonic() + 30
+        while is_running(engine):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        asking.join(10)
+        assert replies == [503]
+        wait_until_ready(server)
+        assert ask(server) == 200
+        log = "".join(server.lines)
+    assert f"engine (process {engine}, state T) has given no sign of life" in log

@@ -111,6 +111,24 @@ def test_a_new_snapshot_takes_the_place_of_the_old_one_which_readers_keep(tmp_pa
     new.close()
 
 
+def test_of_several_records_of_a_request_the_later_ones_count(tmp_path: Path) -> None:
+    request, all_of_them = record("c", 10)
+    before = Parked(
+        indices=np.arange(2, 7),
+        positions=np.zeros(5, np.int32),
+        states=SlotStates(np.zeros((5, 3), np.float32), np.zeros(5, np.int32)),
+        tokens=(b"",) * 5,
+        logprobs=(b"",) * 5,
+    )
+    odd, even = (all_of_them.only(np.arange(first, 10, 2)) for first in (1, 0))
+    chunks = [[Record(request, before), Record(request, odd)], [Record(request, even)]]
+    found = SnapshotFile(write(tmp_path, chunks), STAMP)
+    progress = found.progress(request)
+    assert progress is not None
+    assert_same(progress, all_of_them)
+    found.close()
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

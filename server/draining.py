@@ -1,0 +1,56 @@
+"""An API process that is stopped: it says so, takes nothing new, and lets what runs finish.
+
+Connections are taken until the end, so that whoever comes is told where to go rather than refused
+by the machine: 503 with `Retry-After`, and `/ready` says why. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import time
+from types import FrameType
+
+import uvicorn
+
+from server.errors import stopping
+
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that begin nothing, and are answered to the end: metrics above all."""
+
+
+class Draining:
+    """Whether this process is being stopped."""
+
+    is_on = False
+
+    def check(self) -> None:
+        """Raises EngineUnavailable if it is."""
+        if self.is_on:
+            raise stopping()
+
+
+class DrainingServer(uvicorn.Server):
+    """Once told to stop, it leaves when nothing runs any more, after `drain_s` at the latest."""
+
+    def __init__(self, config: uvicorn.Config, draining: Draining, drain_s: float) -> None:
+        super().__init__(config)
+        self._draining = draining
+        self._drain_s = drain_s
+        self._deadline: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
+        """Begin to drain, or end that. A stop that was asked for is no failure: exit 0."""
+        if self._deadline is None:
+            self._draining.is_on = True
+            self._deadline = time.monotonic() + self._drain_s
+        else:
+            self._deadline = time.monotonic()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether it is over: asked several times a second."""
+        is_over = await super().on_tick(counter)
+        if self._deadline is None:
+            return is_over
+        left = max(0.0, self._deadline - time.monotonic())
+        # Of what is left, connections that have their replies still to take may have the rest.
+        self.config.timeout_graceful_shutdown = left  # type: ignore[assignment]  # waits for floats too
+        return is_over or not self.server_state.tasks or left == 0

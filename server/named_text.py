@@ -1,0 +1,40 @@
+"""Parameters that come as text, of a query or a form, checked against the struct that has them.
+
+Each may be given once, and one that is not understood is refused by name. Knows no field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from engine.errors import InvalidRequest
+from server.checking import Fields, allowed, hints_of, show
+
+_Asked = TypeVar("_Asked", bound=Fields)
+
+
+def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
+    """The struct that the named texts make. Raises InvalidRequest naming parameter and value."""
+    hints = hints_of(kind)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    found = {}
+    for name, text in given:
+        if name not in fields:
+            raise InvalidRequest(f"{name[:80]!r} is not a parameter of this request", name[:80])
+        field = fields[name]
+        if field.name in found:
+            raise InvalidRequest(f"{name} is given twice", name)
+        try:
+            found[field.name] = msgspec.convert(text, hints[field.name], strict=False)
+        except msgspec.ValidationError:
+            must = allowed(hints[field.name])
+            raise InvalidRequest(f"{name} must be {must}; got {show(text)}", name) from None
+    for name, field in fields.items():
+        if field.required and field.name not in found:
+            raise InvalidRequest(f"{name} is required: {allowed(hints[field.name])}", name)
+    request = kind(**found)
+    request.check()
+    return request

@@ -1,0 +1,145 @@
+"""`make chaos`: a job of many lines, during which processes of the server are killed all the time.
+
+Engine, API process, jobs process and supervisor, in any state they happen to be in. The results
+must be those of the same job left alone, byte for byte, each id once. Shows and records what was
+done; exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.config import load
+from engine.records import RECORDS, new_record, settings_of, write_record
+from server.store_records import BatchRecord
+from tests.chaos.jobs import KilledServer, completion_line, copied, results, submit, wait_for
+from tests.serving import SERVER_FLAGS, write_text_model
+
+WHO = ("engine", "api", "jobs", "supervisor")
+
+
+class ChaosConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `make chaos`."""
+
+    lines: int = 20_000
+    """Of the job."""
+    kills: int = 100
+    """Most of them; fewer if the job is done before."""
+    pause_s: float = 2.0
+    """Between two kills, on average."""
+    seed: int = 0
+    """Of who is killed when."""
+    output: Path = RECORDS
+    """Folder for the record."""
+
+
+@dataclass
+class Outcome:
+    """What was done to a job, and what became of it."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    quiet_seconds: float = 0.0
+    """Of the same job left alone."""
+    total: int = 0
+    lost: int = 0
+    differing: int = 0
+    batch: BatchRecord | None = None
+
+
+def harass(
+    model: Path,
+    folder: Path,
+    lines: list[dict[str, Any]],
+    num_kills: int,
+    pause_s: float,
+    seed: int,
+    within_s: float,
+) -> Outcome:
+    """Run a job twice: alone, and while processes are killed until it is done."""
+    outcome = Outcome(total=len(lines))
+    data, quiet = folder / "data", folder / "quiet"
+    batch = submit(data, lines)
+    copied(data, quiet)
+    started = time.monotonic()
+    with KilledServer(model, quiet, *SERVER_FLAGS):
+        wanted_record = wait_for(quiet, batch, within_s)
+    outcome.quiet_seconds = time.monotonic() - started
+    wanted = results(quiet, wanted_record)
+    rng = random.Random(seed)
+    started = time.monotonic()
+    with KilledServer(model, data, *SERVER_FLAGS) as server:
+        while outcome.kills.total() < num_kills and not _is_done(data, batch):
+            time.sleep(rng.expovariate(1 / pause_s))
+            who = rng.choice(WHO)
+            outcome.kills[who] += server.kill(who)
+        record = outcome.batch = wait_for(data, batch, within_s)
+    outcome.seconds = time.monotonic() - started
+    found = results(data, record)
+    for name, lines_wanted in wanted.items():
+        outcome.lost += len(set(lines_wanted) - set(found[name]))
+        outcome.differing += len(set(found[name]) - set(lines_wanted))
+    return outcome
+
+
+def _is_done(data: Path, batch: BatchRecord) -> bool:
+    found = wait_for(data, batch, 60, until=lambda _: True)
+    return not found.is_runnable
+
+
+def markdown(outcome: Outcome) -> str:
+    """What happened, as a table."""
+    assert outcome.batch is not None
+    kills = ", ".join(f"{outcome.kills[who]} x {who}" for who in WHO)
+    rows = {
+        "lines": f"{outcome.total:,}",
+        "status": outcome.batch.status,
+        "kills": f"{outcome.kills.total()} ({kills})",
+        "lost": str(outcome.lost),
+        "duplicated": "0",  # or `results` would have raised
+        "differing from the job left alone": str(outcome.differing),
+        "seconds, with kills": f"{outcome.seconds:.1f}",
+        "seconds, left alone": f"{outcome.quiet_seconds:.1f}",
+    }
+    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> int:
+    """Do it, write a record, print its table."""
+    config = load(ChaosConfig, argv, prog="python -m tests.chaos.run")
+    lines = [completion_line(number) for number in range(config.lines)]
+    within_s = 60.0 + config.lines * 0.1 + config.kills * 10 * config.pause_s
+    with tempfile.TemporaryDirectory(prefix="srm-chaos-") as folder:
+        model = Path(folder) / "model"
+        write_text_model(model)
+        outcome = harass(
+            model, Path(folder), lines, config.kills, config.pause_s, config.seed, within_s
+        )
+    assert outcome.batch is not None
+    record = new_record("make chaos") | {
+        "settings": settings_of(config),
+        "kills": dict(outcome.kills),
+        "lost": outcome.lost,
+        "differing": outcome.differing,
+        "completed": outcome.batch.completed,
+        "failed": outcome.batch.failed,
+        "seconds": outcome.seconds,
+        "quiet_seconds": outcome.quiet_seconds,
+    }
+    write_record(record, "chaos", markdown(outcome), config.output)
+    is_right = outcome.batch.status == "completed" and not outcome.lost + outcome.differing
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""What the supervisor makes of children that crash, freeze, come to work, or never do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from server import supervisor
+from server.supervisor import Child
+
+BEATING = """
+import os, sys, time
+path, steps = sys.argv[1:]
+with open(path, "w") as file:
+    file.write("+" * int(steps))
+while True:
+    os.utime(path)
+    time.sleep(0.02)
+"""
+MakeChild = Callable[..., Child]
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeChild:
+    """child(program, *arguments, …): not yet started, and restarted without a pause."""
+    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(supervisor, "_TICK_S", 0.05)
+
+    def make(program: str, *arguments: str, beats: bool = True, silence_s: float = 0.0) -> Child:
+        heartbeat = tmp_path / "heartbeat"
+        return Child(
+            "child",
+            [sys.executable, "-ISc", program, *([str(heartbeat)] if beats else []), *arguments],
+            dict(os.environ),
+            tmp_path,
+            heartbeat=heartbeat if beats else None,
+            silence_s=silence_s,
+        )
+
+    return make
+
+
+async def started(child: Child, other_than: int = 0) -> int:
+    """The process id of a child that beats, once it does."""
+    assert child.heartbeat is not None
+    async with asyncio.timeout(20):
+        while child.process is None or child.process.pid == other_than:
+            await asyncio.sleep(0.01)
+        while not child.heartbeat.exists():
+            await asyncio.sleep(0.01)
+    return child.process.pid
+
+
+@pytest.mark.parametrize("beats", [True, False])
+async def test_one_that_never_comes_to_work_is_given_up(child: MakeChild, beats: bool) -> None:
+    assert await child("raise SystemExit(7)", beats=beats).keep_running() == 1
+
+
+async def test_one_that_crashes_in_its_first_step_is_given_up(child: MakeChild) -> None:
+    program = "import sys; open(sys.argv[1], 'w'); raise SystemExit(7)"
+    assert await child(program).keep_running() == 1
+
+
+async def test_one_that_is_killed_before_it_serves_is_given_up(child: MakeChild) -> None:
+    assert await child("import os; os.kill(os.getpid(), 9)").keep_running() == 1
+
+
+@pytest.mark.parametrize("code", [2, 3])
+async def test_one_with_wrong_settings_or_files_is_not_tried_again(
+    child: MakeChild, code: int
+) -> None:
+    assert await child(f"raise SystemExit({code})").keep_running() == code
+
+
+@pytest.mark.parametrize(("steps", "signum"), [("0", signal.SIGKILL), ("1", signal.SIGSEGV)])
+async def test_one_that_worked_or_was_killed_is_started_again_however_often(
+    child: MakeChild, steps: str, signum: int
+) -> None:
+    beating = child(BEATING, steps)
+    keeper = asyncio.create_task(beating.keep_running())
+    pid = 0
+    for _ in range(supervisor._MAX_FAILURES + 2):
+        pid = await started(beating, other_than=pid)
+        if steps != "0":
+            while not Path(str(beating.heartbeat)).stat().st_size:
+                await asyncio.sleep(0.01)
+        os.kill(pid, signum)
+    await started(beating, other_than=pid)
+    assert not keeper.done()
+    keeper.cancel()
+    await beating.stop(5)
+
+
+async def test_one_that_is_frozen_is_killed_and_started_again(
+    child: MakeChild, caplog: pytest.LogCaptureFixture
+) -> None:
+    beating = child(BEATING, "1", silence_s=0.5)
+    keeper = asyncio.create_task(beating.keep_running())
+    pid = await started(beating)
+    with caplog.at_level(logging.ERROR):
+        os.kill(pid, signal.SIGSTOP)
+        await started(beating, other_than=pid)
+    assert f"child (process {pid}, state T) has given no sign of life for" in caplog.text
+    keeper.cancel()
+    await beating.stop(5)
+
+
+async def test_one_that_takes_its_time_to_start_is_not_silent(child: MakeChild) -> None:
+    slow = child("import time; time.sleep(1); raise SystemExit(2)", silence_s=0.1)
+    assert await slow.keep_running() == 2
