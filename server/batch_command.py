@@ -22,10 +22,10 @@ from typing import Any
 from engine.config import EngineConfig, build, read_settings
 from engine.errors import ConfigError, EngineUnavailable, SRMError
 from server import offline_parquet
+from server.batch_lines import RawLine, record_id
 from server.offline_config import BatchConfig
 from server.offline_identity import job_name, peek
 from server.offline_input import PARQUET, STANDARD, Input, open_input
-from server.batch_lines import RawLine, record_id
 from server.offline_output import StreamPart, open_part, records
 from server.offline_results import BatchResults
 from server.offline_run import BatchRun
@@ -128,7 +128,11 @@ class _Command:
         results = BatchResults(
             self._job, _part(_journal(config.output), on_broken), errors, _FSYNC_S
         )
-        results.recover()
+        try:
+            results.recover()
+        except SRMError:
+            results.close()
+            raise
         return results
 
     def _count(self, run: BatchRun) -> None:

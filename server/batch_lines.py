@@ -81,7 +81,7 @@ class _Size(msgspec.Struct):
 
     n: int | None = None
     best_of: int | None = None
-    prompt: Raw | None = None
+    prompt: Raw = Raw()
 
 
 class _Response(msgspec.Struct):
@@ -203,7 +203,7 @@ def _size(body: bytes) -> int:
     try:
         size = _decode_size(body)
         prompts = 1
-        if size.prompt is not None and bytes(size.prompt)[:1] == b"[":
+        if bytes(size.prompt)[:1] == b"[":
             items = _decode_raws(size.prompt)
             if items and bytes(items[0])[:1] in b'"[':
                 prompts = len(items)

@@ -10,8 +10,8 @@ from hashlib import blake2b
 from itertools import chain
 
 from engine.config import EngineConfig
-from server.offline_config import BatchConfig
 from server.batch_lines import RawLine
+from server.offline_config import BatchConfig
 from server.tokenizer_files import chat_template
 
 _HEAD = 64 * 1024

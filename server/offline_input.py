@@ -20,8 +20,8 @@ from msgspec import Raw
 
 from engine.errors import ConfigError
 from server.batch_lines import BatchLine, RawLine, parse_line, read_lines
-from server.offline_parquet import count_rows, read_rows
 from server.compression import CHUNK, Damaged, codec_of, decompressed
+from server.offline_parquet import count_rows, read_rows
 from server.store_records import LineError
 
 STANDARD = Path("-")

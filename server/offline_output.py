@@ -22,19 +22,25 @@ def open_part(path: Path) -> PartFile:
     try:
         path.touch()  # with the permissions that files are made with here
         codec = codec_of(path)
-        part = PartFile(path) if codec is None else FrameFile(path, codec)
-        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # until the process ends
+        return LinesFile(path) if codec is None else FrameFile(path, codec)
     except OSError as error:
         raise ConfigError(f"output = {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ConfigError(f"output = {path} is being written by another process") from None
-    return part
 
 
-class FrameFile(PartFile):
-    """A PartFile of which each `sync` is one compressed frame."""
+class LinesFile(PartFile):
+    """A PartFile that no other process has as one, too."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise ConfigError(f"output = {path} is being written by another process") from None
+
+
+class FrameFile(LinesFile):
+    """One of which each `sync` is one compressed frame."""
 
     def __init__(self, path: Path, codec: Codec) -> None:
         super().__init__(path)

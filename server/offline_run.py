@@ -13,12 +13,12 @@ from functools import partial
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from server.answering import answering
+from server.batch_lines import Answerer, BatchLine, LineResult, RawLine, answer_line
+from server.line_runner import LineRunner
 from server.offline_config import BatchConfig
 from server.offline_input import parse
-from server.batch_lines import Answerer, BatchLine, LineResult, RawLine, answer_line
 from server.offline_progress import Level, show_progress
 from server.offline_results import BatchResults
-from server.line_runner import LineRunner
 from server.room import Room
 from server.sender import Sender
 from server.sending import Sending
