@@ -54,7 +54,9 @@ from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
+from server.generate import GenerateConfig
 from server.launch import load_settings
+from server.offline_config import BatchConfig
 from server.score import ScoreConfig
 from server.score_lines import Score
 from server.text import Text
@@ -70,6 +72,8 @@ MADE_BY_SERVE = {"endpoint", "heartbeat", "listen_fd", "admin_fd"}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
+    "Generating": (GenerateConfig,),
+    "Batches without a server": (BatchConfig,),
     "Scoring": (ScoreConfig,),
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
