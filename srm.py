@@ -25,7 +25,7 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `precision`, `samples`, `http`, `text` or `server`
+            `snapshot`, `precision`, `samples`, `http`, `text` or `server`
 
 `srm COMMAND --help` explains each.
 """
@@ -38,18 +38,21 @@ BENCHMARKS = {
     "host": "engine.bench.host",
     "simulate": "engine.bench.simulate",
     "prefix": "engine.bench.prefix",
+    "snapshot": "engine.bench.snapshot",
     "precision": "training.precision",
     "samples": "training.many_samples",
     "http": "server.bench",
     "text": "server.bench_text",
     "server": "server.bench_server",
+    "jobs": "server.bench_jobs",
+    "background": "server.bench_background",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
 SETTINGS = """
   model device dtype num_slots memory_fraction prefix_slots prefix_cache max_step_rows
   max_step_tokens max_waiting max_waiting_bytes request_timeout_s cache_dir overlap step_timeout_s
-  drain_s log_level log_format
+  drain_s snapshot_dir snapshot_interval_s snapshot_s log_level log_format
   served_model_name chat_template host port api_processes max_body_bytes
   max_connections max_header_bytes
   receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
@@ -63,7 +66,7 @@ SETTINGS = """
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
-  sequences random_sequences
+  sequences random_sequences folder
   requests n max_tokens streams prompts header_tokens
   url server_name server_note server_pid
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.errors import SnapshotError
-from engine.snapshot import Stamp
+from engine.snapshot import NAME, Stamp
 from engine.snapshot_writer import Record, SnapshotWriter
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Capture:
         self._started = time.monotonic()
         self._stamp, self._first_stamp = stamp, stamp()
         self._folder = folder
+        self.path = folder / NAME
         self._parts = parts
         self._queue: queue.Queue[list[Record] | None] = queue.Queue(PARTS_AHEAD)
         self._is_cancelled = False
@@ -53,10 +54,13 @@ class Capture:
             return not self._writing.is_alive()
         return self._has_all or self.error is not None
 
+    @property
+    def wants_part(self) -> bool:
+        """Whether there is room for one, and there may be one."""
+        return not self._has_all and self.error is None and not self._queue.full()
+
     def advance(self) -> None:
-        """Read a part, unless those before it are still to be written. Never waits."""
-        if self._has_all or self.error is not None or self._queue.full():
-            return
+        """Read a part, which must be wanted. Never waits."""
         started = time.monotonic()
         try:
             part = next(self._parts, None)
@@ -68,7 +72,7 @@ class Capture:
         self.read_s += time.monotonic() - started
         if part is not None:
             self.num_requests += len(part)
-            self.num_sequences += sum(len(record.parked) for record in part)
+            self.num_sequences += sum(len(parked) for _, parked in part)
             if self._writing is None:
                 # Not waited for by an interpreter that ends: its disk may be dead.
                 self._writing = threading.Thread(target=self._write, name="snapshot", daemon=True)

@@ -123,7 +123,10 @@ class EngineClient:
         return self._status
 
     async def close(self) -> None:
-        """Stop talking. Requests still running raise EngineUnavailable."""
+        """Stop talking. Requests still running raise EngineUnavailable.
+
+        No Abort is sent for them: durable ones go on, for whoever sends them again.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

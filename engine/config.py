@@ -176,7 +176,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting_bytes: int = 1024**3
     """Most bytes of requests that wait, and of bodies that a process holds; 503 beyond them."""
     request_timeout_s: float = 0.0
-    """Longest that a request may wait and run, in seconds; 0: as long as it takes."""
+    """Longest that a request may wait and run, in seconds; 0, and in batches: as it takes."""
     cache_dir: Path = Path("~/.cache/srm")
     """Where compiled step graphs are kept between starts."""
     overlap: bool = True
@@ -187,6 +187,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A step that takes so long, in seconds, ends the engine, which is started again; 0: never."""
     drain_s: float = 30.0
     """How long a stop waits for running requests, in seconds; not for those of batches."""
+    snapshot_dir: str = ""
+    """Folder of the snapshot of batches' requests; empty: no snapshots."""
+    snapshot_interval_s: float = 600.0
+    """Time between two snapshots while batches run, in seconds; 0: none but at a stop."""
+    snapshot_s: float = 60.0
+    """How long a stop may take for its snapshot, besides drain_s, in seconds."""
     heartbeat: str = ""
     """File that the engine touches several times a second while it serves; empty: none."""
     log_level: LogLevel = "info"
@@ -216,7 +222,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if not (self.step_timeout_s == 0 or 1 <= self.step_timeout_s <= 1e6):
             raise ValueError(f"step_timeout_s must be 0, or 1 … 1000000, got {self.step_timeout_s}")
-        for name in ("drain_s", "request_timeout_s"):
+        for name in ("drain_s", "request_timeout_s", "snapshot_interval_s", "snapshot_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 

@@ -20,7 +20,7 @@ from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.outputs import NewTokens
-from engine.parked import Parked
+from engine.parked import Parked, in_parts
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 
@@ -134,15 +134,33 @@ class Engine:
     def parked_of_all(self) -> Iterator[tuple[Request, Parked]]:
         """All that durable requests need to go on in another engine, as far as they have sampled.
 
-        Of a request maybe several times, of other samples each time; at most READ_SLOTS of them.
-        Changes nothing, and nothing may change meanwhile. To be called when all is settled.
+        Of a request maybe several times, of other samples each time. Changes nothing, and nothing
+        may change meanwhile. To be called when all is settled.
         """
-        assert self._in_flight is None, "settle() comes first"
-        slots = self.scheduler.durable_slots()
-        for begin in range(0, len(slots), READ_SLOTS):
-            some = slots[begin : begin + READ_SLOTS]
-            yield from self.scheduler.parked_in(some, self._runner.read_slots(some))
-        yield from self.scheduler.parked_apart()
+        for part in self.durable_parts():
+            yield from part
+
+    def durable_parts(self) -> Iterator[list[tuple[Request, Parked]]]:
+        """The same in parts of at most READ_SLOTS sequences, or of one request; none is empty.
+
+        Steps may be made between two parts, if all is settled when the next one is asked for. Of a
+        sequence that changed its place meanwhile, the last part that has it is right, or none has.
+        """
+        last = -1
+        while True:
+            assert self._in_flight is None, "settle() comes first"
+            slots = self.scheduler.durable_slots()
+            slots = slots[slots > last][:READ_SLOTS]
+            if not len(slots):
+                break
+            last = int(slots[-1])
+            yield list(self.scheduler.parked_in(slots, self._runner.read_slots(slots)))
+        yield from in_parts(list(self.scheduler.parked_apart()), READ_SLOTS)
+
+    def state_layout(self) -> tuple[int, str]:
+        """Of a sequence's state: how many values, and their dtype as numpy writes it."""
+        states = self._runner.read_slots(np.empty(0, np.int64)).states
+        return states.shape[1], states.dtype.str
 
     def forget_prefixes(self) -> None:
         """Begin no further prompt from a state kept so far: the runner's weights have changed."""

@@ -180,6 +180,25 @@ REQUEST_MAX_TOKENS = Histogram(
 )
 
 
+SNAPSHOTS = Counter(
+    "srm_snapshots_total",
+    "Snapshots of batches' requests: written, failed, or refused when they were to be read.",
+    ["result"],
+)
+SNAPSHOT_SECONDS = Histogram(
+    "srm_snapshot_seconds",
+    "From a snapshot's first row read to its place on the disk.",
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+SNAPSHOT_BYTES = Gauge(
+    "srm_snapshot_bytes", "Size of the last snapshot written.", multiprocess_mode="livemostrecent"
+)
+RESTORED = Counter(
+    "srm_restored_sequences_total",
+    "Sequences that went on from a snapshot, or from what was kept when their client went.",
+)
+for _result in ("written", "failed", "refused"):
+    SNAPSHOTS.labels(_result)
 for _outcome in ("finished", "aborted", "refused"):
     REQUESTS.labels(_outcome)
 for _reason in ("invalid_request", "context_length_exceeded", "overloaded"):

@@ -6,12 +6,15 @@ and last token are the device's own, and what it draws depends on its seed and p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from engine.batch import I32, I64, SlotStates
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,26 @@ def merged(parts: Sequence[Parked]) -> Parked:
         tuple(one for part in parts for one in part.logprobs),
     )
     return together.only(np.argsort(indices))
+
+
+def latest(parts: Sequence[Parked]) -> Parked:
+    """All of them together; of a sample that is in several, what the last one says."""
+    known: list[Parked] = []
+    for place, part in enumerate(parts):
+        later = np.concatenate([part.indices[:0], *(one.indices for one in parts[place + 1 :])])
+        known.append(part.only(np.flatnonzero(~np.isin(part.indices, later))))
+    return merged(known)
+
+
+def in_parts(records: Iterable[tuple[T, Parked]], most: int) -> Iterator[list[tuple[T, Parked]]]:
+    """The records in order, as many together as have at most `most` sequences, but at least one."""
+    part: list[tuple[T, Parked]] = []
+    count = 0
+    for record in records:
+        if part and count + len(record[1]) > most:
+            yield part
+            part, count = [], 0
+        part.append(record)
+        count += len(record[1])
+    if part:
+        yield part

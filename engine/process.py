@@ -13,6 +13,7 @@ import signal
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -21,18 +22,21 @@ import numpy as np
 import zmq
 
 from engine.config import EngineConfig
+from engine.durable import Detail, Durable
 from engine.engine import Engine
 from engine.errors import (
     ConfigError,
     EngineUnavailable,
     InvalidRequest,
     RequestError,
+    SnapshotError,
     SRMError,
     StepFailed,
     TimedOut,
 )
 from engine.messages import (
     Abort,
+    Done,
     FromEngine,
     Hello,
     Output,
@@ -40,6 +44,7 @@ from engine.messages import (
     Refusal,
     Request,
     StopSamples,
+    TakeSnapshot,
     ToEngine,
 )
 from engine.sequence import STREAMS
@@ -51,6 +56,8 @@ CLIENT_TIMEOUT_S = 10.0
 """A client says Hello every second or so; silent for this long, it is taken for dead."""
 IDLE_WAIT_MS = 250
 """How long an idle engine sleeps before it looks at the clock and at signals again."""
+BUSY_WAIT_MS = 5
+"""The same while a snapshot is written."""
 MAX_INBOX = 10_000
 """Messages read between two steps, so that senders cannot hold up those who are running."""
 STREAM_BITS = STREAMS.bit_length() - 1
@@ -86,8 +93,11 @@ class EngineProcess:
         self._clients: dict[int, bytes] = {}
         self._num_clients = 0
         self._owner: dict[str, bytes] = {}  # the client of each request
+        self._durable = Durable(engine, config)
+        self._durable_ids: set[str] = set()  # requests that are
         self._time_out: deque[tuple[float, str]] = deque()  # when, in order of arrival
         self._deadline: float | None = None  # set: draining, and until when
+        self._leaves_at_once = False
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.Context()
@@ -103,9 +113,13 @@ class EngineProcess:
             raise ConfigError(f"cannot listen on endpoint {config.endpoint}: {error}") from None
 
     def drain(self) -> None:
-        """Refuse new requests, finish what runs, then return from `run`. Twice: do not finish."""
+        """Refuse new requests, finish what runs, then return from `run`. Twice: do not finish.
+
+        Durable requests are not finished: a snapshot is taken of them.
+        """
         now = time.monotonic()
-        self._deadline = now if self._deadline is not None else now + self._config.drain_s
+        self._leaves_at_once = self._deadline is not None
+        self._deadline = now if self._leaves_at_once else now + self._config.drain_s
 
     def run(self) -> int:
         """Serve until drained or broken; the process's exit code."""
@@ -115,8 +129,13 @@ class EngineProcess:
                 self._read_inbox()
                 self._drop_dead_clients()
                 self._end_overdue()
+                self._durable.tick(bool(self._durable_ids))
+                if self._durable.wants_part:
+                    self._send_outputs(self._engine.settle())
+                    self._durable.advance()
                 if self._engine.has_work:
                     self._send_outputs(self._step())
+            self._take_last_snapshot()
             self._refuse_all(EngineUnavailable("the engine is shutting down"))
             return 0
         except Exception:  # the process boundary: nothing here can be mended, so say it and stop
@@ -129,11 +148,20 @@ class EngineProcess:
     def _is_over(self) -> bool:
         if self._deadline is None:
             return False
-        return not self._engine.has_work or time.monotonic() >= self._deadline
+        has_others = self._engine.has_work and len(self._owner) > len(self._durable_ids)
+        return not has_others or time.monotonic() >= self._deadline
+
+    def _take_last_snapshot(self) -> None:
+        deadline = time.monotonic() + self._config.snapshot_s
+        self._send_outputs(self._engine.settle())
+        self._durable.finish(
+            lambda: self._leaves_at_once or time.monotonic() >= deadline, self._progress
+        )
 
     def _read_inbox(self) -> None:
         """Handle what has arrived; wait for something only if there is nothing to step."""
-        if not self._engine.has_work and not self._socket.poll(IDLE_WAIT_MS):
+        wait_ms = BUSY_WAIT_MS if self._durable.is_busy else IDLE_WAIT_MS
+        if not self._engine.has_work and not self._socket.poll(wait_ms):
             return
         for _ in range(MAX_INBOX):
             try:
@@ -153,8 +181,10 @@ class EngineProcess:
             self._send_status(client)
         elif isinstance(message, Abort):
             if self._owner.get(message.id) == client:
-                del self._owner[message.id]
+                self._forget(message.id)
                 self._engine.abort(message.id)
+        elif isinstance(message, TakeSnapshot):
+            self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):
             self._stop_samples(client, message)
         else:
@@ -171,7 +201,10 @@ class EngineProcess:
             self._send(client, _refusal(request.id, error))
         else:
             self._owner[request.id] = client
-            if self._config.request_timeout_s:
+            if request.durable:
+                self._durable_ids.add(request.id)
+                self._durable.accepted(request.id)
+            elif self._config.request_timeout_s:
                 due = time.monotonic() + self._config.request_timeout_s
                 self._time_out.append((due, request.id))
 
@@ -193,7 +226,7 @@ class EngineProcess:
         indices = np.frombuffer(message.indices[:whole], "<i4")
         self._engine.stop(message.id, indices, message.cut)
         if not self._engine.has_request(message.id):
-            del self._owner[message.id]
+            self._forget(message.id)
 
     def _refuse_malformed(self, client: bytes, payload: bytes, error: Exception) -> None:
         """Whoever sent it may be waiting: answer if the message at least says for which id."""
@@ -208,11 +241,15 @@ class EngineProcess:
     def _drop_dead_clients(self) -> None:
         oldest = time.monotonic() - self._client_timeout_s
         for client in [client for client, heard in self._last_heard.items() if heard < oldest]:
+            if any(self._owner[request_id] == client for request_id in self._durable_ids):
+                self._send_outputs(self._engine.settle())
             del self._last_heard[client]
             self._clients.pop(self._numbers.pop(client, -1), None)
             request_ids = [name for name, owner in self._owner.items() if owner == client]
             if request_ids:
-                logger.warning("aborted %d requests of a silent client", len(request_ids))
+                logger.warning("ended %d requests of a silent client", len(request_ids))
+            if durable_ids := self._durable_ids.intersection(request_ids):
+                self._durable.keep(durable_ids)  # for its successor
             for request_id in request_ids:
                 self._engine.abort(request_id)
                 # It may only have been slow, and still be waiting.
@@ -242,10 +279,15 @@ class EngineProcess:
             self._send(client, Outputs(its_outputs))
         for output in outputs:
             if output.finish_reason is not None and not self._engine.has_request(output.id):
-                self._owner.pop(output.id, None)
+                self._forget(output.id)
         for step in steps:
             for request_id in step.finished:
-                self._owner.pop(request_id, None)
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> bytes | None:
+        """Nobody waits for this request any more; who did."""
+        self._durable_ids.discard(request_id)
+        return self._owner.pop(request_id, None)
 
     def _send_status(self, client: bytes) -> None:
         status = self._engine.status()
@@ -258,7 +300,15 @@ class EngineProcess:
             self._refuse(request_id, error)
 
     def _refuse(self, request_id: str, error: SRMError) -> None:
-        self._send(self._owner.pop(request_id), _refusal(request_id, error))
+        if (client := self._forget(request_id)) is not None:
+            self._send(client, _refusal(request_id, error))
+
+    def _answer(self, client: bytes, message_id: str, result: Detail | SnapshotError) -> None:
+        """To what was no request."""
+        if isinstance(result, SnapshotError):
+            self._send(client, _refusal(message_id, result))
+        else:
+            self._send(client, Done(message_id, result))
 
     def _send(self, client: bytes, message: FromEngine) -> None:
         self._socket.send_multipart([client, self._encoder.encode(message)])

@@ -14,7 +14,6 @@ import os
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ import numpy.typing as npt
 from engine.batch import I32, I64, SlotStates
 from engine.errors import SnapshotError
 from engine.messages import Request
-from engine.parked import Parked, merged
+from engine.parked import Parked, latest
 
 NAME = "durable.snapshot"
 """Of the file in its folder."""
@@ -242,17 +241,6 @@ class _LoadedChunk(NamedTuple):
     last_tokens: I32  # i32[rows]
     token_ends: I64  # i64[rows + 1] where each row's tokens begin and end, in bytes
     logprob_ends: I64  # i64[rows + 1]
-
-
-def latest(parts: Sequence[Parked]) -> Parked:
-    """All of them together, of each sample what the last part that has it says."""
-    known: list[Parked] = []
-    for place, part in enumerate(parts):
-        later = [one.indices for one in parts[place + 1 :]]
-        known.append(
-            part.only(np.flatnonzero(~np.isin(part.indices, np.concatenate([[], *later]))))
-        )
-    return known[0] if len(known) == 1 else merged(known)
 
 
 def digest(request: Request) -> bytes:

@@ -10,9 +10,9 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +35,11 @@ from engine.snapshot import (
 PARTIAL = NAME + ".partial"
 """The file that is being written, or that a killed engine left: the next one writes over it."""
 
+_PIECE = 2**20
+"""Bytes of states put together at a time, about."""
 
-class Record(NamedTuple):
-    """What a snapshot has of a request."""
-
-    request: Request
-    parked: Parked
+Record = tuple[Request, Parked]
+"""What a snapshot has of a request."""
 
 
 class SnapshotWriter:
@@ -81,11 +80,11 @@ class SnapshotWriter:
 
         A later record of a request tells more of it, or anew of samples that an earlier one has.
         """
-        parts = [record.parked for record in records]
+        parts = [parked for _, parked in records]
         counts = [len(part) for part in parts]
         begins = np.cumsum([0, *counts]).tolist()
         number = len(self._chunks)
-        self._records += [(one.request.id, digest(one.request)) for one in records]
+        self._records += [(request.id, digest(request)) for request, _ in records]
         self._places += [
             (number, begin, count) for begin, count in zip(begins, counts, strict=False)
         ]
@@ -93,8 +92,12 @@ class SnapshotWriter:
         offset, sizes, checksums = self.num_bytes, [], []
         try:
             for section in _sections(parts, self._stamp.state_dtype):
-                checksums.append(zlib.crc32(section))
-                sizes.append(self._write(section))
+                size = checksum = 0
+                for piece in section:
+                    checksum = zlib.crc32(piece, checksum)
+                    size += self._write(piece)
+                sizes.append(size)
+                checksums.append(checksum)
         except OSError as error:
             raise self._failed(error) from None
         self._chunks.append(Chunk(offset, begins[-1], sizes, checksums))
@@ -148,18 +151,28 @@ class SnapshotWriter:
         return SnapshotError(f"{self._partial}: cannot be written: {error.strerror or error}")
 
 
-def _sections(parts: Sequence[Parked], state_dtype: str) -> Iterator[memoryview]:
-    """A chunk's, in the order of SECTIONS."""
+def _sections(parts: Sequence[Parked], state_dtype: str) -> Iterator[Iterable[memoryview]]:
+    """A chunk's, in the order of SECTIONS, each in pieces that a processor's cache holds."""
     tokens = [one for part in parts for one in part.tokens]
     logprobs = [one for part in parts for one in part.logprobs]
-    yield _raw(np.concatenate([part.states.states for part in parts]), state_dtype)
-    yield _raw(np.concatenate([part.states.last_tokens for part in parts]), "<i4")
-    yield _raw(np.concatenate([part.indices for part in parts]), "<i8")
-    yield _raw(np.concatenate([part.positions for part in parts]), "<i4")
-    yield _raw(np.array([len(one) // 4 for one in tokens]), "<i4")
-    yield _raw(np.array([len(one) // 4 for one in logprobs]), "<i4")
-    yield memoryview(b"".join(tokens))
-    yield memoryview(b"".join(logprobs))
+    yield _states(parts, state_dtype)
+    yield [_raw(np.concatenate([part.states.last_tokens for part in parts]), "<i4")]
+    yield [_raw(np.concatenate([part.indices for part in parts]), "<i8")]
+    yield [_raw(np.concatenate([part.positions for part in parts]), "<i4")]
+    yield [_raw(np.array([len(one) // 4 for one in tokens]), "<i4")]
+    yield [_raw(np.array([len(one) // 4 for one in logprobs]), "<i4")]
+    yield [memoryview(b"".join(tokens))]
+    yield [memoryview(b"".join(logprobs))]
+
+
+def _states(parts: Sequence[Parked], dtype: str) -> Iterator[memoryview]:
+    waiting, size = [], 0
+    for part in parts:
+        waiting.append(part.states.states)
+        size += part.states.states.nbytes
+        if size >= _PIECE or part is parts[-1]:
+            yield _raw(np.concatenate(waiting) if len(waiting) > 1 else waiting[0], dtype)
+            waiting, size = [], 0
 
 
 def _raw(array: npt.NDArray[Any], dtype: str) -> memoryview:

@@ -55,6 +55,7 @@ class Stream:
         self._size = self.unfinished
         self._first = streams.table.open(self._size, number)
         self._ids = [request.id for request in requests]
+        self._is_durable = all(request.durable for request in requests)
         self._outputs: list[tuple[int, Output]] = []
         self._error: SRMError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -125,12 +126,16 @@ class Stream:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Forget the requests; those that still run are aborted."""
+        """Forget the requests; those that still run are aborted.
+
+        Durable ones not if they were lost: an engine that is still there goes on with them.
+        """
         is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
         self._streams.table.close(self._first, self._size)
         self._streams.forget(self._number, self._ids)
-        for place in np.flatnonzero(runs).tolist():
+        is_lost = self._is_durable and self._error is not None
+        for place in np.flatnonzero(runs & (not is_lost)).tolist():
             self._streams.send(Abort(self._ids[place]))
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -42,6 +43,7 @@ from server.keys import load_keys
 from server.limits import check_limits
 from server.retries import Retries
 from server.store import Store
+from server.store_gauges import update_gauges
 from server.text import Text
 from server.traces import Tracer
 
@@ -128,7 +130,7 @@ def create_app(
     app.include_router(models.routes(served))
     app.include_router(service.router)
     app.include_router(health.routes(client, config.stall_s, draining))
-    app.include_router(scrape.routes(config.model_name))
+    app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))
     app.include_router(dashboard.routes())
     app.include_router(reference.routes(OPERATIONS))
     return app

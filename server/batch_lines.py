@@ -21,7 +21,7 @@ from server.store_records import LineError
 URLS = ("/v1/completions", "/v1/chat/completions")
 """What a line may ask."""
 MAX_CUSTOM_ID = 512
-_CHUNK = 1024 * 1024
+_CHUNK = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
 _FIELD = re.compile(r"field `([^`]*)`")
 _PLACE = re.compile(r" - at `\$\.([^`]*)`$")
@@ -81,7 +81,7 @@ class _Size(msgspec.Struct):
 
     n: int | None = None
     best_of: int | None = None
-    prompt: Raw = Raw()
+    prompt: Raw = Raw(b"")
 
 
 class _Response(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""How much processor time the processes of a server have taken. Reads Linux's /proc.
+"""How much processor time and memory the processes of a server have taken. Reads Linux's /proc.
 
 Knows nothing of what they are but how they were started.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import ConfigError
@@ -21,23 +23,54 @@ def processor_seconds(pid: int) -> dict[str, float]:
     such process.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
+    for process, words in _tree(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            seconds[_module(words)] += _seconds(process)
+    return dict(seconds)
+
+
+def seconds_and_peaks(pid: int) -> dict[str, tuple[float, int]]:
+    """Processor seconds and the most memory in bytes, each of a supervisor and all it started.
+
+    By module and command, such as `server jobs`; of several of one name, of the last.
+    """
+    found = {}
+    for process, words in _tree(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            is_first = process.name == str(pid)
+            name = "supervisor" if is_first else " ".join([_module(words), *_command(words)])
+            found[name] = _seconds(process), _peak(process)
+    return found
+
+
+def _tree(pid: int) -> Iterator[tuple[Path, list[str]]]:
+    """Every process of a tree, with its command line."""
     found = [pid]
     while found:
         process = Path(f"/proc/{(one := found.pop())}")
         try:
-            seconds[_name(process)] += _seconds(process)
+            yield process, (process / "cmdline").read_text(errors="replace").split("\0")
             for thread in (process / "task").iterdir():
                 found += map(int, (thread / "children").read_text().split())
         except (FileNotFoundError, ProcessLookupError):
             if one == pid:
                 raise ConfigError(f"there is no process {pid}") from None
             # else it has just ended
-    return dict(seconds)
 
 
-def _name(process: Path) -> str:
-    words = (process / "cmdline").read_text(errors="replace").split("\0")
+def _module(words: list[str]) -> str:
     return words[words.index("-m") + 1] if "-m" in words[:-1] else Path(words[0]).name
+
+
+def _command(words: list[str]) -> list[str]:
+    """What follows the module, if that is no flag."""
+    rest = words[words.index("-m") + 2 :] if "-m" in words else []
+    return [] if not rest or rest[0].startswith("-") else rest[:1]
+
+
+def _peak(process: Path) -> int:
+    lines = (process / "status").read_text().splitlines()
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
 def _seconds(process: Path) -> float:

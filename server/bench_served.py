@@ -15,7 +15,7 @@ import msgspec
 from engine.errors import ConfigError
 from engine.records import ROOT
 from server.bench_load import Load, Result
-from server.bench_processes import processor_seconds
+from server.bench_processes import processor_seconds, seconds_and_peaks
 
 _START = "import sys; from server.launch import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
 
@@ -27,9 +27,14 @@ class Served:
         self._pid = process.pid
         self._host = host
         self._port = port
+        self.url = f"http://{host}:{port}"
 
     def send(self, bodies: list[dict[str, Any]]) -> Result:
         return send(self._host, self._port, bodies)
+
+    def seconds_and_peaks(self) -> dict[str, tuple[float, int]]:
+        """Of each process so far: processor seconds, and the most memory in bytes."""
+        return seconds_and_peaks(self._pid)
 
     def api_seconds(self) -> float:
         """Processor time that the API processes have taken so far."""

@@ -91,7 +91,7 @@ async def srm_error(_request: Request, error: Exception) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, errors.EngineUnavailable):
         headers["retry-after"] = str(_ENGINE_RESTART_S)
-    elif isinstance(error, errors.StoreError):
+    elif isinstance(error, errors.StoreError) and not isinstance(error, errors.StoreFull):
         headers["retry-after"] = str(_STORE_BACK_S)
     elif isinstance(error, errors.Conflict):  # with what takes longer than a retry waits
         headers["x-should-retry"] = "false"

@@ -27,6 +27,7 @@ from server.openapi import Operation
 from server.responses import WhileConnected
 from server.sender import of_current_request
 from server.store import Store
+from server.store_database import translated
 from server.store_records import FileRecord
 from server.upload_form import UploadForm
 from server.uploads import Uploads
@@ -52,8 +53,8 @@ Seconds = Annotated[
 class FileForm(Fields, frozen=True, kw_only=True):
     """The form of POST /v1/files."""
 
-    file: Annotated[bytes, Meta(description="a file with its name")] = b""
-    """Never here: it goes to the disk."""
+    file: Annotated[bytes, Meta(description="a file with its name")]
+    """Always empty here: it goes to the disk."""
     purpose: Annotated[Literal["batch"], Meta(description="batch")]
     anchor: Anchor | None = msgspec.field(default=None, name="expires_after[anchor]")
     seconds: Seconds | None = msgspec.field(default=None, name="expires_after[seconds]")
@@ -78,6 +79,8 @@ class FileQuery(Fields, frozen=True, kw_only=True):
     purpose: Annotated[str, Meta(description="a string")] | None = None
 
 
+_FILE = "file", ""
+"""What is checked of the file as a field of the form."""
 _ID = {"file_id": "The id of a file."}
 OPERATIONS = (
     Operation(
@@ -144,10 +147,10 @@ class Files:
             async for data in request.stream():
                 pieces = form.feed(data)
                 if pieces and "purpose" in form.fields:  # before all of the file is here
-                    from_text(FileForm, [("purpose", form.fields["purpose"])])
+                    from_text(FileForm, [_FILE, ("purpose", form.fields["purpose"])])
                 for piece in pieces:
                     await upload.write(piece)
-            asked = from_text(FileForm, form.fields.items())
+            asked = from_text(FileForm, [_FILE, *form.fields.items()])
             created_at = int(time.time())
             record = FileRecord(
                 id=upload.id,
@@ -200,10 +203,12 @@ class Files:
         return Download(file, record.num_bytes, id, record.filename, self._threads)
 
     def _open(self, id: str) -> BinaryIO:
-        try:
-            return self._store.path_of(id).open("rb", buffering=0)
-        except FileNotFoundError:  # deleted since
-            raise _not_found(id) from None
+        path = self._store.path_of(id)
+        with translated(self._store.folder):
+            try:
+                return path.open("rb", buffering=0)
+            except FileNotFoundError:  # deleted since
+                raise _not_found(id) from None
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)

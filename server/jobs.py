@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -44,6 +45,7 @@ MAX_RUNNING = 16
 """Batches that run at the same time; beyond them, only one of an owner who has none."""
 LOCK_NAME = "jobs.lock"
 _LOOK_EVERY_S = 0.5
+_TIDY_EVERY_S = 60.0
 _AGAIN_AFTER_S = 10.0
 """When a job that could not go on is tried again."""
 
@@ -108,8 +110,12 @@ class Jobs:
         while not self._store.folder.exists():  # nothing was ever put into it
             await asyncio.sleep(_LOOK_EVERY_S)
         await self._lock()
+        tidy_at = 0.0
         while True:
             try:
+                if time.monotonic() >= tidy_at:
+                    tidy_at = time.monotonic() + _TIDY_EVERY_S
+                    await asyncio.to_thread(self._store.expire, int(time.time()))
                 records = await asyncio.to_thread(self._store.runnable_batches)
                 await self._look(records)
             except StoreError as error:

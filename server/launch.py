@@ -65,7 +65,12 @@ def _supervisor(
     endpoint = f"ipc://{folder}/engine"
     server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listeners[0].fileno())
     heartbeat = folder / "heartbeat"
-    engine = msgspec.structs.replace(engine, endpoint=endpoint, heartbeat=str(heartbeat))
+    engine = msgspec.structs.replace(
+        engine,
+        endpoint=endpoint,
+        heartbeat=str(heartbeat),
+        snapshot_dir=engine.snapshot_dir or str(server.data_dir.expanduser() / "snapshots"),
+    )
     environment = child_environment(metrics)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     api = python_module("server", server, "api")
@@ -85,6 +90,7 @@ def _supervisor(
         ],
         drain_s=server.drain_s,
         others=[Child("jobs", python_module("server", server, "jobs"), without_keys, metrics)],
+        snapshot_s=engine.snapshot_s,
     )
 
 

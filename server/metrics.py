@@ -75,3 +75,9 @@ BATCH_RETRIES = Counter(
 BATCH_JOURNAL_ERRORS = Counter(
     "srm_batch_journal_errors_total", "Attempts to write results that the disk did not take."
 )
+FILES_BYTES = Gauge(
+    "srm_files_bytes",
+    "What all files count for in quotas, those of batches included.",
+    multiprocess_mode="mostrecent",
+)
+BATCHES = Gauge("srm_batches", "Batches by status.", ("status",), multiprocess_mode="mostrecent")

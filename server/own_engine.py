@@ -24,7 +24,12 @@ from server.supervisor import Child
 
 log = logging.getLogger(__name__)
 
-PRIVATE = frozenset({"endpoint", "drain_s", "heartbeat", "request_timeout_s"})
+PRIVATE = frozenset(
+    {
+        *("endpoint", "drain_s", "heartbeat", "request_timeout_s"),
+        *("snapshot_dir", "snapshot_interval_s", "snapshot_s"),
+    }
+)
 """Settings of the engine that are made here, or mean nothing where nobody else asks."""
 MAX_CRASHES = 10
 """In a row with nothing done in between, after which the engine is given up: more than it takes

@@ -17,6 +17,7 @@ class Room:
         self._max_lines = lines
         self._sequences = 0
         self._lines = 0
+        self._turns = 0
         self._waiting: list[Share] = []
 
     def resize(self, sequences: int) -> None:
@@ -38,7 +39,9 @@ class Room:
         in flight."""
         if self._lines >= self._max_lines:
             return False
-        return not share.sequences or self._sequences + size <= self._max_sequences
+        if size > self._max_sequences:
+            return not share.sequences
+        return self._sequences + size <= self._max_sequences
 
     def _take(self, share: Share, size: int) -> bool:
         if self._waiting or not self._fits(share, size):
@@ -47,9 +50,11 @@ class Room:
         return True
 
     def _give(self, share: Share, size: int) -> None:
+        self._turns += 1
         self._lines += 1
         self._sequences += size
         share.sequences += size
+        share.last_turn = self._turns
 
     def _wait(self, share: Share) -> None:
         self._waiting.append(share)
@@ -85,11 +90,12 @@ class Share:
         """Of its jobs of one priority; may change."""
         self.sequences = 0
         self.wanted = 0
+        self.last_turn = 0
         self._room = room
 
-    def rank(self) -> tuple[int, float]:
-        """The least is the next."""
-        return -self.priority, self.sequences / self.weight
+    def rank(self) -> tuple[int, float, int]:
+        """The least is the next; of equals, whoever had a turn longest ago."""
+        return -self.priority, self.sequences / self.weight, self.last_turn
 
     async def take(self, size: int) -> None:
         """Wait for room for a line of so many sequences; one at a time."""

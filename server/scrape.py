@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -77,7 +77,9 @@ VLLM_CACHE_CONFIG = "vllm:cache_config_info"
 class Scrape:
     """The metrics of all processes, read by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, update: Callable[[], None]) -> None:
+        """`update` sets the gauges that nobody sets otherwise; it may block."""
+        self._update = update
         self._running: asyncio.Task[list[Metric]] | None = None
         self._next: asyncio.Task[list[Metric]] | None = None
 
@@ -91,6 +93,7 @@ class Scrape:
         if earlier is not None:
             await asyncio.wait([earlier])
         self._running, self._next = self._next, None
+        await asyncio.to_thread(self._update)
         return await asyncio.to_thread(read_families)
 
 
@@ -160,10 +163,10 @@ def _text(families: list[Metric], model_name: str, names: frozenset[str]) -> byt
     return generate_latest(_Read(shown))
 
 
-def routes(model_name: str) -> APIRouter:
-    """The routes of this module."""
+def routes(model_name: str, update: Callable[[], None]) -> APIRouter:
+    """The routes of this module; `update` is that of `Scrape`."""
     router = APIRouter()
-    scrape = Scrape()
+    scrape = Scrape(update)
 
     @router.get("/metrics")
     async def metrics(names: Annotated[list[str], Query(alias="name[]")] = []) -> Response:  # noqa: B006

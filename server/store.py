@@ -8,11 +8,12 @@ Knows no HTTP, no lines, and nothing of how a batch is run.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,10 @@ from server.store_records import (
     new_file_id,
 )
 from server.store_sidecars import Sidecars
+from server.store_upkeep import Upkeep, add_missing
 
 LEAST_BYTES = 4096
 """What the smallest file counts for in a quota: it takes room too."""
-ABANDONED_S = 3600
-"""A file that no record names and nobody has written to for so long is what a crash left."""
-CURSORS_KEPT_S = 24 * 3600
-"""How long a list can be continued after a file that has been deleted."""
 _PROGRESS = {"completed", "failed", "input_tokens", "output_tokens", "cached_tokens"}
 """Fields that change all the time and can be found out again: not worth a sidecar each time."""
 _RETRY_S = 60
@@ -51,7 +49,9 @@ class Store:
         self.folder = folder.expanduser()
         self._files = self.folder / "files"
         self._sidecars = Sidecars(self.folder)
-        self._database = Database(self.folder, self._fill, lambda: self._sidecars.has_any)
+        fill = partial(add_missing, self._sidecars)
+        self._database = Database(self.folder, fill, lambda: self._sidecars.has_any)
+        self._upkeep = Upkeep(self.folder, self._database, self._sidecars)
 
     def close(self) -> None:
         self._database.close()
@@ -96,9 +96,11 @@ class Store:
         try:
             self._database.write(add)
         except BaseException:
-            self._sidecars.remove_file(record.id)
-            path.unlink(missing_ok=True)
-            self.upload_path(record.id).unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong first is what is said
+                self._sidecars.remove_file(record.id)
+            for left in (path, path.with_suffix(".upload")):
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
             raise
 
     def get_file(self, id: str, owner: str | None = None) -> FileRecord | None:
@@ -135,7 +137,8 @@ class Store:
 
         was_there = self._database.write(delete)
         if was_there:
-            self._remove(id)
+            with translated(self.folder):
+                self.path_of(id).unlink(missing_ok=True)
         return was_there
 
     def bytes_of(self, owner: str | None = None) -> int:
@@ -166,7 +169,8 @@ class Store:
         try:
             self._database.write(add)
         except BaseException:
-            self._sidecars.remove_batch(record.id)
+            with suppress(OSError):
+                self._sidecars.remove_batch(record.id)
             raise
 
     def get_batch(self, id: str, owner: str | None = None) -> BatchRecord | None:
@@ -254,23 +258,7 @@ class Store:
 
         Also brings back what a database made anew has not got, and removes what crashes left.
         """
-        if not self._files.exists():
-            return 0
-
-        def sweep(connection: sqlite3.Connection) -> list[str]:
-            self._fill(connection)
-            ids = rows.expired_files(connection, now)
-            for id in ids:
-                rows.delete_file(connection, id, now)
-                self._sidecars.remove_file(id)
-            rows.forget_deleted(connection, now - CURSORS_KEPT_S)
-            return ids
-
-        ids = self._database.write(sweep)
-        for id in ids:
-            self._remove(id)
-        self._remove_abandoned()
-        return len(ids)
+        return self._upkeep.expire(now)
 
     def _change(
         self,
@@ -291,37 +279,6 @@ class Store:
             self._sidecars.write(changed)
         rows.put_batch(connection, changed)
         return changed
-
-    def _fill(self, connection: sqlite3.Connection) -> None:
-        """Add what sidecars know and the database does not."""
-        for batch in self._sidecars.batches():
-            if rows.get_batch(connection, batch.id, None) is None:
-                rows.put_batch(connection, batch)
-        for file in self._sidecars.files():
-            is_there = rows.has_file(connection, file.id)
-            if not is_there and rows.written_by(connection, file.id) is None:
-                rows.put_file(connection, file)
-
-    def _remove(self, id: str) -> None:
-        with translated(self.folder):
-            self.path_of(id).unlink(missing_ok=True)
-
-    def _remove_abandoned(self) -> None:
-        """Bytes that no record names: half an upload, or a file whose deletion was cut short."""
-        oldest = time.time() - ABANDONED_S
-        with translated(self.folder), os.scandir(self._files) as entries:
-            found = [entry for entry in entries if not entry.name.endswith(".json")]
-            for entry in found:
-                id = entry.name.split(".")[0]
-                if is_file_id(id) and entry.stat().st_mtime < oldest and not self._is_named(id):
-                    Path(entry).unlink(missing_ok=True)
-
-    def _is_named(self, id: str) -> bool:
-        def find(connection: sqlite3.Connection) -> bool:
-            is_file = rows.get_file(connection, id, None) is not None
-            return is_file or rows.needed_by(connection, id) is not None
-
-        return self._sidecars.has_file(id) or self._database.read(find)
 
 
 def check_quota(num_bytes: int, max_bytes: int) -> None:

@@ -55,14 +55,14 @@ PRAGMA user_version = {VERSION};
 _NAME = re.compile(r"store(?:-(\d{1,9}))?\.sqlite3")
 _BUSY_S = 30
 """How long a transaction waits for those of other processes."""
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 
-class _Damaged(Exception):
-    """The database that was open is none, or not a whole one."""
+class Damaged(Exception):
+    """The database that was open is none, or not a whole one; raised by what reads it too."""
 
 
 class Database:
@@ -105,12 +105,12 @@ class Database:
         with self._lock, translated(self._folder):
             try:
                 return self._attempt(work, is_writing)
-            except _Damaged as damaged:
+            except Damaged as damaged:
                 log.error("%s is damaged (%s): making it anew", self.path(self._number), damaged)
                 self._make_next(self._number)
             try:
                 return self._attempt(work, is_writing)
-            except _Damaged as damaged:  # the disk itself cannot be relied on
+            except Damaged as damaged:  # the disk itself cannot be relied on
                 raise StoreError(
                     f"the database in {self._folder} is damaged again: {damaged}; check the disk"
                 ) from None
@@ -138,8 +138,8 @@ class Database:
                 raise
             return result
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
-                raise _Damaged(str(error)) from None
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
+                raise Damaged(str(error)) from None
             raise
 
     def _opened(self) -> sqlite3.Connection:
@@ -160,7 +160,10 @@ class Database:
                     "a newer one has made it; use that, or another data_dir"
                 )
             if version < VERSION:
-                raise _Damaged("it has no tables of ours")
+                raise Damaged("it has no tables of ours")
+            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if found != "ok":
+                raise Damaged(found)
         except BaseException:
             connection.close()
             raise

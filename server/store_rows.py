@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 
+from server.store_database import Damaged
 from server.store_records import RUNNABLE, BatchRecord, FileRecord
 
-_FILE = msgspec.json.Decoder(FileRecord)
-_BATCH = msgspec.json.Decoder(BatchRecord)
+_Record = TypeVar("_Record", FileRecord, BatchRecord)
 _RUNNABLE = ", ".join(f"'{status}'" for status in sorted(RUNNABLE))
 
 
@@ -39,7 +40,7 @@ def get_file(connection: sqlite3.Connection, id: str, owner: str | None) -> File
         " AND (?2 IS NULL OR owner = ?2)",
         (id, owner),
     ).fetchone()
-    return _FILE.decode(row[0]) if row else None
+    return _decoded(row[0], FileRecord) if row else None
 
 
 def has_file(connection: sqlite3.Connection, id: str) -> bool:
@@ -66,7 +67,7 @@ def list_files(
         f" ORDER BY seq {order} LIMIT ?4",
         (owner, start, purpose, limit),
     )
-    return [_FILE.decode(row[0]) for row in found]
+    return [_decoded(row[0], FileRecord) for row in found]
 
 
 def delete_file(connection: sqlite3.Connection, id: str, now: int) -> None:
@@ -134,7 +135,12 @@ def get_batch(connection: sqlite3.Connection, id: str, owner: str | None) -> Bat
     row = connection.execute(
         "SELECT record FROM batches WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)", (id, owner)
     ).fetchone()
-    return _BATCH.decode(row[0]) if row else None
+    return _decoded(row[0], BatchRecord) if row else None
+
+
+def has_batch(connection: sqlite3.Connection, id: str) -> bool:
+    found = connection.execute("SELECT 1 FROM batches WHERE id = ?", (id,)).fetchone()
+    return found is not None
 
 
 def list_batches(
@@ -148,7 +154,7 @@ def list_batches(
         " ORDER BY seq DESC LIMIT ?3",
         (owner, start, limit),
     )
-    return [_BATCH.decode(row[0]) for row in found]
+    return [_decoded(row[0], BatchRecord) for row in found]
 
 
 def batches_in(connection: sqlite3.Connection, statuses: Iterable[str]) -> list[BatchRecord]:
@@ -158,7 +164,7 @@ def batches_in(connection: sqlite3.Connection, statuses: Iterable[str]) -> list[
         f"SELECT record FROM batches WHERE status IN ({', '.join('?' * len(wanted))}) ORDER BY seq",
         wanted,
     )
-    return [_BATCH.decode(row[0]) for row in found]
+    return [_decoded(row[0], BatchRecord) for row in found]
 
 
 def count_running(connection: sqlite3.Connection, owner: str) -> int:
@@ -170,6 +176,13 @@ def count_running(connection: sqlite3.Connection, owner: str) -> int:
 
 def count_by_status(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(connection.execute("SELECT status, COUNT(*) FROM batches GROUP BY status"))
+
+
+def _decoded(data: bytes, kind: type[_Record]) -> _Record:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"a record is none: {error}") from None
 
 
 def _start(connection: sqlite3.Connection, table: str, owner: str, after: str | None) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,14 +63,20 @@ class Sidecars:
         """The batch has never been there."""
         _remove(self._batches, id)
 
-    def files(self) -> list[FileRecord]:
-        """Of all files whose bytes are there, oldest first."""
-        paths = [path for path in _sidecars_in(self._files) if path.with_suffix("").exists()]
-        return _read(paths, FileRecord, is_file_id)
+    def file_ids(self) -> list[str]:
+        """Of all files that have one."""
+        return _ids_in(self._files, is_file_id)
 
-    def batches(self) -> list[BatchRecord]:
-        """Of all batches, oldest first."""
-        return _read(_sidecars_in(self._batches), BatchRecord, is_batch_id)
+    def batch_ids(self) -> list[str]:
+        return _ids_in(self._batches, is_batch_id)
+
+    def files(self, ids: Iterable[str]) -> list[FileRecord]:
+        """Of those whose bytes are there, oldest first."""
+        return _read(self._files, [id for id in ids if (self._files / id).exists()], FileRecord)
+
+    def batches(self, ids: Iterable[str]) -> list[BatchRecord]:
+        """Oldest first."""
+        return _read(self._batches, ids, BatchRecord)
 
 
 def _remove(folder: Path, id: str) -> None:
@@ -79,18 +85,23 @@ def _remove(folder: Path, id: str) -> None:
         sync_folder(folder)
 
 
-def _sidecars_in(folder: Path) -> list[Path]:
-    return list(folder.glob("*" + _SUFFIX)) if folder.exists() else []
+def _ids_in(folder: Path, is_id: Callable[[str], bool]) -> list[str]:
+    names = (path.name for path in folder.iterdir()) if folder.exists() else ()
+    ids = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+    return [id for id in ids if is_id(id)]
 
 
-def _read(paths: list[Path], kind: type[_Record], is_id: Callable[[str], bool]) -> list[_Record]:
+def _read(folder: Path, ids: Iterable[str], kind: type[_Record]) -> list[_Record]:
     found = []
-    for path in paths:
+    for id in ids:
+        path = folder / (id + _SUFFIX)
         try:
             record = msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:  # deleted since
+            continue
         except (OSError, msgspec.DecodeError) as error:
             log.error("%s is left out: %s", path, error)
             continue
-        if record.id == path.stem and is_id(record.id):
+        if record.id == id:
             found.append(record)
     return sorted(found, key=lambda record: (record.created_at, record.id))

@@ -171,6 +171,8 @@ class Supervisor:
     engine: Child
     apis: list[Child]
     drain_s: float
+    snapshot_s: float = 0.0
+    """What the engine may take besides, once nobody asks it any more."""
     others: list[Child] = field(default_factory=list)
     """They are stopped together with the API processes, and must not need their whole `drain_s`."""
 
@@ -194,7 +196,7 @@ class Supervisor:
                 listener.close()  # or new connections would wait for an answer in vain
             askers = (*self.apis, *self.others)
             await asyncio.gather(*(one.stop(self.drain_s + _KILL_AFTER_S) for one in askers))
-            await self.engine.stop(_KILL_AFTER_S)
+            await self.engine.stop(self.snapshot_s + _KILL_AFTER_S)
         return ended[0] if ended else 0
 
     def _on_signal(self, stopped: asyncio.Event) -> None:

@@ -27,6 +27,7 @@ from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
 from engine.bench.prefix import PrefixBenchConfig
 from engine.bench.simulate import SimulationConfig
+from engine.bench.snapshot import SnapshotBenchConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.completion import Completion, Generated
@@ -36,11 +37,14 @@ from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from server import (
+    batch_replies,
+    batches,
     chat_protocol,
     chat_replies,
     conversation,
     dashboard,
     fields,
+    files,
     protocol,
     replies,
     scrape,
@@ -82,6 +86,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Host benchmark": (HostBenchConfig,),
     "Simulation": (SimulationConfig,),
     "Prefix benchmark": (PrefixBenchConfig,),
+    "Snapshot benchmark": (SnapshotBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
     "Text benchmark": (TextBenchConfig,),
     "Server benchmark": (ServerBenchConfig,),
@@ -247,15 +252,20 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
         ("Chat fields", chat_protocol.ChatRequest),
         ("TokenizeRequest", tokenize.TokenizeRequest),
         ("DetokenizeRequest", tokenize.DetokenizeRequest),
+        ("FileForm", files.FileForm),
+        ("FileQuery", files.FileQuery),
+        ("BatchRequest", batches.BatchRequest),
+        ("BatchQuery", batches.BatchQuery),
     ],
 )
 def test_every_field_of_other_requests_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
     hints = get_type_hints(kind, include_extras=True)
     shared = fields.SamplingRequest.__struct_fields__ if heading == "Chat fields" else ()
+    spelled = {one.encode_name: one.name for one in msgspec.structs.fields(kind)}
     found = rows("api.md", heading)
-    assert sorted(row[0].strip("`") for row in found) == sorted(set(hints) - set(shared))
+    assert {spelled[row[0].strip("`")] for row in found} == set(hints) - set(shared)
     for row in found:
-        name = row[0].strip("`")
+        name = spelled[row[0].strip("`")]
         most = f"a list of 1 to {conversation.MAX_MESSAGES} messages"
         allowed = most if name == "messages" else described(hints[name])
         assert row[2].removesuffix(", see below") == allowed
@@ -308,6 +318,12 @@ def test_stream_options_are_there() -> None:
         ("ChatChunk", chat_replies.ChatChunk),
         ("Tokenized", tokenize.Tokenized),
         ("TokenizerInfo", tokenize.TokenizerInfo),
+        ("FileObject", batch_replies.FileObject),
+        ("FileList", batch_replies.FileList),
+        ("Batch", batch_replies.Batch),
+        ("BatchList", batch_replies.BatchList),
+        ("BatchError", batch_replies.BatchError),
+        ("BatchUsage", batch_replies.BatchUsage),
         ("Errors", ErrorDetail),
     ],
 )
@@ -404,6 +420,7 @@ async def test_every_error_code_is_there_with_status_and_type() -> None:
         ("method_not_allowed", 405, "invalid_request_error"),
         ("invalid_http", 400, "invalid_request_error"),
         ("headers_too_large", 431, "invalid_request_error"),
+        ("requested_range_not_satisfiable", 416, "invalid_request_error"),
     }
     for kind in every_error():
         error = errors.Overloaded("", 1) if kind is errors.Overloaded else kind("")

@@ -89,6 +89,21 @@ def wait_for(
         store.close()
 
 
+def wait_for_results(data_dir: Path, batch: BatchRecord, count: int, within_s: float = 60) -> None:
+    """Until so many results are in the files of a batch that still runs."""
+    store = Store(data_dir)
+    deadline = time.monotonic() + within_s
+    found = 0
+    while found < count:
+        record = store.get_batch(batch.id)
+        assert record is not None and record.is_runnable, record
+        assert time.monotonic() < deadline, record
+        paths = [store.path_of(id) for id in (record.output_file_id, record.error_file_id) if id]
+        found = sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
+        time.sleep(0.005)
+    store.close()
+
+
 def results(data_dir: Path, record: BatchRecord) -> dict[str, list[bytes]]:
     """The lines of output and error file, each sorted by custom_id; an id is there once."""
     store = Store(data_dir)

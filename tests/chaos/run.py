@@ -34,7 +34,7 @@ class ChaosConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the job."""
     kills: int = 100
     """Most of them; fewer if the job is done before."""
-    pause_s: float = 2.0
+    pause_s: float = 1.0
     """Between two kills, on average."""
     seed: int = 0
     """Of who is killed when."""

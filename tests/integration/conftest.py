@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
         max_waiting: int = 100,
         drain_s: float = 5,
         request_timeout_s: float = 0,
+        **settings: Any,
     ) -> Served:
         config = EngineConfig(
             num_slots=NUM_SLOTS,
@@ -40,6 +42,7 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
             endpoint=endpoint,
             drain_s=drain_s,
             request_timeout_s=request_timeout_s,
+            **settings,
         )
         engine = Engine(weights.config, runner(weights, NUM_SLOTS), config, weights.fingerprint)
         served = Served(engine, config, client_timeout_s)

@@ -169,7 +169,7 @@ async def test_many_who_ask_at_once_cost_two_reads(monkeypatch: pytest.MonkeyPat
         return [Metric(f"read_{reads[-1]}", "", "gauge")]
 
     monkeypatch.setattr(scrape, "read_families", read)
-    one = scrape.Scrape()
+    one = scrape.Scrape(lambda: None)
     first = asyncio.create_task(one.families())
     while not reads:
         await asyncio.sleep(0.001)
@@ -190,7 +190,7 @@ async def test_a_read_that_fails_fails_only_those_who_shared_it(
     def fail() -> list[Metric]:
         raise OSError("no file")
 
-    one = scrape.Scrape()
+    one = scrape.Scrape(lambda: None)
     with monkeypatch.context() as patched:
         patched.setattr(scrape, "read_families", fail)
         found = await asyncio.gather(*(one.families() for _ in range(3)), return_exceptions=True)

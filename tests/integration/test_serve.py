@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -15,7 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import ROOT, SERVER_FLAGS, Server
+from engine.errors import EngineUnavailable
+from engine.messages import Request, SamplingParams
+from engine.snapshot import NAME
+from tests.served_engine import collect, connected
+from tests.serving import NUM_SLOTS, ROOT, SERVER_FLAGS, Server
 
 LONG = {"max_tokens": 120, "ignore_eos": True}
 
@@ -300,3 +305,26 @@ def test_a_frozen_engine_is_killed_and_comes_back(text_model: Path) -> None:
         assert ask(server) == 200
         log = "".join(server.lines)
     assert f"engine (process {engine}, state T) has given no sign of life" in log
+
+
+async def test_a_stop_with_batches_running_takes_a_snapshot_and_is_quick(
+    text_model: Path, tmp_path: Path
+) -> None:
+    with Server(text_model, *SERVER_FLAGS, f"--data-dir={tmp_path / 'data'}") as running:
+        arguments = Path(f"/proc/{children(running)['engine']}/cmdline").read_text().split("\0")
+        (endpoint,) = (one.split("=")[1] for one in arguments if one.startswith("--endpoint="))
+        request = Request(
+            id="batch-1",
+            prompt_token_ids=b"\1\0\0\0",
+            params=SamplingParams(n=2_000, max_tokens=120, ignore_eos=True),
+            durable=True,
+        )
+        async with connected(endpoint, ready_s=20) as client:
+            batch = asyncio.create_task(collect(client, request))
+            while running.metric("srm_engine_decode_tokens_total") < NUM_SLOTS:
+                await asyncio.sleep(0.01)
+            assert not (tmp_path / "data").exists()
+            assert running.stop() == 0
+            with pytest.raises(EngineUnavailable):
+                await batch
+    assert [path.name for path in (tmp_path / "data" / "snapshots").iterdir()] == [NAME]

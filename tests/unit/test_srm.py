@@ -70,8 +70,8 @@ def test_the_usage_names_every_command(
         (["bench", "precision", "--demo-model=none", "--random-widths="], "nothing to do"),
         (
             ["bench"],
-            "measures engine, prefill, host, simulate, prefix, precision, samples, http, text, "
-            "server; got []",
+            "measures engine, prefill, host, simulate, prefix, snapshot, precision, samples, http, "
+            "text, server; got []",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,10 +17,15 @@ from engine.errors import SnapshotError
 from engine.messages import Request, SamplingParams
 from engine.parked import Parked
 from engine.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stamp
-from engine.snapshot_writer import PARTIAL, Record, SnapshotWriter
+from engine.snapshot_writer import PARTIAL, SnapshotWriter
 from tests.unit.engine.test_parked import assert_same
 
 STAMP = Stamp(fingerprint="f00d", arithmetic="cpu float32", state_width=3, state_dtype="<f4")
+
+
+class Record(NamedTuple):
+    request: Request
+    parked: Parked
 
 
 def record(name: str, count: int, *, logprobs: bool = False) -> Record:

@@ -30,7 +30,7 @@ async def test_every_error_has_an_openai_shape(kind: type[errors.SRMError]) -> N
     assert detail["code"] == kind.code
     is_callers = issubclass(kind, errors.RequestError) and kind is not errors.Overloaded
     assert (400 <= reply.status_code < 500) == is_callers
-    is_final = kind is errors.TimedOut or (
+    is_final = kind in {errors.TimedOut, errors.StoreFull} or (
         is_callers and kind not in {errors.BodyTooSlow, errors.IdInUse, errors.RateLimited}
     )
     assert (reply.headers.get("x-should-retry") == "false") == is_final

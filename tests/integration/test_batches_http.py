@@ -1,0 +1,235 @@
+"""/v1/batches against a server, while the store is moved on as the process that runs them does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from server.store import Store
+from server.store_records import FileRecord, LineError
+from tests.serving import SERVER_FLAGS, Server
+
+KEYS = "alice sk-aaaaaaaaaaaaaaaa\nbob sk-bbbbbbbbbbbbbbbb\n"
+MAX_BATCHES = 4
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("kept") / "data")
+
+
+@pytest.fixture(scope="module")
+def server(text_model: Path, store: Store) -> Iterator[Server]:
+    keys = store.folder.parent / "keys"
+    keys.write_text(KEYS)
+    flags = (f"--data-dir={store.folder}", f"--api-keys-file={keys}")
+    with Server(text_model, *SERVER_FLAGS, *flags, f"--max-batches={MAX_BATCHES}") as running:
+        running.http.headers["authorization"] = "Bearer sk-aaaaaaaaaaaaaaaa"
+        yield running
+
+
+@pytest.fixture
+def client(server: Server, store: Store) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="sk-aaaaaaaaaaaaaaaa", max_retries=0
+    ) as client:
+        yield client
+    for batch in store.runnable_batches():
+        store.finish_batch(batch.id, "cancelled")
+
+
+@pytest.fixture
+def input_file_id(client: openai.OpenAI) -> str:
+    return client.files.create(file=("in.jsonl", b"{}\n"), purpose="batch").id
+
+
+def create(client: openai.OpenAI, input_file_id: str, **fields: Any) -> Batch:
+    return client.batches.create(
+        input_file_id=input_file_id, endpoint="/v1/completions", completion_window="24h", **fields
+    )
+
+
+def test_a_batch_through_its_states(
+    client: openai.OpenAI, store: Store, input_file_id: str
+) -> None:
+    made = create(
+        client,
+        input_file_id,
+        metadata={"run": "1"},
+        output_expires_after={"anchor": "created_at", "seconds": 7200},
+    )
+    Batch.model_validate(made.model_dump(), strict=True)
+    assert (made.status, made.metadata, made.errors) == ("validating", {"run": "1"}, None)
+    assert made.expires_at == made.created_at + 24 * 3600
+    (record,) = store.runnable_batches()
+    assert (record.owner, record.output_expires_after) == ("alice", 7200)
+
+    store.allocate_output_ids(record)
+    store.change_batch(record.id, "validating", status="in_progress", total=2, model="tiny")
+    store.change_batch(
+        record.id, "in_progress", completed=1, input_tokens=5, output_tokens=7, cached_tokens=2
+    )
+    running = client.batches.retrieve(made.id)
+    assert running.status == "in_progress" and running.in_progress_at is not None
+    assert running.output_file_id is None, "it is not there yet"
+    counts, usage = running.request_counts, running.usage
+    assert counts is not None and (counts.total, counts.completed, counts.failed) == (2, 1, 0)
+    assert usage is not None and usage.total_tokens == 12
+    assert usage.input_tokens_details.cached_tokens == 2
+    assert usage.output_tokens_details.reasoning_tokens == 0
+
+    store.change_batch(record.id, "in_progress", status="finalizing")
+    with pytest.raises(openai.ConflictError, match="is finalizing"):
+        client.batches.cancel(made.id)
+    with pytest.raises(openai.ConflictError, match="needed by batch") as refused:
+        client.files.delete(input_file_id)
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    output = store.get_batch(record.id)
+    assert output is not None and output.output_file_id is not None
+    store.path_of(output.output_file_id).write_bytes(b"result\n")
+    file = FileRecord(
+        id=output.output_file_id,
+        owner="alice",
+        filename="out.jsonl",
+        purpose="batch_output",
+        num_bytes=7,
+        created_at=int(time.time()),
+    )
+    store.finish_batch(record.id, "completed", [file], completed=2)
+    done = client.batches.retrieve(made.id)
+    Batch.model_validate(done.model_dump(), strict=True)
+    assert (done.status, done.error_file_id) == ("completed", None)
+    assert done.output_file_id is not None
+    assert client.files.content(done.output_file_id).text == "result\n"
+    assert client.files.retrieve(done.output_file_id).purpose == "batch_output"
+    assert client.files.delete(input_file_id).deleted
+
+
+def test_what_made_a_batch_fail_is_told(
+    client: openai.OpenAI, store: Store, input_file_id: str
+) -> None:
+    made = create(client, input_file_id)
+    error = LineError(code="invalid_json", message="line 3 is no JSON", line=3)
+    store.finish_batch(made.id, "failed", errors=[error])
+    failed = client.batches.retrieve(made.id)
+    assert failed.status == "failed" and failed.failed_at is not None
+    assert failed.errors is not None and failed.errors.data is not None
+    assert [(one.line, one.code) for one in failed.errors.data] == [(3, "invalid_json")]
+
+
+def test_a_batch_is_cancelled_once(client: openai.OpenAI, store: Store, input_file_id: str) -> None:
+    made = create(client, input_file_id)
+    first = client.batches.cancel(made.id)
+    assert first.status == "cancelling" and first.cancelling_at is not None
+    assert client.batches.cancel(made.id) == first
+    assert store.change_batch(made.id, "validating", status="in_progress") is None
+    store.finish_batch(made.id, "cancelled")
+    assert client.batches.cancel(made.id).status == "cancelled"
+
+
+def test_the_sdk_walks_batches(client: openai.OpenAI, store: Store, input_file_id: str) -> None:
+    made = []
+    for _ in range(5):
+        made.append(create(client, input_file_id).id)
+        store.finish_batch(made[-1], "completed")
+    found = [batch.id for batch in client.batches.list(limit=2)]
+    assert found[:5] == made[::-1]
+    assert len(found) == len(set(found))
+    assert [batch.id for batch in client.batches.list(after=made[3], limit=3).data] == made[2::-1]
+
+
+def test_each_key_sees_its_own(server: Server, client: openai.OpenAI, input_file_id: str) -> None:
+    made = create(client, input_file_id)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="sk-bbbbbbbbbbbbbbbb") as bob:
+        assert bob.batches.list().data == []
+        for call in (bob.batches.retrieve, bob.batches.cancel):
+            with pytest.raises(openai.NotFoundError, match="no batch"):
+                call(made.id)
+        with pytest.raises(openai.NotFoundError, match="no file"):
+            create(bob, input_file_id)
+        with pytest.raises(openai.BadRequestError, match="after"):
+            bob.batches.list(after=made.id)
+    assert client.batches.retrieve(made.id).status == "validating"
+
+
+def test_so_many_batches_run(client: openai.OpenAI, input_file_id: str) -> None:
+    for _ in range(MAX_BATCHES):
+        create(client, input_file_id)
+    with pytest.raises(openai.RateLimitError, match="max_batches = 4") as refused:
+        create(client, input_file_id)
+    assert refused.value.response.headers["retry-after"] == "60"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_file_id": None}, "input_file_id"),
+        ({"endpoint": None}, "endpoint"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": None}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"completion_window": "31d"}, "completion_window"),
+        ({"completion_window": "721h"}, "completion_window"),
+        ({"completion_window": "24h\n"}, "completion_window"),
+        ({"completion_window": 24}, "completion_window"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+        ({"metadata": {"x" * 65: "x"}}, "metadata"),
+        ({"metadata": {"x": "x" * 513}}, "metadata"),
+        ({"metadata": {"x": 1}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at"}}, "output_expires_after"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
+        ({"weight": 0}, "weight"),
+        ({"weight": 1001}, "weight"),
+        ({"priority": 1001}, "priority"),
+        ({"priority": 0.5}, "priority"),
+        ({"n": 1}, "n"),
+    ],
+)
+def test_fields_are_refused_by_name(
+    server: Server, input_file_id: str, fields: dict[str, Any], param: str
+) -> None:
+    body = {
+        "input_file_id": input_file_id,
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    reply = server.http.post("/v1/batches", json=body | fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+@pytest.mark.parametrize(("window", "hours"), [("1h", 1), ("720h", 720), ("7d", 168), ("30d", 720)])
+def test_windows_are_hours_or_days(
+    server: Server, client: openai.OpenAI, input_file_id: str, window: str, hours: int
+) -> None:
+    made = client.batches.create(
+        input_file_id=input_file_id,
+        endpoint="/v1/chat/completions",
+        completion_window=window,  # type: ignore[arg-type]  # longer than OpenAI's
+        extra_body={"weight": 2.5, "priority": -3},
+    )
+    assert made.expires_at == made.created_at + hours * 3600
+    asked = made.model_extra
+    assert asked is not None and (asked["weight"], asked["priority"]) == (2.5, -3)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"), [("limit", "0"), ("limit", "101"), ("order", "asc"), ("after", "x")]
+)
+def test_queries_are_refused_by_name(server: Server, param: str, value: str) -> None:
+    reply = server.get(f"/v1/batches?{param}={value}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_metrics_count_files_and_batches(
+    server: Server, client: openai.OpenAI, store: Store, input_file_id: str
+) -> None:
+    before = server.metric("srm_batches", "validating")
+    create(client, input_file_id)
+    assert server.metric("srm_batches", "validating") == before + 1
+    assert server.metric("srm_files_bytes") == store.bytes_of() > 0

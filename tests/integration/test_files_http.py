@@ -1,0 +1,334 @@
+"""/v1/files against a server: OpenAI's SDK, large and cut-off uploads, ids nobody gave out."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+from openai.types import FileDeleted, FileObject
+
+from tests.serving import SERVER_FLAGS, Server
+
+MIB = 1024**2
+MAX_FILE_BYTES = 64 * MIB
+KEYS = "alice sk-aaaaaaaaaaaaaaaa\nbob sk-bbbbbbbbbbbbbbbb\n"
+BODY_LIMITS = ("--max-body-bytes=1000000", "--max-waiting-bytes=1000000")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept") / "data"
+
+
+@pytest.fixture(scope="module")
+def server(text_model: Path, data_dir: Path) -> Iterator[Server]:
+    keys = data_dir.parent / "keys"
+    keys.write_text(KEYS)
+    flags = [*SERVER_FLAGS, *BODY_LIMITS, f"--max-file-bytes={MAX_FILE_BYTES}"]
+    flags += [f"--data-dir={data_dir}", f"--api-keys-file={keys}", "--api-processes=2"]
+    with Server(text_model, *flags, "--receive-timeout-s=3") as running:
+        running.http.headers["authorization"] = "Bearer sk-aaaaaaaaaaaaaaaa"
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="sk-aaaaaaaaaaaaaaaa", max_retries=0
+    ) as client:
+        yield client
+
+
+def upload(server: Server, data: bytes = b"{}\n", **fields: str) -> httpx.Response:
+    form = {"purpose": "batch", **fields}
+    return server.http.post("/v1/files", files={"file": ("in.jsonl", data)}, data=form)
+
+
+def kept(data_dir: Path) -> set[str]:
+    folder = data_dir / "files"
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def until_kept(data_dir: Path, names: set[str]) -> None:
+    """The server notices a while after the client has gone."""
+    deadline = time.monotonic() + 20
+    while kept(data_dir) != names:
+        assert time.monotonic() < deadline, kept(data_dir) - names
+        time.sleep(0.02)
+
+
+def test_the_sdk_keeps_files(client: openai.OpenAI) -> None:
+    data = b'{"custom_id": "a"}\n' * 1_000
+    made = client.files.create(
+        file=("naïve in.jsonl", data),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    FileObject.model_validate(made.model_dump(), strict=True)
+    assert (made.bytes, made.filename, made.purpose) == (len(data), "naïve in.jsonl", "batch")
+    assert made.expires_at == made.created_at + 3600
+    assert client.files.retrieve(made.id) == client.files.wait_for_processing(made.id) == made
+    assert client.files.content(made.id).read() == data
+    gone = client.files.delete(made.id)
+    assert FileDeleted.model_validate(gone.model_dump(), strict=True).deleted
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError) as refused:
+            call(made.id)
+        assert refused.value.param == "file_id"
+
+
+def test_the_sdk_walks_lists(client: openai.OpenAI) -> None:
+    made = [client.files.create(file=b"x", purpose="batch").id for _ in range(5)]
+    for order, expected in (("asc", made), ("desc", made[::-1])):
+        found = client.files.list(limit=2, order=order)  # type: ignore[arg-type]  # a plain str
+        assert [one.id for one in found] == expected
+    page = client.files.list(limit=5, purpose="batch")
+    assert not page.has_more
+    assert not client.files.list(purpose="batch_output").data
+    for id in made:
+        client.files.delete(id)
+    assert client.files.list().data == []
+
+
+def test_files_are_kept_30_days(server: Server) -> None:
+    record = upload(server).json()
+    assert record["expires_at"] == record["created_at"] + 30 * 24 * 3600
+    assert record["status"] == "processed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"purpose": "fine-tune"}, "purpose"),
+        ({"purpose": "batch_output"}, "purpose"),
+        ({"other": "1"}, "other"),
+        ({"expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
+        ({"expires_after[seconds]": "3600"}, "expires_after[anchor]"),
+        ({"expires_after[anchor]": "now", "expires_after[seconds]": "3600"},
+         "expires_after[anchor]"),
+        ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "3599"},
+         "expires_after[seconds]"),
+        ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "1e9"},
+         "expires_after[seconds]"),
+    ],
+)  # fmt: skip
+def test_fields_are_refused_by_name(
+    server: Server, data_dir: Path, fields: dict[str, str], param: str
+) -> None:
+    before = kept(data_dir)
+    reply = upload(server, b"{}\n", **fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert kept(data_dir) == before
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=10001", "limit"),
+        ("limit=x", "limit"),
+        ("limit=1&limit=2", "limit"),
+        ("order=up", "order"),
+        ("after=file-1", "after"),
+        ("before=x", "before"),
+    ],
+)
+def test_queries_are_refused_by_name(server: Server, query: str, param: str) -> None:
+    reply = server.get(f"/v1/files?{query}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        *("..%2f..%2fstore.sqlite3", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..", "%2e%2e", ".", "%00"),
+        *("file-%00", "..%5c..%5cx", "%2fetc%2fpasswd", "file-" + "0" * 32, "x" * 8_000, "%c3%28"),
+        *("file-" + "0" * 32 + ".json", "store.lock", "%0d%0aset-cookie:%20x", "*", "~", "null"),
+    ],
+)
+def test_ids_that_are_none_are_not_there(server: Server, data_dir: Path, id: str) -> None:
+    upload(server)
+    before = kept(data_dir)
+    for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+        # httpx would resolve dots itself
+        with socket.create_connection(
+            (httpx.URL(server.url).host, httpx.URL(server.url).port or 0)
+        ) as raw:
+            head = f"{method} /v1/files/{id}{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            raw.sendall(f"{head}authorization: Bearer sk-aaaaaaaaaaaaaaaa\r\n\r\n".encode())
+            reply = raw.makefile("rb").read()
+        status = int(reply.split()[1])
+        assert status in {404, 405}, reply[:500]
+        assert b"passwd:" not in reply and b"SQLite" not in reply
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"]
+    assert kept(data_dir) == before
+
+
+def test_each_key_sees_its_own(server: Server) -> None:
+    id = upload(server).json()["id"]
+    bob = {"authorization": "Bearer sk-bbbbbbbbbbbbbbbb"}
+    assert server.http.get("/v1/files", headers=bob).json()["data"] == []
+    for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+        reply = server.http.request(method, f"/v1/files/{id}{path}", headers=bob)
+        assert reply.status_code == 404
+        assert "there is no file" in reply.json()["error"]["message"]
+    assert server.http.get(f"/v1/files?after={id}", headers=bob).status_code == 400
+    assert server.get(f"/v1/files/{id}").status_code == 200
+
+
+def test_parts_of_a_file(server: Server) -> None:
+    id = upload(server, b"0123456789").json()["id"]
+
+    def part(asked: str, **headers: str) -> httpx.Response:
+        return server.http.get(f"/v1/files/{id}/content", headers={"range": asked, **headers})
+
+    found = part("bytes=2-4")
+    assert (found.status_code, found.content) == (206, b"234")
+    assert found.headers["content-range"] == "bytes 2-4/10"
+    assert part("bytes=-3").content == b"789"
+    assert part("bytes=7-", **{"if-range": found.headers["etag"]}).content == b"789"
+    whole = part("bytes=7-", **{"if-range": '"another"'})
+    assert (whole.status_code, whole.content) == (200, b"0123456789")
+    beyond = part("bytes=10-")
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, "bytes */10")
+    assert beyond.json()["error"]["code"] == "requested_range_not_satisfiable"
+    head = server.http.head(f"/v1/files/{id}/content")
+    assert (head.headers["content-length"], head.headers["x-content-type-options"]) == (
+        "10",
+        "nosniff",
+    )
+
+
+def test_both_processes_have_the_same_files(server: Server) -> None:
+    """Every request on a connection of its own goes to either."""
+    headers = dict(server.http.headers)
+
+    def one(number: int) -> str:
+        reply = httpx.post(
+            f"{server.url}/v1/files",
+            files={"file": (f"{number}.jsonl", b"x" * number)},
+            data={"purpose": "batch"},
+            headers={"authorization": headers["authorization"]},
+        )
+        return str(reply.json()["id"])
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(one, range(12)))
+    assert len(ids) == 12
+    for _ in range(4):
+        reply = httpx.get(f"{server.url}/v1/files", headers=headers)
+        assert ids <= {record["id"] for record in reply.json()["data"]}
+
+
+# Uploads of any size
+
+
+def chunks(size: int) -> Iterator[bytes]:
+    yield (
+        b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    )
+    for _ in range(size // MIB):
+        yield b"x" * MIB
+    yield b"x" * (size % MIB)
+    yield b"\r\n--b--\r\n"
+
+
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+
+
+def test_a_file_is_never_whole_in_memory(server: Server) -> None:
+    """Bodies may have a megabyte here, and so may all of them together."""
+    apis = [
+        child
+        for child in psutil.Process(server.process.pid).children(recursive=True)
+        if "api" in child.cmdline()
+    ]
+    assert len(apis) == 2
+    before = sum(api.memory_info().rss for api in apis)
+    reply = server.http.post("/v1/files", content=chunks(MAX_FILE_BYTES), headers=FORM)
+    assert reply.status_code == 200, reply.text
+    record = reply.json()
+    assert record["bytes"] == MAX_FILE_BYTES
+    with server.http.stream("GET", f"/v1/files/{record['id']}/content") as content:
+        assert sum(map(len, content.iter_bytes())) == MAX_FILE_BYTES
+    assert sum(api.memory_info().rss for api in apis) - before < MAX_FILE_BYTES / 4
+    assert server.http.delete(f"/v1/files/{record['id']}").status_code == 200
+
+
+def raw_upload(server: Server, head: str, *parts: bytes) -> socket.socket:
+    url = httpx.URL(server.url)
+    raw = socket.create_connection((url.host, url.port or 0))
+    raw.settimeout(30)
+    raw.sendall(
+        f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-aaaaaaaaaaaaaaaa\r\n"
+        f"content-type: {FORM['content-type']}\r\n{head}\r\n\r\n".encode()
+    )
+    for part in parts:
+        raw.sendall(part)
+    return raw
+
+
+def until_coming(data_dir: Path, names: set[str]) -> None:
+    """Until there is half a file besides these."""
+    deadline = time.monotonic() + 20
+    while not kept(data_dir) - names:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_upload_that_is_cut_off_leaves_nothing(server: Server, data_dir: Path) -> None:
+    before = kept(data_dir)
+    begin, *rest = chunks(5 * MIB)
+    raw = raw_upload(server, "content-length: 9000000", begin, *rest[:3])
+    until_coming(data_dir, before)
+    raw.close()
+    until_kept(data_dir, before)
+
+
+def test_an_upload_that_stops_is_given_up(server: Server, data_dir: Path) -> None:
+    before = kept(data_dir)
+    begin, *_ = chunks(5 * MIB)
+    with raw_upload(server, "content-length: 9000000", begin) as raw:
+        assert raw.makefile("rb").readline() == b"HTTP/1.1 408 Request Timeout\r\n"
+    until_kept(data_dir, before)
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_file_that_is_too_large_is_refused_as_soon_as_it_is(
+    server: Server, data_dir: Path, is_announced: bool
+) -> None:
+    """The client goes on waiting to send the rest."""
+    before = kept(data_dir)
+    if is_announced:
+        raw = raw_upload(server, f"content-length: {2 * MAX_FILE_BYTES}")
+    else:
+        pieces = (b"%x\r\n%b\r\n" % (len(one), one) for one in chunks(MAX_FILE_BYTES + 1))
+        raw = raw_upload(server, "transfer-encoding: chunked", *list(pieces)[:-1])
+    with raw:
+        reply = raw.makefile("rb")
+        assert reply.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+    until_kept(data_dir, before)
+
+
+def test_a_form_shorter_than_announced_is_refused(server: Server, data_dir: Path) -> None:
+    before = kept(data_dir)
+    begin, *rest = chunks(1_000)
+    body = b"".join([begin, *rest])
+    with raw_upload(server, f"content-length: {len(body) - 8}", body[:-8]) as raw:
+        assert raw.makefile("rb").readline() == b"HTTP/1.1 400 Bad Request\r\n"
+    until_kept(data_dir, before)
+
+
+def test_other_bodies_are_as_small_as_before(server: Server) -> None:
+    reply = server.http.post("/v1/batches", content=b" " * 1_000_001)
+    assert reply.status_code == 413
+    assert server.http.post("/v1/files/", content=chunks(2 * MIB), headers=FORM).status_code == 200

@@ -1,0 +1,345 @@
+"""Durable requests when engines and clients end: what was sampled is neither lost nor changed."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import metrics
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import EngineUnavailable, SnapshotError
+from engine.messages import Output, Request, SamplingParams
+from engine.process import serve as serve_engine
+from engine.snapshot import NAME
+from engine.weights import Weights
+from tests.conftest import MakeRequest
+from tests.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
+from tests.served_engine import NUM_SLOTS, Serve, collect, connected, until
+
+MAX_TOKENS = 50
+
+
+class SlowRunner(NumpyRunner):
+    """One that can be caught in the middle."""
+
+    def run_until(self, launched: NumpyLaunched) -> None:
+        time.sleep(0.01)
+        super().run_until(launched)
+
+
+def requests(count: int = NUM_SLOTS // 2, n: int = 2) -> list[Request]:
+    """Of a batch: by default as many sequences as there are slots."""
+    return [
+        Request(
+            id=f"batch-{number}",
+            prompt_token_ids=np.array([3, 4 + number % 28, 7], "<i4").tobytes(),
+            params=SamplingParams(n=n, max_tokens=MAX_TOKENS, seed=number, ignore_eos=True),
+            priority=-1,
+            durable=True,
+        )
+        for number in range(count)
+    ]
+
+
+def undisturbed(weights: Weights, wanted: list[Request]) -> dict[str, list[bytes]]:
+    """Every token of every sample, by an engine that is left alone."""
+    engine = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), EngineConfig(num_slots=8))
+    found: dict[str, list[bytes]] = {}
+    for request in wanted:
+        prompt = np.frombuffer(request.prompt_token_ids, "<i4").tolist()
+        (outputs,) = engine.generate([prompt], request.params)
+        found[request.id] = [output.token_ids for output in outputs]
+    return found
+
+
+async def collect_all(client: EngineClient, wanted: list[Request]) -> dict[str, list[bytes]]:
+    answered = await asyncio.gather(*(collect(client, request) for request in wanted))
+    return {outputs[0].id: tokens(outputs) for outputs in answered}
+
+
+def tokens(outputs: list[Output]) -> list[bytes]:
+    return [one.token_ids for one in sorted(outputs, key=lambda one: one.index)]
+
+
+def serve_with_snapshots(endpoint: str, settings: dict[str, Any]) -> None:
+    """What `python -m engine` does, on a runner that takes its time."""
+    weights = tiny_weights()
+    config = EngineConfig(num_slots=NUM_SLOTS, endpoint=endpoint, **settings)
+    engine = Engine(weights.config, SlowRunner(weights, NUM_SLOTS), config, weights.fingerprint)
+    raise SystemExit(serve_engine(engine, config))
+
+
+Start = Callable[..., SpawnProcess]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots"
+
+
+@pytest.fixture
+def start(endpoint: str, folder: Path) -> Iterator[Start]:
+    """start(snapshot_interval_s=1, …): an engine process that has this folder."""
+    started: list[SpawnProcess] = []
+
+    def begin(**settings: Any) -> SpawnProcess:
+        arguments = (endpoint, {"snapshot_dir": str(folder), **settings})
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=serve_with_snapshots, args=arguments)
+        process.start()
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@asynccontextmanager
+async def asking(endpoint: str) -> AsyncIterator[EngineClient]:
+    async with connected(endpoint, ready_s=30, heartbeat_s=0.02) as client:
+        yield client
+
+
+async def steps_made(client: EngineClient, steps: int) -> None:
+    async with asyncio.timeout(20):
+        while client.status is None or client.status.steps < steps:
+            await asyncio.sleep(0.005)
+
+
+async def lost(task: asyncio.Task[Any]) -> None:
+    with pytest.raises(EngineUnavailable):
+        await task
+
+
+async def steps_after_all(client: EngineClient, wanted: list[Request], weights: Weights) -> int:
+    """How many the engine made in all until it had answered these, as an undisturbed one does."""
+    assert await collect_all(client, wanted) == undisturbed(weights, wanted)
+    await asyncio.sleep(0.1)  # a heartbeat or more
+    assert client.status is not None
+    return client.status.steps
+
+
+async def test_all_goes_on_from_a_snapshot_after_a_kill(
+    start: Start, endpoint: str, folder: Path, weights: Weights
+) -> None:
+    engine = start()
+    wanted = requests()
+    async with asking(endpoint) as client:
+        first = asyncio.create_task(collect_all(client, wanted))
+        await steps_made(client, 15)
+        done = await client.snapshot()
+        assert done.detail["sequences"] == NUM_SLOTS
+        assert done.detail["requests"] == len(wanted)
+        assert done.detail["path"] == str(folder / NAME)
+        assert done.detail["bytes"] == (folder / NAME).stat().st_size
+        engine.kill()
+        await lost(first)
+        start()
+        await client.wait_until_ready(30)
+        assert await steps_after_all(client, wanted, weights) < MAX_TOKENS - 10
+    assert list(folder.iterdir()) == [folder / NAME]
+
+
+async def test_a_stop_takes_a_snapshot_once_others_are_answered(
+    start: Start, endpoint: str, folder: Path, weights: Weights, make_request: MakeRequest
+) -> None:
+    engine = start()
+    wanted = requests()
+    async with asking(endpoint) as client:
+        batch = asyncio.create_task(collect_all(client, wanted[1:]))
+        await steps_made(client, 10)
+        online = asyncio.create_task(collect(client, make_request("online", max_tokens=20)))
+        await steps_made(client, 15)
+        engine.terminate()
+        assert len(await online) == 1
+        await lost(batch)
+        await asyncio.to_thread(engine.join, 20)
+        assert engine.exitcode == 0
+        assert list(folder.iterdir()) == [folder / NAME]
+        start()
+        await client.wait_until_ready(30)
+        await steps_after_all(client, wanted[1:], weights)
+
+
+async def test_a_stop_with_nothing_but_batches_does_not_wait(
+    start: Start, endpoint: str, folder: Path
+) -> None:
+    engine = start(drain_s=1000)
+    async with asking(endpoint) as client:
+        batch = asyncio.create_task(collect_all(client, requests(count=100)))
+        await steps_made(client, 5)
+        engine.terminate()
+        await lost(batch)
+        await asyncio.to_thread(engine.join, 20)
+    assert engine.exitcode == 0
+    assert (folder / NAME).exists()
+
+
+async def test_a_second_signal_leaves_at_once(
+    start: Start, endpoint: str, folder: Path, make_request: MakeRequest
+) -> None:
+    engine = start(drain_s=1000)
+    async with asking(endpoint) as client:
+        batch = asyncio.create_task(collect_all(client, requests()))
+        online = asyncio.create_task(collect(client, make_request("a", n=90, max_tokens=60)))
+        await steps_made(client, 5)
+        engine.terminate()
+        async with asyncio.timeout(20):
+            while client.status is None or client.status.state != "draining":
+                await asyncio.sleep(0.005)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGTERM)
+        for task in (batch, online):
+            with pytest.raises(EngineUnavailable):
+                await task
+        await asyncio.to_thread(engine.join, 20)
+    assert engine.exitcode == 0
+    assert not folder.exists()
+
+
+async def test_snapshots_are_taken_now_and_then_while_batches_run(
+    start: Start, endpoint: str, folder: Path, make_request: MakeRequest
+) -> None:
+    start(snapshot_interval_s=0.05)
+    async with asking(endpoint) as client:
+        await collect(client, make_request("online", max_tokens=30))
+        assert not folder.exists()  # nothing durable, nothing touched
+        batch = asyncio.create_task(collect_all(client, requests(count=50)))
+        written: set[int] = set()
+        async with asyncio.timeout(20):
+            while len(written) < 3:
+                await asyncio.sleep(0.01)
+                if (folder / NAME).exists():
+                    written.add((folder / NAME).stat().st_mtime_ns)
+        batch.cancel()
+
+
+def counted(result: str) -> float:
+    value: float = metrics.SNAPSHOTS.labels(result)._value.get()
+    return value
+
+
+async def test_a_snapshot_that_cannot_be_written_disturbs_nobody(
+    serve: Serve, endpoint: str, folder: Path, weights: Weights
+) -> None:
+    folder.write_text("in the way")
+    serve(SlowRunner, snapshot_dir=str(folder))
+    failed = counted("failed")
+    wanted = requests()
+    async with asking(endpoint) as client:
+        batch = asyncio.create_task(collect_all(client, wanted))
+        await steps_made(client, 5)
+        with pytest.raises(SnapshotError, match=r"snapshots/durable\.snapshot\.partial: cannot"):
+            await client.snapshot()
+        assert await batch == undisturbed(weights, wanted)
+    assert counted("failed") == failed + 1
+
+
+async def test_too_little_memory_is_named(
+    serve: Serve, endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.durable.available_memory", lambda: 1000)
+    serve(snapshot_dir=str(folder))
+    async with asking(endpoint) as client:
+        with pytest.raises(SnapshotError, match=r"takes \d+ bytes of memory .* 1000 are free"):
+            await client.snapshot()
+
+
+async def test_without_a_folder_there_are_no_snapshots(serve: Serve, endpoint: str) -> None:
+    serve()
+    async with asking(endpoint) as client:
+        with pytest.raises(SnapshotError, match="snapshot_dir is not set"):
+            await client.snapshot()
+
+
+async def test_with_nothing_to_go_on_with_nothing_is_written(
+    serve: Serve, endpoint: str, folder: Path, make_request: MakeRequest
+) -> None:
+    serve(SlowRunner, snapshot_dir=str(folder))
+    async with asking(endpoint) as client:
+        online = asyncio.create_task(collect(client, make_request("online", max_tokens=30)))
+        await steps_made(client, 5)
+        done = await client.snapshot()
+        assert done.detail["sequences"] == 0
+        await online
+    assert not folder.exists()
+
+
+async def test_an_engine_that_goes_away_answers_no_question(
+    serve: Serve, endpoint: str, folder: Path
+) -> None:
+    served = serve(snapshot_dir=str(folder))
+    async with asking(endpoint) as client:
+        served.process.drain()
+        served.join()
+        with pytest.raises(EngineUnavailable):
+            while True:
+                await client.snapshot()
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+async def test_a_successor_goes_on_with_what_a_silent_client_left(
+    serve: Serve,
+    endpoint: str,
+    weights: Weights,
+    has_memory: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_memory:
+        monkeypatch.setattr("engine.durable.available_memory", lambda: 0)
+    served = serve(SlowRunner, client_timeout_s=0.3)
+    wanted = requests()
+    restored = metrics.RESTORED._value.get()
+    async with connected(endpoint, heartbeat_s=1000) as silent:
+        first = asyncio.create_task(collect_all(silent, wanted))
+        await lost(first)
+    assert not served.engine.has_work
+    steps = served.engine.num_steps
+    assert 5 < steps < MAX_TOKENS
+    async with asking(endpoint) as client:
+        total = await steps_after_all(client, wanted, weights)
+    assert (total < MAX_TOKENS + 10) == has_memory
+    assert metrics.RESTORED._value.get() - restored == (NUM_SLOTS if has_memory else 0)
+
+
+async def test_what_a_silent_client_left_is_in_the_next_snapshot(
+    serve: Serve, endpoint: str, folder: Path, weights: Weights
+) -> None:
+    served = serve(SlowRunner, client_timeout_s=0.3, snapshot_dir=str(folder))
+    wanted = requests()
+    async with connected(endpoint, heartbeat_s=1000) as silent:
+        await lost(asyncio.create_task(collect_all(silent, wanted)))
+    served.process.drain()
+    assert served.join() == 0
+    serve(snapshot_dir=str(folder))
+    async with asking(endpoint) as client:
+        assert await steps_after_all(client, wanted, weights) < MAX_TOKENS - 5
+
+
+async def test_a_client_that_closes_leaves_its_durable_requests_running(
+    serve: Serve, endpoint: str, weights: Weights
+) -> None:
+    served = serve(SlowRunner)
+    wanted = requests()
+    async with connected(endpoint) as client:
+        first = asyncio.create_task(collect_all(client, wanted))
+        await until(lambda: served.engine.num_steps > 10)
+    await lost(first)
+    assert served.engine.has_work
+    async with asking(endpoint) as client:
+        assert await steps_after_all(client, wanted, weights) < 2 * MAX_TOKENS - 20

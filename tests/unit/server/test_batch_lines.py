@@ -1,0 +1,176 @@
+"""Lines of a batch: read, parsed, answered, and known again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, TimedOut
+from server.batch_lines import (
+    BatchLine,
+    LineUsage,
+    RawLine,
+    answer_line,
+    kept,
+    never_run,
+    parse_line,
+    read_lines,
+)
+from server.sender import Sender
+from server.store_records import LineError
+
+GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+
+
+def parsed(line: Any = None, endpoint: str = "/v1/completions", **fields: Any) -> Any:
+    given = {**GOOD, **fields} if line is None else line
+    raw = given if isinstance(given, bytes) else json.dumps(given).encode()
+    return parse_line(raw, 7, endpoint)
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in GOOD.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "param"),
+    [
+        (b"{", "invalid_json_line", None),
+        (b"\xff\xfe", "invalid_json_line", None),
+        (b'{"body":' + b"[" * 100_000, "invalid_json_line", None),
+        (b"[1]", "invalid_type", None),
+        (without("custom_id"), "missing_required_parameter", "custom_id"),
+        (without("method"), "missing_required_parameter", "method"),
+        (without("url"), "missing_required_parameter", "url"),
+        (without("body"), "missing_required_parameter", "body"),
+        ({**GOOD, "bodys": {}}, "unknown_parameter", "bodys"),
+        ({**GOOD, "custom_id": 1}, "invalid_type", "custom_id"),
+        ({**GOOD, "custom_id": ""}, "invalid_custom_id", "custom_id"),
+        ({**GOOD, "custom_id": "a" * 513}, "invalid_custom_id", "custom_id"),
+        ({**GOOD, "method": "GET"}, "invalid_method", "method"),
+        ({**GOOD, "url": "/v1/chat/completions"}, "url_mismatch", "url"),
+        ({**GOOD, "body": "text"}, "invalid_type", "body"),
+    ],
+)
+def test_what_a_line_may_not_be(line: Any, code: str, param: str | None) -> None:
+    error = parsed(line)
+    assert isinstance(error, LineError), error
+    assert (error.code, error.param, error.line) == (code, param, 7)
+
+
+def test_a_line_without_an_endpoint_may_ask_either() -> None:
+    assert isinstance(parsed(url="/v1/chat/completions", endpoint=""), BatchLine)
+    assert parsed(url="/v1/embeddings", endpoint="").code == "url_mismatch"
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        ({"prompt": "x"}, 1),
+        ({"prompt": "x", "n": 5}, 5),
+        ({"prompt": "x", "n": 2, "best_of": 8}, 8),
+        ({"prompt": ["x", "y", "z"], "n": 2}, 6),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": [], "n": None}, 1),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 3}, 3),
+        ({"n": "many"}, 1),
+    ],
+)
+def test_how_many_sequences_a_line_takes(body: dict[str, Any], size: int) -> None:
+    assert parsed(body=body).size == size
+
+
+def lines_of(data: bytes, limit: int = 100) -> list[RawLine]:
+    return [line for some in read_lines(io.BytesIO(data), limit) for line in some]
+
+
+def test_lines_are_numbered_as_an_editor_does() -> None:
+    assert lines_of(b"\xef\xbb\xbfa\n\n  \r\nb\nc") == [(1, b"a"), (4, b"b"), (5, b"c")]
+
+
+def test_a_line_that_is_too_long_is_told_and_not_kept() -> None:
+    long = b"x" * 5_000_000  # several chunks
+    found = lines_of(b"a\n" + long + b"\nb\n" + long)
+    assert found == [(1, b"a"), (2, None), (3, b"b"), (4, None)]
+    assert parse_line(None, 2).code == "line_too_long"  # type: ignore[union-attr]
+
+
+class Canned:
+    """Answers, or raises, what it was made with."""
+
+    def __init__(self, answer: bytes | SRMError) -> None:
+        self.answer = answer
+        self.asked: list[tuple[bytes, str]] = []
+
+    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+        self.asked.append((body, id))
+        if isinstance(self.answer, SRMError):
+            raise self.answer
+        return self.answer
+
+
+def answered(answer: bytes | SRMError) -> tuple[Any, dict[str, Any]]:
+    asked = answer_line(parsed(), {"/v1/completions": Canned(answer)}, Sender(), "batch_ab")
+    result = asyncio.run(asked)
+    return result, json.loads(result.record)
+
+
+def test_an_answer_is_a_record_with_its_usage() -> None:
+    body = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":5,"total_tokens":8}}'
+    result, record = answered(body)
+    assert record == {
+        "id": "batch_req_ab_7",
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": "batch_ab-7", "body": json.loads(body)},
+        "error": None,
+    }
+    assert not result.is_failed
+    again = kept(result.record)
+    assert again is not None
+    assert (again.number, again.usage, again.code) == (7, LineUsage(3, 5), "")
+
+
+def test_a_request_at_fault_is_a_failure_with_its_status() -> None:
+    result, record = answered(InvalidRequest("n must be 1", "n"))
+    assert result.is_failed
+    assert record["response"]["status_code"] == 400
+    assert record["response"]["body"]["error"]["param"] == "n"
+    assert record["error"] is None
+    assert kept(result.record) is not None
+
+
+def test_a_request_that_took_too_long_has_no_response() -> None:
+    result, record = answered(TimedOut("too long"))
+    assert result.is_failed
+    assert record["response"] is None
+    assert record["error"] == {"code": "request_timeout", "message": "too long"}
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable("gone"), Overloaded("full")])
+def test_what_is_not_the_requests_fault_is_no_result(error: SRMError) -> None:
+    with pytest.raises(type(error)):
+        answered(error)
+
+
+def test_a_line_that_never_ran_says_why() -> None:
+    found = kept(never_run(9, "a", "batch_ab", "batch_expired", "too late").record)
+    assert found is not None
+    assert (found.number, found.code) == (9, "batch_expired")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"\0" * 50,
+        b'{"id":"batch_req_ab_7","custom_id":"a","resp',
+        b'{"id":"x","custom_id":"a"}',
+    ],
+)
+def test_a_damaged_record_is_none(damage: bytes) -> None:
+    assert kept(damage) is None

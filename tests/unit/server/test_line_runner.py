@@ -1,0 +1,285 @@
+"""The lines of one job: all answered once, whatever earlier runs did and the disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.client import EngineClient
+from engine.errors import InvalidRequest, StepFailed
+from server import line_runner, result_files
+from server.batch_lines import BatchLine, LineResult, RawLine, answer_line, parse_line
+from server.line_runner import LineRunner
+from server.result_files import Counts, LineSet, ResultFiles
+from server.room import Room
+from server.sender import Sender
+from server.sending import Sending
+
+JOB = "batch_ab"
+
+
+def raw_line(number: int, **body: Any) -> RawLine:
+    line = {
+        "custom_id": f"line {number}",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"number": number, **body},
+    }
+    return number, json.dumps(line).encode()
+
+
+class Model:
+    """Answers a line with its own body."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.flying = self.most_flying = 0
+        self.meet: Callable[[int], Awaitable[None]] | None = None
+        """What happens to the line of a number."""
+
+    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+        number = json.loads(body)["number"]
+        self.asked.append(number)
+        self.flying += 1
+        self.most_flying = max(self.flying, self.most_flying)
+        try:
+            await asyncio.sleep(0)
+            if self.meet is not None:
+                await self.meet(number)
+            return body
+        finally:
+            self.flying -= 1
+
+
+class Job:
+    """One run of a job in a folder."""
+
+    def __init__(self, folder: Path, lines: list[RawLine], size: int = 8) -> None:
+        self.model = Model()
+        self.room = Room(size, 1000)
+        self.read = 0
+        self.output, self.errors = folder / "output", folder / "errors"
+        self.results = ResultFiles(self.output, self.errors, 0.01)
+        self.results.recover()
+        client = SimpleNamespace(status=SimpleNamespace(state="ready"))
+        self.runner = LineRunner(
+            job=JOB,
+            source=self._read(lines),
+            parse=parse_line,
+            answer=self._answer,
+            results=self.results,
+            sending=Sending(cast(EngineClient, client)),
+            share=self.room.share(),
+        )
+
+    def _read(self, lines: list[RawLine]) -> Iterator[list[RawLine]]:
+        for begin in range(0, len(lines), 5):
+            self.read += 5
+            yield lines[begin : begin + 5]
+            yield []  # as of a chunk without the end of a line
+
+    async def _answer(self, line: BatchLine) -> LineResult:
+        return await answer_line(line, {"/v1/completions": self.model}, Sender(), JOB)
+
+    async def run(self) -> None:
+        try:
+            await asyncio.wait_for(self.runner.run(), 20)
+        finally:
+            self.results.close()
+
+    def records(self, is_failed: bool = False) -> dict[str, Any]:
+        path = self.errors if is_failed else self.output
+        found = [json.loads(line) for line in path.read_bytes().splitlines()]
+        by_id = {record["custom_id"]: record for record in found}
+        assert len(by_id) == len(found), "an id is there twice"
+        return by_id
+
+
+def numbers(records: dict[str, Any]) -> list[int]:
+    return sorted(int(id.removeprefix("line ")) for id in records)
+
+
+def test_every_line_is_answered_once_in_a_window(tmp_path: Path) -> None:
+    job = Job(tmp_path, [raw_line(number) for number in range(1, 101)])
+    asyncio.run(job.run())
+    assert numbers(job.records()) == list(range(1, 101))
+    assert job.results.counts.completed == 100
+    assert 1 < job.model.most_flying <= 8
+    assert job.room.lines == 0
+
+
+def test_the_window_is_of_sequences(tmp_path: Path) -> None:
+    job = Job(tmp_path, [raw_line(number, n=4) for number in range(1, 21)])
+    asyncio.run(job.run())
+    assert job.model.most_flying == 2
+
+
+def test_it_reads_no_further_than_there_is_room(tmp_path: Path) -> None:
+    async def run() -> None:
+        job = Job(tmp_path, [raw_line(number) for number in range(1, 1001)])
+        job.model.meet = lambda _: asyncio.sleep(60)
+        task = asyncio.create_task(job.run())
+        while job.model.flying < 8:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        assert job.read <= 10
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_lines_in_flight_are_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_runner, "MAX_FLYING_BYTES", 1000)
+    job = Job(tmp_path, [raw_line(number, text="x" * 400) for number in range(1, 21)])
+    asyncio.run(job.run())
+    assert job.model.most_flying == 2
+    assert len(job.records()) == 20
+
+
+def test_what_fails_is_in_the_error_file(tmp_path: Path) -> None:
+    async def meet(number: int) -> None:
+        if number == 3:
+            raise InvalidRequest("n", "n")
+        if number == 4:
+            raise StepFailed("no numbers")
+        if number == 5:
+            raise ZeroDivisionError  # a bug of ours
+
+    job = Job(tmp_path, [*(raw_line(number) for number in range(1, 11)), (11, b"{"), (12, None)])
+    job.model.meet = meet
+    asyncio.run(job.run())
+    failed = {
+        record["id"]: record["response"]["status_code"]
+        if record["response"]
+        else record["error"]["code"]
+        for record in map(json.loads, job.errors.read_bytes().splitlines())
+    }
+    assert failed == {
+        "batch_req_ab_3": 400,
+        "batch_req_ab_4": "step_failed",
+        "batch_req_ab_5": 500,
+        "batch_req_ab_11": "invalid_json_line",
+        "batch_req_ab_12": "line_too_long",
+    }
+    assert (job.results.counts.completed, job.results.counts.failed) == (7, 5)
+
+
+def test_a_run_that_is_cut_off_anywhere_is_gone_on_with(tmp_path: Path) -> None:
+    """At any line, with the end of the file damaged in any way."""
+    lines = [raw_line(number) for number in range(1, 41)]
+    for turn, tail in enumerate([b"", b'{"id":"batch_req_ab_3","cus', b"\0" * 9, b"[]\n", b"\n"]):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+
+        async def cut_off(folder: Path = folder, turn: int = turn) -> None:
+            job = Job(folder, lines)
+
+            async def meet(number: int) -> None:
+                if number > 7 * turn:
+                    await asyncio.sleep(60)
+
+            job.model.meet = meet
+            task = asyncio.create_task(job.run())
+            while len(job.model.asked) < 7 * turn:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(cut_off())
+        with (folder / "output").open("ab") as file:
+            file.write(tail)
+        before = set(numbers(Job(folder, lines).records()))
+        job = Job(folder, lines)
+        asyncio.run(job.run())
+        assert numbers(job.records()) == list(range(1, 41))
+        assert before or not turn
+        assert before.isdisjoint(job.model.asked)
+        assert job.results.counts.completed == 40
+
+
+def test_what_is_ended_is_told_of_every_line_that_is_left(tmp_path: Path) -> None:
+    async def run() -> Job:
+        job = Job(tmp_path, [raw_line(number) for number in range(1, 101)])
+
+        async def meet(number: int) -> None:
+            if number > 20:
+                await asyncio.sleep(60)
+
+        job.model.meet = meet
+        task = asyncio.create_task(job.run())
+        while job.model.flying < 8 or len(job.model.asked) < 28:
+            await asyncio.sleep(0.001)
+        assert job.runner.ended_with == ""
+        job.runner.end("batch_cancelled", "it was")
+        await task
+        return job
+
+    job = asyncio.run(run())
+    assert numbers(job.records()) == list(range(1, 21))
+    assert numbers(job.records(is_failed=True)) == list(range(21, 101))
+    record = job.records(is_failed=True)["line 21"]
+    assert (record["response"], record["error"]["code"]) == (None, "batch_cancelled")
+    assert job.runner.ended_with == "batch_cancelled"
+    assert job.room.lines == 0
+    again = ResultFiles(job.output, job.errors, 0)
+    again.recover()
+    assert again.codes == {"", "batch_cancelled"}
+    assert again.counts == Counts(20, 80)
+    again.close()
+
+
+def test_a_full_disk_holds_the_job_up_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(result_files, "MAX_PENDING_BYTES", 3000)
+    monkeypatch.setattr(result_files, "_RETRY_S", 0.01)
+    caplog.set_level(logging.INFO)
+    real, is_full = os.pwrite, True
+
+    def pwrite(fd: int, data: Any, offset: int) -> int:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+    async def run() -> Job:
+        nonlocal is_full
+        job = Job(tmp_path, [raw_line(number) for number in range(1, 201)])
+        task = asyncio.create_task(job.run())
+        while not job.results.trouble or job.model.flying:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert job.results.trouble == "No space left on device"
+        assert job.results.counts == Counts()  # nothing counts before it is on the disk
+        assert len(job.model.asked) < 50  # what waits in memory is bounded
+        is_full = False
+        await task
+        return job
+
+    job = asyncio.run(run())
+    assert numbers(job.records()) == list(range(1, 201))
+    assert len(job.model.asked) == 200
+    assert job.results.trouble == ""
+    said = [message for message in caplog.messages if "written" in message]
+    assert ["No space left" in message for message in said] == [True, False]
+
+
+def test_a_set_of_lines_is_a_bit_each() -> None:
+    lines = LineSet()
+    for number in (1, 8, 9, 1_000_000):
+        lines.add(number)
+    assert [number for number in range(1_000_100) if number in lines] == [1, 8, 9, 1_000_000]
+    assert len(lines._bits) < 130_000

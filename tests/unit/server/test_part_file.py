@@ -1,0 +1,156 @@
+"""Part files: whole lines whatever happens, and nothing lost while the disk takes nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.part_file import PartFile
+from tests.serving import ROOT
+
+
+def written(path: Path, *lines: bytes) -> PartFile:
+    file = PartFile(path)
+    for line in lines:
+        file.put(line)
+    file.sync()
+    return file
+
+
+def recovered(path: Path, is_good: bytes = b"") -> tuple[list[bytes], int]:
+    """The lines that a new PartFile finds, which begin with `is_good`, and the bytes it cut."""
+    found: list[bytes] = []
+
+    def accepts(line: bytes) -> bool:
+        if not line.startswith(is_good):
+            return False
+        found.append(line)
+        return True
+
+    file = PartFile(path)
+    cut = file.recover(accepts)
+    file.close()
+    return found, cut
+
+
+def test_what_was_synced_is_there(tmp_path: Path) -> None:
+    file = written(tmp_path / "part", b"one", b"two")
+    assert file.num_pending_bytes == 0
+    file.put(b"three")
+    assert file.num_pending_bytes == 6
+    file.close()
+    assert recovered(tmp_path / "part") == ([b"one", b"two"], 0)
+
+
+@pytest.mark.parametrize(
+    ("tail", "cut"),
+    [(b"", 0), (b'{"half', 6), (b"\0\0\0\nline 3\n", 11), (b"garbage\n", 8), (b"\n", 1)],
+)
+def test_a_broken_end_is_cut_off(tmp_path: Path, tail: bytes, cut: int) -> None:
+    path = tmp_path / "part"
+    path.write_bytes(b"line 1\nline 2\n" + tail)
+    assert recovered(path, b"line") == ([b"line 1", b"line 2"], cut)
+    assert path.read_bytes() == b"line 1\nline 2\n"
+
+
+def test_a_file_truncated_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    lines = [b"line %d" % number for number in range(20)]
+    data = b"".join(line + b"\n" for line in lines)
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        found, _ = recovered(path)
+        assert found == lines[: data[:size].count(b"\n")]
+
+
+def test_long_lines_over_several_chunks(tmp_path: Path) -> None:
+    lines = [b"a" * 1_500_000, b"b", b"c" * 3_000_000]
+    written(tmp_path / "part", *lines).close()
+    assert recovered(tmp_path / "part") == (lines, 0)
+
+
+def test_writing_goes_on_behind_what_was_recovered(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_bytes(b"line 1\nhalf")
+    file = PartFile(path)
+    file.recover(lambda _: True)
+    file.put(b"line 2")
+    file.sync()
+    assert path.read_bytes() == b"line 1\nline 2\n"
+
+
+@pytest.mark.parametrize("room", range(0, 30, 3))
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """It takes `room` bytes more, in pieces, and then none until it is emptied."""
+    path = tmp_path / "part"
+    file = written(path, b"line 1")
+    real, left = os.pwrite, room
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = real(fd, bytes(data)[: min(left, 5)], offset)
+        left -= count
+        return count
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    lines = [b"line %d" % number for number in range(2, 7)]
+    for line in lines:
+        file.put(line)
+    with pytest.raises(OSError, match="No space"):
+        file.sync()
+    assert path.read_bytes().endswith(b"\n")
+    assert file.num_pending_bytes == 35
+    file.put(b"line 7")
+    with pytest.raises(OSError, match="No space"):
+        file.sync()
+    left = 1000
+    file.sync()
+    assert file.num_pending_bytes == 0
+    assert path.read_bytes().splitlines() == [b"line 1", *lines, b"line 7"]
+
+
+def test_a_failed_fsync_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "part"
+    file = written(path, b"line 1")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "I/O")))
+        file.put(b"line 2")
+        with pytest.raises(OSError, match="I/O"):
+            file.sync()
+    os.truncate(path, 7)  # the kernel has dropped what it could not write
+    file.sync()
+    assert path.read_bytes() == b"line 1\nline 2\n"
+
+
+def test_a_file_size_limit_of_the_system(tmp_path: Path) -> None:
+    """The same with the kernel's own refusal."""
+    program = """
+import os, resource, signal, sys
+from pathlib import Path
+from server.part_file import PartFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+file = PartFile(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
+for number in range(20):
+    file.put(b"line %02d" % number)
+try:
+    file.sync()
+except OSError as error:
+    print(error.strerror, os.stat(sys.argv[1]).st_size % 8, file.num_pending_bytes)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+file.sync()
+"""
+    path = tmp_path / "part"
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout == "File too large 0 160\n"
+    assert recovered(path)[0] == [b"line %02d" % number for number in range(20)]

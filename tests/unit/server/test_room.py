@@ -1,0 +1,108 @@
+"""Room: who gets it when there is not enough."""
+
+from __future__ import annotations
+
+import asyncio
+
+from server.room import Room, Share
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def feed(share: Share, size: int = 1) -> None:
+    """A job that always has more."""
+    while True:
+        await share.take(size)
+
+
+def held(room: Room, shares: list[Share], rounds: int = 200) -> list[int]:
+    """What each has when all always want more, and lines end in turn; the room's own tasks end."""
+
+    async def run() -> list[int]:
+        tasks = [asyncio.create_task(feed(share)) for share in shares]
+        await turns()
+        for number in range(rounds):
+            holders = [share for share in shares if share.sequences]
+            holders[number % len(holders)].free(1)
+            await turns()
+        found = [share.sequences for share in shares]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return found
+
+    return asyncio.run(run())
+
+
+def test_one_job_alone_has_all_of_it() -> None:
+    room = Room(40, 1000)
+    assert held(room, [room.share()], 0) == [40]
+
+
+def test_jobs_have_it_by_weight() -> None:
+    room = Room(40, 1000)
+    assert held(room, [room.share(weight=1), room.share(weight=3)]) == [10, 30]
+
+
+def test_a_higher_priority_has_it_all() -> None:
+    room = Room(40, 1000)
+    low, high = room.share(), room.share(priority=1)
+    assert held(room, [low, high]) == [0, 40]
+
+
+def test_lines_have_a_limit_of_their_own() -> None:
+    room = Room(40, 7)
+    assert held(room, [room.share()], 0) == [7]
+
+
+def test_a_line_larger_than_the_room_has_its_turn_alone() -> None:
+    async def run() -> None:
+        room = Room(10, 1000)
+        large, small = room.share(), room.share()
+        await large.take(100)
+        waiting = asyncio.create_task(large.take(100))
+        second = asyncio.create_task(small.take(1))
+        await turns()
+        assert not waiting.done()
+        assert not second.done()
+        large.free(100)
+        await turns()
+        assert second.done()  # or one job's large ones would starve it
+        assert waiting.done()  # nor does it have to wait until there is nothing else
+
+    asyncio.run(run())
+
+
+def test_who_waits_and_leaves_holds_nobody_up() -> None:
+    async def run() -> None:
+        room = Room(10, 1000)
+        first, second = room.share(), room.share()
+        await first.take(8)
+        large = asyncio.create_task(first.take(9))
+        await turns()
+        large.cancel()
+        await turns()
+        await second.take(2)
+        room.resize(20)
+        await first.take(9)
+        assert (first.sequences, second.sequences, room.lines) == (17, 2, 3)
+
+    asyncio.run(run())
+
+
+def test_room_that_is_granted_to_who_leaves_is_given_back() -> None:
+    async def run() -> None:
+        room = Room(10, 1000)
+        share = room.share()
+        await share.take(10)
+        waiting = asyncio.create_task(share.take(10))
+        await turns()
+        share.free(10)  # granted now, and cancelled before it can notice
+        waiting.cancel()
+        await turns()
+        assert (share.sequences, room.lines) == (0, 0)
+
+    asyncio.run(run())

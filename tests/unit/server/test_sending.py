@@ -1,0 +1,154 @@
+"""Sending: an engine that is away is waited for, and what kills it is found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.client import EngineClient
+from engine.errors import EngineUnavailable, IdInUse, InvalidRequest, Overloaded, StepFailed
+from server import sending
+from server.sending import MAX_BREAKS, MAX_DEATHS, Sending
+
+
+class Engine:
+    """As much of a client as is looked at; it comes back a moment after each death."""
+
+    def __init__(self) -> None:
+        self.status: Any = SimpleNamespace(state="ready")
+        self.deaths = 0
+
+    async def die(self) -> None:
+        """Raises what a line that is in flight meets."""
+        self.deaths += 1
+        self.status = None
+        asyncio.get_running_loop().call_later(0.001, self._come_back)
+        raise EngineUnavailable("gone")
+
+    def _come_back(self) -> None:
+        self.status = SimpleNamespace(state="ready")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "_POLL_S", 0.001)
+    monkeypatch.setattr(sending, "_LONGEST_PAUSE_S", 0.001)
+
+
+def run(work: Callable[[Engine, Sending], Awaitable[None]]) -> None:
+    async def main() -> None:
+        engine = Engine()
+        await asyncio.wait_for(work(engine, Sending(cast(EngineClient, engine))), 10)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_not_there_is_waited_for() -> None:
+    async def work(engine: Engine, turns: Sending) -> None:
+        engine.status = SimpleNamespace(state="draining")
+        asked = False
+
+        async def ask() -> int:
+            nonlocal asked
+            asked = True
+            return 5
+
+        task = asyncio.create_task(turns.until_answered(ask))
+        await asyncio.sleep(0.02)
+        assert not asked
+        engine.status = SimpleNamespace(state="ready")
+        assert await task == 5
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "error", [EngineUnavailable("drains"), StepFailed("step"), Overloaded("full"), IdInUse("used")]
+)
+def test_what_passes_is_tried_again(error: Exception) -> None:
+    async def work(_engine: Engine, turns: Sending) -> None:
+        errors = [error] * 3
+
+        async def ask() -> int:
+            if errors:
+                raise errors.pop()
+            return 5
+
+        assert await turns.until_answered(ask) == 5
+
+    run(work)
+
+
+def test_a_request_at_fault_is_told_at_once() -> None:
+    async def work(_engine: Engine, turns: Sending) -> None:
+        async def ask() -> None:
+            raise InvalidRequest("n", "n")
+
+        with pytest.raises(InvalidRequest):
+            await turns.until_answered(ask)
+
+    run(work)
+
+
+def test_what_breaks_the_model_every_time_is_given_up() -> None:
+    async def work(_engine: Engine, turns: Sending) -> None:
+        count = 0
+
+        async def ask() -> None:
+            nonlocal count
+            count += 1
+            raise StepFailed("no numbers")
+
+        with pytest.raises(StepFailed):
+            await turns.until_answered(ask)
+        assert count == MAX_BREAKS
+
+    run(work)
+
+
+def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along() -> None:
+    async def work(engine: Engine, turns: Sending) -> None:
+        flying = 0
+        alone: list[bool] = []
+
+        async def poison() -> None:
+            alone.append(flying == 0)
+            await asyncio.sleep(0.001)
+            await engine.die()
+
+        async def victim() -> int:
+            nonlocal flying
+            flying += 1
+            try:
+                for _ in range(5):
+                    await asyncio.sleep(0.001)
+                    if engine.status is None:
+                        raise EngineUnavailable("gone")
+                return 5
+            finally:
+                flying -= 1
+
+        others = [asyncio.create_task(turns.until_answered(victim)) for _ in range(8)]
+        with pytest.raises(EngineUnavailable):
+            await turns.until_answered(poison)
+        assert len(alone) == engine.deaths == MAX_DEATHS + 1
+        assert alone[-1]
+        assert await asyncio.gather(*others) == [5] * 8
+
+    run(work)
+
+
+def test_a_line_that_survives_alone_is_answered() -> None:
+    async def work(engine: Engine, turns: Sending) -> None:
+        async def ask() -> int:
+            if engine.deaths < MAX_DEATHS:
+                await engine.die()
+            return 5
+
+        assert await turns.until_answered(ask) == 5
+
+    run(work)

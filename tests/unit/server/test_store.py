@@ -1,0 +1,426 @@
+"""The store: what is put in is there, for its owner alone, in order, and as often as it was put."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited, StoreError, StoreFull
+from server import store_database
+from server.store import LEAST_BYTES, Store
+from server.store_records import BatchRecord, FileRecord, is_file_id, new_batch_id, new_file_id
+from server.store_upkeep import ABANDONED_S, CURSORS_KEPT_S
+from tests.serving import ROOT
+
+NOW = 1_800_000_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "data")
+
+
+def a_file(
+    store: Store,
+    data: bytes = b"{}\n",
+    owner: str = "",
+    expires_at: int | None = None,
+    max_bytes: int = 0,
+) -> FileRecord:
+    record = FileRecord(
+        id=new_file_id(),
+        owner=owner,
+        filename="in.jsonl",
+        purpose="batch",
+        num_bytes=len(data),
+        created_at=NOW,
+        expires_at=expires_at,
+    )
+    store.upload_path(record.id).write_bytes(data)
+    store.add_upload(record, max_bytes)
+    return record
+
+
+def a_batch(store: Store, file: FileRecord, max_running: int = 0) -> BatchRecord:
+    record = BatchRecord(
+        id=new_batch_id(),
+        owner=file.owner,
+        endpoint="/v1/completions",
+        input_file_id=file.id,
+        completion_window="24h",
+        created_at=NOW,
+        expires_at=NOW + 24 * 3600,
+    )
+    store.add_batch(record, max_running)
+    return record
+
+
+def names_in(store: Store) -> list[str]:
+    """Of all that is there of files."""
+    return sorted(path.name for path in (store.folder / "files").iterdir())
+
+
+def finish(store: Store, batch: BatchRecord, output: bytes = b"out\n") -> BatchRecord:
+    """What the process that runs batches does in the end."""
+    batch = store.allocate_output_ids(batch)
+    assert batch.output_file_id is not None
+    store.path_of(batch.output_file_id).write_bytes(output)
+    file = FileRecord(
+        id=batch.output_file_id,
+        owner=batch.owner,
+        filename="out.jsonl",
+        purpose="batch_output",
+        num_bytes=len(output),
+        created_at=NOW + 1,
+    )
+    done = store.finish_batch(batch.id, "completed", [file], completed=1)
+    assert done is not None
+    return done
+
+
+def test_nothing_is_made_before_it_is_needed(store: Store) -> None:
+    assert store.list_files("", 10) == []
+    assert store.runnable_batches() == store.list_batches("", 10) == []
+    assert store.get_file(new_file_id()) is None
+    assert store.bytes_of() == store.expire(NOW) == 0
+    assert not store.folder.exists()
+
+
+def test_a_file_is_what_was_put_in(store: Store) -> None:
+    record = a_file(store, b"hello")
+    assert store.get_file(record.id, "") == record
+    assert store.path_of(record.id).read_bytes() == b"hello"
+    assert store.bytes_of("") == LEAST_BYTES
+    assert store.delete_file(record.id, "")
+    assert not store.delete_file(record.id, "")
+    assert store.get_file(record.id) is None
+    assert names_in(store) == []
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        *("", "x", "..", "../../etc/passwd", "file-../../x", "file-" + "g" * 32, "/etc/passwd"),
+        *("file-" + "0" * 31, "file-" + "0" * 33, "file-" + "0" * 32 + "\n", "file-\0" + "0" * 31),
+        *("FILE-" + "0" * 32, "file-" + "٠" * 32, "batch_" + "0" * 32, "file-" + "0" * 10_000),
+    ],
+)
+def test_what_is_no_id_never_becomes_a_path(store: Store, id: str) -> None:
+    assert not is_file_id(id)
+    with pytest.raises(NotFound):
+        store.path_of(id)
+    assert store.get_file(id) is None
+    assert not store.delete_file(id, "")
+
+
+def test_an_owner_sees_only_what_is_its_own(store: Store) -> None:
+    ours, theirs = a_file(store, owner="a"), a_file(store, owner="b")
+    assert store.get_file(theirs.id, "a") is None
+    assert not store.delete_file(theirs.id, "a")
+    assert store.list_files("a", 10) == [ours]
+    assert store.list_files("a", 10, after=theirs.id) is None
+    batch = a_batch(store, ours)
+    assert store.get_batch(batch.id, "b") is None
+    assert store.list_batches("b", 10) == []
+    with pytest.raises(NotFound, match="no file"):
+        store.add_batch(msgspec.structs.replace(batch, id=new_batch_id(), owner="b"))
+
+
+def test_a_quota_counts_small_files_too(store: Store) -> None:
+    most = 3 * LEAST_BYTES
+    a_file(store, b"x", max_bytes=most)
+    a_file(store, b"x" * LEAST_BYTES, max_bytes=most)
+    a_file(store, owner="another", max_bytes=most)
+    with pytest.raises(QuotaExceeded, match=f"max_store_bytes = {most}"):
+        a_file(store, b"x" * (LEAST_BYTES + 1), max_bytes=most)
+    assert len(names_in(store)) == 2 * 3  # and nothing of the one refused
+    a_file(store, b"", max_bytes=most)
+
+
+def test_a_batch_goes_from_state_to_state_once(store: Store) -> None:
+    file = a_file(store)
+    batch = a_batch(store, file)
+    assert store.runnable_batches() == [batch]
+    started = store.change_batch(batch.id, "validating", status="in_progress", total=7)
+    assert started is not None and started.in_progress_at is not None and started.total == 7
+    assert store.change_batch(batch.id, "validating", status="in_progress") is None
+    assert store.change_batch(new_batch_id(), "validating", status="in_progress") is None
+    outcome = store.allocate_output_ids(batch)
+    assert store.allocate_output_ids(batch) == outcome == store.get_batch(batch.id)
+    done = finish(store, batch)
+    assert (done.status, done.error_file_id, done.completed) == ("completed", None, 1)
+    assert done.completed_at is not None
+    assert store.finish_batch(batch.id, "cancelled") is None
+    assert store.change_batch(batch.id, ("in_progress", "validating"), status="cancelling") is None
+    assert store.runnable_batches() == []
+    assert store.count_batches() == {"completed": 1}
+
+
+def test_a_file_that_is_needed_stays(store: Store) -> None:
+    file = a_file(store, expires_at=NOW)
+    batch = store.allocate_output_ids(a_batch(store, file))
+    with pytest.raises(Conflict, match=batch.id):
+        store.delete_file(file.id, "")
+    assert store.expire(NOW) == 0
+    finish(store, batch)
+    assert store.expire(NOW) == 1
+    assert store.list_files("", 10) == [store.get_file(batch.output_file_id or "")]
+
+
+def test_batches_that_run_are_counted(store: Store) -> None:
+    file = a_file(store)
+    first = a_batch(store, file, max_running=2)
+    a_batch(store, file, max_running=2)
+    with pytest.raises(RateLimited, match="max_batches = 2"):
+        a_batch(store, file, max_running=2)
+    finish(store, first)
+    a_batch(store, file, max_running=2)
+
+
+def test_what_a_crash_left_goes_and_what_is_being_written_stays(store: Store) -> None:
+    batch = store.allocate_output_ids(a_batch(store, a_file(store)))
+    uploading, abandoned = (store.upload_path(new_file_id()) for _ in range(2))
+    forgotten = store.path_of(new_file_id())
+    running = store.path_of(batch.output_file_id or "")
+    for path in (uploading, abandoned, forgotten, running):
+        path.write_bytes(b"x")
+    now = int(time.time())
+    for path in (abandoned, forgotten, running):
+        os.utime(path, (now - ABANDONED_S - 1, now - ABANDONED_S - 1))
+    store.expire(now)
+    there = [path.exists() for path in (uploading, abandoned, forgotten, running)]
+    assert there == [True, False, False, True]
+
+
+def test_a_list_goes_on_after_what_was_deleted(store: Store) -> None:
+    files = [a_file(store) for _ in range(4)]
+    store.delete_file(files[1].id, "")
+    assert store.list_files("", 10, files[1].id, is_ascending=True) == files[2:]
+    assert store.list_files("", 10, files[1].id) == files[:1]
+    store.expire(int(time.time()) + CURSORS_KEPT_S + 1)
+    assert store.list_files("", 10, files[1].id) is None
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=20),
+    st.integers(1, 5),
+    st.booleans(),
+)
+@settings(max_examples=12)
+def test_a_walk_sees_everything_once_whatever_happens_meanwhile(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[int], limit: int, is_ascending: bool
+) -> None:
+    """An action deletes the file of its number, or makes one; a page is read after each."""
+    store = Store(tmp_path_factory.mktemp("walk"))
+    files = [a_file(store).id for _ in range(8)]
+    first = set(files)
+    deleted: set[str] = set()
+    seen: list[str] = []
+    after: str | None = None
+    for action in actions:
+        if action < len(files):
+            store.delete_file(files[action], "")
+            deleted.add(files[action])
+        else:
+            files.append(a_file(store).id)
+        page = store.list_files("", limit, after, is_ascending)
+        assert page is not None
+        seen += [record.id for record in page]
+        after = seen[-1] if seen else None
+    while page := store.list_files("", limit, after, is_ascending):
+        seen += [record.id for record in page]
+        after = seen[-1]
+    assert len(seen) == len(set(seen))
+    assert first - deleted <= set(seen) <= set(files)
+    order = [files.index(id) for id in seen]
+    assert order == sorted(order, reverse=not is_ascending)
+    store.close()
+
+
+# What can be wrong with the disk
+
+
+def test_a_newer_database_is_refused_and_left_alone(store: Store) -> None:
+    a_file(store)
+    store.close()
+    newer = store_database.VERSION + 1
+    connection = sqlite3.connect(store.folder / "store.sqlite3")
+    connection.execute(f"PRAGMA user_version = {newer}")
+    connection.close()
+    with pytest.raises(StoreError, match=rf"has version {newer} .* another data_dir"):
+        store.list_files("", 10)
+    assert not (store.folder / "store-2.sqlite3").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "half", "no records"])
+def test_a_database_is_made_anew_with_all_results(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = Store(tmp_path), Store(tmp_path)
+    file = a_file(store, owner="a")
+    running = store.allocate_output_ids(a_batch(store, file))
+    assert store.change_batch(running.id, "validating", status="in_progress", total=5)
+    done = finish(store, a_batch(store, file))
+    deleted = a_file(store, owner="a")
+    store.delete_file(deleted.id, "a")
+    before = [store.list_files("a", 10), store.list_batches("a", 10), store.runnable_batches()]
+    assert other.list_files("a", 10) == before[0]
+    if damage in {"gone", "half"}:  # which is found at a start
+        store.close()
+        other.close()
+    spoil(tmp_path / "store.sqlite3", damage)
+    for one in (store, Store(tmp_path), other):
+        after = [one.list_files("a", 10), one.list_batches("a", 10), one.runnable_batches()]
+        assert [set(map(repr, some or ())) for some in after] == [
+            set(map(repr, some or ())) for some in before
+        ]
+        assert one.path_of(done.output_file_id or "").read_bytes() == b"out\n"
+    assert store.change_batch(running.id, "in_progress", completed=1) == other.get_batch(running.id)
+    assert damage == "gone" or "making it anew" in caplog.text
+
+
+def spoil(path: Path, damage: str) -> None:
+    if damage == "no records":
+        connection = sqlite3.connect(path)
+        connection.execute("UPDATE files SET record = x'00'")
+        connection.commit()
+        connection.close()
+        return
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # everything is in this file then
+    connection.close()
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        spoiled = {"empty": b"", "garbage": b"\xff" * len(data), "half": data[: len(data) // 2]}
+        path.write_bytes(spoiled[damage])
+
+
+def test_a_sidecar_that_is_damaged_costs_no_other(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = [a_file(store) for _ in range(3)]
+    (store.folder / "files" / f"{files[1].id}.json").write_bytes(b"{")
+    spoil(store.folder / "store.sqlite3", "garbage")
+    assert sorted(record.id for record in store.list_files("", 10) or []) == sorted(
+        [files[0].id, files[2].id]
+    )
+    assert f"{files[1].id}.json is left out" in caplog.text
+
+
+def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:
+    """As a crash between the sidecar and the end of the transaction leaves it."""
+    file = a_file(store)
+    batch = a_batch(store, file)
+
+    def lose(connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM files")
+        connection.execute("DELETE FROM batches")
+
+    store._database.write(lose)
+    assert store.list_files("", 10) == []
+    store.expire(NOW)
+    assert store.list_files("", 10) == [file]
+    assert store.runnable_batches() == [batch]
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    for folder in (Path("/sys/srm"), tmp_path / "file" / "data"):
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(StoreError, match=f"^{folder} ") as refused:
+            Store(folder).upload_path(new_file_id())
+        assert not isinstance(refused.value, StoreFull)
+
+
+@pytest.mark.parametrize("full_at", ["sidecar", "database"])
+def test_a_full_disk_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, full_at: str
+) -> None:
+    kept = a_file(store)
+    before = names_in(store)
+
+    def refuse(*_args: object) -> None:
+        if full_at == "sidecar":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    target = "os.fsync" if full_at == "sidecar" else "server.store_rows.put_file"
+    monkeypatch.setattr(target, refuse)
+    with pytest.raises(StoreFull, match=r"no space is left .* delete files"):
+        a_file(store)
+    monkeypatch.setattr("server.store_rows.put_batch", refuse)
+    with pytest.raises(StoreFull):
+        a_batch(store, kept)
+    monkeypatch.undo()
+    assert names_in(store) == before
+    assert store.expire(NOW) == 0
+    assert store.list_files("", 10) == [kept]
+    assert store.runnable_batches() == []
+
+
+# Several processes
+
+HAMMER = """
+import sys
+from pathlib import Path
+from server.store import Store
+from tests.unit.server.test_store import a_batch, a_file
+
+store = Store(Path(sys.argv[1]))
+for number in range(int(sys.argv[2])):
+    file = a_file(store, owner="a")
+    print(file.id, flush=True)
+    batch = a_batch(store, file)
+    print(batch.id, flush=True)
+    store.change_batch(sys.argv[3], "validating", completed=0)
+    if number % 2:
+        store.delete_file(file.id, "b")
+"""
+
+
+def hammer(folder: Path, times: int, shared: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HAMMER, str(folder), str(times), shared]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_share_it_and_one_may_be_killed(store: Store) -> None:
+    """What a process was told is done, is done, even if it is killed at once."""
+    shared = a_batch(store, a_file(store))
+    doomed = hammer(store.folder, 100_000, shared.id)
+    others = [hammer(store.folder, 20, shared.id) for _ in range(2)]
+    assert doomed.stdout is not None
+    acknowledged = [doomed.stdout.readline().strip() for _ in range(41)]
+    doomed.send_signal(signal.SIGKILL)
+    acknowledged += doomed.communicate()[0].split("\n")[:-1]
+    for other in others:
+        acknowledged += other.communicate()[0].split()
+        assert other.returncode == 0
+    files = {record.id for record in store.list_files("a", 10_000) or []}
+    batches = {record.id for record in store.runnable_batches()}
+    assert len(acknowledged) >= 41 + 2 * 40
+    assert set(acknowledged) <= files | batches
+    assert not (store.folder / "store-2.sqlite3").exists()
+
+
+def test_only_one_of_many_changes_a_state(tmp_path: Path) -> None:
+    stores = [Store(tmp_path) for _ in range(4)]
+    for _ in range(10):
+        batch = a_batch(stores[0], a_file(stores[0]))
+        won = [one.change_batch(batch.id, "validating", status="in_progress") for one in stores]
+        assert sum(record is not None for record in won) == 1
+        ids = {one.allocate_output_ids(batch).output_file_id for one in stores}
+        assert len(ids) == 1
