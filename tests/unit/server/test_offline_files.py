@@ -12,13 +12,14 @@ import pytest
 import zstandard
 
 from engine.errors import ConfigError
-from server.batch_lines import BatchLine, LineError
+from server.batch_lines import BatchLine
 from server.compression import CHUNK, CODECS, Damaged, decompressed, whole_size
 from server.offline_config import BatchConfig
 from server.offline_input import open_input, parse
 from server.offline_output import FrameFile, StreamPart, open_part
 from server.offline_progress import Level, Meter
 from server.offline_results import BatchResults
+from server.store_records import LineError
 
 JOB = "batch_0123456789abcdef"
 
