@@ -223,7 +223,7 @@ def endless(count: int) -> bytes:
 
 def test_what_is_ended_is_gone_on_with(text_model: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl.zst"
-    source.write_bytes(endless(400))
+    source.write_bytes(endless(1_500))
     for signum in (signal.SIGTERM, signal.SIGKILL):
         size = output.stat().st_size if output.exists() else 0
         with start(text_model, str(source), "-o", str(output), "--resume") as process:
@@ -234,13 +234,13 @@ def test_what_is_ended_is_gone_on_with(text_model: Path, tmp_path: Path) -> None
         assert code == (-signum if signum == signal.SIGKILL else INTERRUPTED)
         assert children and not psutil.wait_procs(children, timeout=5)[1]
         if signum == signal.SIGTERM:
-            assert 0 < len(by_number(read(output))) < 400, "whole frames"
+            assert 0 < len(by_number(read(output))) < 1_500, "whole frames"
             with pytest.raises(ConfigError, match="is there already: --resume"):
                 run(text_model, str(source), "-o", str(output))
     assert run(text_model, str(source), "-o", str(output), "--resume") == 0
     found = by_number(read(output))
-    assert sorted(found) == list(range(1, 401))
-    assert [json.loads(found[i])["custom_id"] for i in (1, 300, 400)] == ["0", "299", "399"]
+    assert sorted(found) == list(range(1, 1_501))
+    assert [json.loads(found[i])["custom_id"] for i in (1, 300, 1_500)] == ["0", "299", "1499"]
 
 
 @pytest.mark.slow
