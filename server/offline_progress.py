@@ -63,6 +63,7 @@ class Meter:
 async def show_progress(level: Callable[[], Level], total: Callable[[], int | None]) -> None:
     """Say how far it is, until cancelled."""
     meter = Meter()
+    meter.describe(level(), None)  # what rates are taken from
     if not sys.stderr.isatty():
         while True:
             await asyncio.sleep(_LOG_S)

@@ -57,7 +57,8 @@ async def with_engine(
         # When it is told to stop, all is done or nobody waits any more.
         config = msgspec.structs.replace(config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
         child = Child("engine", python_module(module, config), child_environment(folder), folder)
-        client = EngineClient(config.endpoint)
+        # Whether it lives is seen by its process: on a busy machine it may be slow to answer.
+        client = EngineClient(config.endpoint, engine_timeout_s=inf)
         await client.connect()
         engine = asyncio.create_task(_keep(child, progress) if progress else child.run_once())
         task = asyncio.ensure_future(_when_ready(client, work))
