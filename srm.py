@@ -25,7 +25,8 @@ USAGE = """usage: srm COMMAND [options]
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `snapshot`, `precision`, `samples`, `http`, `text` or `server`
+            `snapshot`, `precision`, `samples`, `http`, `text`, `server`,
+            `jobs` or `background`
 
 `srm COMMAND --help` explains each.
 """
@@ -69,6 +70,7 @@ SETTINGS = """
   sequences random_sequences folder
   requests n max_tokens streams prompts header_tokens
   url server_name server_note server_pid
+  lines engine requests_per_s batch_lines batch_max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
   prompt token_ids json top_k min_p stop stop_token_ids ignore_eos extra_body

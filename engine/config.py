@@ -175,6 +175,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most sequences that wait for a slot; a request beyond them is refused with 503."""
     max_waiting_bytes: int = 1024**3
     """Most bytes of requests that wait, and of bodies that a process holds; 503 beyond them."""
+    max_parked_bytes: int = 4 * 1024**3
+    """Most bytes of sequences that gave up their slots to others; none are parked beyond them."""
     request_timeout_s: float = 0.0
     """Longest that a request may wait and run, in seconds; 0, and in batches: as it takes."""
     cache_dir: Path = Path("~/.cache/srm")
@@ -208,7 +210,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("prefix_slots", "max_waiting", "max_waiting_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_step_rows", "max_step_tokens"):
+        for name in ("max_step_rows", "max_step_tokens", "max_parked_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if (self.device, self.dtype) == ("gpu", "float32"):

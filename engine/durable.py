@@ -57,6 +57,7 @@ class Durable:
         self._asked: list[Answer] = []  # and for the next one
         self._due = time.monotonic() + config.snapshot_interval_s
         self._width, self._dtype = engine.state_layout()
+        self._known_under = self._stamp()
         engine.progress = self.progress
 
     @property
@@ -76,6 +77,7 @@ class Durable:
         return known
 
     def _known(self, request: Request) -> Parked | None:
+        self._forget_what_other_weights_made()
         if request.id in self._kept:
             wanted = digest(request)
             _, records = self._kept[request.id]
@@ -167,8 +169,20 @@ class Durable:
                 time.sleep(POLL_S)
                 self.tick(has_requests=False)
 
+    def _forget_what_other_weights_made(self) -> None:
+        stamp = self._stamp()
+        if stamp == self._known_under:
+            return
+        self._known_under = stamp
+        self._kept.clear()
+        if self._file is not None:
+            log.info("what is still to come of the snapshot is of other weights: all begins anew")
+            self._file.close()
+            self._file = None
+
     def _begin(self) -> None:
         self._answers, self._asked = self._asked, []
+        self._forget_what_other_weights_made()
         needed = (PARTS_AHEAD + 3) * READ_SLOTS * self._row_bytes()  # one is copied to be written
         try:
             if self._folder is None:

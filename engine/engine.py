@@ -21,11 +21,12 @@ from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.outputs import NewTokens
 from engine.parked import Parked, in_parts
+from engine.parking import together
 from engine.queue_rate import QueueRate
 from engine.scheduler import Scheduler
 
 READ_SLOTS = 4_096
-"""Slots whose states are copied from the device at once."""
+"""Slots whose states are copied from or to the device at once, about."""
 
 
 class _Step(NamedTuple):
@@ -52,6 +53,7 @@ class Engine:
         self._fingerprint = fingerprint
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
+        self._is_settled = True  # what is under way need not be completed before the next step
         self._columns: list[NewTokens] = []
         self._last_completed = 0.0
         self.progress: Callable[[Request], Parked | None] = lambda _: None
@@ -79,7 +81,11 @@ class Engine:
         not run is asked `progress` for.
         """
         self.scheduler.latencies.now = time.monotonic()
-        if parked is None and request.durable and not self.has_request(request.id):
+        if self.scheduler.is_sent_again(request):
+            self._is_settled = False
+        elif request.durable and self.scheduler.is_durable(request.id):
+            self.abort(request.id)
+        elif request.durable and parked is None:
             parked = self.progress(request)
         try:
             self.scheduler.add(request, parked)
@@ -111,8 +117,7 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
-        outputs = self._complete(self._in_flight)
-        self._in_flight = None
+        outputs = self.settle() + self._make_room()
         return outputs + self._complete(self._launch())
 
     def step_overlapped(self) -> list[Output]:
@@ -122,9 +127,10 @@ class Engine:
         device and every sequence's length limit is known beforehand. A sequence that a stop token
         ends has one row too many under way by then; `Scheduler.complete` drops it.
         """
+        outputs = self._make_room()
         launched = self._launch()
         landing, self._in_flight = self._in_flight, launched
-        return self._complete(landing)
+        return outputs + self._complete(landing)
 
     def settle(self) -> list[Output]:
         """Complete what is under way, and launch nothing: what it said."""
@@ -226,9 +232,27 @@ class Engine:
                 return
             waiting.pop()
 
+    def _make_room(self) -> list[Output]:
+        """Park what must give up its slot to who waits; what was said of the step under way.
+
+        That one is completed first where a sequence is parked, so that its row is all there is of
+        it, or where a request was taken over.
+        """
+        outputs = [] if self._is_settled else self.settle()
+        self._is_settled = True
+        if len(self.scheduler.victims()):
+            outputs += self.settle()
+            slots = self.scheduler.victims()  # some may have ended meanwhile
+            for begin in range(0, len(slots), READ_SLOTS):
+                some = slots[begin : begin + READ_SLOTS]
+                self.scheduler.park(some, self._runner.read_slots(some))
+        return outputs
+
     def _launch(self) -> _Step | None:
         started = self.scheduler.latencies.now = time.monotonic()
         batch = self.scheduler.schedule()
+        for slots, states in together(self.scheduler.take_resumed(), READ_SLOTS):
+            self._runner.write_slots(slots, states)
         return None if batch is None else _Step(batch, self._runner.launch(batch), started)
 
     def _complete(self, step: _Step | None) -> list[Output]:

@@ -33,7 +33,7 @@ class History:
         """Once everything was written."""
         return self._blocks.nbytes
 
-    def put(self, slots: I64, positions: I32, values: I32 | F32) -> None:
+    def put(self, slots: I64, positions: I32 | I64, values: I32 | F32) -> None:
         """Store one value for each slot."""
         blocks, places = positions.astype(np.int64) // BLOCK, positions % BLOCK
         index = (blocks * self._num_slots + slots) * BLOCK + places

@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from prometheus_client import Histogram
 
 from engine import metrics
-from engine.batch import I32, I64
-from engine.pace import Gap, Pace, Turn
+from engine.batch import I32, I64, Bool
+from engine.pace import F64, Gap, Pace, Turn
 from engine.sequence import SequenceGroup
-
-F64 = npt.NDArray[np.float64]
 
 PUBLISH_S = 0.1
 """Histograms are at most so far behind while steps go on, and never once the engine is idle."""
@@ -36,6 +33,18 @@ class _Ended(NamedTuple):
     tokens: I64
 
 
+class Times(NamedTuple):
+    """Of sequences that are parked, in seconds; of another engine's, when they were added here."""
+
+    taken_up: F64
+    first_token: F64
+    last_token: F64  # NaN where that is not known
+
+    def only(self, places: slice | I64 | Bool) -> Times:
+        """Of those at these places."""
+        return Times(*(column[places] for column in self))
+
+
 class Latencies:
     """What the scheduler tells of its sequences, until it is published."""
 
@@ -46,6 +55,7 @@ class Latencies:
         self._taken_up = np.zeros(num_slots)  # f64 seconds, by slot
         self._first_token = np.zeros(num_slots)  # f64 seconds, by slot
         self._pace = Pace(num_slots)
+        self._paused: dict[int, float] = {}  # by slot, of who was parked: its last token before
         self._groups: dict[int, SequenceGroup] = {}  # by first id, until all is published
         self._aborted: list[int] = []
         self._gaps: list[Gap] = []
@@ -74,10 +84,48 @@ class Latencies:
         `first`: i64[S], those of them whose first token it is, and their groups.
         """
         self.num_sampled += len(slots)
-        self._gaps += self._pace.serve(slots, first, turn, self.now)
+        late = self._end_pauses(slots, first) if self._paused else first
+        self._gaps += self._pace.serve(slots, late, turn, self.now)
         if len(first):
             self._first_token[first] = self.now
             self._spoke.append((self.now, first_ids))
+
+    def unknown(self, count: int) -> Times:
+        """The times of sequences that another engine began."""
+        now = np.full(count, self.now)
+        return Times(now, now, np.full(count, np.nan))
+
+    def park(self, slots: I64) -> Times:
+        """These sequences leave their slots, to go on in others."""
+        last = self._pace.last(slots)
+        for place, slot in enumerate(slots.tolist()) if self._paused else ():
+            last[place] = self._paused.pop(slot, last[place])  # parked again before any token
+        return Times(self._taken_up[slots], self._first_token[slots], last)
+
+    def resume(self, slots: I32, times: Times) -> None:
+        """Sequences with these times go on in these slots."""
+        self._taken_up[slots], self._first_token[slots] = times.taken_up, times.first_token
+        self._paused.update(zip(slots.tolist(), times.last_token.tolist(), strict=True))
+
+    def _end_pauses(self, slots: I64, first: I64) -> I64:
+        """`first`, and those who have not sampled since they were parked: they waited since then.
+
+        Whoever begins in such a slot was never parked: the one before it has ended.
+        """
+        paused = np.fromiter(self._paused, np.int64, len(self._paused))
+        found = paused[np.isin(paused, slots)]
+        last = np.array([self._paused.pop(slot) for slot in found.tolist()])
+        resumed = ~np.isin(found, first)
+        known = last[resumed & ~np.isnan(last)]
+        self._gaps += [(self.now - one, 1) for one in known.tolist()]
+        return np.concatenate([first, found[resumed]])
+
+    def end_parked(self, first_id: int, times: Times, tokens: I64) -> None:
+        """These sequences of a group have ended where they were parked."""
+        if len(tokens):
+            first_ids = np.full(len(tokens), first_id)
+            ended = _Ended(self.now, first_ids, times.taken_up, times.first_token, tokens)
+            self._ended.append(ended)
 
     def end(self, slots: I64, first_ids: I64, tokens: I64) -> None:
         """These sequences have ended with so many tokens each."""

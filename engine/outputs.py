@@ -54,9 +54,11 @@ def sampled(
         reasons,
     )
     outputs = []
-    for slot, sequence_id, first_id, start, stop, num_logprobs, reason in zip(
+    for slot, sequence_id, first_id, begin, stop, num_logprobs, reason in zip(
         *(column.tolist() for column in columns), strict=True
     ):
+        group, index = groups[first_id], sequence_id - first_id
+        start = len(group.prompt) - 1 if index in group.untold else begin
         fields: dict[str, bytes] = {}
         if slot in places:  # then it is a stream, and this its one new token, if any
             place = places[slot]
@@ -66,12 +68,12 @@ def sampled(
             fields = {"logprobs": table.output_logprobs.read(slot, start, stop)}
         outputs.append(
             Output(
-                id=groups[first_id].request.id,
-                index=sequence_id - first_id,
+                id=group.request.id,
+                index=index,
                 token_ids=table.output_tokens.read(slot, start, stop),
                 finish_reason=REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,
-                cached_tokens=groups[first_id].cached,
+                cached_tokens=group.cached,
                 **fields,
             )
         )

@@ -36,6 +36,16 @@ class Parked:
         sampled = sum(map(len, self.tokens)) + sum(map(len, self.logprobs))
         return self.states.states.nbytes + sampled + 128 * len(self)
 
+    def part(self, places: slice) -> Parked:
+        """Those at these places, sharing memory."""
+        return Parked(
+            self.indices[places],
+            self.positions[places],
+            SlotStates(self.states.states[places], self.states.last_tokens[places]),
+            self.tokens[places],
+            self.logprobs[places],
+        )
+
     def only(self, places: I64) -> Parked:
         """Those at these places, which ascend."""
         return Parked(

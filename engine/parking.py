@@ -1,18 +1,24 @@
-"""Parking: sequences that run or wait without a slot, as records from which they go on.
+"""Parking: sequences without a slot, kept until they get one again.
 
-Knows the slots' arrays and no order of service, and never the device: what the pool holds of the
-slots is handed in.
+Knows the slots' arrays, and the device not at all: what its pool holds of the slots is handed in.
+Keeps: memory of what is parked is counted until it is given back, which is when the last of those
+that were parked together goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.batch import I64, SlotStates
+from engine.batch import I32, I64, Bool, SlotStates
+from engine.latency import Times
+from engine.lines import FairLine
 from engine.parked import Parked
+from engine.sequence import SequenceGroup
 from engine.slots import NO_LOGPROBS, SlotTable
 
 
@@ -29,6 +35,17 @@ def parkable(table: SlotTable) -> I64:
     return np.flatnonzero(table.is_running & (table.position > table.first_position))
 
 
+def check_fits(group: SequenceGroup, parked: Parked) -> None:
+    """Assert that these are sequences of the group: whoever kept them had its request."""
+    first, asks = len(group.prompt) - 1, group.request.params.logprobs is not None
+    lengths = (4 * (parked.positions.astype(np.int64) - first)).tolist()
+    assert (np.diff(parked.indices) > 0).all() and len(parked.states) == len(parked)
+    assert all(0 <= index < group.request.params.n for index in parked.indices[[0, -1]])
+    assert all(0 < length // 4 < group.max_outputs for length in lengths)
+    assert [len(one) for one in parked.tokens] == lengths
+    assert [len(one) for one in parked.logprobs] == [length * asks for length in lengths]
+
+
 def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
     """What these slots' sequences need to go on in others, group by group.
 
@@ -38,10 +55,25 @@ def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
     order = np.argsort(table.sequence_id[slots])
     slots = slots[order]
     first_ids, begins = np.unique(table.first_id[slots], return_index=True)
-    ends = [*begins[1:].tolist(), len(slots)]
+    ends = [*begins[1:].tolist(), len(slots)][: len(begins)]
     for first_id, begin, end in zip(first_ids.tolist(), begins.tolist(), ends, strict=True):
         own, places = slots[begin:end], order[begin:end]
         yield Taken(first_id, own, _parked(table, own, states, places, first_id))
+
+
+def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple[I64, SlotStates]]:
+    """Few writes instead of many, of about `most` slots each, ascending: so neighbours meet."""
+    while resumed:
+        count, size = 0, 0
+        while count < len(resumed) and size < most:
+            size += len(resumed[count][0])
+            count += 1
+        some, resumed = resumed[:count], resumed[count:]
+        slots = np.concatenate([slots for slots, _ in some])
+        order = np.argsort(slots)
+        states = np.concatenate([states.states for _, states in some])
+        tokens = np.concatenate([states.last_tokens for _, states in some])
+        yield slots[order], SlotStates(states[order], tokens[order])
 
 
 def _parked(table: SlotTable, slots: I64, states: SlotStates, places: I64, first_id: int) -> Parked:
@@ -56,3 +88,113 @@ def _parked(table: SlotTable, slots: I64, states: SlotStates, places: I64, first
         tokens=tuple(table.output_tokens.read(*row) for row in rows),
         logprobs=tuple(b"" if logprobs is None else logprobs.read(*row) for row in rows),
     )
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Sequences of one group that were parked together; those before `begin` run again."""
+
+    parked: Parked
+    times: Times
+    begin: int = 0
+
+    def rest(self) -> tuple[Parked, Times]:
+        """What is still parked."""
+        rest = slice(self.begin, len(self.parked))
+        return self.parked.part(rest), self.times.only(rest)
+
+
+class Parking:
+    """All that is parked, and the groups in line to go on."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.line = FairLine()
+        self.num_bytes = 0
+        self.num_parked = 0
+        self.num_ever_parked = 0
+        self.num_resumed = 0
+        self._max_bytes = max_bytes
+        self._pieces: dict[SequenceGroup, deque[_Piece]] = {}
+
+    @property
+    def room(self) -> int:
+        """Bytes that more may be parked in."""
+        return self._max_bytes - self.num_bytes
+
+    def holds(self, group: SequenceGroup) -> bool:
+        """Whether sequences of the group are parked."""
+        return group in self._pieces
+
+    def records(self) -> Iterator[tuple[SequenceGroup, Parked]]:
+        """All there is, a group maybe several times."""
+        for group, pieces in self._pieces.items():
+            for piece in pieces:
+                yield group, piece.rest()[0]
+
+    def indices(self, group: SequenceGroup) -> I64:
+        """Which samples of the group are parked, in no order."""
+        pieces = [piece.rest()[0].indices for piece in self._pieces.get(group, ())]
+        return np.concatenate([np.empty(0, np.int64), *pieces])
+
+    def put(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
+        """These sequences of the group hold no slot from now on."""
+        pieces = self._pieces.get(group)
+        if pieces is None:
+            pieces = self._pieces[group] = deque()
+            self.line.push(group)
+        pieces.append(_Piece(parked, times))
+        self.num_bytes += parked.nbytes
+        self._count(group, len(parked))
+
+    def take(self, group: SequenceGroup, count: int) -> tuple[Parked, Times]:
+        """Sequences that are to go on, `count` at most: who was parked first comes first."""
+        pieces = self._pieces[group]
+        piece = pieces[0]
+        parked, times = piece.rest()
+        found = slice(0, count)
+        piece.begin += min(count, len(parked))
+        if piece.begin == len(piece.parked):
+            self._remove(group, piece)
+        self.num_resumed += min(count, len(parked))
+        self._count(group, -min(count, len(parked)))
+        return parked.part(found), times.only(found)
+
+    def drop(self, group: SequenceGroup, wanted: Callable[[I64], Bool]) -> list[tuple[I32, Times]]:
+        """Forget those of the group whose indices are `wanted`: their positions and times."""
+        dropped = []
+        for piece in list(self._pieces.get(group, ())):
+            parked, times = piece.rest()
+            goes = wanted(parked.indices)
+            if goes.any():
+                dropped.append((parked.positions[goes], times.only(goes)))
+                self._count(group, -int(np.count_nonzero(goes)))
+                self._remove(group, piece, parked.only(np.flatnonzero(~goes)), times.only(~goes))
+        return dropped
+
+    def drop_all(self, group: SequenceGroup) -> None:
+        """Forget all of the group."""
+        self.drop(group, lambda indices: np.full(len(indices), True))
+
+    def _remove(
+        self,
+        group: SequenceGroup,
+        piece: _Piece,
+        parked: Parked | None = None,
+        times: Times | None = None,
+    ) -> None:
+        """Of the piece, only that is left, if anything."""
+        pieces = self._pieces[group]
+        self.num_bytes -= piece.parked.nbytes
+        if parked and times is not None:
+            pieces[pieces.index(piece)] = _Piece(parked, times)
+            self.num_bytes += parked.nbytes
+            return
+        pieces.remove(piece)
+        if not pieces:
+            del self._pieces[group]
+            self.line.discard(group)
+
+    def _count(self, group: SequenceGroup, more: int) -> None:
+        self.num_parked += more
+        self.num_ever_parked += max(0, more)
+        group.share.parked += more

@@ -9,8 +9,9 @@ Knows lines and prefixes, not sequences' slots. Keeps: no row reads what its own
 from __future__ import annotations
 
 from engine.assembly import Chunk
+from engine.lines import FairLine, Line
 from engine.prefixes import NO_SLOT, Prefix, Prefixes
-from engine.sequence import Line, SequenceGroup
+from engine.sequence import SequenceGroup
 
 MIN_SPLIT = 16
 """Tokens that two prompts must share, beyond what is kept, for a state after them to be made: it
@@ -20,7 +21,7 @@ splits the prefill in two rows of different steps."""
 class Prefill:
     """Groups whose prompts are being prefilled, or wait for a prefix that is."""
 
-    def __init__(self, prefixes: Prefixes, waiting: Line) -> None:
+    def __init__(self, prefixes: Prefixes, waiting: FairLine) -> None:
         """`waiting` is where groups go back to when what they waited for is there, or is not."""
         self._prefixes = prefixes
         self._waiting = waiting

@@ -1,9 +1,11 @@
-"""The scheduler: add, abort, schedule, complete. Admission is its only decision.
+"""The scheduler: add, abort, stop, park, schedule, complete.
 
-A sequence is a slot and never grows, so nothing is paged, predicted or preempted: a slot in hand is
-a promise kept, and overload is refused at the door. Pure: no device, clock, randomness or I/O; the
-same calls give the same batches. Keeps: every accepted sequence gets exactly one terminal Output,
-unless its request is aborted; no slot that a row writes is touched by another row of its batch.
+A sequence is a slot and never grows, so nothing is paged or predicted, and overload is refused at
+the door. A slot in hand is lost to those of higher priority only, or to a share that has next to
+none, and then nothing is: the sequence is parked, and goes on as if it had never stopped. Pure: no
+device, clock, randomness or I/O; the same calls give the same batches. Keeps: every accepted
+sequence gets exactly one terminal Output, unless its request is aborted; no slot that a row writes
+is touched by another row of its batch.
 
 A request waits, then prefills its prompt once (all but the last token), then its n sequences start
 as slots fall free, each fed the last prompt token first. The prompt is prefilled into a prefix
@@ -16,8 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
+from engine.accept import accept
+from engine.admission import Admission
 from engine.assembly import assemble
 from engine.batch import F32, I32, I64, Batch, Scores, SlotStates, StepResult
 from engine.config import EngineConfig, ModelConfig
@@ -37,11 +42,12 @@ from engine.outputs import (
     unsampled,
 )
 from engine.parked import Parked
-from engine.parking import parkable, taken
-from engine.prefill import Prefill
+from engine.parking import Parking, check_fits, parkable, taken
 from engine.prefixes import Prefixes
-from engine.sequence import Line, SequenceGroup, accept
+from engine.sequence import SequenceGroup
 from engine.slots import COLUMNS, FINAL, SlotTable, StopSets
+from engine.turns import Turns
+from engine.victims import victims
 
 
 class Scheduler:
@@ -55,19 +61,34 @@ class Scheduler:
         behind = range(config.num_slots, config.num_slots + config.prefix_slots)
         self.prefixes = Prefixes(behind, config.prefix_cache)
         self.latencies = Latencies(config.num_slots)
-        self.num_waiting = 0  # sequences accepted and not started
-        self.waiting_bytes = 0  # of requests that have sequences to start
+        self.parking = Parking(config.max_parked_bytes)
         self._model = model
         self._config = config
+        self._state_bytes = 4 * model.state_width
         self._max_rows, self._max_tokens = config.step_limits(model)
         self._by_id: dict[str, SequenceGroup] = {}
         self._by_first_id: dict[int, SequenceGroup] = {}
-        self._waiting = Line()  # for a slot to prefill into
-        self._prefill = Prefill(self.prefixes, self._waiting)
-        self._forking = Line()  # prefilled, for slots to start in
+        self._admission = Admission(
+            self.table,
+            self.stop_sets,
+            self.prefixes,
+            self.parking,
+            self.latencies,
+            self._max_tokens,
+        )
+        self._turns = Turns(self._max_rows)
         self._next_id = 0
         self._columns: list[NewTokens] = []
-        self._turn = 0  # the slot whose turn it is when not all can be served
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences accepted and not started; what is parked does not count."""
+        return self._admission.num_waiting
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of requests that have sequences to start."""
+        return self._admission.waiting_bytes
 
     @property
     def num_requests(self) -> int:
@@ -85,13 +106,27 @@ class Scheduler:
         return list(self._by_id)
 
     def add(self, request: Request, parked: Parked | None = None) -> None:
-        """Accept a request, or raise the RequestError that says why not."""
+        """Accept a request, or raise the RequestError that says why not.
+
+        Its samples in `parked`, if they can, go on from there. If it is one that runs, sent again,
+        it takes over what runs; then, no step may be under way when the next one is scheduled.
+        """
         group = accept(request, self._model, self._next_id)
         count, limit = request.params.n, self._config.max_waiting
-        if request.id in self._by_id:
-            raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
+        running = self._by_id.get(request.id)
+        if running is not None:
+            if not self.is_sent_again(request):
+                raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
+            self._take_over(running, request)
+            return
         if count > limit:
             raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
+        if parked and group.is_resumable:
+            check_fits(group, parked)
+            group.start_anew(np.setdiff1d(np.arange(count), parked.indices))
+            count = group.unstarted
+        else:
+            parked = None
         if self.num_waiting + count > limit:
             raise Overloaded(
                 f"{self.num_waiting} of at most {limit} sequences are waiting",
@@ -103,12 +138,33 @@ class Scheduler:
                 f"requests of {self.waiting_bytes} of at most {limit} bytes are waiting",
                 excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
             )
-        self._next_id += count
+        self._next_id += request.params.n
         self._by_id[request.id] = self._by_first_id[group.first_id] = group
-        self._waiting.push(group)
-        self.num_waiting += count
-        self.waiting_bytes = waiting_bytes
+        self._admission.enter(group)
         self.latencies.arrive(group)
+        if parked is not None:
+            self.parking.put(group, parked, self.latencies.unknown(len(parked)))
+            if request.emit == "delta":
+                group.untold.update(parked.indices.tolist())
+
+    def _take_over(self, group: SequenceGroup, request: Request) -> None:
+        """The request of a group is sent again: whoever sent it knows nothing of what was said."""
+        self._admission.shares.weigh(group.share, request.weight)
+        group.request = request
+        group.unfinished = request.params.n
+        self._admission.begin_again(group)
+        if request.emit == "final":
+            group.untold.clear()
+
+    def is_durable(self, request_id: str) -> bool:
+        """Whether there is such a request, and its caller sends it again until it is answered."""
+        group = self._by_id.get(request_id)
+        return group is not None and group.request.durable
+
+    def is_sent_again(self, request: Request) -> bool:
+        """Whether it is a durable one that runs, and what its samples said can be said again."""
+        group = self._by_id.get(request.id)
+        return group is not None and group.is_resumable and _is_same(request, group.request)
 
     def abort(self, request_id: str) -> int:
         """Forget a request and free its slots at once; how many sequences that ends, 0 if there
@@ -134,39 +190,66 @@ class Scheduler:
         if group is None:
             return 0
         table = self.table
-        within = indices[(indices >= 0) & (indices < group.started)].astype(np.int64)
+        within = indices[(indices >= 0) & (indices < group.reach)].astype(np.int64)
         unstarted = 0
         if cut is not None:
-            within = np.append(within, np.arange(max(cut, 0), group.started))
-            unstarted = group.to_start - max(cut, group.started)
+            within = np.append(within, np.arange(max(cut, 0), group.reach))
+            unstarted = group.unstarted_from(cut)
         within = np.unique(within)
         slots = group.slots[within].astype(np.int64)
         slots = slots[table.sequence_id[slots] == group.first_id + within]
         lengths = table.position[slots] - table.first_position[slots]
         self.latencies.end(slots, table.first_id[slots], lengths)
-        count = len(slots) + max(0, unstarted)
+        count = len(slots) + unstarted + self._stop_parked(group, indices, cut)
         if count == group.unfinished:
             self._drop(group)
             self.latencies.finish(group)
             return count
-        if unstarted > 0:
-            self._start_no_more(group, unstarted)
+        if unstarted:
+            self._admission.start_no_more(group, unstarted)
         if group.prefix is not None:
             unforked = table.position[slots] == table.first_position[slots]
-            self._count_forks(group, int(np.count_nonzero(unforked)))
+            self._admission.count_forks(group, int(np.count_nonzero(unforked)))
         table.free(slots)
+        self._admission.shares.own(group.share, -len(slots))
         group.unfinished -= count
         return count
 
-    def _start_no_more(self, group: SequenceGroup, count: int) -> None:
-        """The last `count` sequences of those that a group is to start, of more that there are."""
-        group.to_start -= count
-        self.num_waiting -= count
-        if not group.unstarted:
-            self.waiting_bytes -= group.num_bytes
-            self._forking.discard(group)
-            if group.prefix is not None and not group.unforked:
-                self._prefill.release(group)
+    def _stop_parked(self, group: SequenceGroup, indices: I32, cut: int | None) -> int:
+        """End these samples of a group where they are parked; how many that were."""
+        if not self.parking.holds(group):
+            return 0
+        count, least = 0, group.request.params.n if cut is None else cut
+        wanted = np.append(indices, np.arange(max(least, 0), group.request.params.n))
+        for positions, times in self.parking.drop(group, lambda own: np.isin(own, wanted)):
+            tokens = positions.astype(np.int64) - (len(group.prompt) - 1)
+            self.latencies.end_parked(group.first_id, times, tokens)
+            count += len(tokens)
+        return count
+
+    def victims(self) -> I64:
+        """Slots that those who wait need, of sequences that should be parked: ascending.
+
+        Cheap where none are needed. They may be parked once no step is under way, and who they are
+        may have changed until then.
+        """
+        return victims(self.table, self._admission, self.parking, self._state_bytes)
+
+    def park(self, slots: I64, states: SlotStates) -> None:
+        """Take these slots from their sequences, of which the pool holds `states`.
+
+        They are some of `victims` and no step is under way. The sequences go on when there are
+        slots for them, at the latest when all others have ended.
+        """
+        for first_id, own, parked in taken(self.table, slots, states):
+            group = self._by_first_id[first_id]
+            self.parking.put(group, parked, self.latencies.park(own))
+            self._admission.shares.own(group.share, -len(own))
+        self.table.free(slots)
+
+    def take_resumed(self) -> list[tuple[I64, SlotStates]]:
+        """What is to be in which slots before the next step: sequences that were parked."""
+        return self._admission.take_resumed()
 
     def durable_slots(self) -> I64:
         """Slots of sequences of durable requests that can go on elsewhere, ascending."""
@@ -189,7 +272,9 @@ class Scheduler:
 
     def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
         """What is parked of durable requests."""
-        return iter(())
+        for group, parked in self.parking.records():
+            if group.is_resumable:
+                yield group.request, parked
 
     def take_columns(self) -> list[NewTokens]:
         """What sequences with `emit` = "columns" have new since the last time, step by step."""
@@ -201,14 +286,13 @@ class Scheduler:
 
         The tables advance here, before the device has run: the step after can be scheduled at once.
         """
-        self._admit()
-        turn = self._turn
-        slots = self._take_turns()
-        chunks, prefilled = self._prefill.chunks(self._max_tokens - len(slots))
+        admission = self._admission
+        admission.admit()
+        slots, turn = self._turns.take(self.table, admission.shares.owning)
+        chunks, prefilled = admission.prefill.chunks(self._max_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        is_all = turn == self._turn  # a turn that leaves some out ends elsewhere than it began
-        batch = assemble(self.table, slots, chunks, None if is_all else (turn, self._turn))
+        batch = assemble(self.table, slots, chunks, turn)
         first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
         self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
         for group in prefilled:
@@ -264,8 +348,11 @@ class Scheduler:
         lengths = positions[is_end] - table.first_position[ended] + (reasons[is_end] != ERROR)
         self.latencies.end(ended, table.first_id[ended], lengths)
         for output in outputs:
+            group = self._by_id[output.id]
+            if group.untold:
+                group.untold.discard(output.index)
             if output.finish_reason is not None:
-                self._count_ends(self._by_id[output.id], 1)
+                self._count_ends(group, 1)
         if len(in_columns):
             self._complete_columns(
                 *(slots[in_columns], positions[in_columns], tokens[in_columns]),
@@ -291,87 +378,10 @@ class Scheduler:
                 columns.finished.append(group.request.id)
         self._columns.append(columns)
 
-    def _admit(self) -> None:
-        """Give free slots out, in serving order, to prompts and to sequences that can start."""
-        room = self._max_tokens - self._prefill.num_tokens
-        while self.table.num_free:
-            line = self._next_line(room)
-            if line is None:
-                return
-            group = line.pop()
-            if group.stop_row < 0:
-                group.stop_row = self.stop_sets.acquire(group.stop_ids)
-            if group.num_unprefilled and not self._prefill.begin(group):
-                continue
-            if group.taken_up is None:
-                self.latencies.take_up(group)
-            if group.num_unprefilled:
-                self._begin_prefill(group)
-                room -= group.num_unprefilled
-            else:
-                self._start(group)
-
-    def _next_line(self, room: int) -> Line | None:
-        """The line whose first group gets the next free slot."""
-        waiting, forking = self._waiting.peek(), self._forking.peek()
-        if waiting is not None and waiting.num_unprefilled:
-            # A slot taken before the next batches can prefill into it would only stand idle.
-            has_prefix = not waiting.needs_prefix or self.prefixes.num_available > 0
-            if room <= 0 or not has_prefix:
-                waiting = None
-        if forking is not None and (waiting is None or forking.order > waiting.order):
-            return self._forking
-        return self._waiting if waiting is not None else None
-
-    def _begin_prefill(self, group: SequenceGroup) -> None:
-        if not group.needs_prefix:
-            slots = self.table.take(group, 1)
-            group.slot = int(slots[0])
-            self._count_started(group, slots)
-        self._prefill.push(group)
-
-    def _start(self, group: SequenceGroup) -> None:
-        """Start as many of a prefilled group's sequences as there are slots."""
-        count = min(group.unstarted, self.table.num_free)
-        slots = self.table.take(group, count)
-        self.table.is_running[slots] = True
-        self._count_started(group, slots)
-        if group.unstarted:
-            self._forking.push(group)
-
-    def _count_started(self, group: SequenceGroup, slots: I32) -> None:
-        self.latencies.start(group, slots)
-        if not group.started:
-            group.slots = np.empty(group.request.params.n, np.int32)
-        group.slots[group.started : group.started + len(slots)] = slots
-        group.started += len(slots)
-        self.num_waiting -= len(slots)
-        if not group.unstarted:
-            self.waiting_bytes -= group.num_bytes
-        if group.prefix is not None:
-            group.unforked += len(slots)
-
-    def _take_turns(self) -> I64:
-        """Slots to decode: i64[at most so many rows], ascending from the slot whose turn it is."""
-        is_running, limit = self.table.is_running, self._max_rows
-        num_running = int(np.count_nonzero(is_running))
-        if num_running <= limit:
-            return np.flatnonzero(is_running)
-        # More are running than are wanted: so they are found before the search comes round.
-        chosen, turn = np.empty(0, np.int64), self._turn
-        while len(chosen) < limit:
-            missing = limit - len(chosen)
-            stretch = 1 + missing * len(is_running) // num_running
-            found = turn + np.flatnonzero(is_running[turn : turn + stretch])[:missing]
-            chosen = np.concatenate([chosen, found])
-            turn = turn + stretch if turn + stretch < len(is_running) else 0
-        self._turn = int(chosen[-1]) + 1
-        return chosen
-
     def _start_or_fork(self, group: SequenceGroup) -> None:
         """The prompt is prefilled. Where only its scores are wanted, the last of them end it."""
         if group.max_outputs and group.needs_prefix:
-            self._forking.push(group)
+            self._admission.forking.push(group)
         elif group.max_outputs:
             self.table.is_running[group.slot] = True
 
@@ -379,12 +389,7 @@ class Scheduler:
         """Count first steps, given the group of each; after the last, its prefix may go."""
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            self._count_forks(self._by_first_id[first_id], count)
-
-    def _count_forks(self, group: SequenceGroup, count: int) -> None:
-        group.unforked -= count
-        if count and not group.unforked and not group.unstarted:
-            self._prefill.release(group)
+            self._admission.count_forks(self._by_first_id[first_id], count)
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
         """What was scored of prompts; ends requests that want no more, or whose model broke."""
@@ -410,24 +415,24 @@ class Scheduler:
 
     def _drop(self, group: SequenceGroup) -> None:
         """Take the group out of everything and free its slots at once."""
-        for line in (self._waiting, self._forking):
-            line.discard(group)
-        self._prefill.drop(group)
-        self.num_waiting -= group.unstarted
-        if group.unstarted:
-            self.waiting_bytes -= group.num_bytes
-        slots = group.slots[: group.started]
-        sequence_ids = group.first_id + np.arange(group.started)
-        self.table.free(slots[self.table.sequence_id[slots] == sequence_ids])
+        self._admission.leave(group)
         self._forget(group)
 
     def _count_ends(self, group: SequenceGroup, count: int) -> None:
+        """So many of its sequences have ended in their slots."""
         group.unfinished -= count
+        self._admission.shares.own(group.share, -count)
         if not group.unfinished:
             self.latencies.finish(group)
             self._forget(group)
 
     def _forget(self, group: SequenceGroup) -> None:
         del self._by_id[group.request.id], self._by_first_id[group.first_id]
+        self._admission.shares.leave(group.share)
         if group.stop_row >= 0:
             self.stop_sets.release(group.stop_ids)
+
+
+def _is_same(request: Request, other: Request) -> bool:
+    """Whether it asks for the same, whatever its weight."""
+    return msgspec.structs.replace(request, weight=other.weight) == other

@@ -1,30 +1,21 @@
-"""SequenceGroup: an accepted request and how far its n sequences are; Line: groups that wait.
+"""SequenceGroup: an accepted request and how far its n sequences are.
 
 A group is one object whatever n is: a prefill, a count and a cursor. What a single sequence needs
-while it runs is a row of `engine.slots.SlotTable`. Knows no slots' contents and no device. Keeps:
-a group exists only if everything its caller sent has been checked.
+while it runs is a row of `engine.slots.SlotTable`. Knows no slots' contents and no device.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from engine.batch import I32, I64, U64
-from engine.config import ModelConfig
-from engine.edits import EditPlan, plan_edits
-from engine.errors import ContextTooLong, InvalidRequest
-from engine.messages import MAX_LOGPROBS, Request, SamplingParams
+from engine.edits import EditPlan
+from engine.messages import Request
 from engine.prefixes import NO_SLOT, Order, Prefix
+from engine.shares import Share
 
-GROUP_BYTES = 2_048
-"""About what a group takes besides what its caller sent."""
-_encode = msgspec.msgpack.Encoder().encode
 NO_SLOTS: I32 = np.empty(0, np.int32)
 STREAMS = 2**40
 """A request's stream numbers lie below; the bits above are for whoever owns the engine."""
@@ -48,9 +39,15 @@ class SequenceGroup:
     num_bytes: int = 0
     """What it takes to remember the request, about."""
     to_start: int = 0
-    """Of its sequences, the first so many are to start at all: n, until a cut."""
+    """Sequences that start anew, by and by: all n, but for a cut and for those that were parked."""
     started: int = 0
-    """Sequences that were given a slot: the cursor."""
+    """Sequences of those that were given a slot: the cursor."""
+    fresh: I64 | None = None
+    """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
+    untold: set[int] = field(default_factory=set)
+    """Samples of which the caller is to be told all so far, with what they say next."""
+    share: Share = field(init=False)
+    """Whose slots these are, from when it is in line on."""
     prefilled: int = 0
     """Prompt tokens that were cached or fed by prefill rows."""
     cached: int = 0
@@ -85,8 +82,8 @@ class SequenceGroup:
     stop_row: int = -1
     """Row of the stop table, from the first slot on."""
     slots: I32 = field(default_factory=lambda: NO_SLOTS)
-    """i32[n], from the first slot on: those that the `started` sequences were given, in order; some
-    may have been given back, and be others' by now."""
+    """i32[n], from the first slot on: the last one that each sample was given, if any; some may
+    have been given back, and be others' by now."""
 
     @property
     def order(self) -> Order:
@@ -96,6 +93,34 @@ class SequenceGroup:
     @property
     def unstarted(self) -> int:
         return self.to_start - self.started
+
+    @property
+    def reach(self) -> int:
+        """No sample from this one on has ever been given a slot."""
+        return len(self.slots) if self.fresh is not None else self.started
+
+    def unstarted_from(self, index: int) -> int:
+        """Samples from this one on that are still to start."""
+        if self.fresh is None:
+            return max(0, self.to_start - max(index, self.started))
+        return int(np.count_nonzero(self.fresh[self.started : self.to_start] >= index))
+
+    def next_fresh(self, count: int) -> I64:
+        """The next samples to start: i64[count]."""
+        if self.fresh is None:
+            return np.arange(self.started, self.started + count, dtype=np.int64)
+        return self.fresh[self.started : self.started + count]
+
+    def start_anew(self, indices: I64) -> None:
+        """These samples, ascending, are what is to start, and no others."""
+        self.fresh = indices
+        self.started, self.to_start = 0, len(indices)
+
+    def remember(self, indices: I64, slots: I32) -> None:
+        """These samples were given these slots."""
+        if not len(self.slots):
+            self.slots = np.zeros(self.request.params.n, np.int32)
+        self.slots[indices] = slots
 
     @property
     def num_unprefilled(self) -> int:
@@ -121,132 +146,6 @@ class SequenceGroup:
     @property
     def is_scored(self) -> bool:
         return self.request.params.prompt_logprobs is not None
-
-
-class Line:
-    """Groups that wait for the same thing, in serving order."""
-
-    def __init__(self) -> None:
-        self._groups: deque[SequenceGroup] = deque()  # the next one is last
-
-    def __iter__(self) -> Iterator[SequenceGroup]:
-        return reversed(self._groups)
-
-    def push(self, group: SequenceGroup) -> None:
-        if not self._groups or group.order < self._groups[0].order:  # as whoever comes last
-            self._groups.appendleft(group)
-        else:
-            insort(self._groups, group, key=_order)
-
-    def peek(self) -> SequenceGroup | None:
-        return self._groups[-1] if self._groups else None
-
-    def pop(self) -> SequenceGroup:
-        return self._groups.pop()
-
-    def discard(self, group: SequenceGroup) -> None:
-        """Take the group out if it is here."""
-        index = bisect_left(self._groups, group.order, key=_order)
-        if index < len(self._groups) and self._groups[index] is group:
-            del self._groups[index]
-
-
-def _order(group: SequenceGroup) -> Order:
-    return group.order
-
-
-def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup:
-    """Check everything a request says against the model; RequestError says what does not fit."""
-    params = request.params
-    _check_ranges(params)
-    if request.stream < 0 or request.stream % STREAMS + params.n > STREAMS:
-        raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
-    prompt = _prompt(request.prompt_token_ids, model)
-    _check_scoring(request, len(prompt))
-    for token in params.stop_token_ids:
-        if not 0 <= token < model.vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids holds {token}; ids are 0 … {model.vocab_size - 1}",
-                "stop_token_ids",
-            )
-    stop_ids = frozenset(params.stop_token_ids)
-    return SequenceGroup(
-        request=request,
-        prompt=prompt,
-        stop_ids=stop_ids if params.ignore_eos else stop_ids | {model.eos_token_id},
-        first_id=first_id,
-        # The last sampled token is not fed, so a full context may still sample one.
-        max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
-        edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model),
-        unfinished=params.n,
-        to_start=params.n,
-        num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
-    )
-
-
-def _prompt(data: bytes, model: ModelConfig) -> I32:
-    if not data or len(data) % 4:
-        raise InvalidRequest(
-            f"prompt_token_ids must be one or more int32, got {len(data)} bytes", "prompt_token_ids"
-        )
-    prompt = np.frombuffer(data, "<i4").astype(np.int32)
-    if len(prompt) > model.n_ctx:
-        raise ContextTooLong(
-            f"the prompt has {len(prompt)} tokens; this model's context holds {model.n_ctx}",
-            "prompt_token_ids",
-        )
-    outside = prompt[(prompt < 0) | (prompt >= model.vocab_size)]
-    if len(outside):
-        raise InvalidRequest(
-            f"prompt_token_ids holds {outside[0]}; ids are 0 … {model.vocab_size - 1}",
-            "prompt_token_ids",
-        )
-    return prompt
-
-
-MIN_TEMPERATURE = 1e-4
-MAX_TEMPERATURE = 1e4
-"""Within these, logits divided by the temperature stay finite in float32."""
-
-
-def _check_ranges(params: SamplingParams) -> None:
-    temperature = params.temperature
-    checks = (
-        ("max_tokens", params.max_tokens >= 0, "at least 0"),
-        ("n", params.n >= 1, "at least 1"),
-        (
-            "temperature",
-            temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE,
-            f"0, or {MIN_TEMPERATURE:g} … {MAX_TEMPERATURE:g}",
-        ),
-        ("top_k", 0 <= params.top_k < 2**31, "0 (off) … 2**31 - 1"),
-        ("top_p", 0 < params.top_p <= 1, "above 0 and at most 1"),
-        ("min_p", 0 <= params.min_p <= 1, "0 … 1"),
-        ("seed", 0 <= params.seed < 2**64, "0 … 2**64 - 1"),
-        *(
-            (name, 0 <= (getattr(params, name) or 0) <= MAX_LOGPROBS, f"0 … {MAX_LOGPROBS}")
-            for name in ("logprobs", "prompt_logprobs")
-        ),
-    )
-    for name, is_valid, allowed in checks:
-        if not is_valid:
-            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
-
-
-def _check_scoring(request: Request, prompt_length: int) -> None:
-    params = request.params
-    if params.max_tokens == 0 and (params.prompt_logprobs is None or prompt_length < 2):
-        raise InvalidRequest(
-            "max_tokens must be at least 1, or 0 with prompt_logprobs and a prompt of at least "
-            f"2 tokens; got 0, prompt_logprobs = {params.prompt_logprobs}, {prompt_length} tokens",
-            "max_tokens",
-        )
-    if params.logprobs and request.emit != "delta":
-        raise InvalidRequest(
-            f"logprobs must be 0 where emit is {request.emit}, since alternatives are not kept; "
-            f"got {params.logprobs}",
-            "logprobs",
-        )
 
 
 def sample_seeds(seed: int, indices: I64) -> U64:

@@ -13,6 +13,7 @@ import numpy as np
 from engine.batch import F32, I32, I64, Bool
 from engine.edits import EditPlan
 from engine.history import History
+from engine.parked import Parked
 from engine.sequence import SequenceGroup, sample_seeds
 
 FREE = -1
@@ -41,6 +42,8 @@ class SlotTable:
         # Who owns the slot.
         self.sequence_id = np.full(num_slots, FREE, np.int64)  # i64, or FREE
         self.first_id = np.full(num_slots, FREE, np.int64)  # i64 of the owner's group, or FREE
+        self.priority = np.zeros(num_slots, np.int64)  # i64 its request's
+        self.share = np.zeros(num_slots, np.int64)  # i64 the number of its share
         # The next decode row.
         self.is_running = np.zeros(num_slots, np.bool_)  # bool: has a next decode row
         self.position = np.zeros(num_slots, np.int32)  # i32
@@ -77,13 +80,36 @@ class SlotTable:
 
     def take(self, group: SequenceGroup, count: int) -> I32:
         """Slots for the group's next `count` sequences, with everything their first row needs."""
+        return self._give(group, group.next_fresh(count))
+
+    def take_back(self, group: SequenceGroup, parked: Parked) -> I32:
+        """Slots for sequences that were parked, with everything that they had in others."""
+        slots = self._give(group, parked.indices)
+        self.position[slots] = parked.positions
+        first = len(group.prompt) - 1
+        counts = (parked.positions - first).astype(np.int64)
+        # Of each token, its sequence's slot and its place among that sequence's.
+        whose = np.repeat(slots.astype(np.int64), counts)
+        places = np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
+        tokens = np.frombuffer(b"".join(parked.tokens), "<i4")
+        self.output_tokens.put(whose, first + places, tokens)
+        if group.request.params.logprobs is not None:
+            assert self.output_logprobs is not None
+            logprobs = np.frombuffer(b"".join(parked.logprobs), "<f4")
+            self.output_logprobs.put(whose, first + places, logprobs)
+        return slots
+
+    def _give(self, group: SequenceGroup, indices: I64) -> I32:
+        """Slots for these samples of a group, each at its beginning."""
+        count = len(indices)
         slots = self._take(count)
         # A slice of one is many times faster than an array of one.
         at = slots if count > 1 else slice(slots[0], slots[0] + 1)
         params = group.request.params
-        indices = np.arange(group.started, group.started + count, dtype=np.int64)
         self.sequence_id[at] = group.first_id + indices
         self.first_id[at] = group.first_id
+        self.priority[at] = group.request.priority
+        self.share[at] = group.share.number
         first = len(group.prompt) - 1
         self.position[at] = self.first_position[at] = first
         self.first_read[at] = slots if group.prefix is None else group.prefix.slot

@@ -114,7 +114,8 @@ class BatchJob:
             log.info("%s: failed: %s", self.id, checked.errors[0].message)
             await asyncio.to_thread(partial(self._finish, "failed", {}, errors=checked.errors))
             return False
-        begin = partial(self._change, "validating", status="in_progress", total=checked.total)
+        fields = {"total": checked.total, "model": self._config.model_name}
+        begin = partial(self._change, "validating", status="in_progress", **fields)
         changed = await asyncio.to_thread(begin)
         if changed is None:
             self._is_cancelled = True

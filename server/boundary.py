@@ -27,6 +27,8 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = {"/health", "/ping", "/ready", "/metrics"}
 """Asked every few seconds: not worth a line each time."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+IS_HEAD = "srm.is_head"
+"""Key of the inner scope: whether nobody will see the body."""
 _CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client left before the reply was complete."""
 
@@ -52,6 +54,7 @@ class Boundary:
         inner = {
             **scope,
             "method": "GET" if asked == "HEAD" else asked,
+            IS_HEAD: asked == "HEAD",
             "path": scope["path"].rstrip("/") or "/",
         }
 

@@ -18,6 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.boundary import IS_HEAD
+
 CHUNK_BYTES = 256 * 1024
 """So much is read at once."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
@@ -56,7 +58,7 @@ class Download(Response):
             status = HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK
             start = {"type": "http.response.start", "status": status, "headers": self.raw_headers}
             await send(start)
-            while begin < end:
+            while begin < end and not scope.get(IS_HEAD):
                 data = await self._read(begin, min(CHUNK_BYTES, end - begin))
                 if not data:
                     raise RuntimeError("the file has become shorter")  # the connection breaks

@@ -61,7 +61,7 @@ REQUEST_CHOICES = Histogram(
 )
 BATCH_LINES = Counter(
     "srm_batch_lines_total",
-    "Lines of batches that are through, by what became of them.",
+    "Lines of batches that are through, by their results.",
     ("result",),
 )
 BATCH_LINES_IN_FLIGHT = Gauge(

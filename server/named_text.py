@@ -6,7 +6,7 @@ Each may be given once, and one that is not understood is refused by name. Knows
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,14 +27,22 @@ def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
         field = fields[name]
         if field.name in found:
             raise InvalidRequest(f"{name} is given twice", name)
-        try:
-            found[field.name] = msgspec.convert(text, hints[field.name], strict=False)
-        except msgspec.ValidationError:
+        value = _converted(text, hints[field.name])
+        if value is None:
             must = allowed(hints[field.name])
-            raise InvalidRequest(f"{name} must be {must}; got {show(text)}", name) from None
+            raise InvalidRequest(f"{name} must be {must}; got {show(text)}", name)
+        found[field.name] = value
     for name, field in fields.items():
         if field.required and field.name not in found:
             raise InvalidRequest(f"{name} is required: {allowed(hints[field.name])}", name)
     request = kind(**found)
     request.check()
     return request
+
+
+def _converted(text: str, hint: Any) -> Any:
+    """None for what it cannot be; so the text `null`, which msgspec takes for one, is none."""
+    try:
+        return msgspec.convert(text, hint, strict=False)
+    except msgspec.ValidationError:
+        return None

@@ -151,7 +151,6 @@ class Database:
         self._number = newest
         connection = self._connect(str(self.path(newest)))
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > VERSION:
@@ -188,12 +187,15 @@ class Database:
             if self._newest() > damaged:
                 return
             made = self._folder / "store.making"
-            made.unlink(missing_ok=True)
+            for left in self._folder.glob("store.making*"):  # by a crash, journals included
+                left.unlink(missing_ok=True)
             with closing(self._connect(str(made))) as connection:
                 connection.executescript(SCHEMA)
                 connection.execute("BEGIN")
                 self._fill(connection)
                 connection.execute("COMMIT")
+                connection.execute("PRAGMA journal_mode = WAL")  # and so it stays
+            made.chmod(0o600)  # and so are the files that SQLite puts beside it
             made.rename(self.path(damaged + 1))
             sync_folder(self._folder)
 

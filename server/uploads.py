@@ -55,9 +55,12 @@ class Uploads:
         """More of a file has come."""
         self._coming[owner] += num_bytes
 
-    def check_room(self, owner: str) -> None:
-        """Raise QuotaExceeded or StoreFull if what comes does not fit. Blocks."""
-        check_quota(self.store.bytes_of(owner) + self._coming[owner], self._max_store_bytes)
+    def check_room(self, owner: str, kept_bytes: int) -> None:
+        """Raise QuotaExceeded or StoreFull if what comes does not fit beside what is kept.
+
+        Whether it does in the end, `keep` finds out.
+        """
+        check_quota(kept_bytes + self._coming[owner], self._max_store_bytes)
         if self.store.free_bytes() < LEAST_FREE_BYTES:
             raise full(self.store.folder)
 
@@ -82,6 +85,8 @@ class Upload:
         self._owner = owner
         self._buffer: list[bytes] = []
         self._buffered = 0
+        self._kept_bytes = 0
+        """Of its owner, when it began."""
         self._path: Path | None = None
         self._file = -1
         self._last: Future[None] | None = None
@@ -128,10 +133,11 @@ class Upload:
         with translated(self._uploads.store.folder):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._path = path
-        self._uploads.check_room(self._owner)
+        self._kept_bytes = self._uploads.store.bytes_of(self._owner)
+        self._uploads.check_room(self._owner, self._kept_bytes)
 
     def _write(self, pieces: list[bytes]) -> None:
-        self._uploads.check_room(self._owner)
+        self._uploads.check_room(self._owner, self._kept_bytes)
         with translated(self._uploads.store.folder):
             for piece in pieces:
                 left = memoryview(piece)

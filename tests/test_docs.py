@@ -53,6 +53,8 @@ from server import (
 )
 from server.app import create_app
 from server.bench import HttpBenchConfig
+from server.bench_background import BackgroundBenchConfig
+from server.bench_jobs import JobsBenchConfig
 from server.bench_server import ServerBenchConfig
 from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
@@ -90,6 +92,8 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "HTTP benchmark": (HttpBenchConfig,),
     "Text benchmark": (TextBenchConfig,),
     "Server benchmark": (ServerBenchConfig,),
+    "Jobs benchmark": (JobsBenchConfig,),
+    "Background benchmark": (BackgroundBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Precompilation": (PrecompileConfig,),
@@ -522,3 +526,12 @@ def test_every_field_of_what_python_gives_is_there(kind: type[Any], heading: str
 def test_every_sampling_parameter_of_python_is_there() -> None:
     named = set(re.findall(r"`(\w+)`", section("python.md", "SamplingParams")))
     assert set(SamplingParams.__struct_fields__) <= named
+
+
+def test_the_batch_of_the_guide_is_answered(server: Server) -> None:
+    (example,) = blocks("batches.md", "python test")
+    command = [sys.executable, "-c", here(example, server)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("completed ")
+    assert done.stdout.count("question ") == 10

@@ -23,7 +23,7 @@ from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, load
 from engine.durable import Detail, Durable
 from engine.engine import Engine
-from engine.errors import SnapshotError
+from engine.errors import ConfigError, SnapshotError
 from engine.messages import Output, Request, SamplingParams
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.runner import ModelRunner
@@ -121,6 +121,11 @@ def _run(
     figures = []
     for _ in range(config.repetitions):
         detail = _snapshot(first, durable, outputs)
+        if detail["sequences"] != len(requests):
+            raise ConfigError(
+                f"max_tokens = {config.max_tokens} is too small: sequences ended before "
+                f"{config.repetitions} snapshots were taken"
+            )
         figures.append(detail | {"disk_s": _plain_write(folder, int(detail["bytes"]))})
     left_alone = outputs + _finish(first)
     restoring = Durable(second, served)

@@ -50,7 +50,8 @@ def start(tmp_path: Path) -> subprocess.Popen[bytes]:
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
-    return np.random.default_rng(7).integers(2, vocab_size, (COUNT, 4)).tolist()
+    found: list[list[int]] = np.random.default_rng(7).integers(2, vocab_size, (COUNT, 4)).tolist()
+    return found
 
 
 def params(seed: int) -> SamplingParams:

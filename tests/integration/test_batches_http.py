@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from server.jobs import LOCK_NAME
 from server.store import Store
 from server.store_records import FileRecord, LineError
 from tests.serving import SERVER_FLAGS, Server
@@ -20,12 +22,26 @@ MAX_BATCHES = 4
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("kept") / "data")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """With the lock of whoever runs its batches: these tests do, and no server."""
+    folder = tmp_path_factory.mktemp("kept") / "data"
+    folder.mkdir()
+    with (folder / "jobs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Store(folder)
 
 
 @pytest.fixture(scope="module")
-def server(text_model: Path, store: Store) -> Iterator[Server]:
+def jobs_lock(store: Store) -> Iterator[None]:
+    """As if another server ran the batches: here the tests do."""
+    store.folder.mkdir()
+    with (store.folder / LOCK_NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(text_model: Path, store: Store, jobs_lock: None) -> Iterator[Server]:
     keys = store.folder.parent / "keys"
     keys.write_text(KEYS)
     flags = (f"--data-dir={store.folder}", f"--api-keys-file={keys}")

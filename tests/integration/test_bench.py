@@ -119,3 +119,14 @@ def test_what_the_server_refuses_is_said(
     assert bench_server(server, tmp_path, flag) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_snapshot_benchmark_writes_its_record(tiny: Path, tmp_path: Path) -> None:
+    sizes = ["--sequences=8,20", "--max-tokens=12", "--repetitions=1"]
+    assert srm.main(["bench", "snapshot", f"--model={tiny}", f"--output={tmp_path}", *sizes]) == 0
+    (path,) = tmp_path.glob("*-snapshot.json")
+    for run, count in zip(json.loads(path.read_text())["runs"], (8, 20), strict=True):
+        assert run["same_tokens"]
+        assert [one["sequences"] for one in run["snapshots"]] == [count]
+    assert "| 20 |" in path.with_suffix(".md").read_text()

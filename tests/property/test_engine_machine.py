@@ -11,6 +11,9 @@
    once and in order before any sample speaks, and scoring changes no sample.
 7. A kept state changes no bit: many prompts here begin alike, and the engine of 3 keeps nothing.
 8. All of this with biases, penalties and bans; what they are is in `test_edited_samples.py`.
+9. All of this whoever is parked for whom: by priority, by share, or for no reason at all.
+10. A durable request that is sent again is answered in full, whatever its sender knows already; and
+   so it is by another engine, which goes on from where this one was.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
 """
@@ -49,6 +52,8 @@ from engine.messages import (
     join,
 )
 from engine.outputs import NOT_FINITE
+from engine.parked import Parked, merged
+from engine.parking import parkable
 from engine.prefixes import NO_SLOT, Prefix
 from engine.sequence import STREAMS
 from engine.slots import FREE
@@ -90,6 +95,7 @@ prompts = st.one_of(
 )
 
 
+WEIGHTS_OF = {"": 1.0, "heavy": 3.0, "light": 0.5}
 Emit = Literal["final", "delta", "columns"]
 EMITS: tuple[Emit, ...] = ("final", "delta", "columns")
 Said = tuple[list[Output], list[tuple[int, Columns]]]
@@ -133,6 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_tokens=st.integers(1, 12),
         max_waiting=st.integers(6, 30),
         prefix_slots=st.integers(1, 5),
+        max_parked_bytes=st.sampled_from([0, 2_000, 2**32, 2**32]),
     )
     def start(
         self,
@@ -141,6 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_tokens: int,
         max_waiting: int,
         prefix_slots: int,
+        max_parked_bytes: int,
     ) -> None:
         config = EngineConfig(
             num_slots=num_slots,
@@ -148,11 +156,10 @@ class EngineMachine(RuleBasedStateMachine):
             max_step_tokens=max_step_rows + spare_tokens,
             max_waiting=max_waiting,
             prefix_slots=prefix_slots,
+            max_parked_bytes=max_parked_bytes,
         )
         self.config = config
-        self.runner, self.twin_runner = RecordingRunner(config), RecordingRunner(config)
-        self.engine = Engine(TINY, self.runner, config)
-        self.twin = Engine(TINY, self.twin_runner, config)
+        self.open()
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
         self.stopped: set[tuple[str, int]] = set()
@@ -165,8 +172,18 @@ class EngineMachine(RuleBasedStateMachine):
         params=params,
         priority=st.integers(-1, 1),
         emit=st.sampled_from(EMITS),
+        share=st.sampled_from(sorted(WEIGHTS_OF)),
+        durable=st.booleans(),
     )
-    def add(self, prompt: list[int], params: SamplingParams, priority: int, emit: Emit) -> None:
+    def add(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int,
+        emit: Emit,
+        share: str = "",
+        durable: bool = False,
+    ) -> None:
         self.count += 1
         request = Request(
             id=str(self.count),
@@ -175,6 +192,9 @@ class EngineMachine(RuleBasedStateMachine):
             priority=priority,
             emit=emit,
             stream=MAX_N * self.count,
+            share=share,
+            weight=WEIGHTS_OF[share],
+            durable=durable and emit != "columns",
         )
         waiting = self.engine.status().waiting
         try:
@@ -223,14 +243,80 @@ class EngineMachine(RuleBasedStateMachine):
         owners = self.engine.scheduler.table.sequence_id
         of = {} if group is None else {group.first_id + i: i for i in range(group.request.params.n)}
         begun = {of[owner] for owner in owners.tolist() if owner in of}
+        if group is not None:
+            begun |= set(self.engine.scheduler.parking.indices(group).tolist())
         stopped = begun & indices
         if group is not None and cut is not None:
             stopped |= {i for i in begun if i >= cut}
-            stopped |= set(range(max(cut, group.started), group.to_start))
+            to_start = group.next_fresh(group.unstarted).tolist()
+            stopped |= {i for i in to_start if i >= cut}
         self.stopped |= {(request_id, index) for index in stopped}
         for engine in (self.engine, self.twin):
             engine.stop(request_id, np.array(sorted(indices), np.int32), cut)
         assert not {of[owner] for owner in owners.tolist() if owner in of} & stopped
+
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        """Some or all of those that can be, for no reason at all."""
+        self.settle()
+        slots = parkable(self.engine.scheduler.table).tolist()
+        if slots:
+            few = st.lists(st.sampled_from(slots), min_size=1, unique=True)
+            chosen = data.draw(st.one_of(st.just(slots), few))
+            for engine, runner in ((self.engine, self.runner), (self.twin, self.twin_runner)):
+                some = np.array(sorted(chosen), np.int64)
+                engine.scheduler.park(some, runner.read_slots(some))
+
+    @precondition(lambda self: any(one.durable for one in self.requests.values()))
+    @rule(data=st.data(), weight=st.sampled_from([0.25, 1.0, 4.0]))
+    def send_again(self, data: st.DataObject, weight: float) -> None:
+        durable = sorted(one.id for one in self.requests.values() if one.durable)
+        request_id = data.draw(st.sampled_from(durable))
+        request = msgspec.structs.replace(self.requests[request_id], weight=weight)
+        if not self.engine.has_request(request_id) and request_id not in self.aborted:
+            return  # it was answered
+        self.add_again(request)
+
+    def add_again(self, request: Request) -> None:
+        """Its sender knows nothing of it any more."""
+        self.aborted.discard(request.id)
+        self.stopped = {(name, index) for name, index in self.stopped if name != request.id}
+        for key in [key for key in self.received if key[0] == request.id]:
+            del self.received[key]
+        self.cached.pop(request.stream, None)
+        for engine in (self.engine, self.twin):
+            try:
+                engine.add(request)
+            except Overloaded:
+                self.aborted.add(request.id)
+
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        """Everything durable goes on in another engine; what else there is ends."""
+        self.settle()
+        kept: defaultdict[str, list[Parked]] = defaultdict(list)
+        for request, parked in self.engine.parked_of_all():
+            assert request == self.requests[request.id]
+            kept[request.id].append(parked)
+        for name in self.requests:
+            if self.engine.has_request(name):
+                self.aborted.add(name)
+        running = [self.requests[name] for name in sorted(self.engine.scheduler.request_ids())]
+        again = data.draw(st.permutations([one.id for one in running if one.durable]))
+        self.open()
+        for engine in (self.engine, self.twin):
+            engine.progress = lambda one: merged(kept[one.id]) if one.id in kept else None
+        for name in again:
+            self.add_again(self.requests[name])
+
+    def open(self) -> None:
+        config = self.config
+        self.runner, self.twin_runner = RecordingRunner(config), RecordingRunner(config)
+        self.engine = Engine(TINY, self.runner, config)
+        self.twin = Engine(TINY, self.twin_runner, config)
+
+    def settle(self) -> None:
+        self.receive(*(said(engine, engine.settle()) for engine in (self.engine, self.twin)))
 
     @rule(times=st.integers(1, 8))
     def step(self, times: int) -> None:
@@ -303,9 +389,33 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_adds_up(self) -> None:
         scheduler = self.engine.scheduler
-        waiting = [group for group in scheduler._by_id.values() if group.unstarted]
+        groups = list(scheduler._by_id.values())
+        waiting = [group for group in groups if group.unstarted]
         assert scheduler.num_waiting == sum(group.unstarted for group in waiting)
         assert scheduler.waiting_bytes == sum(group.num_bytes for group in waiting)
+        parking, table = scheduler.parking, scheduler.table
+        records = [record for _, record in parking.records()]
+        assert parking.num_parked == sum(map(len, records))
+        assert (parking.num_bytes > 0) == (parking.num_parked > 0)
+        for group in groups:
+            parked = parking.indices(group).tolist()
+            owned = table.sequence_id[table.first_id == group.first_id] - group.first_id
+            to_start = group.next_fresh(group.unstarted).tolist()
+            alive = [*parked, *owned.tolist(), *to_start]
+            assert len(alive) == len(set(alive)) == group.unfinished, "lost, or in two places"
+        tiers = scheduler._admission.shares.tiers.values()
+        shares = [share for tier in tiers for share in tier.members.values()]
+        assert {share.number for share in shares} == {group.share.number for group in groups}
+        for share in shares:
+            own = [group for group in groups if group.share is share]
+            assert share.num_groups == len(own)
+            ids = [group.first_id for group in own]
+            assert share.owned == np.count_nonzero(np.isin(table.first_id, ids))
+            assert share.parked == sum(len(parking.indices(group)) for group in own)
+        for tier in tiers:
+            assert tier.owned == sum(share.owned for share in tier.members.values())
+            total = sum(share.weight for share in tier.members.values())
+            assert np.isclose(tier.weight, total)
 
     @invariant()
     def prefixes_add_up(self) -> None:
@@ -347,7 +457,10 @@ class EngineMachine(RuleBasedStateMachine):
         table = self.engine.scheduler.table
         assert table.num_free == table.num_slots
         assert self.engine.scheduler.prefixes.num_pinned == 0
-        assert not self.engine.scheduler._prefill._awaiting
+        assert not self.engine.scheduler._admission.prefill._awaiting
+        parking = self.engine.scheduler.parking
+        assert (parking.num_parked, parking.num_bytes) == (0, 0)
+        assert not self.engine.scheduler._admission.shares.tiers
         for request in self.requests.values():
             if request.id not in self.aborted:
                 self.compare(request)

@@ -183,6 +183,24 @@ def test_weights_that_change_meanwhile_end_a_snapshot(
     assert (tmp_path / NAME).read_bytes() == kept
 
 
+def test_what_other_weights_made_is_not_gone_on_with(
+    make_engine: MakeEngine, requests: list[Request], tmp_path: Path
+) -> None:
+    first, second = make_engine(), make_engine()
+    add(first, requests)
+    run(first, 12)
+    durable = Durable(first, config_of(tmp_path))
+    take(first, durable)
+    durable.keep([requests[0].id])
+    assert durable.progress(requests[0]) is not None
+    first._fingerprint = "others"
+    assert durable.progress(requests[0]) is None
+    restoring = Durable(second, config_of(tmp_path))
+    assert restoring.progress(requests[1]) is not None
+    second._fingerprint = "others"
+    assert restoring.progress(requests[1]) is None
+
+
 def test_what_is_kept_is_taken_up_once_or_forgotten_after_a_while(
     make_engine: MakeEngine, requests: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive
 
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
-from server.intake import Body, Intake
+from server.intake import FORM_BYTES, Body, Intake
 
 
 def intake(max_body_bytes: int = 100, max_held_bytes: int = 1_000, timeout_s: float = 5) -> Intake:
@@ -55,6 +55,20 @@ async def test_a_body_is_too_large_as_soon_as_it_is() -> None:
     for announced in ("101", "9" * 5_000):
         with pytest.raises(BodyTooLarge):
             counted.check_announced(announced)
+
+
+async def test_a_file_takes_no_room_and_may_be_larger() -> None:
+    counted = Intake(100, 150, 5, lambda: 7, max_file_bytes=1_000)
+    counted.check_announced(str(1_000 + FORM_BYTES), is_upload=True)
+    with pytest.raises(BodyTooLarge, match="max_file_bytes = 1000"):
+        counted.check_announced(str(1_001 + FORM_BYTES), is_upload=True)
+    upload = counted.body(sender(b"x" * 500, b"y" * 500), is_upload=True)
+    assert await read(upload) == 1_000
+    assert counted.held_bytes == 0
+    upload.close()
+    assert counted.held_bytes == 0
+    with pytest.raises(BodyTooLarge, match="max_file_bytes = 1000"):
+        await read(counted.body(sender(b"x" * FORM_BYTES, b"y" * 1_001), is_upload=True))
 
 
 async def test_all_bodies_together_are_bounded() -> None:

@@ -108,6 +108,14 @@ def test_a_file_is_what_was_put_in(store: Store) -> None:
     assert names_in(store) == []
 
 
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    store = Store(tmp_path)
+    a_batch(store, a_file(store))
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path.name
+
+
 @pytest.mark.parametrize(
     "id",
     [
@@ -280,7 +288,7 @@ def test_a_database_is_made_anew_with_all_results(
         store.close()
         other.close()
     spoil(tmp_path / "store.sqlite3", damage)
-    for one in (store, Store(tmp_path), other):
+    for one in (Store(tmp_path), store, other):
         after = [one.list_files("a", 10), one.list_batches("a", 10), one.runnable_batches()]
         assert [set(map(repr, some or ())) for some in after] == [
             set(map(repr, some or ())) for some in before
