@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -47,24 +48,30 @@ class Input:
 
 def open_input(path: Path, max_line_bytes: int) -> Input:
     """Of a file, by its name; - is standard input. Raises ConfigError."""
-    if path == STANDARD:
-        if sys.stdin.isatty():
-            raise ConfigError("input is missing: srm batch FILE")
-        closed = threading.Event()
-        file = _Stream(_available(sys.stdin.fileno(), closed))
-        lines = _readable(path, read_lines(cast(BinaryIO, file), max_line_bytes))
-        return Input(lines, _unknown, closed.set)
+    if path == STANDARD and sys.stdin.isatty():
+        raise ConfigError("input is missing: srm batch FILE")
     try:
+        if path == STANDARD or not stat.S_ISREG(path.stat().st_mode):
+            return _open_pipe(path, max_line_bytes)
         with path.open("rb"):
             pass
     except OSError as error:
         raise ConfigError(f"input = {path}: {error.strerror}") from None
     if path.suffix.lower() == PARQUET:
         return Input(_readable(path, read_rows(path, max_line_bytes)), lambda: count_rows(path))
-    file = _Stream(_chunks(path))
-    lines = read_lines(cast(BinaryIO, file), max_line_bytes)
-    # A pipe can be read only once.
-    return Input(_readable(path, lines), lambda: _count(path) if path.is_file() else None)
+    return Input(_lines(path, _raw_chunks(path), max_line_bytes), lambda: _count(path))
+
+
+def _open_pipe(path: Path, max_line_bytes: int) -> Input:
+    """What can be read once, and may keep one waiting."""
+    file = sys.stdin.fileno() if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    closed = threading.Event()
+    return Input(_lines(path, _available(file, closed), max_line_bytes), _unknown, closed.set)
+
+
+def _lines(path: Path, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[list[RawLine]]:
+    file = _Stream(_plain(path, raw))
+    return _readable(path, read_lines(cast(BinaryIO, file), max_line_bytes))
 
 
 def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
@@ -127,10 +134,9 @@ def _available(file: int, closed: threading.Event) -> Iterator[bytes]:
             yield chunk
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    """The file's bytes, as they were before they were compressed."""
+def _plain(path: Path, raw: Iterator[bytes]) -> Iterator[bytes]:
+    """The bytes of a file of this name, as they were before they were compressed."""
     codec = codec_of(path)
-    raw = _raw_chunks(path)
     return raw if codec is None else decompressed(raw, codec)
 
 
@@ -144,7 +150,7 @@ def _count(path: Path) -> int | None:
     """Ends of lines; one more if the last line has none."""
     count, last = 0, b"\n"
     try:
-        for chunk in _chunks(path):
+        for chunk in _plain(path, _raw_chunks(path)):
             count += chunk.count(b"\n")
             last = chunk[-1:]
     except (OSError, Damaged):  # whoever reads the lines says so

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import zlib
 from pathlib import Path
 
@@ -186,6 +187,23 @@ def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
         assert source.count() == 1000
         found = [line for some in source.lines for line in some]
         assert [number for number, _ in found] == list(range(1, 1001))
+
+
+def test_a_named_pipe_is_opened_once_and_its_wait_can_be_ended(tmp_path: Path) -> None:
+    pipe = tmp_path / "in.gz"
+    os.mkfifo(pipe)
+    data = CODECS[".gz"].compress(b'{"prompt": "a"}\n{"prompt": "b"}')
+    writer = threading.Thread(target=lambda: pipe.write_bytes(data))
+    writer.start()
+    source = open_input(pipe, 4096)
+    assert [number for some in source.lines for number, _ in some] == [1, 2]
+    assert source.count() is None
+    writer.join()
+    opened = os.open(pipe, os.O_RDWR)  # a writer that says nothing
+    waiting = open_input(pipe, 4096)
+    waiting.close()
+    assert list(waiting.lines) == []
+    os.close(opened)
 
 
 def test_bodies_become_lines_of_a_batch() -> None:
