@@ -9,8 +9,8 @@ from typing import Any
 _HOMES = {
     "Engine": "engine.offline",
     "SamplingParams": "engine.messages",
-    "Completion": "engine.completion",
-    "Generated": "engine.completion",
+    "Completion": "engine.generated",
+    "Generated": "engine.generated",
 }
 
 

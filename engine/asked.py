@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from engine.batch import I32
-from engine.completion import Completion, Decode, Generated, completion, token_scores
 from engine.errors import InvalidRequest
+from engine.generated import Completion, Decode, Generated, completion, token_scores
 from engine.messages import PROMPT, Output, Request, SamplingParams, join
 from engine.tokenizer import FolderTokenizer
 

@@ -21,7 +21,6 @@ import numpy as np
 from engine.asked import Asked, Prompt, in_turn
 from engine.batch import I32
 from engine.checkpoint import load_checkpoint
-from engine.completion import Completion, Generated
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, of_values
 from engine.engine import Engine as SteppedEngine
 from engine.errors import (
@@ -31,6 +30,7 @@ from engine.errors import (
     Overloaded,
     RequestError,
 )
+from engine.generated import Completion, Generated
 from engine.messages import SamplingParams
 from engine.runner import ModelRunner
 from engine.tokenizer import FolderTokenizer

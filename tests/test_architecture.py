@@ -21,7 +21,7 @@ ENGINE_ORDER = (
     "records",
     "messages",
     "batch",
-    "completion",
+    "generated",
     "parked",
     "news",
     "metrics",

@@ -30,9 +30,9 @@ from engine.bench.simulate import SimulationConfig
 from engine.bench.snapshot import SnapshotBenchConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
-from engine.completion import Completion, Generated
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
+from engine.generated import Completion, Generated
 from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs

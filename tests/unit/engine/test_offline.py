@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import engine
-from engine.completion import Completion
 from engine.config import EngineConfig
 from engine.engine import Engine as SteppedEngine
 from engine.errors import (
@@ -22,6 +21,7 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
+from engine.generated import Completion
 from engine.messages import SamplingParams
 from engine.offline import Engine, Progress
 from server.text import Text
