@@ -94,28 +94,29 @@ class Admission:
             if not group.unforked:
                 self.prefill.drop(group)
 
-    def begin_again(self, group: SequenceGroup) -> None:
-        """All of a group's samples that neither hold a slot nor are parked are to start anew."""
+    def begin_again(self, group: SequenceGroup) -> I64:
+        """All of a group's samples that neither hold a slot nor are parked are to start anew; the
+        others."""
         indices = np.arange(group.request.params.n)
         slots = group.slots[: group.reach]
         runs = np.flatnonzero(
             self._table.sequence_id[slots] == group.first_id + np.arange(len(slots))
         )
-        parked = self._parking.indices(group)
+        others = np.concatenate([runs, self._parking.indices(group)])
         was_unstarted = group.unstarted
-        group.start_anew(np.setdiff1d(indices, np.concatenate([runs, parked])))
-        group.untold.update(runs.tolist(), parked.tolist())
+        group.start_anew(np.setdiff1d(indices, others))
         self.num_waiting += group.unstarted - was_unstarted
         if was_unstarted or not group.unstarted:
-            return
+            return others
         self.waiting_bytes += group.num_bytes
         if group.unforked:
             self.forking.push(group)
-            return
+            return others
         group.prefilled, group.cached, group.state_slot = 0, 0, NO_SLOT
         group.prefix, group.awaited = None, None
         group.fills.clear()
         self.waiting.push(group)
+        return others
 
     def admit(self) -> None:
         """Give free slots out, in serving order."""
@@ -262,8 +263,7 @@ class Admission:
 
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
         self._latencies.start(group, slots)
-        group.remember(group.next_fresh(len(slots)), slots)
-        group.started += len(slots)
+        group.start(slots)
         self.num_waiting -= len(slots)
         self.shares.own(group.share, len(slots))
         if not group.unstarted:

@@ -60,8 +60,8 @@ class Engine:
         """What is known, from before this engine, of a durable request: of its id, and equal."""
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
-        self._counted = (0, 0, 0, 0, 0)  # what of the scheduler's counts is in the metrics
-        self._levels = (-1, -1, -1)  # what of them the gauges show
+        self._counted = (0,) * 7  # what of the scheduler's counts is in the metrics
+        self._levels = (-1, -1, -1, -1)  # what of them the gauges show
         self._update_gauges()
 
     @property
@@ -291,12 +291,15 @@ class Engine:
 
     def _count(self) -> None:
         prefixes, latencies = self.scheduler.prefixes, self.scheduler.latencies
+        parking = self.scheduler.parking
         counts = (
             latencies.num_sampled,
             latencies.num_prompt_tokens,
             prefixes.num_hits,
             prefixes.num_cached_tokens,
             prefixes.num_evictions,
+            parking.num_ever_parked,
+            parking.num_resumed,
         )
         counters = (
             metrics.DECODE_TOKENS,
@@ -304,6 +307,8 @@ class Engine:
             metrics.PREFIX_HITS,
             metrics.CACHED_TOKENS,
             metrics.PREFIX_EVICTIONS,
+            metrics.PARKINGS,
+            metrics.RESUMED,
         )
         for counter, count, counted in zip(counters, counts, self._counted, strict=True):
             if count != counted:
@@ -316,12 +321,16 @@ class Engine:
 
     def _update_gauges(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
-        levels = (scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting)
+        levels = (
+            *(scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting),
+            scheduler.parking.num_parked,
+        )
         if levels != self._levels:
             self._levels = levels
             metrics.PREFIXES.set(scheduler.prefixes.num_used)
             metrics.RUNNING.set(table.num_owned)
             metrics.WAITING.set(scheduler.num_waiting)
+            metrics.PARKED.set(scheduler.parking.num_parked)
             metrics.FREE_SLOTS.set(table.num_free)
             metrics.SLOT_USAGE.set(table.num_owned / table.num_slots)
 

@@ -83,6 +83,16 @@ WAITING = Gauge(
     "Sequences accepted and not yet started.",
     multiprocess_mode="livemostrecent",
 )
+PARKED = Gauge(
+    "srm_engine_parked_sequences",
+    "Sequences that gave up their slot to others and wait for one to go on in.",
+    multiprocess_mode="livemostrecent",
+)
+PARKINGS = Counter("srm_engine_parked_total", "Times that a sequence gave up its slot to others.")
+RESUMED = Counter(
+    "srm_engine_resumed_total",
+    "Times that a parked sequence, or one of an earlier engine, went on in a slot.",
+)
 FREE_SLOTS = Gauge(
     "srm_engine_free_slots", "Slots that nothing holds.", multiprocess_mode="livemostrecent"
 )

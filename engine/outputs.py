@@ -6,7 +6,7 @@ nothing: what an end means for slots and requests is the scheduler's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,27 +38,31 @@ def sampled(
     reasons: I64,
     places: Mapping[int, int],
     scores: Scores,
+    untold: Set[int],
 ) -> list[Output]:
     """What these slots' sequences have new, or all of it at their end.
 
     Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
-    id, `places` are those of `decode_scores`.
+    id, `places` are those of `decode_scores`; `untold` are ids of sequences of which nobody knows
+    what they had before.
     """
+    sequence_ids, tells_news = table.sequence_id[slots], table.emit[slots] == DELTA
+    if untold:
+        tells_news &= ~np.isin(sequence_ids, list(untold))
     columns = (
         slots,
-        table.sequence_id[slots],
+        sequence_ids,
         table.first_id[slots],
-        np.where(table.emit[slots] == DELTA, positions, table.first_position[slots]),
+        np.where(tells_news, positions, table.first_position[slots]),
         positions + (reasons != ERROR),  # an error is no token
         table.num_logprobs[slots],
         reasons,
     )
     outputs = []
-    for slot, sequence_id, first_id, begin, stop, num_logprobs, reason in zip(
+    for slot, sequence_id, first_id, start, stop, num_logprobs, reason in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        group, index = groups[first_id], sequence_id - first_id
-        start = len(group.prompt) - 1 if index in group.untold else begin
+        group = groups[first_id]
         fields: dict[str, bytes] = {}
         if slot in places:  # then it is a stream, and this its one new token, if any
             place = places[slot]
@@ -69,7 +73,7 @@ def sampled(
         outputs.append(
             Output(
                 id=group.request.id,
-                index=index,
+                index=sequence_id - first_id,
                 token_ids=table.output_tokens.read(slot, start, stop),
                 finish_reason=REASONS[reason],
                 error=NOT_FINITE if reason == ERROR else None,

@@ -146,6 +146,11 @@ class Parking:
         self.num_bytes += parked.nbytes
         self._count(group, len(parked))
 
+    def park(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
+        """These sequences of the group gave up their slots."""
+        self.put(group, parked, times)
+        self.num_ever_parked += len(parked)
+
     def take(self, group: SequenceGroup, count: int) -> tuple[Parked, Times]:
         """Sequences that are to go on, `count` at most: who was parked first comes first."""
         pieces = self._pieces[group]
@@ -196,5 +201,4 @@ class Parking:
 
     def _count(self, group: SequenceGroup, more: int) -> None:
         self.num_parked += more
-        self.num_ever_parked += max(0, more)
         group.share.parked += more

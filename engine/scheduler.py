@@ -24,28 +24,19 @@ import numpy as np
 from engine.accept import accept
 from engine.admission import Admission
 from engine.assembly import assemble
-from engine.batch import F32, I32, I64, Batch, Scores, SlotStates, StepResult
+from engine.batch import I32, I64, Batch, SlotStates, StepResult
+from engine.completion import Completion
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import InvalidRequest, Overloaded
 from engine.latency import Latencies
 from engine.messages import Output, Request
-from engine.outputs import (
-    ERROR,
-    LENGTH,
-    RUNNING,
-    STOP,
-    NewTokens,
-    decode_scores,
-    new_tokens,
-    prompt_scores,
-    sampled,
-    unsampled,
-)
+from engine.outputs import NewTokens
 from engine.parked import Parked
 from engine.parking import Parking, check_fits, parkable, taken
 from engine.prefixes import Prefixes
+from engine.roster import Roster
 from engine.sequence import SequenceGroup
-from engine.slots import COLUMNS, FINAL, SlotTable, StopSets
+from engine.slots import SlotTable, StopSets
 from engine.turns import Turns
 from engine.victims import victims
 
@@ -66,8 +57,6 @@ class Scheduler:
         self._config = config
         self._state_bytes = 4 * model.state_width
         self._max_rows, self._max_tokens = config.step_limits(model)
-        self._by_id: dict[str, SequenceGroup] = {}
-        self._by_first_id: dict[int, SequenceGroup] = {}
         self._admission = Admission(
             self.table,
             self.stop_sets,
@@ -76,9 +65,10 @@ class Scheduler:
             self.latencies,
             self._max_tokens,
         )
+        self._roster = Roster(self.table, self.stop_sets, self._admission, self.latencies)
+        self._completion = Completion(self.table, self.stop_sets, self._roster, self.latencies)
         self._turns = Turns(self._max_rows)
         self._next_id = 0
-        self._columns: list[NewTokens] = []
 
     @property
     def num_waiting(self) -> int:
@@ -92,7 +82,7 @@ class Scheduler:
 
     @property
     def num_requests(self) -> int:
-        return len(self._by_id)
+        return len(self._roster.by_id)
 
     @property
     def num_left(self) -> int:
@@ -100,10 +90,10 @@ class Scheduler:
         return self._next_id - self.num_waiting
 
     def has_request(self, request_id: str) -> bool:
-        return request_id in self._by_id
+        return request_id in self._roster.by_id
 
     def request_ids(self) -> list[str]:
-        return list(self._by_id)
+        return list(self._roster.by_id)
 
     def add(self, request: Request, parked: Parked | None = None) -> None:
         """Accept a request, or raise the RequestError that says why not.
@@ -113,7 +103,7 @@ class Scheduler:
         """
         group = accept(request, self._model, self._next_id)
         count, limit = request.params.n, self._config.max_waiting
-        running = self._by_id.get(request.id)
+        running = self._roster.by_id.get(request.id)
         if running is not None:
             if not self.is_sent_again(request):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
@@ -139,31 +129,26 @@ class Scheduler:
                 excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
             )
         self._next_id += request.params.n
-        self._by_id[request.id] = self._by_first_id[group.first_id] = group
-        self._admission.enter(group)
-        self.latencies.arrive(group)
+        self._roster.enter(group)
         if parked is not None:
             self.parking.put(group, parked, self.latencies.unknown(len(parked)))
-            if request.emit == "delta":
-                group.untold.update(parked.indices.tolist())
+            self._roster.tell_again(group, parked.indices)
 
     def _take_over(self, group: SequenceGroup, request: Request) -> None:
         """The request of a group is sent again: whoever sent it knows nothing of what was said."""
         self._admission.shares.weigh(group.share, request.weight)
         group.request = request
         group.unfinished = request.params.n
-        self._admission.begin_again(group)
-        if request.emit == "final":
-            group.untold.clear()
+        self._roster.tell_again(group, self._admission.begin_again(group))
 
     def is_durable(self, request_id: str) -> bool:
         """Whether there is such a request, and its caller sends it again until it is answered."""
-        group = self._by_id.get(request_id)
+        group = self._roster.by_id.get(request_id)
         return group is not None and group.request.durable
 
     def is_sent_again(self, request: Request) -> bool:
         """Whether it is a durable one that runs, and what its samples said can be said again."""
-        group = self._by_id.get(request.id)
+        group = self._roster.by_id.get(request.id)
         return group is not None and group.is_resumable and _is_same(request, group.request)
 
     def abort(self, request_id: str) -> int:
@@ -173,10 +158,10 @@ class Scheduler:
         A step under way may still write these slots. That is safe for the reason given in
         `complete`.
         """
-        group = self._by_id.get(request_id)
+        group = self._roster.by_id.get(request_id)
         if group is None:
             return 0
-        self._drop(group)
+        self._roster.drop(group)
         self.latencies.abort(group)
         return group.unfinished
 
@@ -186,7 +171,7 @@ class Scheduler:
         And with `cut` all samples from that index on, those that have not started included. As with
         `abort`, a step under way may still write these slots. Costs what is ended, not n.
         """
-        group = self._by_id.get(request_id)
+        group = self._roster.by_id.get(request_id)
         if group is None:
             return 0
         table = self.table
@@ -202,7 +187,7 @@ class Scheduler:
         self.latencies.end(slots, table.first_id[slots], lengths)
         count = len(slots) + unstarted + self._stop_parked(group, indices, cut)
         if count == group.unfinished:
-            self._drop(group)
+            self._roster.drop(group)
             self.latencies.finish(group)
             return count
         if unstarted:
@@ -242,8 +227,8 @@ class Scheduler:
         slots for them, at the latest when all others have ended.
         """
         for first_id, own, parked in taken(self.table, slots, states):
-            group = self._by_first_id[first_id]
-            self.parking.put(group, parked, self.latencies.park(own))
+            group = self._roster.by_first_id[first_id]
+            self.parking.park(group, parked, self.latencies.park(own))
             self._admission.shares.own(group.share, -len(own))
         self.table.free(slots)
 
@@ -258,7 +243,7 @@ class Scheduler:
         durable = [
             first_id
             for first_id in np.unique(first_ids).tolist()
-            if self._by_first_id[first_id].is_resumable
+            if self._roster.by_first_id[first_id].is_resumable
         ]
         return slots[np.isin(first_ids, np.array(durable, np.int64))]
 
@@ -268,7 +253,7 @@ class Scheduler:
         `states` are what the pool holds of them.
         """
         for first_id, _, parked in taken(self.table, slots, states):
-            yield self._by_first_id[first_id].request, parked
+            yield self._roster.by_first_id[first_id].request, parked
 
     def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
         """What is parked of durable requests."""
@@ -278,8 +263,7 @@ class Scheduler:
 
     def take_columns(self) -> list[NewTokens]:
         """What sequences with `emit` = "columns" have new since the last time, step by step."""
-        columns, self._columns = self._columns, []
-        return columns
+        return self._completion.take_columns()
 
     def schedule(self) -> Batch | None:
         """The next step's batch, or None when there is nothing to feed.
@@ -288,7 +272,7 @@ class Scheduler:
         """
         admission = self._admission
         admission.admit()
-        slots, turn = self._turns.take(self.table, admission.shares.owning)
+        slots, turn = self._turns.take(self.table, admission.shares)
         chunks, prefilled = admission.prefill.chunks(self._max_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
@@ -304,79 +288,12 @@ class Scheduler:
     def complete(self, batch: Batch, result: StepResult) -> list[Output]:
         """Record what a step sampled, end and free the sequences it ended; say what it scored.
 
-        What depends on time comes from the batch: the table may be one step ahead already. For the
-        same reason a slot freed here may still be written by the step now under way. The slot can
-        be given out in the schedule after that one at the earliest, steps run in the order
-        launched, and position 0 ignores what a slot holds, so the late write harms nobody.
+        A slot freed here may still be written by the step now under way. The slot can be given out
+        in the schedule after that one at the earliest, steps run in the order launched, and a row
+        at position 0 ignores what a slot holds, as what was parked is written after that step: so
+        the late write harms nobody.
         """
-        table = self.table
-        prompt_outputs = self._report_prompts(batch, result.scores)
-        # int64 is what numpy indexes with: it would convert an int32 index at every use.
-        slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
-        positions = batch.positions[: batch.num_decode]
-        tokens, logprobs, starting = result.token_ids, result.logprobs, batch.starting
-        is_live = table.sequence_id[slots] == batch.sequence_ids
-        if not is_live.all():  # aborted, or ended by the step before this one
-            slots, positions, ends = slots[is_live], positions[is_live], ends[is_live]
-            tokens, logprobs = tokens[is_live], logprobs[is_live]
-            starting = starting[is_live[starting]]
-        first = batch.write_slots[starting].astype(np.int64)
-        self.latencies.sample(slots, first, table.first_id[first], batch.turn)
-        table.record(slots, positions, tokens, logprobs)
-        may_speak = ends | self.stop_sets.may_end[tokens]
-        if table.num_streaming:
-            may_speak |= table.emit[slots] != FINAL
-        rows = np.flatnonzero(may_speak)  # few, unless there are many streams
-        slots, positions, tokens, ends = slots[rows], positions[rows], tokens[rows], ends[rows]
-        is_stop = self.stop_sets.table[table.stop_row[slots], tokens]
-        reasons = np.where(is_stop, STOP, np.where(ends, LENGTH, RUNNING))
-        reasons[tokens < 0] = ERROR
-        emit = table.emit[slots]
-        in_columns = np.flatnonzero(emit == COLUMNS)
-        speaks = ((reasons != RUNNING) | (emit != FINAL)) & (emit != COLUMNS)
-        outputs = sampled(
-            table,
-            self._by_first_id,
-            slots[speaks],
-            positions[speaks],
-            reasons[speaks],
-            decode_scores(batch),
-            result.scores,
-        )
-        is_end = reasons != RUNNING
-        ended = slots[is_end]
-        lengths = positions[is_end] - table.first_position[ended] + (reasons[is_end] != ERROR)
-        self.latencies.end(ended, table.first_id[ended], lengths)
-        for output in outputs:
-            group = self._by_id[output.id]
-            if group.untold:
-                group.untold.discard(output.index)
-            if output.finish_reason is not None:
-                self._count_ends(group, 1)
-        if len(in_columns):
-            self._complete_columns(
-                *(slots[in_columns], positions[in_columns], tokens[in_columns]),
-                *(logprobs[rows][in_columns], reasons[in_columns]),
-            )
-        table.free(ended)
-        return prompt_outputs + outputs
-
-    def _complete_columns(
-        self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
-    ) -> None:
-        """Of the sequences whose news go into columns."""
-        columns = new_tokens(
-            self.table, self._by_first_id, slots, positions, tokens, logprobs, reasons
-        )
-        first_ids, counts = np.unique(
-            self.table.first_id[slots[reasons != RUNNING]], return_counts=True
-        )
-        for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
-            group = self._by_first_id[first_id]
-            self._count_ends(group, count)
-            if not group.unfinished:
-                columns.finished.append(group.request.id)
-        self._columns.append(columns)
+        return self._completion.complete(batch, result)
 
     def _start_or_fork(self, group: SequenceGroup) -> None:
         """The prompt is prefilled. Where only its scores are wanted, the last of them end it."""
@@ -389,48 +306,7 @@ class Scheduler:
         """Count first steps, given the group of each; after the last, its prefix may go."""
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            self._admission.count_forks(self._by_first_id[first_id], count)
-
-    def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
-        """What was scored of prompts; ends requests that want no more, or whose model broke."""
-        outputs: list[Output] = []
-        for row, first_id in enumerate(batch.scored_ids.tolist(), batch.num_decode):
-            group = self._by_first_id.get(first_id)
-            if group is None:  # aborted, or broken by the step before this one
-                continue
-            output = prompt_scores(group, batch, row, scores)
-            if output is None:
-                outputs += self._end_unsampled(group, ERROR)
-                continue
-            outputs.append(output)
-            group.scored += len(output.logprobs) // 4
-            if not group.max_outputs and group.scored == len(group.prompt) - 1:
-                outputs += self._end_unsampled(group, LENGTH)
-        return outputs
-
-    def _end_unsampled(self, group: SequenceGroup, reason: int) -> list[Output]:
-        self._drop(group)
-        self.latencies.finish(group)
-        return unsampled(group, reason)
-
-    def _drop(self, group: SequenceGroup) -> None:
-        """Take the group out of everything and free its slots at once."""
-        self._admission.leave(group)
-        self._forget(group)
-
-    def _count_ends(self, group: SequenceGroup, count: int) -> None:
-        """So many of its sequences have ended in their slots."""
-        group.unfinished -= count
-        self._admission.shares.own(group.share, -count)
-        if not group.unfinished:
-            self.latencies.finish(group)
-            self._forget(group)
-
-    def _forget(self, group: SequenceGroup) -> None:
-        del self._by_id[group.request.id], self._by_first_id[group.first_id]
-        self._admission.shares.leave(group.share)
-        if group.stop_row >= 0:
-            self.stop_sets.release(group.stop_ids)
+            self._admission.count_forks(self._roster.by_first_id[first_id], count)
 
 
 def _is_same(request: Request, other: Request) -> bool:

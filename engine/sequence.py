@@ -44,8 +44,6 @@ class SequenceGroup:
     """Sequences of those that were given a slot: the cursor."""
     fresh: I64 | None = None
     """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
-    untold: set[int] = field(default_factory=set)
-    """Samples of which the caller is to be told all so far, with what they say next."""
     share: Share = field(init=False)
     """Whose slots these are, from when it is in line on."""
     prefilled: int = 0
@@ -116,11 +114,18 @@ class SequenceGroup:
         self.fresh = indices
         self.started, self.to_start = 0, len(indices)
 
-    def remember(self, indices: I64, slots: I32) -> None:
+    def remember(self, indices: I64 | slice, slots: I32) -> None:
         """These samples were given these slots."""
         if not len(self.slots):
             self.slots = np.zeros(self.request.params.n, np.int32)
         self.slots[indices] = slots
+
+    def start(self, slots: I32) -> None:
+        """The next samples were given these slots."""
+        is_all = self.fresh is None
+        next_ones = slice(self.started, self.started + len(slots))
+        self.remember(next_ones if is_all else self.next_fresh(len(slots)), slots)
+        self.started += len(slots)
 
     @property
     def num_unprefilled(self) -> int:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
+from engine.batch import I64
 from engine.messages import Request
 
 
@@ -41,6 +44,8 @@ class Share:
     tier: Tier
     number: int
     """The larger, the younger."""
+    place: int
+    """Of its own as long as it is here: small numbers that arrays can hold."""
     weight: float
     num_groups: int = 0
     """Requests of it that are not over."""
@@ -62,7 +67,9 @@ class Shares:
 
     def __init__(self) -> None:
         self.tiers: dict[int, Tier] = {}
+        self.priorities: I64 = np.zeros(1, np.int64)  # i64 of the share at each place
         self._next_number = 0
+        self._places = [0]  # free ones, the smallest last
 
     @property
     def owning(self) -> list[int]:
@@ -76,7 +83,8 @@ class Shares:
             tier = self.tiers[request.priority] = Tier(request.priority)
         share = tier.members.get(request.share)
         if share is None:
-            share = Share(request.share, tier, self._next_number, request.weight)
+            place = self._take_place(request.priority)
+            share = Share(request.share, tier, self._next_number, place, request.weight)
             self._next_number += 1
             tier.members[request.share] = share
             tier.weight += share.weight
@@ -91,6 +99,7 @@ class Shares:
         if not share.num_groups:
             assert not share.owned and not share.rankings, "a share went that still has something"
             tier = share.tier
+            self._places.append(share.place)
             del tier.members[share.name]
             tier.weight -= share.weight
             if not tier.members:
@@ -110,3 +119,12 @@ class Shares:
         share.tier.owned += count
         for ranking in share.rankings:
             ranking.rank(share)
+
+    def _take_place(self, priority: int) -> int:
+        if not self._places:
+            size = len(self.priorities)
+            self.priorities = np.append(self.priorities, np.zeros(size, np.int64))
+            self._places = list(range(2 * size - 1, size - 1, -1))
+        place = self._places.pop()
+        self.priorities[place] = priority
+        return place

@@ -42,8 +42,8 @@ class SlotTable:
         # Who owns the slot.
         self.sequence_id = np.full(num_slots, FREE, np.int64)  # i64, or FREE
         self.first_id = np.full(num_slots, FREE, np.int64)  # i64 of the owner's group, or FREE
-        self.priority = np.zeros(num_slots, np.int64)  # i64 its request's
-        self.share = np.zeros(num_slots, np.int64)  # i64 the number of its share
+        self.share = np.zeros(num_slots, np.int32)  # i32 the place of its share in Shares
+        self._has_shares = False  # `share` is not all zeros, as it is where nobody divides anything
         # The next decode row.
         self.is_running = np.zeros(num_slots, np.bool_)  # bool: has a next decode row
         self.position = np.zeros(num_slots, np.int32)  # i32
@@ -108,8 +108,9 @@ class SlotTable:
         params = group.request.params
         self.sequence_id[at] = group.first_id + indices
         self.first_id[at] = group.first_id
-        self.priority[at] = group.request.priority
-        self.share[at] = group.share.number
+        if self._has_shares or group.share.place:
+            self._has_shares = True
+            self.share[at] = group.share.place
         first = len(group.prompt) - 1
         self.position[at] = self.first_position[at] = first
         self.first_read[at] = slots if group.prefix is None else group.prefix.slot

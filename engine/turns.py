@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.batch import I64
 from engine.pace import MIXED, Turn
+from engine.shares import Shares
 from engine.slots import SlotTable
 
 
@@ -23,17 +24,15 @@ class Turns:
         self._max_rows = max_rows
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
 
-    def take(self, table: SlotTable, owning: list[int]) -> tuple[I64, Turn | None]:
-        """Slots to decode, i64[max_rows at most], and which turn that is, as in `engine.pace`.
-
-        `owning`: the priorities that hold slots, the lowest first.
-        """
+    def take(self, table: SlotTable, shares: Shares) -> tuple[I64, Turn | None]:
+        """Slots to decode, i64[max_rows at most], and which turn that is, as in `engine.pace`."""
         num_running = int(np.count_nonzero(table.is_running))
         if num_running <= self._max_rows:
             return np.flatnonzero(table.is_running), None
+        owning = shares.owning
         self._next = {one: slot for one, slot in self._next.items() if one in owning}
         if len(owning) > 1:
-            return self._by_priority(table, owning), MIXED
+            return self._by_priority(table, shares), MIXED
         (priority,) = owning
         return self._in_turn(table, priority, num_running)
 
@@ -52,12 +51,12 @@ class Turns:
         self._next[priority] = int(chosen[-1]) + 1
         return chosen, (begin, self._next[priority])
 
-    def _by_priority(self, table: SlotTable, owning: list[int]) -> I64:
+    def _by_priority(self, table: SlotTable, shares: Shares) -> I64:
         """Every running slot of the higher priorities, and a turn of the one that must share."""
         limit = self._max_rows
         slots = np.flatnonzero(table.is_running)
-        priorities = table.priority[slots]
-        descending = owning[::-1]
+        priorities = shares.priorities[table.share[slots]]
+        descending = shares.owning[::-1]
         # The first one that, with all above it, is too many.
         shared = descending[
             bisect_left(

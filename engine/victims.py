@@ -55,7 +55,7 @@ def _of_lower(
     if sum(want for _, want in wants) <= table.num_free:
         return NONE
     slots = parkable(table)
-    of = table.priority[slots]
+    of = admission.shares.priorities[table.share[slots]]
     chosen, count = [NONE], 0
     for lower in owning:
         needed = sum(want for priority, want in wants if priority > lower)
@@ -87,7 +87,7 @@ def _of_richer(table: SlotTable, admission: Admission, tier: Tier) -> I64:
     for share in sorted(spare, key=lambda one: (-one.load, one.number)):
         if needed <= 0 or spare[share] <= 0:
             break
-        own = slots[table.share[slots] == share.number]
+        own = slots[table.share[slots] == share.place]
         found = _youngest(table, own, min(needed, spare[share]))
         chosen.append(found)
         needed -= len(found)

@@ -24,6 +24,7 @@ from engine.records import RECORDS, new_record, settings_of, write_record
 from server.bench_batches import BatchClient, write_lines
 from server.bench_served import completion, served
 
+_WARM_UP_S = 5.0
 _SETTLE_S = 5.0
 """From the first result of the batch until it is taken to have all slots."""
 
@@ -68,12 +69,13 @@ def main(argv: list[str]) -> int:
             f"--data-dir={folder}/data",
             f"--num-slots={config.num_slots}",
         )
-        with served("engine", *flags) as server:
-            _streams(server.url, config, 2.0)  # to warm up
+        with served("engine", *flags) as server, BatchClient(server.url) as client:
+            _streams(server.url, config, _WARM_UP_S)
             cases = [{"beside": "nothing", **_streams(server.url, config, config.seconds)}]
-            client = BatchClient(server.url)
             id = client.start(source)
-            while not client.get(id)["request_counts"]["completed"]:
+            while not (counts := client.get(id)["request_counts"])["completed"]:
+                if counts["failed"]:
+                    raise ConfigError("a line of the batch failed: has the model a tokenizer?")
                 time.sleep(0.1)
             time.sleep(_SETTLE_S)
             before, at = client.get(id), time.perf_counter()

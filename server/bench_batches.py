@@ -43,6 +43,12 @@ class BatchClient:
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=3600)
 
+    def __enter__(self) -> BatchClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
     def start(self, path: Path) -> str:
         """Upload a file and start it as a batch; its id."""
         with path.open("rb") as file:

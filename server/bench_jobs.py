@@ -79,8 +79,8 @@ def _measure(config: JobsBenchConfig, model: str, folder: Path, count: int) -> d
         f"--num-slots={config.num_slots}",
         f"--max-step-rows={config.num_slots}",
     )
-    with served(_MODULES[config.engine], *flags) as server:
-        client = BatchClient(server.url)
+    module = _MODULES[config.engine]
+    with served(module, *flags) as server, BatchClient(server.url) as client:
         begun = time.perf_counter()
         id = client.start(source)
         uploaded = time.perf_counter()

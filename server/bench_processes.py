@@ -63,9 +63,9 @@ def _module(words: list[str]) -> str:
 
 
 def _command(words: list[str]) -> list[str]:
-    """What follows the module, if that is no flag."""
+    """What follows the module, if that is a word."""
     rest = words[words.index("-m") + 2 :] if "-m" in words else []
-    return [] if not rest or rest[0].startswith("-") else rest[:1]
+    return [word for word in rest[:1] if word.isalpha()]
 
 
 def _peak(process: Path) -> int:

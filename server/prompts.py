@@ -23,6 +23,9 @@ from server.protocol import CompletionRequest
 from server.replies import Logprobs
 from server.text import Text
 
+_AT_ONCE = 512
+"""Characters that are tokenized in less time than a thread takes to be told of them."""
+
 
 class Prompt:
     """One prompt; what is said of it is made once for all its samples."""
@@ -79,8 +82,10 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
     last = request.truncate_prompt_tokens
     for prompt in strings:
         _check_length(prompt, text, is_cut=last is not None)
-    if strings:
+    if sum(map(len, strings)) > _AT_ONCE:
         prompts = await asyncio.to_thread(text.encode, strings, request.add_special_tokens)
+    elif strings:
+        prompts = text.encode(strings, request.add_special_tokens)
     else:
         for ids in token_lists:
             if max(ids) >= text.model.vocab_size:

@@ -40,6 +40,8 @@ OPERATIONS = (
 VLLM_NAMES = {
     "vllm:num_requests_running": "srm_engine_running_sequences",
     "vllm:num_requests_waiting": "srm_engine_waiting_sequences",
+    "vllm:num_requests_swapped": "srm_engine_parked_sequences",
+    "vllm:num_preemptions": "srm_engine_parked",
     "vllm:kv_cache_usage_perc": "srm_engine_slot_usage",
     "vllm:prompt_tokens": "srm_engine_prompt_tokens",
     "vllm:generation_tokens": "srm_engine_decode_tokens",
@@ -67,10 +69,6 @@ VLLM_NAMES = {
 """Families of ours by the names that dashboards made for vLLM know. Counters without `_total`."""
 VLLM_LABELS = {"finish_reason": "finished_reason"}
 """Labels of ours that are called otherwise there."""
-VLLM_CONSTANTS = {
-    "vllm:num_requests_swapped": ("gauge", "Always 0: a sequence keeps its slot."),
-    "vllm:num_preemptions": ("counter", "Always 0: a sequence keeps its slot."),
-}
 VLLM_CACHE_CONFIG = "vllm:cache_config_info"
 
 
@@ -114,10 +112,6 @@ def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]
     for name, source in VLLM_NAMES.items():
         if source in by_name:
             found.append(_renamed(by_name[source], name, labels))
-    for name, (kind, meaning) in VLLM_CONSTANTS.items():
-        constant = Metric(name, meaning, kind)
-        constant.add_sample(name + ("_total" if kind == "counter" else ""), labels, 0)
-        found.append(constant)
     blocks = [
         _value(by_name, name) for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
     ]

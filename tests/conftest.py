@@ -43,6 +43,7 @@ def make_engine(weights: Weights) -> MakeEngine:
         prefix_slots: int = 4,
         prefix_cache: bool = True,
         max_waiting_bytes: int = 1024**3,
+        max_parked_bytes: int = 1024**3,
         model: Weights = weights,
     ) -> Engine:
         config = EngineConfig(
@@ -53,6 +54,7 @@ def make_engine(weights: Weights) -> MakeEngine:
             prefix_slots=prefix_slots,
             prefix_cache=prefix_cache,
             max_waiting_bytes=max_waiting_bytes,
+            max_parked_bytes=max_parked_bytes,
         )
         runner = NumpyRunner(model, config.num_slots)
         return Engine(model.config, runner, config, model.fingerprint)
@@ -70,6 +72,9 @@ def make_request() -> MakeRequest:
         priority: int = 0,
         emit: Literal["final", "delta", "columns"] = "final",
         stream: int = 0,
+        share: str = "",
+        weight: float = 1.0,
+        durable: bool = False,
         **params: object,
     ) -> Request:
         tokens = [5, 6, 7] if prompt is None else prompt
@@ -80,6 +85,9 @@ def make_request() -> MakeRequest:
             priority=priority,
             emit=emit,
             stream=stream,
+            share=share,
+            weight=weight,
+            durable=durable,
         )
 
     return make

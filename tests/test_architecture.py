@@ -42,6 +42,8 @@ ENGINE_ORDER = (
     "turns",
     "admission",
     "victims",
+    "roster",
+    "completion",
     "scheduler",
     "queue_rate",
     "tensors",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import srm
+from engine.bench.tiny import main as write_tiny_model
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.random_model import write_random_model
@@ -54,6 +55,32 @@ def test_the_text_benchmark_writes_its_record(text_model: Path, tmp_path: Path) 
     for case in json.loads(path.read_text())["cases"]:
         assert [one["tokens"] for one in case["raw"]] == [20 * case["requests"] * case["n"]]
     assert "| streams | 8 × 1 |" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
+def test_the_jobs_benchmark_writes_its_record(text_model: Path, tmp_path: Path) -> None:
+    flags = ["--lines=20,50", "--engine=instant", "--num-slots=64", f"--model={text_model}"]
+    assert srm.main(["bench", "jobs", f"--output={tmp_path}", *flags]) == 0
+    (path,) = tmp_path.glob("*-jobs.json")
+    cases = json.loads(path.read_text())["cases"]
+    assert [case["lines"] for case in cases] == [20, 50]
+    for case in cases:
+        assert {"supervisor", "server api", "server jobs"} < set(case["processes"])
+        assert all(one["peak_bytes"] > 2**20 for one in case["processes"].values())
+    assert "| 50 |" in path.with_suffix(".md").read_text()
+
+
+@pytest.mark.slow
+def test_the_background_benchmark_writes_its_record(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert write_tiny_model([str(model)]) == 0
+    flags = ["--seconds=3", "--max-tokens=4", "--batch-max-tokens=9", "--num-slots=8"]
+    flags += [f"--model={model}", "--batch-lines=100000", f"--output={tmp_path}"]
+    assert srm.main(["bench", "background", *flags]) == 0
+    (path,) = tmp_path.glob("*-background.json")
+    alone, beside = json.loads(path.read_text())["cases"]
+    assert len(alone["first_token_s"]) == len(beside["first_token_s"]) == 12
+    assert beside["batch_tokens_per_s"] > 0
 
 
 @pytest.fixture(scope="module")

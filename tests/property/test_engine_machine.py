@@ -239,7 +239,7 @@ class EngineMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.requests)))
         indices = data.draw(st.sets(st.integers(-1, MAX_N)))
         cut = data.draw(st.one_of(st.none(), st.none(), st.integers(-1, MAX_N)))
-        group = self.engine.scheduler._by_id.get(request_id)
+        group = self.engine.scheduler._roster.by_id.get(request_id)
         owners = self.engine.scheduler.table.sequence_id
         of = {} if group is None else {group.first_id + i: i for i in range(group.request.params.n)}
         begun = {of[owner] for owner in owners.tolist() if owner in of}
@@ -389,7 +389,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_adds_up(self) -> None:
         scheduler = self.engine.scheduler
-        groups = list(scheduler._by_id.values())
+        groups = list(scheduler._roster.by_id.values())
         waiting = [group for group in groups if group.unstarted]
         assert scheduler.num_waiting == sum(group.unstarted for group in waiting)
         assert scheduler.waiting_bytes == sum(group.num_bytes for group in waiting)
@@ -421,7 +421,7 @@ class EngineMachine(RuleBasedStateMachine):
     def prefixes_add_up(self) -> None:
         scheduler = self.engine.scheduler
         prefixes = scheduler.prefixes
-        pins = Counter(chain(*(group.pinned for group in scheduler._by_id.values())))
+        pins = Counter(chain(*(group.pinned for group in scheduler._roster.by_id.values())))
         assert all(prefix.pins == count for prefix, count in pins.items())
         assert len(pins) == prefixes.num_pinned
         held = [prefix.slot for prefix in chain(pins, prefixes._idle)]

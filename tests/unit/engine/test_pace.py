@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pace import Pace
+from engine.pace import MIXED, Pace
 
 NUM_SLOTS = 12
 
@@ -21,29 +21,40 @@ def turn_of(running: list[int], begin: int, limit: int) -> list[int]:
 
 @given(
     steps=st.lists(
-        st.tuples(st.sets(st.integers(0, NUM_SLOTS - 1), min_size=1), st.integers(1, NUM_SLOTS)),
+        st.tuples(
+            st.sets(st.integers(0, NUM_SLOTS - 1), min_size=1),
+            st.integers(1, NUM_SLOTS),
+            st.sampled_from([False, False, True]),
+        ),
         max_size=30,
     )
 )
-def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int]]) -> None:
-    """Each step says which slots run from now on, and how many of them a step has room for."""
+def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -> None:
+    """Each step says which slots run from now on, how many of them a step has room for, and
+    whether those with an even number go first."""
     pace, begin = Pace(NUM_SLOTS), 0
     running: set[int] = set()
     served_at: dict[int, float] = {}  # of the running slots that were served
-    for now, (wanted, limit) in enumerate(steps, 1):
+    for now, (wanted, limit, is_mixed) in enumerate(steps, 1):
         # Odd ones are new sequences in the slots of old ones.
         served_at = {slot: at for slot, at in served_at.items() if slot in wanted and slot % 2 == 0}
         running = wanted
         is_turn = len(running) > limit
         chosen = turn_of(sorted(running), begin if is_turn else 0, limit)
         turn = (begin, chosen[-1] + 1) if is_turn else None
-        begin = turn[1] if turn else begin
+        if turn and is_mixed:
+            chosen = sorted(sorted(running), key=lambda slot: slot % 2)[:limit]
+            turn = MIXED
+        begin = turn[1] if turn and turn != MIXED else begin
         first = [slot for slot in chosen if slot not in served_at]
         expected = Counter(now - served_at[slot] for slot in chosen if slot in served_at)
         found: Counter[float] = Counter()
         for gap, count in pace.serve(np.array(chosen), np.array(first, np.int64), turn, float(now)):
             found[gap] += count
         assert found == expected
+        last = [served_at.get(slot) for slot in sorted(running)]
+        known = pace.last(np.array(sorted(running)))
+        assert all(one in (None, there) for one, there in zip(last, known, strict=True)) or chosen
         served_at |= dict.fromkeys(chosen, now)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.accept import accept
 from engine.errors import ContextTooLong, InvalidRequest
+from engine.lines import Line
 from engine.messages import Request, SamplingParams
-from engine.sequence import Line, SequenceGroup, accept, sample_seeds
+from engine.sequence import SequenceGroup, sample_seeds
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY
 

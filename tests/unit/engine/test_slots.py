@@ -5,16 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.accept import accept
+from engine.messages import Request
 from engine.prefixes import Prefix
-from engine.sequence import accept
+from engine.sequence import SequenceGroup
+from engine.shares import Shares
 from engine.slots import FREE, SlotTable, StopSets
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY
 
 
+def accepted(request: Request, first_id: int) -> SequenceGroup:
+    group = accept(request, TINY, first_id)
+    group.share = Shares().enter(request)
+    return group
+
+
 def test_slots_are_free_or_owned(make_request: MakeRequest) -> None:
     table = SlotTable(8, 64)
-    group = accept(make_request(n=5), TINY, 100)
+    group = accepted(make_request(n=5), 100)
     slots = table.take(group, 3)
     assert (table.num_free, table.num_owned) == (5, 3)
     assert len(set(slots.tolist())) == 3
@@ -26,7 +35,7 @@ def test_slots_are_free_or_owned(make_request: MakeRequest) -> None:
 
 def test_a_taken_slot_says_what_its_first_row_needs(make_request: MakeRequest) -> None:
     table = SlotTable(8, 64)
-    group = accept(make_request(prompt=[3, 4, 5], n=4, max_tokens=7, top_k=3), TINY, 0)
+    group = accepted(make_request(prompt=[3, 4, 5], n=4, max_tokens=7, top_k=3), 0)
     group.prefix, group.started = Prefix(group.prompt[:-1], slot=60), 2
     slots = table.take(group, 2).astype(np.int64)
     assert table.sequence_id[slots].tolist() == [2, 3]
@@ -45,9 +54,9 @@ def test_a_taken_slot_says_what_its_first_row_needs(make_request: MakeRequest) -
 
 def test_logprobs_take_memory_only_once_asked_for(make_request: MakeRequest) -> None:
     table = SlotTable(8, 64)
-    quiet = table.take(accept(make_request(), TINY, 0), 1)
+    quiet = table.take(accepted(make_request(), 0), 1)
     assert table.output_logprobs is None
-    asking = table.take(accept(make_request(logprobs=0), TINY, 1), 1)
+    asking = table.take(accepted(make_request(logprobs=0), 1), 1)
     slots = np.append(quiet, asking).astype(np.int64)
     positions, tokens = np.array([2, 40], np.int32), np.array([8, 9], np.int32)
     table.record(slots, positions, tokens, np.array([-1, -2], np.float32))
@@ -61,7 +70,7 @@ def test_logprobs_take_memory_only_once_asked_for(make_request: MakeRequest) -> 
 
 def test_freeing_twice_or_taking_too_many_is_our_bug(make_request: MakeRequest) -> None:
     table = SlotTable(2, 64)
-    group = accept(make_request(n=3), TINY, 0)
+    group = accepted(make_request(n=3), 0)
     with pytest.raises(AssertionError, match="than are free"):
         table.take(group, 3)
     slots = table.take(group, 1)

@@ -1,0 +1,224 @@
+"""Who gives a slot up to whom, and that what is parked goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from engine.engine import Engine
+from engine.errors import InvalidRequest
+from engine.messages import Output, Request, join
+from engine.parked import Parked, merged
+from engine.parking import parkable
+from tests.conftest import MakeEngine, MakeRequest
+
+NOBODY = np.empty(0, np.int32)
+
+
+def run(engine: Engine, most: int = 1_000) -> list[Output]:
+    said: list[Output] = []
+    while engine.has_work and most:
+        said += engine.step_overlapped()
+        most -= 1
+    return said
+
+
+def tokens(outputs: list[Output]) -> dict[tuple[str, int], bytes]:
+    keys = sorted({(output.id, output.index) for output in outputs})
+    return {
+        key: join([one for one in outputs if (one.id, one.index) == key]).token_ids for key in keys
+    }
+
+
+def running(engine: Engine) -> Counter[str]:
+    """Sequences with a slot, by request."""
+    scheduler = engine.scheduler
+    owners = scheduler.table.first_id[scheduler.table.first_id >= 0].tolist()
+    return Counter(scheduler._roster.by_first_id[owner].request.id for owner in owners)
+
+
+def expected_of(make_engine: MakeEngine, *requests: Request) -> dict[tuple[str, int], bytes]:
+    """What undisturbed requests say."""
+    engine = make_engine(num_slots=64, max_step_rows=64, max_step_tokens=256)
+    for request in requests:
+        engine.add(request)
+    return tokens(run(engine))
+
+
+@pytest.mark.parametrize("emit", ["final", "delta"])
+def test_what_was_parked_says_the_same(
+    make_engine: MakeEngine, make_request: MakeRequest, emit: str
+) -> None:
+    low = make_request("low", n=6, max_tokens=20, seed=3, priority=-1, emit=emit, logprobs=0)
+    penal = make_request("penal", n=2, max_tokens=20, presence_penalty=1.5, priority=-1)
+    high = make_request("high", prompt=[9, 8], n=5, max_tokens=6)
+    expected = expected_of(make_engine, low, penal, high)
+    engine = make_engine(num_slots=8)
+    engine.add(low)
+    engine.add(penal)
+    said = run(engine, 5)
+    engine.add(high)
+    said += run(engine, 3)
+    assert running(engine)["high"] == 5
+    assert engine.scheduler.parking.num_parked == 5
+    said += run(engine)
+    assert tokens(said) == expected
+    assert engine.scheduler.parking.num_ever_parked == engine.scheduler.parking.num_resumed == 5
+
+
+def test_the_youngest_of_the_lowest_priority_are_parked_and_no_more_than_are_needed(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    engine = make_engine(num_slots=6)
+    for name, priority in (("old", -2), ("young", -2), ("middle", -1)):
+        engine.add(make_request(name, prompt=[5], n=2, max_tokens=30, priority=priority))
+    run(engine, 3)
+    engine.add(make_request("high", prompt=[6], n=3, max_tokens=30))
+    run(engine, 1)
+    assert running(engine) == {"high": 3, "middle": 2, "old": 1}
+    indices = {
+        group.request.id: parked.indices.tolist()
+        for group, parked in engine.scheduler.parking.records()
+    }
+    assert indices == {"young": [0, 1], "old": [1]}
+
+
+def test_nobody_is_parked_for_an_equal_or_before_it_has_sampled(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    engine = make_engine(num_slots=2)
+    engine.add(make_request("first", prompt=[5], n=2, max_tokens=9, priority=-1))
+    engine.add(make_request("equal", prompt=[5], n=2, max_tokens=9, priority=-1))
+    engine.step()
+    assert not len(engine.scheduler.victims())
+    assert running(engine) == {"first": 2}
+    engine = make_engine(num_slots=2, max_step_tokens=9)
+    engine.add(make_request("long", prompt=[5] * 30, max_tokens=9, priority=-1))
+    engine.add(make_request("other", prompt=[5] * 30, max_tokens=9, priority=-1))
+    engine.step()
+    engine.add(make_request("high", prompt=[5], n=2, max_tokens=9))
+    engine.step()
+    assert running(engine) == {"long": 1, "high": 1}, "a prompt under way was given up"
+
+
+def test_what_may_be_parked_is_bounded(make_engine: MakeEngine, make_request: MakeRequest) -> None:
+    for most, parked in ((0, 0), (600, 2), (10_000, 4)):
+        engine = make_engine(num_slots=4, max_parked_bytes=most)
+        engine.add(make_request("low", prompt=[5], n=4, max_tokens=30, priority=-1))
+        run(engine, 3)
+        engine.add(make_request("high", prompt=[6], n=4, max_tokens=30))
+        run(engine, 1)
+        assert engine.scheduler.parking.num_parked == parked
+
+
+def test_parked_samples_can_be_stopped_and_aborted(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    engine = make_engine(num_slots=4)
+    engine.add(make_request("low", n=9, max_tokens=30, priority=-1))
+    run(engine, 4)
+    engine.add(make_request("high", prompt=[6], n=4, max_tokens=5))
+    run(engine, 1)
+    assert engine.scheduler.parking.num_parked == 4
+    engine.stop("low", np.array([1], np.int32), 3)
+    assert engine.scheduler.parking.indices(engine.scheduler._roster.by_id["low"]).tolist() == [
+        0,
+        2,
+    ]
+    assert sorted(tokens(run(engine))) == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
+    engine.add(make_request("low", n=9, max_tokens=30, priority=-1))
+    run(engine, 4)
+    engine.add(make_request("high", prompt=[6], n=4, max_tokens=5))
+    run(engine, 1)
+    engine.abort("low")
+    assert (engine.scheduler.parking.num_parked, engine.scheduler.parking.num_bytes) == (0, 0)
+    assert {output.id for output in run(engine)} == {"high"}
+
+
+@pytest.mark.parametrize("emit", ["final", "delta"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 7, 12])
+def test_a_durable_request_that_is_sent_again_is_answered_in_full(
+    make_engine: MakeEngine, make_request: MakeRequest, emit: str, steps: int
+) -> None:
+    request = make_request(n=7, max_tokens=6, seed=5, emit=emit, durable=True, stop_token_ids=(3,))
+    expected = expected_of(make_engine, request)
+    engine = make_engine(num_slots=4, max_step_rows=3)
+    engine.add(request)
+    run(engine, steps)
+    engine.stop("a", np.array([0], np.int32), 5)  # of which the next sender knows nothing
+    sampled = engine.scheduler.latencies.num_sampled
+    if engine.has_request("a"):
+        engine.add(request)
+    else:
+        assert steps == 12
+        engine.add(request)
+        sampled = 0
+    assert tokens(run(engine)) == expected
+    if steps in {4, 7}:  # some of it was not done again
+        anew = engine.scheduler.latencies.num_sampled - sampled
+        assert anew < sum(len(one) for one in expected.values()) // 4
+    assert engine.scheduler.num_waiting == engine.scheduler.waiting_bytes == 0
+    assert engine.scheduler.prefixes.num_pinned == 0
+
+
+def test_another_request_of_the_same_id_starts_anew(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    other = make_request(prompt=[7, 7], n=2, max_tokens=6, durable=True)
+    scored = make_request(n=2, max_tokens=6, durable=True, emit="delta", logprobs=2)
+    for request in (other, scored):
+        expected = expected_of(make_engine, request)
+        engine = make_engine()
+        engine.add(scored)
+        run(engine, 4)
+        engine.add(request)
+        assert tokens(run(engine)) == expected
+    engine.add(make_request(max_tokens=6))
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.add(other)
+    with pytest.raises(InvalidRequest, match="durable must be false where emit is columns"):
+        engine.add(make_request("b", emit="columns", durable=True))
+
+
+def test_another_engine_goes_on_where_this_one_was(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    requests = [
+        make_request("low", n=9, max_tokens=20, seed=1, priority=-1, durable=True),
+        make_request("delta", [4, 5], n=3, max_tokens=20, emit="delta", logprobs=0, durable=True),
+        make_request("scored", [4, 5], max_tokens=20, prompt_logprobs=1, durable=True),
+    ]
+    expected = expected_of(make_engine, *requests)
+    engine = make_engine(num_slots=8)
+    engine.add(requests[0])
+    run(engine, 5)
+    for request in requests[1:]:
+        engine.add(request)
+    engine.add(make_request("passing", max_tokens=20))
+    run(engine, 6)
+    assert engine.scheduler.parking.num_parked > 0
+    engine.settle()
+    kept: dict[str, list[Parked]] = {}
+    for request, parked in engine.parked_of_all():
+        kept.setdefault(request.id, []).append(parked)
+    assert set(kept) == {"low", "delta"}
+    after = make_engine(num_slots=5)
+    after.progress = lambda request: merged(kept[request.id]) if request.id in kept else None
+    for request in reversed(requests):
+        after.add(request)
+    assert tokens(run(after)) == expected
+    assert after.scheduler.parking.num_resumed >= sum(map(len, map(merged, kept.values())))
+
+
+def test_nothing_is_read_of_a_step_under_way(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    engine = make_engine()
+    engine.add(make_request(durable=True, max_tokens=9))
+    run(engine, 3)
+    with pytest.raises(AssertionError, match="settle"):
+        next(engine.parked_of_all())
+    engine.settle()
+    assert len(parkable(engine.scheduler.table)) == len(list(engine.parked_of_all())) == 1
