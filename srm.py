@@ -19,6 +19,8 @@ USAGE = """usage: srm COMMAND [options]
   serve     answer OpenAI-style requests over HTTP
   convert   make a model folder out of weights of the published code
   inspect   what a model is and what serving it takes
+  generate  completions of one prompt: `srm generate "2 + 2 ="`
+  batch     answers to a file of prompts: `srm batch in.jsonl -o out.jsonl`
   weights   other weights for a running server: `srm weights FOLDER`
   snapshot  have a running server write how far its batches are to disk, now
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
@@ -74,6 +76,8 @@ SETTINGS = """
   lines engine requests_per_s batch_lines batch_max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
+  prompt token_ids json top_k min_p stop stop_token_ids ignore_eos extra_body
+  errors resume shard
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
 
@@ -116,6 +120,14 @@ def _find(command: str) -> Callable[[list[str]], int]:
         from engine.inspect_model import main as inspect
 
         return inspect
+    if command == "generate":
+        from server.generate import main as generate
+
+        return generate
+    if command == "batch":
+        from server.batch_command import main as batch
+
+        return batch
     if command == "score":
         from server.score import main as score
 

@@ -1,1 +1,20 @@
-"""Tokens in, tokens out. No HTTP, no text, no torch. Importing the package costs nothing."""
+"""Tokens in, tokens out. No HTTP, no text, no torch. Importing the package costs nothing.
+
+`from engine import Engine, SamplingParams` is the Python API; its file is read when asked for.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Engine": "engine.offline",
+    "SamplingParams": "engine.messages",
+    "Completion": "engine.generated",
+    "Generated": "engine.generated",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -15,7 +15,7 @@ import os
 import textwrap
 import tomllib
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -308,7 +308,7 @@ def read_settings(
             )
     if positional is not None:
         parser.add_argument(positional, nargs="?", help=f"the same as --{positional}")
-    flags = vars(parser.parse_args(argv))
+    flags = vars(parser.parse_args(_spelled_out(argv, hints)))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}
     if file is not None:
@@ -329,6 +329,13 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
         raise ConfigError(str(error)) from None
 
 
+def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
+    """The struct of values given by name, checked like those of a file. Raises ConfigError."""
+    settings: dict[str, Any] = {}
+    _apply(settings, get_type_hints(kind), values, source)
+    return build(kind, settings)
+
+
 def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The string under each field, on one line. Python does not keep it, so the source is read."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -344,6 +351,15 @@ def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
         and isinstance(below.value, ast.Constant)
         and isinstance(below.value.value, str)
     }
+
+
+def _spelled_out(argv: list[str], hints: Mapping[str, Any]) -> list[str]:
+    """With `=true` behind the name of a setting that is true or false, if no value follows."""
+    names = {"--" + name.replace("_", "-") for name, hint in hints.items() if hint is bool}
+    return [
+        f"{flag}=true" if flag in names and follower not in {"true", "false"} else flag
+        for flag, follower in zip_longest(argv, argv[1:])
+    ]
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -375,7 +391,7 @@ def _apply(
 
 
 def _decode_extension(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise msgspec.ValidationError(f"expected {kind.__name__}")
 

@@ -63,8 +63,8 @@ class ResultFiles:
     def __init__(self, output: Path, errors: Path, fsync_s: float) -> None:
         """Opens them. `fsync_s`: how long results may wait to be written together, in seconds.
         Raises OSError."""
-        self.output = PartFile(output)
-        self.errors = PartFile(errors)
+        self.output = self._open(output)
+        self.errors = self._open(errors)
         self.counts = Counts()
         self.done = LineSet()
         """Lines that earlier runs have written."""
@@ -80,6 +80,9 @@ class ResultFiles:
         self._has_room.set()
         self._is_synced = asyncio.Event()
         self._is_synced.set()
+
+    def _open(self, path: Path) -> PartFile:
+        return PartFile(path)
 
     @property
     def num_pending_bytes(self) -> int:
@@ -163,7 +166,7 @@ class ResultFiles:
         if error is not None:
             metrics.BATCH_JOURNAL_ERRORS.inc()
         if trouble != self.trouble:
-            names = f"{self.output.path.name} and {self.errors.path.name}"
+            names = " and ".join(dict.fromkeys([self.output.path.name, self.errors.path.name]))
             if trouble:
                 log.error(
                     "%s cannot be written: %s; results are kept and tried again", names, trouble

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import tempfile
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -25,9 +23,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from engine.client import EngineClient
 from engine.config import EngineConfig, build, read_settings
 from engine.errors import ConfigError, RequestError
-from server.launch import child_environment, python_module
+from server.own_engine import PRIVATE, with_engine
 from server.score_lines import Failure, Score, failure, parse, score
-from server.supervisor import Child
+from server.standard_output import INTERRUPTED
 from server.text import Text
 
 log = logging.getLogger(__name__)
@@ -35,12 +33,6 @@ log = logging.getLogger(__name__)
 _STANDARD = Path("-")
 _WINDOW = 1_024
 """Most lines in flight."""
-_PRIVATE = frozenset(
-    {"endpoint", "drain_s", "heartbeat", "snapshot_dir", "snapshot_interval_s", "snapshot_s"}
-    | {"weights_note"}
-)
-"""Settings of the engine that are made here and not given."""
-_ENGINE_STOP_S = 10.0
 
 
 class ScoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +108,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         (ScoreConfig, EngineConfig),
         argv,
         prog="srm score",
-        private=_PRIVATE,
+        private=PRIVATE,
         positional="input",
         short={"output": "-o"},
     )
@@ -136,15 +128,13 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
             text=text,
             window=min(_WINDOW, engine.max_waiting),
         )
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="srm-")))
-        # When it is told to stop, all is done or nobody waits any more.
-        engine = msgspec.structs.replace(engine, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
-        command = python_module(engine_module, engine)
-        child = Child("engine", command, child_environment(folder), folder)
         try:
-            return asyncio.run(_run(child, EngineClient(engine.endpoint), file))
+            asyncio.run(with_engine(engine, engine_module, file.score))
         except KeyboardInterrupt:
-            return 130
+            return INTERRUPTED
+    if file.num_failed:
+        log.error("srm score: %d lines could not be scored", file.num_failed)
+    return 1 if file.num_failed else 0
 
 
 def _open(stack: ExitStack, name: str, path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
@@ -154,33 +144,6 @@ def _open(stack: ExitStack, name: str, path: Path, mode: Literal["rb", "wb"]) ->
         return stack.enter_context(path.open(mode))
     except OSError as error:
         raise ConfigError(f"{name} = {path}: {error.strerror}") from None
-
-
-async def _run(child: Child, client: EngineClient, file: _File) -> int:
-    """Score the file while the engine runs; an exit code, that of an engine which did not."""
-
-    async def score_file() -> None:
-        await client.wait_until_ready(inf)
-        await file.score(client)
-
-    await client.connect()
-    engine = asyncio.create_task(child.run_once())
-    work = asyncio.create_task(score_file())
-    try:
-        await asyncio.wait({engine, work}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            log.error("srm score: the engine process ended, exit code %d", engine.result())
-            return engine.result() if engine.result() > 0 else 1
-        work.result()
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        await client.close()
-        await child.stop(_ENGINE_STOP_S)
-        await asyncio.gather(engine, return_exceptions=True)
-    if file.num_failed:
-        log.error("srm score: %d lines could not be scored", file.num_failed)
-    return 1 if file.num_failed else 0
 
 
 def _progress() -> Progress:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ ENGINE_ORDER = (
     "records",
     "messages",
     "batch",
+    "generated",
     "parked",
     "news",
     "metrics",
@@ -89,6 +92,9 @@ ENGINE_ORDER = (
     "bench.prefix",
     "bench.snapshot",
     "__main__",
+    "tokenizer",
+    "asked",
+    "offline",
 )
 """A file of engine/ imports only files before it."""
 
@@ -103,6 +109,8 @@ MAY_IMPORT_MAX = {
     "graph_notes",
     "bench.gemm",
 }
+MAY_IMPORT_TOKENIZERS = {"tokenizer"}
+"""Of engine: the Python API, where texts may be given."""
 SERVER_SEES = {
     f"engine.{name}"
     for name in (
@@ -156,6 +164,8 @@ def violations(package: str, module: str, tree: ast.AST) -> list[str]:
             found.append("only training may import torch")
         if top == "max" and not (package == "engine" and module in MAY_IMPORT_MAX):
             found.append(f"{package}.{module} may not import max")
+        if top == "tokenizers" and package == "engine" and module not in MAY_IMPORT_TOKENIZERS:
+            found.append(f"engine.{module} knows no text: it may not import tokenizers")
         if package in {"server", "deploy"} and top == "engine" and name not in SERVER_SEES:
             found.append(f"{package} may not look into {name}")
         if package == "engine" and top == "engine":
@@ -188,9 +198,21 @@ def test_package_inits_cost_nothing() -> None:
     for package in PACKAGES:
         for path in (ROOT / package).rglob("__init__.py"):
             body = ast.parse(path.read_text()).body
-            assert all(isinstance(node, ast.Expr) for node in body), (
+            is_api = path == ROOT / "engine" / "__init__.py"  # its names are looked up when asked
+            assert is_api or all(isinstance(node, ast.Expr) for node in body), (
                 f"{path} is more than a docstring"
             )
+
+
+def test_importing_the_engine_loads_neither_max_nor_tokenizers() -> None:
+    script = (
+        "import sys, engine, engine.messages, engine.client\n"
+        "assert not {'max', 'tokenizers', 'engine.offline', 'engine.engine'} & set(sys.modules)\n"
+        "from engine import SamplingParams\n"
+        "assert not {'max', 'tokenizers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    assert done.returncode == 0
 
 
 def test_every_engine_file_has_its_place_in_the_order() -> None:
@@ -217,6 +239,7 @@ def test_every_module_says_what_it_is() -> None:
         ("engine", "slots", "from engine import slots", "comes before slots"),
         ("engine", "scheduler", "import max.graph", "may not import max"),
         ("engine", "runner", "import torch.nn", "torch"),
+        ("engine", "scheduler", "from tokenizers import Tokenizer", "knows no text"),
         ("engine", "runner", "from training.model import SRM", "may not import training"),
         ("server", "app", "from engine.scheduler import Scheduler", "look into"),
         ("server", "app", "from engine import scheduler", "look into"),

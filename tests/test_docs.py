@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -32,6 +33,8 @@ from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
 from engine.convert import parser as convert_parser
+from engine.generated import Completion, Generated
+from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from server import (
@@ -62,7 +65,9 @@ from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
+from server.generate import GenerateConfig
 from server.launch import load_settings
+from server.offline_config import BatchConfig
 from server.operate import SnapshotConfig, WeightsConfig
 from server.score import ScoreConfig
 from server.score_lines import Score
@@ -80,6 +85,8 @@ MADE_BY_SERVE = {"endpoint", "heartbeat", "listen_fd", "admin_fd", "weights_note
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
+    "Generating": (GenerateConfig,),
+    "Batches without a server": (BatchConfig,),
     "Changing weights": (WeightsConfig,),
     "Taking a snapshot": (SnapshotConfig,),
     "Scoring": (ScoreConfig,),
@@ -511,6 +518,32 @@ def test_python_examples_run_one_after_the_other(server: Server, page: str, said
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+def test_examples_of_the_python_api_run_one_after_the_other() -> None:
+    script = "\n".join(blocks("python.md", "python test"))
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "of 1000 samples say 42" in done.stdout
+    assert done.stdout.count("boxes: ") == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "heading"), [(Generated, "What comes back"), (Completion, "What comes back")]
+)
+def test_every_field_of_what_python_gives_is_there(kind: type[Any], heading: str) -> None:
+    found = names("python.md", heading)
+    own = [one.name for one in dataclasses.fields(kind) if one.repr]
+    assert [name for name in found if name in own] == own
+    assert set(found) <= {
+        one.name for each in (Generated, Completion) for one in dataclasses.fields(each)
+    }
+
+
+def test_every_sampling_parameter_of_python_is_there() -> None:
+    named = set(re.findall(r"`(\w+)`", section("python.md", "SamplingParams")))
+    assert set(SamplingParams.__struct_fields__) <= named
 
 
 def test_the_batch_of_the_guide_is_answered(server: Server) -> None:

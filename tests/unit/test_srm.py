@@ -49,7 +49,8 @@ def test_the_usage_names_every_command(
     said = capsys.readouterr()
     assert all(
         f"\n  {name} " in said.out + said.err
-        for name in srm.TRAINING | {"serve", "score", "bench", "convert", "inspect"}
+        for name in srm.TRAINING
+        | {"serve", "generate", "batch", "score", "bench", "convert", "inspect"}
     )
 
 

@@ -1,0 +1,117 @@
+"""Files of whole frames: .gz, whose members, and .zst, whose frames, may follow one another.
+
+Knows bytes and nothing of lines.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import zstandard
+
+CHUNK = 1024 * 1024
+
+
+class Decompressor(Protocol):
+    """Of one frame."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class Codec(NamedTuple):
+    """How a frame is made and read."""
+
+    compress: Callable[[bytes], bytes]
+    """A whole frame, with a checksum; the same data makes the same bytes."""
+    decompressor: Callable[[], Decompressor]
+    padding: bytes
+    """What may follow a frame and says nothing."""
+
+
+class Damaged(Exception):
+    """A file that ends inside a frame, or is none."""
+
+    def __init__(self, message: str, is_cut: bool = False) -> None:
+        super().__init__(message)
+        self.is_cut = is_cut
+
+
+def _gzip(data: bytes) -> bytes:
+    writer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return writer.compress(data) + writer.flush()
+
+
+def _zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+CODECS = {
+    ".gz": Codec(_gzip, lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), b"\0"),
+    ".zst": Codec(_zstd, lambda: zstandard.ZstdDecompressor().decompressobj(), b""),
+}
+"""By the end of a file's name."""
+
+
+def codec_of(path: Path) -> Codec | None:
+    """How the file is compressed, if it is."""
+    return CODECS.get(path.suffix.lower())
+
+
+def decompressed(chunks: Iterable[bytes], codec: Codec) -> Iterator[bytes]:
+    """What the frames hold, as it comes. Raises Damaged, after all that can be read."""
+    for data, _ in _frames(chunks, codec):
+        if data:
+            yield data
+
+
+def whole_size(file: int, codec: Codec) -> int:
+    """Bytes of the whole frames that a file begins with."""
+    size = 0
+    try:
+        for _, end in _frames(chunks_of(file), codec):
+            size = size if end is None else end
+    except Damaged:
+        pass  # behind the last whole frame
+    return size
+
+
+def chunks_of(file: int) -> Iterator[bytes]:
+    """The bytes of an open file from its beginning, wherever its cursor is."""
+    at = 0
+    while chunk := os.pread(file, CHUNK, at):
+        at += len(chunk)
+        yield chunk
+
+
+def _frames(chunks: Iterable[bytes], codec: Codec) -> Iterator[tuple[bytes, int | None]]:
+    """Data, and where the frame ends that it is the end of."""
+    reader: Decompressor | None = None
+    read = 0
+    for chunk in chunks:
+        read += len(chunk)
+        rest = chunk
+        while rest:
+            if reader is None:
+                rest = rest.lstrip(codec.padding) if codec.padding else rest
+                if not rest:
+                    break
+                reader = codec.decompressor()
+            try:
+                data = reader.decompress(rest)
+            except (zlib.error, zstandard.ZstdError) as error:
+                raise Damaged(str(error)) from None
+            if not reader.eof:
+                yield data, None
+                break
+            rest, reader = reader.unused_data, None
+            yield data, read - len(rest)
+    if reader is not None:
+        raise Damaged("it ends in the middle", is_cut=True)

@@ -1,0 +1,378 @@
+"""`srm batch` as a user calls it, with the numpy engine: every line once, whatever happens."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from rich.console import Console
+
+from engine.errors import ConfigError
+from server.batch_command import main
+from server.compression import CODECS
+from server.standard_output import BROKEN_PIPE, INTERRUPTED
+from tests.serving import ROOT
+
+FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
+Record = dict[str, Any]
+
+
+def line_of(number: int) -> Record:
+    """Every kind that is answered: of a batch and plain, texts and ids, several samples, chats."""
+    kinds: list[Callable[[], Record]] = [
+        lambda: {"prompt": [5, number], "max_tokens": 1 + number % 30},
+        lambda: {"custom_id": f"c{number}", "prompt": "the cat", "n": 3, "max_tokens": 9},
+        lambda: {
+            "custom_id": f"batch {number}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": ["the mat", "é"], "logprobs": 2, "stop": [" t"]},
+        },
+        lambda: {"messages": [{"role": "user", "content": f"the {number}"}], "max_tokens": 5},
+        lambda: {"custom_id": f"d{number}", "body": {"prompt": "a", "seed": number}},
+    ]
+    return kinds[number % len(kinds)]()
+
+
+LINES = [line_of(number) for number in range(40)]
+BAD = [b"nonsense", b'{"prompt": 7}', b'{"prompt": "a", "temperature": -1}', b"[]"]
+
+
+def as_jsonl(lines: list[Record]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def run(folder: Path, *flags: str) -> int:
+    """In this process, with an engine of its own."""
+    return main([f"--model={folder}", *FLAGS, *flags], engine_module="tests.numpy_engine")
+
+
+def start(folder: Path, *flags: str, **options: Any) -> subprocess.Popen[bytes]:
+    program = (
+        "import sys; from server.batch_command import main; from engine.errors import SRMError\n"
+        "try: code = main(sys.argv[1:], engine_module='tests.numpy_engine')\n"
+        "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, f"--model={folder}", *FLAGS, *flags]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, **options)
+
+
+def read(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        return gzip.decompress(data)
+    if path.suffix == ".zst":
+        reader = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True)
+        return reader.readall()
+    return data
+
+
+def by_number(results: bytes) -> dict[int, bytes]:
+    """The lines as they are, each by the number of the line that it answers."""
+    found: dict[int, bytes] = {}
+    for line in results.splitlines():
+        number = int(json.loads(line)["id"].rpartition("_")[2])
+        assert number not in found
+        found[number] = line
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
+    """What an undisturbed run makes of LINES."""
+    folder = tmp_path_factory.mktemp("batch")
+    (folder / "in.jsonl").write_bytes(as_jsonl(LINES))
+    output = folder / "out.jsonl"
+    assert run(text_model, str(folder / "in.jsonl"), "-o", str(output)) == 0
+    found = by_number(output.read_bytes())
+    assert sorted(found) == list(range(1, 41))
+    return found
+
+
+def test_results_are_those_of_batches(expected: dict[int, bytes]) -> None:
+    records = {number: json.loads(line) for number, line in expected.items()}
+    for number, line in enumerate(LINES, 1):
+        record = records[number]
+        assert record["custom_id"] == line.get("custom_id", str(number))
+        assert record["error"] is None and record["response"]["status_code"] == 200
+        body = record["response"]["body"]
+        assert body["object"] == ("chat.completion" if "messages" in line else "text_completion")
+        assert body["model"] == "tiny"
+    assert len(records[2]["response"]["body"]["choices"]) == 3
+    assert len(records[3]["response"]["body"]["choices"]) == 2
+    texts = [one["text"] for one in records[2]["response"]["body"]["choices"]]
+    other = [one["text"] for one in records[7]["response"]["body"]["choices"]]
+    assert texts != other, "lines without a seed draw one each"
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(".gz", ".zst"), (".zst", ".gz")])
+def test_compressed_files_are_read_and_written(
+    text_model: Path, tmp_path: Path, expected: dict[int, bytes], given: str, wanted: str
+) -> None:
+    source, output = tmp_path / f"in.jsonl{given}", tmp_path / f"out.jsonl{wanted}"
+    data, codec = as_jsonl(LINES), CODECS[given]
+    # Several members or frames, cut inside a line.
+    source.write_bytes(
+        b"".join(codec.compress(part) for part in (data[:77], data[77:500], data[500:]))
+    )
+    assert run(text_model, str(source), "-o", str(output), "--log-level=error") == 0
+    assert by_number(read(output)) == expected
+    assert run(text_model, str(source), "-o", str(output), "--resume") == 0
+    assert by_number(read(output)) == expected, "there was nothing left to do"
+
+
+def test_parquet_in_and_out(text_model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "the cat", "max_tokens": 5 + i, "n": 1 + i % 2, "seed": None if i % 3 else i}
+        for i in range(12)
+    ]
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    table = pyarrow.Table.from_pylist(
+        [{"custom_id": f"row {i}", **row} for i, row in enumerate(rows)]
+    )
+    pyarrow.parquet.write_table(table, source, row_group_size=5)
+    bodies = tmp_path / "bodies.parquet"
+    table = pyarrow.Table.from_pylist(
+        [{"custom_id": f"row {i}", "body": json.dumps(row)} for i, row in enumerate(rows)]
+    )
+    pyarrow.parquet.write_table(table, bodies)
+    assert run(text_model, str(source), "-o", str(output)) == 0
+    assert run(text_model, str(bodies), f"--output={tmp_path / 'out.jsonl'}") == 0
+    lines = by_number((tmp_path / "out.jsonl").read_bytes())
+    found = pyarrow.parquet.read_table(output).to_pylist()
+    assert not output.with_name("out.parquet.part").exists()
+    assert len(found) == 12
+    for row in found:
+        number = int(row["id"].rpartition("_")[2])
+        body = json.loads(lines[number])["response"]["body"]
+        assert row["custom_id"] == f"row {number - 1}"
+        assert (row["status_code"], row["error"]) == (200, None)
+        assert row["texts"] == [one["text"] for one in body["choices"]]
+        assert row["finish_reasons"] == [one["finish_reason"] for one in body["choices"]]
+        assert row["completion_tokens"] == body["usage"]["completion_tokens"]
+        assert json.loads(row["response"])["choices"] == body["choices"]
+    assert run(text_model, str(source), "-o", str(output), "--resume") == 0
+    with pytest.raises(ConfigError, match=r"out\.parquet is there already"):
+        run(text_model, str(source), "-o", str(output))
+
+
+def test_shards_make_the_whole(
+    text_model: Path, tmp_path: Path, expected: dict[int, bytes]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(as_jsonl(LINES))
+    found: dict[int, bytes] = {}
+    for shard in ("1/3", "3/3", "2/3"):
+        output = tmp_path / f"{shard[0]}.jsonl"
+        assert run(text_model, str(source), "-o", str(output), f"--shard={shard}") == 0
+        part = by_number(output.read_bytes())
+        assert {(number - 1) % 3 for number in part} == {int(shard[0]) - 1}
+        found |= part
+    assert found == expected
+
+
+def test_lines_that_fail_are_named_and_do_not_stop_the_others(
+    text_model: Path, tmp_path: Path
+) -> None:
+    source, output, errors = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "bad.jsonl.gz"))
+    source.write_bytes(b"\n".join([*BAD, b"", as_jsonl(LINES[:3]), b'{"prompt": "' + b"x" * 5000]))
+    flags = (str(source), "-o", str(output), "--max-body-bytes=4096")
+    assert run(text_model, *flags, f"--errors={errors}") == 1
+    failed = {number: json.loads(line) for number, line in by_number(read(errors)).items()}
+    assert sorted(by_number(read(output))) == [6, 7, 8]
+    assert sorted(failed) == [1, 2, 3, 4, 10]
+    assert failed[1]["error"]["code"] == "invalid_json_line"
+    assert failed[3]["response"]["status_code"] == 400
+    assert failed[3]["response"]["body"]["error"]["param"] == "temperature"
+    assert (failed[3]["custom_id"], failed[10]["error"]["code"]) == ("3", "line_too_long")
+    together = tmp_path / "together.jsonl"
+    assert run(text_model, str(source), "-o", str(together), "--max-body-bytes=4096") == 1
+    assert by_number(read(together)) == by_number(read(output)) | by_number(read(errors))
+    assert run(text_model, *flags, f"--errors={errors}", "--resume") == 1
+    assert sorted(by_number(read(errors))) == sorted(failed)
+
+
+def wait_for(output: Path, size: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while not (output.exists() and output.stat().st_size >= size):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def endless(count: int) -> bytes:
+    return b"".join(
+        b'{"custom_id": "%d", "prompt": [5, %d], "max_tokens": %d}\n' % (i, i % 300, 1 + i % 40)
+        for i in range(count)
+    )
+
+
+def test_what_is_ended_is_gone_on_with(text_model: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl.zst"
+    source.write_bytes(endless(1_500))
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        size = output.stat().st_size if output.exists() else 0
+        with start(text_model, str(source), "-o", str(output), "--resume") as process:
+            wait_for(output, size + 1)
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signum)
+            code = process.wait(30)
+        assert code == (-signum if signum == signal.SIGKILL else INTERRUPTED)
+        assert children and not psutil.wait_procs(children, timeout=5)[1]
+        if signum == signal.SIGTERM:
+            assert 0 < len(by_number(read(output))) < 1_500, "whole frames"
+            with pytest.raises(ConfigError, match="is there already: --resume"):
+                run(text_model, str(source), "-o", str(output))
+    assert run(text_model, str(source), "-o", str(output), "--resume") == 0
+    found = by_number(read(output))
+    assert sorted(found) == list(range(1, 1_501))
+    assert [json.loads(found[i])["custom_id"] for i in (1, 300, 1_500)] == ["0", "299", "1499"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_kills_at_random_moments_lose_and_repeat_nothing(
+    text_model: Path, tmp_path: Path, suffix: str
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / f"out{suffix}"
+    source.write_bytes(endless(4_000))
+    undisturbed = tmp_path / "undisturbed.jsonl"
+    assert run(text_model, str(source), "-o", str(undisturbed)) == 0
+    rng, kills = random.Random(suffix), 0
+    for _ in range(40):
+        with start(text_model, str(source), "-o", str(output), "--resume") as process:
+            try:
+                code = process.wait(rng.uniform(0.2, 4))
+                break
+            except subprocess.TimeoutExpired:
+                children = psutil.Process(process.pid).children(recursive=True)
+                if children and rng.random() < 0.5:  # what goes first is not always the command
+                    rng.choice(children).kill()
+                    time.sleep(rng.uniform(0, 1))
+                process.kill()
+                process.wait()
+                kills += 1
+    else:
+        assert run(text_model, str(source), "-o", str(output), "--resume") == (code := 0)
+    assert code == 0 and kills
+    if suffix == ".parquet":
+        rows = pyarrow.parquet.read_table(output, columns=["id", "response"]).to_pylist()
+        expected = by_number(undisturbed.read_bytes())
+        assert len(rows) == len({row["id"] for row in rows}) == 4_000
+        for row in rows:
+            number = int(row["id"].rpartition("_")[2])
+            assert json.loads(row["response"]) == json.loads(expected[number])["response"]["body"]
+    else:
+        assert by_number(read(output)) == by_number(undisturbed.read_bytes())
+
+
+def test_an_engine_that_dies_is_started_again(text_model: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(endless(400))
+    with start(text_model, str(source), "-o", str(output)) as process:
+        wait_for(output)
+        children = psutil.Process(process.pid).children()
+        (engine,) = (one for one in children if "tests.numpy_engine" in one.cmdline())
+        engine.kill()
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert b"the engine ended (exit code -9): restart in" in process.stderr.read()
+    assert sorted(by_number(output.read_bytes())) == list(range(1, 401))
+
+
+def test_lines_of_a_pipe_are_answered_as_they_come(text_model: Path) -> None:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with start(text_model, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for number in (1, 2):
+            process.stdin.write(b'{"prompt": [5, 6]}\n')
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+            assert answer["custom_id"] == str(number)
+            assert answer["response"]["status_code"] == 200
+        process.send_signal(signal.SIGINT)  # while it waits for more
+        assert process.wait(20) == INTERRUPTED
+
+
+def test_a_reader_that_goes_ends_it_quietly(text_model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(endless(3_000))
+    with start(text_model, str(source), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith(b'{"id":"batch_req_')
+        process.stdout.close()
+        assert process.wait(30) == BROKEN_PIPE
+        assert process.stderr.read() == b""
+
+
+def test_what_cannot_be_is_refused_before_the_engine_starts(
+    text_model: Path, tmp_path: Path, expected: dict[int, bytes]
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(as_jsonl(LINES))
+    lines = [*expected.values()]
+    output.write_bytes(b"\n".join(lines[:5]) + b"\n")
+    foreign, broken = tmp_path / "notes.txt", tmp_path / "cut.jsonl.gz"
+    for path in (foreign, tmp_path / "no.parquet"):
+        path.write_text("do not lose me")
+    broken.write_bytes(gzip.compress(as_jsonl(LINES))[:60])
+    renamed = as_jsonl([LINES[0], *({**line, "custom_id": "x"} for line in LINES[1:])])
+    (tmp_path / "renamed.jsonl").write_bytes(renamed)
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(as_jsonl(LINES[1:]))
+    short = tmp_path / "short.jsonl"
+    short.write_bytes(as_jsonl(LINES[:2]))
+    twice = tmp_path / "twice.jsonl"
+    twice.write_bytes(lines[0] + b"\n" + lines[0] + b"\n")
+    for flags, message in (
+        (("nowhere.jsonl",), "input = nowhere.jsonl: No such file"),
+        ((str(source), "-o", str(source)), "output = .* is the input, and would be lost"),
+        ((str(source), "-o", str(tmp_path)), "Is a directory"),
+        ((str(source), "-o", str(output)), "out.jsonl is there already: --resume goes on"),
+        ((str(source), "--resume"), "resume needs an output that is a file"),
+        ((str(source), "-o", str(output), "--resume", "--seed=1"), "of another input, model"),
+        ((str(other), "-o", str(output), "--resume"), "of another input, model"),
+        ((str(source), "-o", str(foreign), "--resume"), "it begins with 'do not lose me'"),
+        ((str(source), "-o", str(twice), "--resume"), "line . has two results"),
+        ((str(source), "--shard=0/3"), "shard must be i/k with 1 ≤ i ≤ k, got '0/3'"),
+        ((str(source), "--shard=2"), "shard must be i/k"),
+        ((str(source), "--seed=-1"), "seed must be 0"),
+        ((str(source), "--errors=e.parquet"), "errors must be a file of lines"),
+        ((str(broken),), "cut.jsonl.gz: it ends in the middle"),
+        ((str(tmp_path / "no.parquet"),), "no.parquet: .*magic bytes"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(text_model, *flags)
+    assert foreign.read_text() == "do not lose me"
+    assert output.read_bytes() == b"\n".join(lines[:5]) + b"\n"
+    for name in ("renamed.jsonl", "short.jsonl"):  # seen when these lines are come to
+        with pytest.raises(ConfigError, match="of another input"):
+            run(text_model, str(tmp_path / name), "-o", str(output), "--resume")
+    assert set(lines[:5]) <= set(output.read_bytes().splitlines())
+
+
+def test_a_terminal_sees_a_bar(
+    text_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_bytes(as_jsonl(LINES))
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=150)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("server.offline_progress.Console", lambda **_: console)
+    output = tmp_path / "out.jsonl"
+    assert run(text_model, str(tmp_path / "in.jsonl"), "-o", str(output)) == 0
+    assert "of 40 lines" in drawn.getvalue() and "tok/s" in drawn.getvalue()

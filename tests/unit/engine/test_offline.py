@@ -1,0 +1,241 @@
+"""The Python API on the numpy engine: what it gives, what it refuses, and when it stops."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import engine
+from engine.config import EngineConfig
+from engine.engine import Engine as SteppedEngine
+from engine.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextTooLong,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from engine.generated import Completion
+from engine.messages import SamplingParams
+from engine.offline import Engine, Progress
+from server.text import Text
+from tests.numpy_runner import NumpyRunner, tiny_weights
+from tests.serving import TEXT_MODEL, Server, complete
+
+SLOTS = 16
+
+
+def make(folder: Path, **settings: object) -> Engine:
+    config = msgspec.convert(
+        {"num_slots": SLOTS, "max_step_rows": 8, "max_step_tokens": 64, **settings}, EngineConfig
+    )
+    config = msgspec.structs.replace(config, model=folder)
+    runner = NumpyRunner(tiny_weights(config=TEXT_MODEL), SLOTS)
+    return Engine.over(SteppedEngine(TEXT_MODEL, runner, config), TEXT_MODEL, config)
+
+
+@pytest.fixture
+def llm(text_model: Path) -> Iterator[Engine]:
+    with make(text_model) as made:
+        yield made
+
+
+def tokens(completions: list[Completion]) -> list[list[int]]:
+    return [one.token_ids.tolist() for one in completions]
+
+
+def test_the_package_has_the_api_and_nothing_more() -> None:
+    assert engine.Engine is Engine
+    assert engine.SamplingParams is SamplingParams
+    with pytest.raises(AttributeError, match="no attribute 'Scheduler'"):
+        engine.Scheduler  # noqa: B018
+
+
+def test_it_gives_what_the_server_gives(llm: Engine, server: Server) -> None:
+    prompts = ["the cat", "the other mat", ""]
+    given = {"n": 3, "max_tokens": 40, "seed": 2**63 + 1, "temperature": 1.5, "logprobs": 2}
+    reply = complete(server, prompt=prompts, return_token_ids=True, **given)
+    params = SamplingParams(n=3, max_tokens=40, seed=2**63 + 1, temperature=1.5, logprobs=2)
+    found = llm.generate(prompts, params)
+    completions = [one for generated in found for one in generated.completions]
+    assert [one.index for one in completions] == [0, 1, 2] * 3
+    assert [one.prompt for one in completions] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for one, choice in zip(completions, reply["choices"], strict=True):
+        assert one.token_ids.tolist() == choice["token_ids"]
+        assert (one.text, one.finish_reason) == (choice["text"], choice["finish_reason"])
+        assert one.logprobs is not None and one.scores is not None
+        assert one.logprobs.tolist() == pytest.approx(choice["logprobs"]["token_logprobs"])
+        assert one.scores.top_ids.shape == one.scores.top_logprobs.shape == (len(one.token_ids), 2)
+    assert [one.prompt_token_ids.tolist() for one in found] == [
+        choice["prompt_token_ids"] for choice in reply["choices"][::3]
+    ]
+
+
+def test_any_tokens_read_as_the_server_reads_them(llm: Engine, text_model: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = Text(text_model)
+    for length in (1, 2, 5, 50, 200):
+        ids = rng.integers(0, TEXT_MODEL.vocab_size, length, np.int32)
+        expected = text.decode(ids.tobytes()).decode(errors="replace")
+        made = Completion(0, 0, ids, "length", None, llm._tokenizer.decode)
+        assert made.text == expected
+        last = text.decode(ids[:-1].tobytes()).decode(errors="replace")
+        assert Completion(0, 0, ids, "stop", None, llm._tokenizer.decode).text == last
+
+
+def test_many_samples_of_more_prompts_than_there_are_slots(llm: Engine) -> None:
+    prompts = [[5, 6, i] for i in range(30)]
+    each = [SamplingParams(n=1 + i % 7, max_tokens=1 + i % 9, seed=i) for i in range(30)]
+    together = llm.generate(prompts, each)
+    for i in (0, 13, 29):
+        (alone,) = llm.generate([np.array(prompts[i])], each[i])
+        assert tokens(alone.completions) == tokens(together[i].completions)
+        assert len(alone.completions) == each[i].n
+        assert together[i].prompt_token_ids.tolist() == prompts[i]
+    (first, second) = llm.generate([[5, 6], [5, 6]], SamplingParams(n=4))
+    assert tokens(first.completions) == tokens(second.completions), "a seed is every prompt's"
+
+
+def test_prompts_are_scored(llm: Engine) -> None:
+    (found,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=0, prompt_logprobs=3))
+    scores = found.prompt_scores
+    assert scores is not None
+    assert len(scores.logprobs) == len(scores.ranks) == 3
+    assert scores.top_ids.shape == scores.top_logprobs.shape == (3, 3)
+    assert (scores.top_logprobs[:, 0] >= scores.logprobs - 1e-6).all()
+    assert [one.finish_reason for one in found.completions] == ["length"]
+    (plain,) = llm.generate([[5, 6, 7, 8]])
+    assert plain.prompt_scores is None and plain.completions[0].scores is None
+
+
+def test_a_stop_token_is_among_the_ids_and_not_in_the_text(llm: Engine) -> None:
+    (free,) = llm.generate(["the cat"], SamplingParams(max_tokens=9, seed=3, ignore_eos=True))
+    stop = int(free.completions[0].token_ids[4])
+    (cut,) = llm.generate(
+        ["the cat"],
+        SamplingParams(max_tokens=9, seed=3, ignore_eos=True, stop_token_ids=(stop,)),
+    )
+    (one,) = cut.completions
+    first = free.completions[0].token_ids.tolist().index(stop)
+    assert one.finish_reason == "stop"
+    assert one.token_ids.tolist() == free.completions[0].token_ids[: first + 1].tolist()
+    assert one.text == llm._tokenizer.decode(one.token_ids[:-1])
+
+
+def test_progress_ends_with_everything(llm: Engine) -> None:
+    said: list[Progress] = []
+    found = llm.generate(
+        ["the cat", "a"], SamplingParams(n=20, max_tokens=6), on_progress=said.append
+    )
+    num_tokens = sum(len(one.token_ids) for each in found for one in each.completions)
+    assert said[-1].total == 40 and said[-1].tokens == num_tokens and said[-1].running == 0
+    assert 0 < max(one.running for one in said) <= SLOTS
+    assert [one.finished for one in said] == sorted(one.finished for one in said)
+
+
+def test_a_stream_reads_only_as_far_ahead_as_it_has_use_for(llm: Engine) -> None:
+    read = 0
+
+    def endless() -> Iterator[list[int]]:
+        nonlocal read
+        for read in itertools.count(1):
+            yield [5, read % 300]
+
+    found = list(itertools.islice(llm.stream(endless(), SamplingParams(max_tokens=3)), 100))
+    assert len({one.prompt for one in found}) == 100
+    assert read <= 100 + 2 * SLOTS + 2 * 64
+    for one in found[:5]:
+        (alone,) = llm.generate([[5, (one.prompt + 1) % 300]], SamplingParams(max_tokens=3))
+        assert tokens(alone.completions) == [one.token_ids.tolist()]
+
+
+def test_one_at_a_time(llm: Engine) -> None:
+    first = llm.stream(["the cat"] * 40, SamplingParams(max_tokens=20))
+    next(first)
+    with pytest.raises(EngineUnavailable, match="has not ended"):
+        llm.generate(["the cat"])
+    first.close()  # type: ignore[attr-defined]  # it is a generator
+    assert len(llm.generate("the cat")) == 1
+    llm.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        llm.generate("the cat")
+    llm.close()
+
+
+def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(llm: Engine) -> None:
+    good = SamplingParams(max_tokens=100)
+    for prompts, params, kind, message in (
+        (["the cat", [5] * 200], good, ContextTooLong, "prompt 1: the prompt has 200 tokens"),
+        ([[5], [400]], good, InvalidRequest, "prompt 1: prompt_token_ids holds 400"),
+        ([[5], []], good, InvalidRequest, "prompt 1: prompt_token_ids must be one or more"),
+        ([5, 6], good, InvalidRequest, "prompt 0 must be a text or a list of token ids, got 5"),
+        ([["a"]], good, InvalidRequest, "prompt 0 must be a text or a list of token ids"),
+        ([[5, 2**40]], good, InvalidRequest, "prompt 0 has ids beyond"),
+        (["a"], SamplingParams(n=0), InvalidRequest, "prompt 0: n must be at least 1, got 0"),
+        (["a"], SamplingParams(n=10**6), InvalidRequest, "n must be at most max_waiting"),
+        (["a", "b"], [good], InvalidRequest, "as many as prompts: 2; got 1"),
+    ):
+        with pytest.raises(kind, match=message):
+            llm.generate(prompts, params)  # type: ignore[arg-type]
+        assert llm._steps is not None and not llm._steps.has_work
+        assert llm._steps.scheduler.table.num_owned == 0
+    with pytest.raises(InvalidRequest, match="prompt_logprobs must be None here, got 0"):
+        list(llm.stream(["a"], SamplingParams(prompt_logprobs=0)))
+
+
+def test_without_a_tokenizer_there_are_ids(text_model: Path, tmp_path: Path) -> None:
+    with make(tmp_path) as nameless:
+        (found,) = nameless.generate([[5, 6]])
+        assert found.completions[0].text is None
+        with pytest.raises(InvalidRequest, match="this model has no tokenizer"):
+            nameless.generate(["the cat"])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with make(tmp_path) as broken, pytest.raises(CheckpointError, match="is not a tokenizer"):
+        broken.generate(["the cat"])
+
+
+def test_settings_are_those_of_the_engine(tmp_path: Path) -> None:
+    for settings, message in (
+        ({"num_slot": 5}, "Engine: unknown setting 'num_slot'"),
+        ({"num_slots": "many"}, "Engine: num_slots = 'many'"),
+        ({"num_slots": -1}, "num_slots must be 0"),
+        ({"drain_s": 1.0}, "drain_s is a setting of the engine process"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Engine(tmp_path, **settings)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Engine(tmp_path)
+
+
+def test_an_interrupt_waits_for_the_step_and_the_engine_stays_whole(llm: Engine) -> None:
+    steps = 0
+
+    def interrupt(_progress: Progress) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["the cat"] * 9, SamplingParams(max_tokens=50), on_progress=interrupt)
+    assert steps == 3
+    assert llm._steps is not None and llm._steps.scheduler.table.num_owned == 0
+    runner = llm._steps._runner
+    launch = runner.launch
+
+    def interrupted(batch: object) -> object:
+        signal.raise_signal(signal.SIGINT)  # in the middle of a step
+        return launch(batch)  # type: ignore[arg-type]
+
+    runner.launch = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["the cat"] * 9)
+    del runner.launch
+    first, second = llm.generate(["the cat", "the cat"])
+    assert tokens(first.completions) == tokens(second.completions)

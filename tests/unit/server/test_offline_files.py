@@ -1,0 +1,251 @@
+"""The files of `srm batch`: what is read of any format, and what is left of an output that was cut
+anywhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from engine.errors import ConfigError
+from server.batch_lines import BatchLine
+from server.compression import CHUNK, CODECS, Damaged, decompressed, whole_size
+from server.offline_config import BatchConfig
+from server.offline_input import open_input, parse
+from server.offline_output import FrameFile, StreamPart, open_part
+from server.offline_progress import Level, Meter
+from server.offline_results import BatchResults
+from server.store_records import LineError
+
+JOB = "batch_0123456789abcdef"
+
+
+def record(number: int, is_failed: bool = False) -> bytes:
+    status = 400 if is_failed else 200
+    return (
+        b'{"id":"batch_req_0123456789abcdef_%d","custom_id":"%d","response":'
+        b'{"status_code":%d,"request_id":"r","body":{"%s":1}},"error":null}'
+    ) % (number, number, status, b"x" * (number * 37 % 300))
+
+
+def results(path: Path, job: str = JOB) -> BatchResults:
+    return BatchResults(job, open_part(path), None, fsync_s=0)
+
+
+def write(path: Path, groups: list[range]) -> None:
+    part = open_part(path)
+    for group in groups:
+        for number in group:
+            part.put(record(number, number % 5 == 0))
+        part.sync()
+    part.close()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_an_output_cut_anywhere_is_gone_on_with(tmp_path: Path, suffix: str) -> None:
+    whole = tmp_path / f"whole.jsonl{suffix}"
+    groups = [range(1, 4), range(4, 5), range(5, 30), range(30, 60)]
+    write(whole, groups)
+    data, rng = whole.read_bytes(), random.Random(0)
+    sizes = [0, 1, len(data) - 1, len(data), *(rng.randrange(len(data)) for _ in range(60))]
+    before = 0
+    for size in sorted(sizes):
+        path = tmp_path / f"cut.jsonl{suffix}"
+        path.write_bytes(data[:size])
+        found = results(path)
+        found.recover()
+        done = [number for number in range(1, 60) if number in found.done]
+        assert done == list(range(1, len(done) + 1)) and len(done) >= before
+        assert found.counts.failed == len([one for one in done if one % 5 == 0])
+        before = len(done)
+        found.output.put(record(100))
+        found.output.sync()
+        found.close()
+        again = results(path)
+        again.recover()
+        assert again.counts.completed + again.counts.failed == len(done) + 1
+        assert 100 in again.done
+        again.close()
+    assert before == 59
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_what_is_somebody_elses_is_left_as_it_is(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out.jsonl{suffix}"
+    codec = CODECS.get(suffix)
+    for text in (b"do not lose me", b'{"a": 1}\n{"b": 2}\n', b'{"id":"batch_req_ffff'):
+        data = text if codec is None else codec.compress(text)
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match="another input"):
+            _recover(path)
+        assert path.read_bytes() == data
+    os.truncate(path, 0)
+    write(path, [range(1, 3)])
+    for bad, message in ((record(1), "line 1 has two results"), (b"{}", "is no result")):
+        part = open_part(path)
+        part.recover(lambda _line: True)
+        part.put(bad)
+        part.sync()
+        part.close()
+        data = path.read_bytes()
+        with pytest.raises(ConfigError, match=message):
+            _recover(path)
+        assert path.read_bytes() == data
+        os.truncate(path, 0)
+        write(path, [range(1, 3)])
+
+
+def _recover(path: Path) -> None:
+    found = results(path)
+    try:
+        found.recover()
+    finally:
+        found.close()
+
+
+def test_an_output_has_one_writer(tmp_path: Path) -> None:
+    part = open_part(tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match="is being written by another process"):
+        open_part(tmp_path / "out.jsonl")
+    part.close()
+    open_part(tmp_path / "out.jsonl").close()
+
+
+def test_a_full_disk_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.jsonl.zst"
+    part = open_part(path)
+    part.put(record(1))
+    part.sync()
+    size, written = path.stat().st_size, os.pwrite
+
+    def full(file: int, data: memoryview, at: int) -> int:
+        if at > size:
+            raise OSError(28, "No space left on device")
+        return written(file, data[: len(data) // 2], at)
+
+    part.put(record(2))
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        part.sync()
+    assert path.stat().st_size == size and part.num_pending_bytes == len(record(2)) + 1
+    monkeypatch.undo()
+    part.sync()
+    part.close()
+    found = results(path)
+    found.recover()
+    assert 1 in found.done and 2 in found.done
+    found.close()
+
+
+def test_a_stream_tells_that_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    gone: list[int] = []
+    part = StreamPart(writer, lambda: gone.append(1))
+    part.put(b"line")
+    part.sync()
+    assert os.read(reader, 100) == b"line\n" and not gone
+    os.close(reader)
+    part.put(b"line")
+    part.sync()
+    assert gone == [1] and part.num_pending_bytes == 0
+    os.close(writer)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_frames_are_read_however_they_are_cut_into_chunks(suffix: str, tmp_path: Path) -> None:
+    codec, rng = CODECS[suffix], random.Random(1)
+    parts = [rng.randbytes(rng.randrange(5_000)) for _ in range(5)]
+    data = b"".join(map(codec.compress, parts))
+    for size in (1, 7, 1000, CHUNK):
+        chunks = [data[at : at + size] for at in range(0, len(data), size)]
+        assert b"".join(decompressed(chunks, codec)) == b"".join(parts)
+    with pytest.raises(Damaged, match="ends in the middle"):
+        b"".join(decompressed([data[:-1]], codec))
+    with pytest.raises(Damaged):
+        b"".join(decompressed([data, b"garbage!"], codec))
+    path = tmp_path / f"frames{suffix}"
+    path.write_bytes(data[:-1])
+    part = FrameFile(path, codec)
+    assert whole_size(part._file, codec) == len(data) - len(codec.compress(parts[-1]))
+    part.close()
+
+
+def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
+    lines = b'{"prompt": "a"}\n' * 1000
+    other = zlib.compressobj(9, zlib.DEFLATED, 31)
+    gz = other.compress(lines) + other.flush() + b"\0" * 512  # as tape archives pad it
+    (tmp_path / "a.gz").write_bytes(gz)
+    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0skip"  # as pzstd writes it
+    (tmp_path / "a.zst").write_bytes(skippable + zstandard.ZstdCompressor().compress(lines))
+    for name in ("a.gz", "a.zst"):
+        source = open_input(tmp_path / name, 4096)
+        assert source.count() == 1000
+        found = [line for some in source.lines for line in some]
+        assert [number for number, _ in found] == list(range(1, 1001))
+
+
+def test_a_named_pipe_is_opened_once_and_its_wait_can_be_ended(tmp_path: Path) -> None:
+    pipe = tmp_path / "in.gz"
+    os.mkfifo(pipe)
+    data = CODECS[".gz"].compress(b'{"prompt": "a"}\n{"prompt": "b"}')
+    writer = threading.Thread(target=lambda: pipe.write_bytes(data))
+    writer.start()
+    source = open_input(pipe, 4096)
+    assert [number for some in source.lines for number, _ in some] == [1, 2]
+    assert source.count() is None
+    writer.join()
+    opened = os.open(pipe, os.O_RDWR)  # a writer that says nothing
+    waiting = open_input(pipe, 4096)
+    waiting.close()
+    assert list(waiting.lines) == []
+    os.close(opened)
+
+
+def test_bodies_become_lines_of_a_batch() -> None:
+    line = parse(b'{"prompt": "a", "n": 3}', 7)
+    assert line == BatchLine(7, "7", "POST", "/v1/completions", b'{"prompt":"a","n":3}', 3)
+    line = parse(b'{"custom_id": "x", "messages": []}', 7)
+    assert isinstance(line, BatchLine)
+    assert (line.custom_id, line.url) == ("x", "/v1/chat/completions")
+    line = parse(b'{"body": {"prompt": "say \\"messages\\""}}', 7)
+    assert isinstance(line, BatchLine) and line.url == "/v1/completions"
+    line = parse(b'{"custom_id": "x", "method": "GET", "url": "/v1/completions", "body": {}}', 7)
+    assert isinstance(line, LineError) and line.param == "method"
+    for raw, code in (
+        (b"nonsense", "invalid_json_line"),
+        (None, "line_too_long"),
+        (b'{"custom_id": 5, "prompt": "a"}', "invalid_type"),
+        (b'{"custom_id": "x", "body": [1]}', "invalid_type"),
+        (b'{"body": {}, "url": "/v1/embeddings"}', "url_mismatch"),
+        (b'{"body": {}, "prompt": "a"}', "unknown_parameter"),
+    ):
+        line = parse(raw, 7)
+        assert isinstance(line, LineError) and (line.code, line.line) == (code, 7), raw
+
+
+@pytest.mark.parametrize("shard", ["1/1", "2/3", "3/3", "5/7"])
+def test_a_shard_is_every_kth_line(shard: str) -> None:
+    config = BatchConfig(shard=shard)
+    index, count = map(int, shard.split("/"))
+    for total in range(30):
+        mine = [number for number in range(1, total + 1) if config.has(number)]
+        assert mine == list(range(index, total + 1, count))
+        assert config.count(total) == len(mine)
+
+
+def test_rates_are_those_of_the_last_seconds() -> None:
+    now = 0.0
+    meter = Meter(lambda: now)
+    assert meter.describe(Level(0, 0, 0), None) == "0 lines, 0 tok/s, 0 sequences running"
+    now = 10.0
+    said = meter.describe(Level(100, 5_000, 64), 1_100)
+    assert said == "100 of 1,100 lines, 500 tok/s, 64 sequences running, 0:01:40 left"
+    now = 1000.0
+    assert "0 tok/s" in meter.describe(Level(100, 5_000, 64), 1_100)
+    now = 1010.0
+    assert "1,000 tok/s" in meter.describe(Level(200, 15_000, 64), 1_100)
