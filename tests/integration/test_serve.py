@@ -33,12 +33,13 @@ def own_server(text_model: Path) -> Iterator[Server]:
 
 
 def children(server: Server) -> dict[str, int]:
-    """Process ids of the engine and the API."""
+    """Process ids of `engine`, `api` and `jobs`."""
     pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
     found = {}
     for pid in map(int, pids.split()):
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        found["api" if b"api" in command else "engine"] = pid
+        (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
+        found[name.decode()] = pid
     return found
 
 
@@ -215,7 +216,7 @@ def ask(server: Server) -> int:
 def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
     running = Server(text_model, *SERVER_FLAGS)
     pids = children(running)
-    assert set(pids) == {"engine", "api"}
+    assert set(pids) == {"engine", "api", "jobs"}
     running.process.kill()
     assert running.wait() == -signal.SIGKILL
     deadline = time.monotonic() + 5
