@@ -33,12 +33,13 @@ def own_server(text_model: Path) -> Iterator[Server]:
 
 
 def children(server: Server) -> dict[str, int]:
-    """Process ids of the engine and the API."""
+    """Process ids of the engine, the API and, where there is one, of what runs batches."""
     pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
     found = {}
     for pid in map(int, pids.split()):
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        found["api" if b"api" in command else "engine"] = pid
+        role = next((one for one in ("api", "jobs") if one.encode() in command), "engine")
+        found[role] = pid
     return found
 
 
