@@ -27,14 +27,14 @@ def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
         field = fields[name]
         if field.name in found:
             raise InvalidRequest(f"{name} is given twice", name)
-        value = _converted(text, hints[field.name])
+        value = _converted(text, hints[name])
         if value is None:
-            must = allowed(hints[field.name])
+            must = allowed(hints[name])
             raise InvalidRequest(f"{name} must be {must}; got {show(text)}", name)
         found[field.name] = value
     for name, field in fields.items():
         if field.required and field.name not in found:
-            raise InvalidRequest(f"{name} is required: {allowed(hints[field.name])}", name)
+            raise InvalidRequest(f"{name} is required: {allowed(hints[name])}", name)
     request = kind(**found)
     request.check()
     return request

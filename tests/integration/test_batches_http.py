@@ -26,22 +26,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """With the lock of whoever runs its batches: these tests do, and no server."""
     folder = tmp_path_factory.mktemp("kept") / "data"
     folder.mkdir()
-    with (folder / "jobs.lock").open("w") as lock:
+    with (folder / LOCK_NAME).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Store(folder)
 
 
 @pytest.fixture(scope="module")
-def jobs_lock(store: Store) -> Iterator[None]:
-    """As if another server ran the batches: here the tests do."""
-    store.folder.mkdir()
-    with (store.folder / LOCK_NAME).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.fixture(scope="module")
-def server(text_model: Path, store: Store, jobs_lock: None) -> Iterator[Server]:
+def server(text_model: Path, store: Store) -> Iterator[Server]:
     keys = store.folder.parent / "keys"
     keys.write_text(KEYS)
     flags = (f"--data-dir={store.folder}", f"--api-keys-file={keys}")

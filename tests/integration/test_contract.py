@@ -70,7 +70,7 @@ VARIED = [
     if (one.body or (one.path_parameters and mode is GenerationMode.POSITIVE))
     and not (label in FORMS and mode is GenerationMode.NEGATIVE)
 ]
-QUICK, MANY = (total // len(VARIED) for total in (600, 12_000))
+QUICK, MANY = (total // len(VARIED) for total in (1_200, 12_000))
 """Cases of an operation and a mode."""
 load_all_checks()
 NOT_PROMISED: list[Any] = CHECKS.get_by_names(["positive_data_acceptance"])
