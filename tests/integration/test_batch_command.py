@@ -282,7 +282,7 @@ def test_kills_at_random_moments_lose_and_repeat_nothing(
 
 def test_an_engine_that_dies_is_started_again(text_model: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(endless(400))
+    source.write_bytes(endless(2_000))
     with start(text_model, str(source), "-o", str(output)) as process:
         wait_for(output)
         children = psutil.Process(process.pid).children()
@@ -291,7 +291,7 @@ def test_an_engine_that_dies_is_started_again(text_model: Path, tmp_path: Path) 
         assert process.wait(60) == 0
         assert process.stderr is not None
         assert b"the engine ended (exit code -9): restart in" in process.stderr.read()
-    assert sorted(by_number(output.read_bytes())) == list(range(1, 401))
+    assert sorted(by_number(output.read_bytes())) == list(range(1, 2_001))
 
 
 def test_lines_of_a_pipe_are_answered_as_they_come(text_model: Path) -> None:
