@@ -28,18 +28,23 @@ class Capture:
     """One snapshot, from its first part to its place in the folder."""
 
     def __init__(
-        self, folder: Path, stamp: Callable[[], Stamp], parts: Iterator[list[Record]]
+        self,
+        folder: Path,
+        stamp: Callable[[], Stamp],
+        parts: Iterator[list[Record]],
+        weights_version: int,
     ) -> None:
         """`parts` are read one by one, by whoever calls `advance`; none may be empty.
 
-        `stamp` says what they are read under: it must be the same to the end.
+        `stamp` says what they are read under: it must be the same to the end. `weights_version` is
+        only told.
         """
         self.error: SnapshotError | None = None
         self.num_sequences = self.num_requests = self.num_bytes = 0
         self.read_s = self.write_s = self.seconds = 0.0
         self._started = time.monotonic()
         self._stamp, self._first_stamp = stamp, stamp()
-        self._folder = folder
+        self._folder, self._weights_version = folder, weights_version
         self.path = folder / NAME
         self._parts = parts
         self._queue: queue.Queue[list[Record] | None] = queue.Queue(PARTS_AHEAD)
@@ -94,7 +99,7 @@ class Capture:
     def _write(self) -> None:
         """The thread."""
         try:
-            writer = SnapshotWriter(self._folder, self._first_stamp)
+            writer = SnapshotWriter(self._folder, self._first_stamp, self._weights_version)
             try:
                 self._write_parts(writer)
             except BaseException:

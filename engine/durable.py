@@ -204,7 +204,8 @@ class Durable:
             return
         kept = (record for _, records in self._kept.values() for record in records)
         parts = chain(self._engine.durable_parts(), in_parts(list(kept), READ_SLOTS))
-        self._capture = Capture(self._folder, self._stamp, parts)
+        version = self._engine.weights_version
+        self._capture = Capture(self._folder, self._stamp, parts, version)
 
     def _conclude(self, capture: Capture) -> None:
         self._capture = None

@@ -259,3 +259,36 @@ def test_a_note_that_cannot_be_written_leaves_the_weights_as_they_are(
     with pytest.raises(SRMError, match=r"cannot write .*nowhere"):
         swap_once(engine, make_folder("new"), tmp_path / "nowhere" / "weights")
     assert engine.status().weights_version == 1
+
+
+def test_what_is_parked_has_begun_and_ends_before_the_change(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    low = make_request("low", prompt=[5, 6], n=4, max_tokens=20, seed=3, priority=-1)
+    late = make_request("late", prompt=[7], max_tokens=4, seed=4, priority=-1)
+    high = make_request("high", prompt=[8], n=3, max_tokens=6, seed=5)
+    alone = make_engine(num_slots=16)
+    alone.add(low)
+    alone.add(high)
+    expected = run(alone)
+    engine = make_engine(num_slots=4)
+    engine.add(low)
+    for _ in range(5):
+        assert not engine.step()
+    engine.add(high)
+    engine.step()
+    engine.add(late)
+    assert engine.scheduler.parking.num_parked == 3
+    engine.scheduler.is_held = True
+    said: dict[tuple[str, int], Output] = {}
+    while not engine.scheduler.is_quiet:
+        said |= {(output.id, output.index): output for output in engine.step()}
+    assert set(said) == {("low", 0), ("low", 1), ("low", 2), ("low", 3)} | {
+        ("high", index) for index in range(3)
+    }
+    assert {key: one.token_ids for key, one in said.items()} == {
+        key: one.token_ids for key, one in expected.items()
+    }
+    engine.load_weights(NEW)
+    engine.scheduler.is_held = False
+    assert set(run(engine)) == {("late", 0)}
