@@ -126,6 +126,12 @@ _decode_raws = msgspec.json.Decoder(list[Raw]).decode
 _decode_used = msgspec.json.Decoder(_UsedBody).decode
 _decode_kept = msgspec.json.Decoder(_Kept).decode
 _encode = msgspec.json.Encoder().encode
+_SEPARATORS = (
+    (b"\xc2\x85", rb"\u0085"),
+    (b"\xe2\x80\xa8", rb"\u2028"),
+    (b"\xe2\x80\xa9", rb"\u2029"),
+)
+"""JSON has them in strings as they are, and `str.splitlines` takes them for ends of lines."""
 
 
 def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
@@ -232,7 +238,7 @@ async def answer_line(
     record = _Record(
         record_id(job, line.number), line.custom_id, _Response(200, request_id, Raw(body))
     )
-    return LineResult(line.number, _encode(record), False, _usage(_decode_used(body)))
+    return LineResult(line.number, _line(record), False, _usage(_decode_used(body)))
 
 
 def refused(line: BatchLine, job: str, error: SRMError | None) -> LineResult:
@@ -240,13 +246,21 @@ def refused(line: BatchLine, job: str, error: SRMError | None) -> LineResult:
     status, body = (500, INTERNAL) if error is None else (status_of(error), body_of(error))
     response = _Response(status, f"{job}-{line.number}", Raw(_encode(body)))
     record = _Record(record_id(job, line.number), line.custom_id, response)
-    return LineResult(line.number, _encode(record), True)
+    return LineResult(line.number, _line(record), True)
 
 
 def never_run(number: int, custom_id: str | None, job: str, code: str, message: str) -> LineResult:
     """The result of a line that has no response; `code` is OpenAI's, as batch_expired."""
     record = _Record(record_id(job, number), custom_id, None, _Error(code, message))
-    return LineResult(number, _encode(record), True)
+    return LineResult(number, _line(record), True)
+
+
+def _line(record: _Record) -> bytes:
+    """JSON that is one line for whoever reads it."""
+    data = _encode(record)
+    for separator, escaped in _SEPARATORS:
+        data = data.replace(separator, escaped)
+    return data
 
 
 def record_id(job: str, number: int) -> str:

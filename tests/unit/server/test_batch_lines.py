@@ -135,6 +135,14 @@ def test_an_answer_is_a_record_with_its_usage() -> None:
     assert (again.number, again.usage, again.code) == (7, LineUsage(3, 5), "")
 
 
+def test_a_record_is_one_line_whatever_is_in_it() -> None:
+    text = "".join(map(chr, [*range(0x100), 0x2028, 0x2029, 0x1F600]))
+    body = json.dumps({"choices": [{"text": text}], "usage": None}, ensure_ascii=False)
+    result, record = answered(body.encode())
+    assert len(result.record.decode().splitlines()) == 1
+    assert record["response"]["body"]["choices"][0]["text"] == text
+
+
 def test_a_request_at_fault_is_a_failure_with_its_status() -> None:
     result, record = answered(InvalidRequest("n must be 1", "n"))
     assert result.is_failed
