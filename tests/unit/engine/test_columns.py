@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-
 import numpy as np
 import pytest
 
@@ -13,6 +10,7 @@ from engine.messages import REASONS, Columns
 from engine.outputs import NewTokens
 from engine.scheduler import Scheduler
 from engine.sequence import STREAMS
+from tests.calls import calls_of
 from tests.conftest import MakeEngine, MakeRequest
 from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled, step
 
@@ -169,23 +167,14 @@ def test_samples_stopped_before_their_first_step_let_go_of_the_prefix(
 
 
 def calls_of_a_stop(make_request: MakeRequest, n: int) -> int:
-    """Function calls, Python's and C's, that Python code makes meanwhile."""
+    """Function calls of stopping two of n samples."""
     scheduler = make_scheduler(n, n, 2 * n, max_waiting=n)
     scheduler.add(make_request(n=n, max_tokens=60))
     step(scheduler)
     step(scheduler)
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in {"call", "c_call"}
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        assert stop(scheduler, 0, 1) == 2
-    finally:
-        sys.setprofile(before)
+    stopped: list[int] = []
+    calls = calls_of(lambda: stopped.append(stop(scheduler, 0, 1)))
+    assert stopped == [2]
     return calls
 
 

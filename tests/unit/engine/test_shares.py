@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from engine.batch import SlotStates
 from engine.errors import InvalidRequest
 from engine.scheduler import Scheduler
+from tests.calls import calls_of
 from tests.conftest import MakeRequest
 from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled, step
 
@@ -114,19 +113,7 @@ def calls_of_an_admission(make_request: MakeRequest, waiting: int) -> int:
     for i in range(waiting):
         share = f"share {i % 8}"
         scheduler.add(make_request(str(i), [5], share=share, max_tokens=1))
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in {"call", "c_call"}
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        scheduler.schedule()
-    finally:
-        sys.setprofile(before)
-    return calls
+    return calls_of(scheduler.schedule)
 
 
 def test_admission_costs_the_same_however_many_wait(make_request: MakeRequest) -> None:

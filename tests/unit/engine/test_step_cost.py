@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import numpy as np
 
 from engine.batch import StepResult
 from engine.config import EngineConfig
 from engine.messages import Output
 from engine.scheduler import Scheduler
+from tests.calls import calls_of
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY
 
@@ -33,23 +30,6 @@ def step(scheduler: Scheduler) -> list[Output]:
     assert batch is not None
     tokens = np.full(batch.num_decode, 9, np.int32)
     return scheduler.complete(batch, StepResult(tokens, np.zeros(len(tokens), np.float32)))
-
-
-def calls_of(action: Callable[[], object]) -> int:
-    """Function calls, Python's and C's, that Python code makes meanwhile."""
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in {"call", "c_call"}
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
-    return calls
 
 
 def test_starting_many_samples_costs_what_starting_few_does(make_request: MakeRequest) -> None:
