@@ -126,6 +126,7 @@ def _run(
                 f"max_tokens = {config.max_tokens} is too small: sequences ended before "
                 f"{config.repetitions} snapshots were taken"
             )
+        del detail["path"]  # of a folder that is gone by then
         figures.append(detail | {"disk_s": _plain_write(folder, int(detail["bytes"]))})
     left_alone = outputs + _finish(first)
     restoring = Durable(second, served)
