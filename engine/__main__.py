@@ -7,13 +7,14 @@ import sys
 
 from engine import logs
 from engine.checkpoint import load_checkpoint
-from engine.config import EngineConfig, load
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import SRMError
 from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
 from engine.process import serve
 from engine.runner import ModelRunner
+from engine.settings import load
 from engine.swap import first_weights
 
 logger = logging.getLogger("engine")

@@ -21,7 +21,7 @@ import numpy as np
 from engine.asked import Asked, Prompt, in_turn
 from engine.batch import I32
 from engine.checkpoint import load_checkpoint
-from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, of_values
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.engine import Engine as SteppedEngine
 from engine.errors import (
     ConfigError,
@@ -33,6 +33,7 @@ from engine.errors import (
 from engine.generated import Completion, Generated
 from engine.messages import SamplingParams
 from engine.runner import ModelRunner
+from engine.settings import of_values
 from engine.tokenizer import FolderTokenizer
 
 _DEFAULTS = SamplingParams()

@@ -19,9 +19,10 @@ from max.dtype import DType
 from max.engine import InferenceSession
 
 from engine.checkpoint import read_model
-from engine.config import AUTO_DTYPES, Mixer, ModelConfig, load
+from engine.config import AUTO_DTYPES, Mixer, ModelConfig
 from engine.graph_cache import cache_path, load_or_compile
 from engine.model import graph_shape
+from engine.settings import load
 from engine.telemetry import turn_off_telemetry
 
 

@@ -12,9 +12,9 @@ import uvicorn
 
 from engine import logs
 from engine.client import ENGINE_TIMEOUT_S, EngineClient
-from engine.config import load
 from engine.errors import SRMError
 from engine.memory import collect_rarely
+from engine.settings import load
 from server import jobs, launch
 from server.app import create_app
 from server.chat_template import ChatTemplate

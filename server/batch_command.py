@@ -19,8 +19,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, build, read_settings
+from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, SRMError
+from engine.settings import build, read_settings
 from server import offline_parquet
 from server.batch_lines import RawLine, record_id
 from server.offline_config import BatchConfig

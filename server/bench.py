@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from engine.config import DEMO_MODEL, load
+from engine.config import DEMO_MODEL
 from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
+from engine.settings import load
 from server.bench_served import Served, completion, served
 
 

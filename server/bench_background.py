@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 import uvloop
 
-from engine.config import DEMO_MODEL, load
+from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.settings import load
 from server.bench_batches import BatchClient, write_lines
 from server.bench_served import completion, served
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.config import load
 from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
+from engine.settings import load
 from server.bench_batches import BatchClient, write_lines
 from server.bench_served import served
 

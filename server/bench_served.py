@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,22 +11,19 @@ from typing import Any
 
 import msgspec
 
+from engine.bench.serving import Serving, serving
 from engine.errors import ConfigError
 from engine.records import ROOT
 from server.bench_load import Load, Result
 from server.bench_processes import processor_seconds, seconds_and_peaks
 
-_START = "import sys; from server.launch import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
-
 
 class Served:
     """A server that is ready."""
 
-    def __init__(self, process: subprocess.Popen[str], host: str, port: int) -> None:
-        self._pid = process.pid
-        self._host = host
-        self._port = port
-        self.url = f"http://{host}:{port}"
+    def __init__(self, server: Serving) -> None:
+        self._pid, self._host, self._port = server
+        self.url = f"http://{server.host}:{server.port}"
 
     def send(self, bodies: list[dict[str, Any]]) -> Result:
         return send(self._host, self._port, bodies)
@@ -60,25 +56,8 @@ def send(host: str, port: int, bodies: list[dict[str, Any]]) -> Result:
 @contextmanager
 def served(engine_module: str, *flags: str) -> Iterator[Served]:
     """Started with these flags, and stopped afterwards. Raises ConfigError if it does not start."""
-    command = [sys.executable, "-P", "-c", _START, engine_module, *flags, "--port=0"]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if found := re.match(r"Serving \S+ on http://([^:]+):(\d+)", line):
-                    yield Served(process, found[1], int(found[2]))
-                    break
-            else:
-                raise ConfigError(f"`srm serve {' '.join(flags)}` did not start")
-        finally:
-            process.terminate()
+    with serving(*flags, engine_module=engine_module) as server:
+        yield Served(server)
 
 
 def completion(prompt: int, n: int, max_tokens: int, seed: int, is_stream: bool) -> dict[str, Any]:

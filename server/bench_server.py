@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.config import load
 from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.settings import load
 from server.bench_bursts import PLAIN, Burst, BurstSizes
 from server.bench_processes import processor_seconds
 from server.bench_served import send

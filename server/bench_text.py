@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.config import DEMO_MODEL, load
+from engine.config import DEMO_MODEL
 from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.settings import load
 from server.bench_bursts import PLAIN, Burst, BurstSizes
 from server.bench_served import Served, served
 

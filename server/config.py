@@ -1,6 +1,6 @@
 """ServerConfig: how an API process listens, and where its engine is.
 
-Loaded by `engine.config.load` like every other setting; nothing changes after loading.
+Loaded by `engine.settings.load` like every other setting; nothing changes after loading.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from engine.client import EngineClient
-from engine.config import EngineConfig, build, read_settings
+from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
+from engine.settings import build, read_settings
 from server.answering import answering
 from server.completions import Completions
 from server.own_engine import PRIVATE, with_engine

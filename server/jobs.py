@@ -20,9 +20,9 @@ import uvloop
 
 from engine import logs
 from engine.client import ENGINE_TIMEOUT_S, EngineClient
-from engine.config import load
 from engine.errors import StoreError
 from engine.memory import collect_rarely
+from engine.settings import load
 from server import metrics
 from server.answers import Answers
 from server.batch_job import BatchJob, Workplace

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from engine import logs
-from engine.config import EngineConfig, build, read_settings
+from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.settings import build, read_settings
 from server.config import ServerConfig
 from server.keys import VARIABLE, load_keys
 from server.limits import check_limits

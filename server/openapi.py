@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, Meta, UnsetType
 
-from engine.config import field_docs
+from engine.settings import field_docs
 from server.errors import ErrorBody
 
 Schema = dict[str, Any]

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from engine.config import build, read_settings
 from engine.errors import ConfigError, SRMError
+from engine.settings import build, read_settings
 from server.guard import OPERATOR_KEY
 from server.keys import key_to_send
 

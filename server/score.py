@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from engine.client import EngineClient
-from engine.config import EngineConfig, build, read_settings
+from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
+from engine.settings import build, read_settings
 from server.own_engine import PRIVATE, with_engine
 from server.score_lines import Failure, Score, failure, parse, score
 from server.standard_output import INTERRUPTED

@@ -12,10 +12,10 @@ import msgspec
 
 from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, ModelConfig
-from engine.config import load as load_config
 from engine.engine import Engine
 from engine.errors import CheckpointError, SRMError
 from engine.process import serve
+from engine.settings import load as load_config
 from engine.swap import first_weights
 from engine.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights

@@ -6,8 +6,8 @@ import sys
 
 import msgspec
 
-from engine.config import load
 from engine.errors import ConfigError
+from engine.settings import load
 from training.evaluate import EvaluateConfig, evaluate
 from training.pretrain import TrainConfig, pretrain
 

@@ -19,11 +19,12 @@ from tokenizers import Tokenizer
 
 from engine.bench.torch_side import plot_record
 from engine.checkpoint import load_checkpoint
-from engine.config import DEMO_MODEL, EngineConfig, build, load
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.runner import ModelRunner
+from engine.settings import build, load
 from engine.state_pool import slot_bytes
 from training.evaluate import COMPLETION_TOKENS, KS, count_right, load_tokenizer, pass_at_k
 from training.tasks import Problem, problems

@@ -20,10 +20,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.checkpoint import load_checkpoint, read_model
-from engine.config import DEMO_MODEL, Mixer, ModelConfig, load
+from engine.config import DEMO_MODEL, Mixer, ModelConfig
 from engine.errors import ConfigError
 from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record, write_record
+from engine.settings import load
 from engine.weights import fold
 from training.checkpoint import load_model
 from training.divergence import Oracle, largest_value, octaves

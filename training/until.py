@@ -7,13 +7,7 @@ what is saved is what has not begun, and what has not ended.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPConnection
 from itertools import islice
 from math import comb
@@ -23,13 +17,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.config import DEMO_MODEL, load
+from engine.bench.serving import serving
+from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
-from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
+from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.settings import load
 from training.evaluate import COMPLETION_TOKENS, KS, pass_at_k
 from training.tasks import Problem, problems, reward
 
-_START = "import sys, srm; sys.exit(srm.main(['serve', *sys.argv[1:]]))"
 _Reply = dict[str, Any]
 
 
@@ -76,7 +71,9 @@ def measure(config: UntilBenchConfig, command: str) -> dict[str, Any]:
     drawn = list(islice(problems("held-out", config.seed), config.problems))
     cases = []
     for num_slots in config.num_slots:
-        with _served(config, num_slots) as server:
+        flags = (f"--model={config.model}", f"--device={config.device}")
+        with serving(*flags, f"--num-slots={num_slots}") as started:
+            server = _Server(started.host, started.port)
             server.complete(drawn[0], n=num_slots, max_tokens=2)  # every page is touched
             runs = [
                 run(server, config, problem, config.seed + number)
@@ -166,30 +163,6 @@ def pass_at_k_until(drawn: int, right: int, reached: bool, k: int) -> float:
     if not 1 <= right <= drawn or k < 1:
         raise ValueError(f"needs 1 ≤ right ≤ drawn and 1 ≤ k: {right}, {drawn}, {k}")
     return 1 - comb(max(drawn - 1 - k, 0), right - 1) / comb(drawn - 1, right - 1) * (k < drawn)
-
-
-@contextmanager
-def _served(config: UntilBenchConfig, num_slots: int) -> Iterator[_Server]:
-    """`srm serve` with so many slots. Raises ConfigError if it does not start."""
-    flags = [f"--model={config.model}", f"--device={config.device}", f"--num-slots={num_slots}"]
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", _START, *flags, "--port=0"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if found := re.match(r"Serving \S+ on http://([^:]+):(\d+)", line):
-                    yield _Server(found[1], int(found[2]))
-                    break
-            else:
-                raise ConfigError(f"`srm serve {' '.join(flags)}` did not start")
-        finally:
-            process.terminate()
 
 
 def markdown(record: dict[str, Any]) -> str:

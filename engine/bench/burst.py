@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from engine.checkpoint import load_checkpoint
-from engine.config import DEMO_MODEL, EngineConfig, load
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.runner import ModelRunner
+from engine.settings import load
 
 
 class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

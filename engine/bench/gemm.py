@@ -27,11 +27,11 @@ from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
 from engine.batch import F32
 from engine.bench.torch_side import ask_torch, has_torch
-from engine.config import load
 from engine.graph_cache import cached
 from engine.linear import KERNELS, U16, linear, linear_shape, pack_linear, round_bfloat16
 from engine.precompile import PrecompileConfig, leave, open_target
 from engine.runner import open_device
+from engine.settings import load
 
 ROWS = {"cpu": (256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
 SHAPES = ((512, 2048), (1024, 4096))

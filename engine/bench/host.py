@@ -21,12 +21,13 @@ import msgspec
 import numpy as np
 
 from engine.batch import F32, I32, Batch, StepResult
-from engine.config import EngineConfig, ModelConfig, load
+from engine.config import EngineConfig, ModelConfig
 from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
 from engine.messages import Request, SamplingParams
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.scheduler import Scheduler
+from engine.settings import load
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
 """Of the width nothing depends here."""

@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 
 from engine.batch import I64, Batch, SlotStates, StepResult
-from engine.config import EngineConfig, ModelConfig, load
+from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.errors import SRMError
 from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
 from engine.process import serve
+from engine.settings import load
 from engine.weights import Weights
 
 DEFAULT_SLOTS = 65_536

@@ -28,11 +28,12 @@ from engine.bench.gemm import gemm_table, peak_line, rate_cells, share
 from engine.bench.models import BenchConfig, check_sizes, measure_models
 from engine.bench.torch_side import plot_record
 from engine.checkpoint import load_checkpoint
-from engine.config import Dtype, ModelConfig, load
+from engine.config import Dtype, ModelConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.records import write_record
 from engine.runner import ModelRunner
+from engine.settings import load
 from engine.weights import Weights
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from engine.bench.torch_side import plot_record
 from engine.checkpoint import load_checkpoint
-from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, load
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.runner import ModelRunner
+from engine.settings import load
 
 QUESTION_TOKENS = (8, 32)
 """Fewest and most tokens of a question."""

@@ -17,9 +17,10 @@ import msgspec
 from engine.batch import Batch, StepResult
 from engine.bench.host import LEAST_STEPS, Load
 from engine.bench.torch_side import plot_record
-from engine.config import ModelConfig, load
+from engine.config import ModelConfig
 from engine.libc import keep_freed_memory
 from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.settings import load
 
 
 class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

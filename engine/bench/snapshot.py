@@ -20,13 +20,14 @@ import numpy as np
 
 from engine.bench.models import check_sizes
 from engine.checkpoint import load_checkpoint
-from engine.config import DEMO_MODEL, EngineConfig, load
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.durable import Detail, Durable
 from engine.engine import Engine
 from engine.errors import ConfigError, SnapshotError
 from engine.messages import Output, Request, SamplingParams
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.runner import ModelRunner
+from engine.settings import load
 from engine.snapshot import NAME
 
 PROMPT_TOKENS = 8

@@ -17,12 +17,13 @@ from typing import Any
 
 from engine.bench.models import BenchConfig
 from engine.checkpoint import load_checkpoint
-from engine.config import Dtype, EngineConfig, load
+from engine.config import Dtype, EngineConfig
 from engine.engine import Engine
 from engine.libc import keep_freed_memory
 from engine.messages import SamplingParams
 from engine.records import ROOT
 from engine.runner import ModelRunner
+from engine.settings import load
 
 
 def measure_startup(

@@ -19,9 +19,10 @@ from engine.bench.models import BenchConfig, check_sizes, measure_models
 from engine.bench.startup import measure_startup
 from engine.bench.torch_side import ask_torch, has_torch, plot_record
 from engine.checkpoint import load_checkpoint
-from engine.config import Dtype, ModelConfig, load
+from engine.config import Dtype, ModelConfig
 from engine.records import write_record
 from engine.runner import ModelRunner
+from engine.settings import load
 from engine.weights import Weights
 
 

@@ -16,10 +16,11 @@ from max.driver import accelerator_count
 from tokenizers import Tokenizer
 
 from engine.checkpoint import load_checkpoint
-from engine.config import DEMO_MODEL, EngineConfig, load
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from engine.runner import ModelRunner
+from engine.settings import load
 from training.tasks import problems
 
 SETTINGS = [

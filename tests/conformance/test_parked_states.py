@@ -11,12 +11,14 @@ from max.driver import accelerator_count
 from tokenizers import Tokenizer
 
 from engine.checkpoint import load_checkpoint
-from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, load
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.engine import Engine
-from engine.messages import Output, Request, SamplingParams, join
+from engine.messages import Request, SamplingParams
 from engine.parked import Parked, merged
 from engine.parking import parkable
 from engine.runner import ModelRunner
+from engine.settings import load
+from tests.stepped import run, tokens
 from training.tasks import problems
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
@@ -71,21 +73,6 @@ def expected(served: Served, requests: list[Request]) -> dict[tuple[str, int], b
     for request in requests:
         engine.add(request)
     return tokens(run(engine))
-
-
-def run(engine: Engine, most: int = 1_000) -> list[Output]:
-    said: list[Output] = []
-    while engine.has_work and most:
-        said += engine.step_overlapped()
-        most -= 1
-    return said
-
-
-def tokens(outputs: list[Output]) -> dict[tuple[str, int], bytes]:
-    keys = sorted({(output.id, output.index) for output in outputs})
-    return {
-        key: join([one for one in outputs if (one.id, one.index) == key]).token_ids for key in keys
-    }
 
 
 def test_all_are_parked_and_go_on(

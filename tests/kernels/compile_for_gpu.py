@@ -11,8 +11,8 @@ import sys
 
 from max.engine import InferenceSession
 
-from engine.config import load
 from engine.precompile import PrecompileConfig, leave, open_target
+from engine.settings import load
 from tests.kernels.harness import compile_ops
 
 if __name__ == "__main__":

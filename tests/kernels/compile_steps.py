@@ -14,10 +14,10 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import Module
 
-from engine.config import load
 from engine.graph_cache import cached
 from engine.model import build_step_graph, graph_shape
 from engine.precompile import PrecompileConfig, leave, open_target
+from engine.settings import load
 
 LAYERS = (8, 16)
 

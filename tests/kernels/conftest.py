@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from max.driver import CPU, Accelerator, accelerator_count
 
-from engine.config import EngineConfig, load
+from engine.config import EngineConfig
+from engine.settings import load
 from tests.kernels.harness import Ops
 
 

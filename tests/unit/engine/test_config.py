@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, ModelConfig, field_docs, load
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
+from engine.settings import field_docs, load
 
 
 class Drawer(msgspec.Struct, frozen=True):

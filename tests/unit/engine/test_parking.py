@@ -9,27 +9,13 @@ import pytest
 
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.messages import Output, Request, join
+from engine.messages import Request
 from engine.parked import Parked, merged
 from engine.parking import parkable
 from tests.conftest import MakeEngine, MakeRequest
+from tests.stepped import run, tokens
 
 NOBODY = np.empty(0, np.int32)
-
-
-def run(engine: Engine, most: int = 1_000) -> list[Output]:
-    said: list[Output] = []
-    while engine.has_work and most:
-        said += engine.step_overlapped()
-        most -= 1
-    return said
-
-
-def tokens(outputs: list[Output]) -> dict[tuple[str, int], bytes]:
-    keys = sorted({(output.id, output.index) for output in outputs})
-    return {
-        key: join([one for one in outputs if (one.id, one.index) == key]).token_ids for key in keys
-    }
 
 
 def running(engine: Engine) -> Counter[str]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, load
+from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.settings import load
 from server.config import ServerConfig
 from server.keys import load_keys
 from server.launch import flags, listen, load_settings
