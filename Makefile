@@ -5,7 +5,7 @@ PORT ?= 8000
 MODEL ?= models/demo
 DEVICE ?= cpu
 BIN := .venv/bin
-SOURCES := engine server training deploy tests srm.py
+SOURCES := engine server training loadtest deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help

@@ -31,12 +31,14 @@ from engine.bench.simulate import SimulationConfig
 from engine.bench.snapshot import SnapshotBenchConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
-from engine.config import EngineConfig, Mixer, ModelConfig, field_docs
+from engine.config import EngineConfig, Mixer, ModelConfig
 from engine.convert import parser as convert_parser
 from engine.generated import Completion, Generated
 from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
+from engine.settings import field_docs
+from loadtest.scenario import Scenario
 from server import (
     admin,
     batch_replies,
@@ -92,6 +94,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Scoring": (ScoreConfig,),
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
+    "Load tests": (Scenario,),
     "Engine benchmark": (EngineBenchConfig,),
     "Prefill benchmark": (PrefillBenchConfig,),
     "Host benchmark": (HostBenchConfig,),
@@ -168,14 +171,15 @@ def test_every_setting_is_there_with_its_default_and_meaning(heading: str) -> No
 
 
 def test_every_settings_struct_is_one_of_these() -> None:
-    sources = [path for package in ("engine", "server", "training") for path in
+    sources = [path for package in ("engine", "server", "training", "loadtest") for path in
                (ROOT / package).rglob("*.py")]  # fmt: skip
     found = {
         name
         for path in sources
         for name in re.findall(r"^class (\w+Config)\(", path.read_text(), re.M)
     }
-    assert found == {kind.__name__ for kind in KINDS | {BenchConfig, ModelConfig, LoadConfig}}
+    kinds = KINDS - {Scenario} | {BenchConfig, ModelConfig, LoadConfig}
+    assert found == {kind.__name__ for kind in kinds}
 
 
 def test_srm_knows_the_variables_of_all_commands() -> None:

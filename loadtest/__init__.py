@@ -1,0 +1,1 @@
+"""Load from outside: speaks HTTP to any OpenAI-compatible server, and measures what comes back."""

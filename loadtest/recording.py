@@ -1,0 +1,147 @@
+"""What a run recorded: timestamps of requests and of what came back, and nothing derived.
+
+Every time is in seconds since the start of the run, on the one monotonic clock that all processes
+of a machine share. All measures are computed from this (`loadtest/measures.py`), so a run that was
+saved can be reported again, by another window or other objectives.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ConfigError
+from loadtest.scenario import Scenario
+
+ERRORS = (
+    "none",
+    "connect",  # no connection
+    "timeout",  # none or not all of the reply within timeout_s
+    "disconnected",  # the server ended the connection before the reply was whole
+    "rejected",  # 429 or 503, and no retries left
+    "client",  # another 4xx
+    "server",  # another 5xx
+    "protocol",  # what came is no HTTP, no event stream, no JSON, or says that it failed
+    "cut",  # under way when the run ended
+)
+"""How requests end, by the number that a recording has."""
+
+REQUEST = np.dtype(
+    [
+        ("index", np.int64),  # in the plan
+        ("worker", np.int32),
+        ("planned", np.float64),  # fixed before the run; in a closed loop, when its turn came
+        ("sent", np.float64),  # its first bytes were given to the socket; NaN: never
+        ("first_byte", np.float64),  # of the reply's body; NaN: none
+        ("ended", np.float64),  # the reply was whole, or it failed
+        ("error", np.int8),  # of ERRORS
+        ("status", np.int16),  # of HTTP, the last one; 0: none
+        ("retries", np.int16),  # how often it was sent again
+        ("n", np.int32),  # samples asked for
+        ("prompt_tokens", np.int32),  # as the client made them; -1: unknown
+        ("max_tokens", np.int32),  # asked for, each sample
+        ("output_tokens", np.int64),  # as the client counts them; -1: it cannot
+        ("usage_prompt_tokens", np.int64),  # as the server says; -1: it does not
+        ("usage_output_tokens", np.int64),
+        ("queue_s", np.float64),  # how long it waited, as the server says; NaN: it does not
+        ("num_bytes", np.int64),  # of the reply's body
+    ]
+)
+"""One row a request, sorted by index."""
+
+EVENT = np.dtype(
+    [
+        ("request", np.int64),  # its index
+        ("choice", np.int32),  # the sample of it
+        ("time", np.float64),  # when it was read off the socket
+        ("tokens", np.int32),  # new ones; 1 where the event does not say
+    ]
+)
+"""One row for each part of a reply that brought tokens: of streams each event, sorted by time."""
+
+CLIENT = np.dtype(
+    [
+        ("worker", np.int32),
+        ("time", np.float64),  # end of the interval
+        ("cpu_s", np.float64),  # of this process in the interval
+        ("lag_s", np.float64),  # how late its event loop was, at worst
+        ("in_flight", np.int32),
+    ]
+)
+"""How busy each client process was, once a second or so."""
+
+_ARRAYS = {"requests": REQUEST, "events": EVENT, "clients": CLIENT}
+
+
+class Sample(msgspec.Struct):
+    """The server's /metrics at one time: sums over labels by name, as far as they were read."""
+
+    time: float
+    values: dict[str, float]
+
+
+class About(msgspec.Struct):
+    """Where, when and with what a run was made."""
+
+    scenario: Scenario
+    command: str
+    started_unix: float
+    """When the run's clock was 0."""
+    seconds: float
+    """Until its last request ended."""
+    stopped_by: str
+    """`duration`, `requests`, `trace` or `interrupt`."""
+    machine: str
+    versions: dict[str, str]
+    """Of the harness and what it is built on; of the server, where it says."""
+    server_metrics: list[Sample]
+
+
+class Recording(msgspec.Struct):
+    """A whole run."""
+
+    about: About
+    requests: NDArray[np.void]
+    """[requests] of REQUEST."""
+    events: NDArray[np.void]
+    """[events] of EVENT."""
+    clients: NDArray[np.void]
+    """[intervals] of CLIENT."""
+
+    def save(self, folder: Path) -> None:
+        """Write `recording.npz` and `recording.json` into the folder, made if need be."""
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / "recording.npz.part"
+        with part.open("wb") as file:
+            np.savez_compressed(file, **{name: getattr(self, name) for name in _ARRAYS})
+        part.replace(folder / "recording.npz")
+        (folder / "recording.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(self.about, enc_hook=os.fspath), indent=1)
+        )
+
+
+def load(folder: Path) -> Recording:
+    """Raises ConfigError for a folder without a recording of this version."""
+    try:
+        about = msgspec.json.decode(
+            (folder / "recording.json").read_bytes(), type=About, dec_hook=_path
+        )
+        with np.load(folder / "recording.npz") as file:
+            arrays: dict[str, Any] = {name: file[name] for name in _ARRAYS}
+    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"cannot read the recording in {folder}: {error}") from None
+    for name, dtype in _ARRAYS.items():
+        if arrays[name].dtype != dtype:
+            raise ConfigError(f"{folder / 'recording.npz'}: {name} are of another version")
+    return Recording(about, **arrays)
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(kind)
