@@ -111,6 +111,8 @@ class EngineClient:
         self._socket.linger = 0
         # No high-water mark, so that sending never waits; the engine bounds what it accepts.
         self._socket.sndhwm = self._socket.rcvhwm = 0
+        # The same one, asked without a future.
+        self._inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
@@ -217,8 +219,7 @@ class EngineClient:
 
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""
-        # The same one, asked without a future.
-        inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
+        inbox = self._inbox
         poller = zmq.asyncio.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
@@ -271,7 +272,9 @@ class EngineClient:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            if self._status is not None and self.silent_s > self._engine_timeout_s:
+            silent = self._status is not None and self.silent_s > self._engine_timeout_s
+            # We may be the slow one: an answer that waits to be read is an answer.
+            if silent and not int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
             if self._is_connected:
                 self._ask()

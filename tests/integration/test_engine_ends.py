@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from multiprocessing.context import SpawnProcess
@@ -13,7 +14,7 @@ import pytest
 import zmq.asyncio
 
 from engine.batch import Batch
-from engine.client import EngineClient
+from engine.client import MAX_INBOX, EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
@@ -140,6 +141,9 @@ def test_an_endpoint_that_cannot_be_bound_is_a_config_error(weights: Weights) ->
         EngineProcess(engine, config)
 
 
+STATUS = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
+
+
 async def test_an_engine_that_stops_answering_is_taken_for_gone(
     endpoint: str, make_request: MakeRequest
 ) -> None:
@@ -149,12 +153,36 @@ async def test_an_engine_that_stops_answering_is_taken_for_gone(
     client = EngineClient(endpoint, heartbeat_s=0.02, engine_timeout_s=0.1)
     await client.connect()
     identity, _ = await router.recv_multipart()
-    status = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
-    await router.send_multipart([identity, msgspec.msgpack.encode(status)])
+    await router.send_multipart([identity, msgspec.msgpack.encode(STATUS)])
     await client.wait_until_ready(5)
     with pytest.raises(EngineUnavailable, match="not answered"):
         await collect(client, make_request())
     assert client.status is None
+    await client.close()
+    context.destroy(linger=0)
+
+
+async def test_an_engine_whose_answer_is_not_read_yet_is_not_taken_for_gone(endpoint: str) -> None:
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(endpoint)
+    client = EngineClient(endpoint, heartbeat_s=0.05, engine_timeout_s=0.2)
+    await client.connect()
+    identity, _ = await asyncio.to_thread(router.recv_multipart)
+    router.send_multipart([identity, msgspec.msgpack.encode(STATUS)])
+    await client.wait_until_ready(5)
+    while client.silent_s == 0:
+        await asyncio.sleep(0.001)
+    # Behind much else that the engine said, in a loop with much else to do.
+    gone = msgspec.msgpack.encode(Refusal("of nobody", "timed_out", ""))
+    for _ in range(5 * MAX_INBOX):
+        router.send_multipart([identity, gone])
+    answer = msgspec.structs.replace(STATUS, state="draining")
+    router.send_multipart([identity, msgspec.msgpack.encode(answer)])
+    while client.status != answer:
+        assert client.status == STATUS
+        time.sleep(0.1)
+        await asyncio.sleep(0)
     await client.close()
     context.destroy(linger=0)
 
