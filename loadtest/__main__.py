@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError, SRMError
-from engine.settings import load
+from engine.settings import build, read_settings
 from loadtest import outcome
 from loadtest.offline_command import offline
 from loadtest.recording import Recording
 from loadtest.recording import load as load_recording
 from loadtest.scenario import read
-from loadtest.steer import check, exit_code, record, say, summed_up, write
+from loadtest.steer import INTERRUPTED, check, exit_code, record, say, summed_up, write
 from loadtest.sweep import swept
 from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, sweep
 
@@ -78,11 +78,15 @@ def _run(argv: list[str], command: str) -> int:
     run = summed_up(record(scenario, command, scenario.output))
     sys.stdout.write(outcome.of_run(run))
     write(scenario.output, [run], command)
-    return exit_code([run])
+    is_interrupted = run.recording.about.stopped_by == "interrupt"
+    return INTERRUPTED if is_interrupted else exit_code([run])
 
 
 def _report(argv: list[str]) -> int:
-    config = load(ReportConfig, argv, prog="srm loadtest report", positional="folder")
+    prog = "srm loadtest report"
+    config = build(
+        ReportConfig, read_settings((ReportConfig,), argv, prog=prog, positional="folder")
+    )
     output = config.output or config.folder
     window = (config.window[0], config.window[1]) if config.window else None
     if not (config.folder / SAVED).exists():
