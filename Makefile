@@ -9,7 +9,7 @@ SOURCES := engine server training loadtest deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,9 @@ chaos: .venv/dev  ## kill processes at random during a job of 20,000 lines; writ
 
 test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm and LangChain against a server
 	$(BIN)/python -m pytest -m clients
+
+agreement: .venv/dev .venv-clients/ready  ## load tests beside guidellm; writes docs/benchmarks/
+	$(BIN)/python -m tests.clients.agreement
 
 kernels: .venv/dev  ## compile ops and bf16 step graphs for an H100 or H200, without one
 	$(BIN)/python -m tests.kernels.compile_for_gpu

@@ -26,8 +26,8 @@ _ALLOWED = (
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    prompt: str | list[_Token] | None = None
-    messages: list[dict[str, Any]] | None = None
+    prompt: str | Annotated[list[_Token], Meta(min_length=1)] | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
     max_tokens: _Length | None = None
     n: _Length | None = None
 
@@ -68,24 +68,18 @@ class Prompts:
 
 
 def _checked(path: Path, number: int, line: _Line, api: str, words: Words | None) -> Prompt:
-    prompt, messages = line.prompt, line.messages
-    wanted = str if api == "chat" else str | list
-    if (messages is None or api != "chat" or prompt is not None) and (
-        not isinstance(prompt, wanted) or messages is not None
-    ):
+    prompt, messages, is_chat = line.prompt, line.messages, api == "chat"
+    if is_chat and isinstance(prompt, str) and messages is None:
+        prompt, messages = None, [{"role": "user", "content": prompt}]
+    wanted, other = (messages, prompt) if is_chat else (prompt, messages)
+    if wanted is None or other is not None:
         raise lines.bad_line(path, number, f"not for api = {api}", _ALLOWED)
-    if isinstance(prompt, str) and api == "chat":
-        messages = [{"role": "user", "content": prompt}]
-    if messages is not None:
-        texts = [message.get("content") for message in messages]
-        fields: dict[str, Any] = {"messages": messages}
-    else:
-        texts = [prompt]
-        fields = {"prompt": prompt}
+    fields = {"messages" if is_chat else "prompt": wanted}
+    texts = [message.get("content") for message in messages] if messages else [prompt]
     if isinstance(prompt, list):
         num_tokens = len(prompt)
     elif words and all(isinstance(text, str) for text in texts):
-        num_tokens = sum(words.count(str(text), special=api != "chat") for text in texts)
+        num_tokens = sum(words.count(str(text), special=not is_chat) for text in texts)
     else:
         num_tokens = -1
     return Prompt(fields, num_tokens, line.max_tokens, line.n)

@@ -11,7 +11,7 @@ Reads three formats, told apart by what is in the file; knows nothing of what is
 from __future__ import annotations
 
 import csv
-from datetime import datetime
+from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
@@ -71,20 +71,25 @@ def read(path: Path) -> list[Arrival]:
 
 def _azure(path: Path) -> list[Arrival]:
     allowed = f"a header {','.join(_AZURE)}, then a date and time and two whole numbers"
-    head, *rows = csv.reader(lines.text_of(path).splitlines()) or [[]]
+    head, *rows = list(csv.reader(lines.text_of(path).splitlines())) or [[]]
     if tuple(head) != _AZURE:
         raise lines.bad_line(path, 1, f"got {head}", allowed)
     found = []
     for number, row in enumerate(rows, 2):
         try:
-            moment, prompt_tokens, output_tokens = row
-            found.append(
-                Arrival(
-                    datetime.fromisoformat(moment).timestamp(),
-                    max(1, int(prompt_tokens)),
-                    max(1, int(output_tokens)),
-                )
-            )
-        except ValueError as error:
-            raise lines.bad_line(path, number, str(error), allowed) from None
+            found.append(_row(*row))
+        except (TypeError, ValueError) as error:
+            raise lines.bad_line(path, number, f"got {row}: {error}", allowed) from None
+    if not found:
+        raise lines.bad_line(path, 2, "no line", allowed)
     return found
+
+
+def _row(moment: str, prompt_tokens: str, output_tokens: str) -> Arrival:
+    """Raises ValueError."""
+    when = datetime.fromisoformat(moment)
+    seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    fed, sampled = int(prompt_tokens), int(output_tokens)
+    if min(fed, sampled) < 0:
+        raise ValueError("a length is below 0")
+    return Arrival(seconds, max(1, fed), max(1, sampled))
