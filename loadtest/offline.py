@@ -56,6 +56,7 @@ class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             **{"duration_s": 0.0, "warmup_s": 0.0, "cooldown_s": 0.0, "rate_end": 0.0},
             trace=None,
             workers=1,
+            grace_s=scenario.timeout_s,
             n=str(self.samples),
             stream=stream,
             extra_body=msgspec.json.encode(extra | members).decode(),

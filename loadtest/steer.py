@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
 from loadtest import objectives
-from loadtest.live import shown
+from loadtest.live import OnProgress, shown
 from loadtest.recording import Recording
 from loadtest.report import Run
 from loadtest.run import run
@@ -41,13 +42,31 @@ def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Re
         Sampling(_metrics_url(scenario), api_key(scenario)) as sampling,
         shown(name or load_name(scenario), sampling) as on_progress,
     ):
-        recording = asyncio.run(run(scenario, on_progress, command))
+        recording = asyncio.run(_until_over(scenario, on_progress, command))
     about = recording.about
     about.server_metrics = sampling.samples(about.started_unix, about.seconds)
     if sampling.note:
         say(f"note: {sampling.note}")
     recording.save(folder)
     return recording
+
+
+async def _until_over(
+    scenario: Scenario, on_progress: OnProgress, command: str
+) -> Recording:
+    """Ctrl-C ends the run in order; a second one ends the program."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        say("interrupted: what is under way is cut; once more to leave at once")
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        return await run(scenario, on_progress, command, stop)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 def summed_up(recording: Recording, name: str | None = None, window: Window | None = None) -> Run:
