@@ -12,6 +12,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from typing import NamedTuple
 
 from engine.errors import ConfigError
@@ -88,10 +89,8 @@ class Client:
         """To be called in the order of `planned`, seconds since the start."""
         exchange = Exchange(index, planned, asked)
         self._under_way[index] = exchange
-        if self._deadline is None:
-            self._expire()
-        if not exchange.is_over:
-            self._dispatch(exchange)
+        self._arm()
+        self._dispatch(exchange)
 
     def cut(self) -> None:
         """End all that is under way, as `cut`."""
@@ -217,17 +216,21 @@ class Client:
             exchange.begin()
             self._dispatch(exchange)
 
+    def _arm(self) -> None:
+        """One timer for all: the first that is under way is the next whose time is over."""
+        if self._deadline is None and self._under_way:
+            left = self._left(next(iter(self._under_way.values())))
+            self._deadline = self._loop.call_later(max(left, 0.001), self._expire)
+
+    def _left(self, exchange: Exchange) -> float:
+        return self._started + exchange.planned + self._rules.timeout_s - time.monotonic()
+
     def _expire(self) -> None:
-        """End those whose time is over; the next to end is the first, and has the timer."""
         self._deadline = None
-        while self._under_way:
-            exchange = next(iter(self._under_way.values()))
-            now = time.monotonic()
-            left = self._started + exchange.planned + self._rules.timeout_s - now
-            if left > 0:
-                self._deadline = self._loop.call_later(max(left, 0.001), self._expire)
-                return
-            self._fail(exchange, "timeout", "", now)
+        over = takewhile(lambda exchange: self._left(exchange) <= 0, self._under_way.values())
+        for exchange in list(over):
+            self._fail(exchange, "timeout", "", time.monotonic())
+        self._arm()
 
     def _fail(self, exchange: Exchange, kind: str, message: str, now: float) -> None:
         """End it whatever its connection is doing."""

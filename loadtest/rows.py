@@ -1,4 +1,4 @@
-"""Rows of a numpy record type, appended by the million: packed bytes, with no object kept of each."""
+"""Rows of a numpy record type, appended by the million: packed bytes, and no object of each."""
 
 from __future__ import annotations
 
