@@ -16,8 +16,9 @@ from loadtest import outcome
 from loadtest.offline_command import offline
 from loadtest.recording import Recording
 from loadtest.recording import load as load_recording
+from loadtest.reports import write_reports
 from loadtest.scenario import read
-from loadtest.steer import INTERRUPTED, check, exit_code, record, say, summed_up, write
+from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
 from loadtest.sweep import swept
 from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, sweep
 
@@ -76,8 +77,8 @@ def _run(argv: list[str], command: str) -> int:
     scenario = read(argv, prog="srm loadtest run")
     check(scenario)
     run = summed_up(record(scenario, command, scenario.output))
-    sys.stdout.write(outcome.of_run(run))
-    write(scenario.output, [run], command)
+    sys.stdout.write(outcome.of_run(run, failed(run)))
+    write_reports(scenario.output, [run])
     is_interrupted = run.recording.about.stopped_by == "interrupt"
     return INTERRUPTED if is_interrupted else exit_code([run])
 
@@ -92,17 +93,16 @@ def _report(argv: list[str]) -> int:
     if not (config.folder / SAVED).exists():
         recording = _recording(config, config.folder)
         run = summed_up(recording, window=window)
-        sys.stdout.write(outcome.of_run(run))
-        write(output, [run], recording.about.command)
+        sys.stdout.write(outcome.of_run(run, failed(run)))
+        write_reports(output, [run])
         return exit_code([run])
     saved = read_saved(config.folder)
     runs = [
         summed_up(_recording(config, config.folder / STEPS / folder), name, window)
         for name, folder in zip(saved.names, saved.folders, strict=True)
     ]
-    about = runs[0].recording.about
-    found = swept(saved.config, about.scenario, runs)
-    return report_sweep(output, runs, found, about.command)
+    found = swept(saved.config, runs[0].recording.about.scenario, runs)
+    return report_sweep(output, runs, found)
 
 
 def _recording(config: ReportConfig, folder: Path) -> Recording:

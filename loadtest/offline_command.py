@@ -13,8 +13,9 @@ from loadtest import outcome
 from loadtest.batch_file import BatchClient
 from loadtest.offline import Offline, OfflineConfig, of_recording
 from loadtest.offline_batch import run_batch
+from loadtest.reports import write_reports
 from loadtest.scenario import SCENARIOS, Scenario
-from loadtest.steer import INTERRUPTED, check, record, say, summed_up, write
+from loadtest.steer import INTERRUPTED, check, exit_code, record, say, summed_up
 from loadtest.target import PATHS, api_key, base_url, resolve
 
 
@@ -32,8 +33,8 @@ def offline(argv: list[str], command: str) -> int:
     if recording.about.stopped_by == "interrupt":
         return INTERRUPTED
     run = summed_up(recording, f"{config.samples:,} samples, {config.form}")
-    write(scenario.output, [run], command)
-    return int(found.failed > 0 or bool(run.failed))
+    write_reports(scenario.output, [run])
+    return exit_code([run])
 
 
 def _batch(scenario: Scenario, config: OfflineConfig, command: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest.offline import Offline
 from loadtest.quantities import DISTRIBUTIONS, MEASURES, value_of, with_unit
-from loadtest.report import Run
+from loadtest.reports import Run
 from loadtest.summary import Summary
 
 _COUNTS = ("planned", "completed", "failed", "retried")
@@ -13,8 +13,8 @@ _STATISTICS = ("mean", "p50", "p90", "p99", "p999", "max")
 _STEP = ("completed_per_s", "output_tokens_per_s", "good_share", "ttft_p50", "ttft_p99", "e2e_p99")
 
 
-def of_run(run: Run) -> str:
-    """One run."""
+def of_run(run: Run, failed: list[str]) -> str:
+    """One run, and conditions of `fail_if` that hold."""
     summary = run.summary
     begin, end = summary.window
     lines = [
@@ -35,7 +35,7 @@ def of_run(run: Run) -> str:
             values = "  ".join(f"{one} {_shown(summary, f'{name}_{one}')}" for one in _STATISTICS)
             lines.append(f"{label}: {values}")
     lines += [f"warning: {warning}" for warning in run.warnings]
-    lines += [f"FAILED: {condition}" for condition in run.failed]
+    lines += [f"FAILED: {condition}" for condition in failed]
     return "\n".join(lines) + "\n"
 
 

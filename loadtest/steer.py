@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtest import objectives
 from loadtest.live import OnProgress, shown
 from loadtest.recording import Recording
-from loadtest.report import Run
+from loadtest.reports import Run
 from loadtest.run import run
 from loadtest.scenario import Scenario
 from loadtest.server_metrics import Sampling
@@ -51,9 +51,7 @@ def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Re
     return recording
 
 
-async def _until_over(
-    scenario: Scenario, on_progress: OnProgress, command: str
-) -> Recording:
+async def _until_over(scenario: Scenario, on_progress: OnProgress, command: str) -> Recording:
     """Ctrl-C ends the run in order; a second one ends the program."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -72,19 +70,18 @@ async def _until_over(
 def summed_up(recording: Recording, name: str | None = None, window: Window | None = None) -> Run:
     """Raises ConfigError if nothing is left to measure."""
     summary = summarize(recording, name, window)
-    scenario = recording.about.scenario
-    return Run(
-        summary=summary,
-        recording=recording,
-        warnings=tuple(warnings(summary, recording)),
-        failed=tuple(objectives.check(summary, scenario.fail_if)),
-    )
+    return Run(summary, recording, warnings(summary, recording))
+
+
+def failed(run: Run) -> list[str]:
+    """Conditions of `fail_if` that hold, in words."""
+    return objectives.check(run.summary, run.recording.about.scenario.fail_if)
 
 
 def exit_code(runs: list[Run]) -> int:
     """1 if a condition of `fail_if` holds, or if nothing at all was answered."""
     answered = any(run.summary.completed for run in runs)
-    return int(not answered or any(run.failed for run in runs))
+    return int(not answered or any(failed(run) for run in runs))
 
 
 def _metrics_url(scenario: Scenario) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.knee import Point, Search, grows_still, knee, largest_good, next_load
-from loadtest.report import Run
+from loadtest.reports import Run
 from loadtest.scenario import Scenario
 from loadtest.summary import Summary
 from loadtest.window import load_name

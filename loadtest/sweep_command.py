@@ -11,9 +11,9 @@ import msgspec
 from engine.errors import ConfigError, SRMError
 from engine.settings import build, read_settings
 from loadtest import outcome
-from loadtest.report import Run
+from loadtest.reports import Run, write_reports
 from loadtest.scenario import SCENARIOS, Scenario
-from loadtest.steer import INTERRUPTED, check, exit_code, record, say, summed_up, write
+from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
 from loadtest.sweep import SweepConfig, Swept, load_of, steps, swept
 
 STEPS = "steps"
@@ -61,13 +61,13 @@ def sweep(argv: list[str], command: str) -> int:
     names = [run.summary.name for run in runs]
     content = msgspec.to_builtins(found) | {"names": names, "folders": folders[: len(runs)]}
     (scenario.output / SAVED).write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-    code = report_sweep(scenario.output, runs, found, command)
+    code = report_sweep(scenario.output, runs, found)
     if failure is not None:
         raise failure
     return INTERRUPTED if interrupted else code
 
 
-def report_sweep(folder: Path, runs: list[Run], found: Swept, command: str) -> int:
+def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
     """Print what was found and write the report; the exit code.
 
     Conditions of `fail_if` are about the knee, since beyond it a server may be as slow as it likes.
@@ -78,8 +78,8 @@ def report_sweep(folder: Path, runs: list[Run], found: Swept, command: str) -> i
         sys.stdout.write(outcome.of_step(run) + "\n")
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found.sentences()))
     for run in at_knee:
-        sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in run.failed))
-    write(folder, runs, command, at_knee[0].summary.name if at_knee else None)
+        sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in failed(run)))
+    write_reports(folder, runs, at_knee[0].summary.name if at_knee else None)
     return exit_code(at_knee)
 
 
