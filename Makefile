@@ -9,7 +9,7 @@ SOURCES := engine server training loadtest deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench chaos agreement check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -84,6 +84,9 @@ gpu-kit: .venv/dev  ## pack what a GPU machine without MAX needs, graphs include
 bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
 	$(BIN)/python srm.py bench engine
 	$(BIN)/python srm.py bench prefill
+
+load: .venv/dev  ## a short load test of a server that is started here: MODEL=dir
+	$(BIN)/python -m tests.load_local $(MODEL)
 
 check: lint types test kernels  ## what CI runs
 

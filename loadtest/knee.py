@@ -152,7 +152,5 @@ def _between(turn: Turn, search: Search) -> float | None:
     if turn.above <= turn.below * (1 + search.resolution):
         return None
     middle = math.sqrt(turn.below * turn.above)
-    if not search.whole:
-        return middle
-    rounded = float(round(middle))
+    rounded = float(round(middle) if search.whole else f"{middle:.3g}")
     return rounded if turn.below < rounded < turn.above else None

@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 
 from loadtest.knee import Point, Search, grows_still, knee, largest_good, next_load
-from loadtest.report import Run
+from loadtest.reports import Run
 from loadtest.scenario import Scenario
-from loadtest.summarize import load_name
 from loadtest.summary import Summary
+from loadtest.window import load_name
 
 
 class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,17 +54,18 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         if self.first_load > self.max_load:
             raise ValueError(f"first_load must be at most max_load, got {self.first_load}")
+        if self.loads:
+            self._check_loads("loads", self.loads)
+        else:
+            self._check_loads("first_load", (self.first_load,))
+            self._check_loads("max_load", (self.max_load,))
+
+    def _check_loads(self, name: str, loads: tuple[float, ...]) -> None:
         is_whole = self.sweep == "concurrency"
-        named = {"loads": self.loads} if self.loads else {}
-        for name, loads in (
-            named or {"first_load": [self.first_load], "max_load": [self.max_load]}
-        ).items():
-            for load in loads:
-                if not 0 < load < math.inf or (is_whole and not load.is_integer()):
-                    kind = "whole numbers of at least 1" if is_whole else "above 0"
-                    raise ValueError(
-                        f"{name} must be {kind} where sweep is {self.sweep}, got {load}"
-                    )
+        for load in loads:
+            if not 0 < load < math.inf or (is_whole and not load.is_integer()):
+                allowed = "whole numbers of at least 1" if is_whole else "above 0"
+                raise ValueError(f"{name} must be {allowed} for a {self.sweep}, got {load}")
 
     def search(self, scenario: Scenario) -> Search:
         """What is looked for: the knee, or with objectives the largest good load."""

@@ -59,7 +59,7 @@ async def resolve(scenario: Scenario) -> Target:
     if parts.query or parts.fragment or parts.username:
         raise ConfigError(f"url may have neither user, query nor fragment: {scenario.url!r}")
     address = await _address(scenario.url, parts.hostname, port)
-    base = scenario.url.rstrip("/").removesuffix("/v1")
+    base = base_url(scenario)
     headers = _headers(scenario)
     async with httpx.AsyncClient(
         base_url=base,
@@ -117,10 +117,21 @@ async def _address(url: str, host: str, port: int) -> str:
     raise ConfigError(f"nothing listens at {url}: {failure or 'it takes no connection'}")
 
 
-def _headers(scenario: Scenario) -> dict[str, str]:
+def base_url(scenario: Scenario) -> str:
+    """What all paths are put behind; `url` may end with /v1, as SDKs want theirs."""
+    return scenario.url.rstrip("/").removesuffix("/v1")
+
+
+def api_key(scenario: Scenario) -> str:
+    """Empty: none is sent. Raises ConfigError for what cannot be a header."""
     key = os.environ.get(scenario.api_key_env, "") if scenario.api_key_env else ""
     if not key.isprintable() or not key.isascii():
         raise ConfigError(f"environment: {scenario.api_key_env} is no key: not printable ASCII")
+    return key
+
+
+def _headers(scenario: Scenario) -> dict[str, str]:
+    key = api_key(scenario)
     return {"user-agent": "srm-loadtest"} | ({"authorization": f"Bearer {key}"} if key else {})
 
 
