@@ -67,9 +67,7 @@ def read_settings(
     parser = argparse.ArgumentParser(
         prog=prog, argument_default=argparse.SUPPRESS, allow_abbrev=False, epilog=_SOURCES
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file with any of these settings"
-    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
     for kind in kinds:
         types, meanings = get_type_hints(kind), field_docs(kind)
         for field in msgspec.structs.fields(kind):
@@ -86,14 +84,14 @@ def read_settings(
             )
     if presets is not None:
         about = f"the same as --config; or one of {_named(presets)}"
-        parser.add_argument("config", nargs="?", type=Path, metavar="FILE", help=about)
+        parser.add_argument("config", nargs="?", metavar="FILE", help=about)
     if positional is not None:
         parser.add_argument(positional, nargs="?", help=f"the same as --{positional}")
     flags = vars(parser.parse_args(_spelled_out(argv, hints)))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}
     if file is not None:
-        file = _preset(file, presets)
+        file = _preset(Path(file), presets)
         _apply(settings, hints, _read_toml(file), str(file))
     variables = {name: environ.get("SRM_" + name.upper()) for name in hints}
     env = {name: value for name, value in variables.items() if value is not None}

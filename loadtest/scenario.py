@@ -53,12 +53,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_end: float = 0.0
     """Of a ramp: the rate that it ends with."""
     trace: Path | None = None
-    """Of a trace: a JSONL file with `timestamp` (seconds) and, if it likes, `prompt_tokens`,
-    `output_tokens` and `n` in each line."""
+    """Of a trace: a file of times and, if it likes, lengths: JSONL of our own or Mooncake's, or
+    Azure's CSV."""
     trace_scale: float = 1.0
     """What times of the trace are multiplied by: 0.5 replays it twice as fast."""
     duration_s: float = 30.0
-    """No request begins later than this after the start. 0: no limit, where `requests` is one."""
+    """Requests begin before this time after the start. 0: no limit, where there is another."""
     requests: int = 0
     """At most so many requests. 0: no limit but `duration_s` or the end of the trace."""
     warmup_s: float = 0.0
@@ -103,7 +103,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool = True
     """Sent as it is, so that outputs have the length asked for. Not sent if false."""
     extra_body: str = "{}"
-    """A JSON object whose members are put into every request."""
+    """A JSON object whose members are put into every request, in place of others."""
 
     workers: int = 1
     """Client processes; they share one clock and deal out requests in turn."""

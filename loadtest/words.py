@@ -61,7 +61,7 @@ class Words:
     def _spaced(self) -> list[str]:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
         cores = map(_WORD.fullmatch, sorted(vocabulary, key=vocabulary.__getitem__))
-        words = list(dict.fromkeys(f" {core[1]}" for core in cores if core))
+        words = list(dict.fromkeys(f" {core[1]}" for core in cores if core))[: 2 * _MOST_WORDS]
         for self._cut in (0, 1):  # some tokenizers put a space of their own before a text
             found = self._that_stand(words)
             splits = self._tokenizer.pre_tokenizer

@@ -75,9 +75,9 @@ def test_requests_are_the_same_in_any_order_and_in_another_process() -> None:
     random.Random(1).shuffle(order)
     assert {index: workload.request(index) for index in order} == dict(enumerate(expected))
     script = (
-        "import sys, msgspec\nfrom loadtest.recording import _path\n"
-        "from loadtest.scenario import Scenario\nfrom loadtest.workload import Workload\n"
-        "given = msgspec.json.decode(sys.stdin.read(), type=Scenario, dec_hook=_path)\n"
+        "import sys, msgspec\nfrom loadtest.scenario import Scenario\n"
+        "from loadtest.workload import Workload\ndef path(kind, value): return kind(value)\n"
+        "given = msgspec.json.decode(sys.stdin.read(), type=Scenario, dec_hook=path)\n"
         "workload = Workload(given)\n"
         "for index in reversed(range(60)): print(workload.request(index).body.decode())\n"
     )
@@ -205,7 +205,7 @@ def test_equal_ids_of_a_trace_are_equal_tokens(tmp_path: Path, tokenizer: Path |
     prompts = [json.loads(one.body)["prompt"] for one in asked]
     if tokenizer:
         own = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-        prompts = [own.encode(prompt).ids[1:] + [0] for prompt in prompts]  # its first one put last
+        prompts = [[*own.encode(prompt).ids[1:], 0] for prompt in prompts]  # its first one put last
     first, second, third, fourth = prompts
     assert [len(prompt) for prompt in prompts] == [1000, 1100, 1600, 300]
     assert first[:512] == second[:512] == third[:512]
