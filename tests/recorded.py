@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,9 @@ def recording(
     **scenario: Any,
 ) -> Recording:
     """Events are (request, choice, time, tokens) in any order; clients as in CLIENT."""
-    settings = Scenario(**({"duration_s": 10.0} | scenario))
+    needed = {"trace": {"trace": Path("trace.jsonl")}, "ramp": {"rate_end": 100.0}}
+    kind = needed.get(scenario.get("arrivals", ""), {})
+    settings = Scenario(**({"duration_s": 10.0} | kind | scenario))
     return Recording(
         About(settings, "", 0.0, seconds, stopped_by, "", {}, []),
         np.array([tuple(row.values()) for row in requests], REQUEST),

@@ -204,7 +204,7 @@ def test_one_huge_request_is_measured_to_its_end(arrivals: str) -> None:
         ((-1.0, 2.0), {}),
         ((0.0, math.inf), {}),
         ((0.0, NAN), {}),
-        (None, {"warmup_s": 6.0, "cooldown_s": 4.0}),
+        (None, {"warmup_s": 6.0, "duration_s": 20.0, "seconds": 5.0, "stopped_by": "interrupt"}),
     ],
 )
 def test_windows_without_time_are_refused(window: Any, scenario: dict[str, Any]) -> None:
