@@ -71,7 +71,7 @@ async def test_open_loops_of_all_processes_send_each_request_once_and_not_early(
         assert list(sent.planned) == sorted(sent.planned)
         assert sent.until == times[-1]
         assert loop.planned(1.0) == len(sent.planned)
-        counts.update(sent.planned)
+        counts.update(list(sent.planned))
     assert counts == Counter(range(700))
 
 
