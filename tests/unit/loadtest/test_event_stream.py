@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -35,7 +36,7 @@ STREAMS = st.tuples(
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(places)]
 
 
 def brute_force(data: bytes) -> list[bytes]:

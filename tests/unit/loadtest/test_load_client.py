@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import resource
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import ConfigError
+from loadtest.client import Client, Rules
+from loadtest.exchange import Exchange, retry_after
+from loadtest.recording import ERRORS
+from loadtest.target import Target
+from loadtest.workload import Asked
+from tests.raw_server import (
+    DONE,
+    END,
+    HEAD,
+    Handler,
+    Peer,
+    RawServer,
+    chunk,
+    event,
+    raw_server,
+    stream,
+    text_event,
+    whole,
+)
+
+ASKED = Asked(b"{}", 1, 3, 4)
+USAGE = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2})
+GOOD = stream(text_event("a"), text_event("b"), USAGE, DONE)
+
+
+class Sender:
+    """A client whose requests can be waited for."""
+
+    def __init__(self, port: int, **rules: Any) -> None:
+        target = Target(
+            "127.0.0.1", port, "", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: ", "m", ""
+        )
+        self._ended: dict[int, asyncio.Future[str]] = {}
+        self.fatal: list[ConfigError] = []
+        self.started = time.monotonic()
+        given = {"stream": True, "timeout_s": 30.0, "retries": 0, "keep_text": False, **rules}
+        self.client = Client(
+            target, Rules(**given), 0, self.started, self._on_end, self.fatal.append
+        )
+
+    def send(self, index: int, planned: float | None = None) -> Awaitable[str]:
+        """Its kind of error, when it has ended."""
+        self._ended[index] = asyncio.get_running_loop().create_future()
+        now = time.monotonic() - self.started
+        self.client.send(index, now if planned is None else planned, ASKED)
+        return self._ended[index]
+
+    def _on_end(self, exchange: Exchange, kind: str) -> None:
+        self._ended[exchange.index].set_result(kind)
+
+    def row(self, index: int) -> Any:
+        rows = self.client.requests.array()
+        (row,) = rows[rows["index"] == index]
+        return row
+
+
+@asynccontextmanager
+async def sending(handler: Handler, **rules: Any) -> AsyncIterator[tuple[Sender, RawServer]]:
+    """Afterwards nothing may be left of the client."""
+    async with raw_server(handler) as server:
+        sender = Sender(server.port, **rules)
+        yield sender, server
+        await sender.client.close()
+        assert sender.client.in_flight == 0
+        for _ in range(1000):
+            if not server.open:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{server.open} connections are still open")
+
+
+def answering(*replies: bytes) -> Handler:
+    return lambda peer: peer.answer_all(*replies)
+
+
+def closing_after(data: bytes) -> Handler:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(data)
+        peer.close()
+
+    return handle
+
+
+async def silent(peer: Peer) -> None:
+    await peer.request()
+    await peer.request()
+
+
+async def test_a_good_reply_is_recorded() -> None:
+    async with sending(answering(GOOD)) as (sender, _):
+        assert await sender.send(7) == "none"
+        row = sender.row(7)
+        assert (row["status"], row["n"], row["prompt_tokens"], row["max_tokens"]) == (200, 1, 3, 4)
+        assert (row["usage_prompt_tokens"], row["usage_output_tokens"]) == (3, 2)
+        assert row["output_tokens"] == -1  # events did not say
+        assert row["planned"] <= row["sent"] <= row["first_byte"] <= row["ended"]
+        assert row["num_bytes"] == sum(map(len, [text_event("a"), text_event("b"), USAGE, DONE]))
+        assert math.isnan(row["queue_s"])
+        events = sender.client.events.array()
+        assert events["request"].tolist() == [7, 7]
+        assert events["tokens"].tolist() == [1, 1]
+        assert row["first_byte"] <= events["time"][0] <= events["time"][1] <= row["ended"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind", "status"),
+    [
+        (closing_after(b""), "disconnected", 0),
+        (closing_after(HEAD + chunk(text_event("a"))), "disconnected", 200),
+        (answering(whole(b"slow down", 429)), "rejected", 429),
+        (answering(whole(b"full", 503)), "rejected", 503),
+        (answering(whole(b"what?", 400)), "client", 400),
+        (answering(whole(b"", 404)), "client", 404),
+        (answering(whole(b"oh", 500)), "server", 500),
+        (answering(whole(b"oh", 504)), "server", 504),
+        (answering(whole(b"elsewhere", 302)), "protocol", 302),
+        (answering(b"220 smtp.example\r\n"), "protocol", 0),
+        (answering(stream(text_event("a"))), "protocol", 200),
+        (answering(stream(b"data: {\n\n", DONE)), "protocol", 200),
+        (answering(stream(text_event("a"), event(error="x"), DONE)), "protocol", 200),
+        (answering(whole(b"{}")), "protocol", 200),
+        (answering(whole(b"")), "protocol", 200),
+    ],
+)
+async def test_each_kind_of_error(handler: Handler, kind: str, status: int) -> None:
+    async with sending(handler) as (sender, _):
+        assert await sender.send(0) == kind
+        row = sender.row(0)
+        assert (ERRORS[row["error"]], row["status"]) == (kind, status)
+        assert not math.isnan(row["sent"])
+        assert sender.client.last_error.startswith(f"{kind}: ")
+
+
+async def test_tokens_before_an_error_stay_recorded() -> None:
+    async with sending(closing_after(HEAD + chunk(text_event("a")))) as (sender, _):
+        assert await sender.send(0) == "disconnected"
+        assert sender.client.events.array()["tokens"].tolist() == [1]
+
+
+async def test_nothing_listens() -> None:
+    async with sending(silent) as (sender, server):
+        pass
+    sender = Sender(server.port)
+    assert await sender.send(0) == "connect"
+    assert math.isnan(sender.row(0)["sent"])
+    await sender.client.close()
+
+
+async def test_an_unanswered_request_times_out() -> None:
+    async with sending(silent, timeout_s=0.05) as (sender, _):
+        assert await sender.send(0) == "timeout"
+        row = sender.row(0)
+        assert row["ended"] - row["planned"] >= 0.05
+        assert math.isnan(row["first_byte"])
+
+
+async def test_a_timeout_counts_from_the_planned_time() -> None:
+    async with sending(silent, timeout_s=60) as (sender, _):
+        assert await sender.send(0, planned=-60.0) == "timeout"
+
+
+async def test_those_that_are_in_time_outlive_others() -> None:
+    async with sending(silent, timeout_s=60) as (sender, _):
+        first, second = sender.send(0, planned=-60.0), sender.send(1)
+        assert await first == "timeout"
+        assert sender.client.in_flight == 1
+        sender.client.cut()
+        assert await second == "cut"
+
+
+async def test_what_is_under_way_is_cut() -> None:
+    async with sending(silent) as (sender, _):
+        ended = [sender.send(index) for index in range(3)]
+        await asyncio.sleep(0.05)
+        sender.client.cut()
+        assert await asyncio.gather(*ended) == ["cut"] * 3
+
+
+async def test_one_connection_carries_requests_one_after_the_other() -> None:
+    async with sending(answering(GOOD)) as (sender, server):
+        for index in range(20):
+            assert await sender.send(index) == "none"
+        assert server.connections == 1
+
+
+async def test_as_many_connections_as_requests_at_once() -> None:
+    async with sending(answering(GOOD)) as (sender, server):
+        for turn in range(3):
+            ended = [sender.send(10 * turn + index) for index in range(10)]
+            assert set(await asyncio.gather(*ended)) == {"none"}
+        assert server.connections == 10
+
+
+async def test_a_refusal_leaves_the_connection_usable() -> None:
+    async with sending(answering(whole(b"no", 500), GOOD)) as (sender, server):
+        assert await sender.send(0) == "server"
+        assert await sender.send(1) == "none"
+        assert server.connections == 1
+
+
+async def test_a_connection_the_server_closes_is_not_used_again() -> None:
+    async with sending(answering(whole(b"no", 400, "connection: close"))) as (sender, server):
+        for index in range(3):
+            await sender.send(index)
+        assert server.connections == 3
+
+
+async def stale(peer: Peer) -> None:
+    """Answers one request, and closes when it has read another."""
+    await peer.request()
+    await peer.send(GOOD)
+    await peer.request()
+    peer.close()
+
+
+async def test_a_stale_connection_is_no_error() -> None:
+    async with sending(stale) as (sender, server):
+        assert await sender.send(0) == "none"
+        assert await sender.send(1) == "none"
+        assert sender.row(1)["retries"] == 0
+        assert server.connections == 2
+
+
+async def test_a_connection_closed_while_idle_is_no_error() -> None:
+    async with sending(closing_after(GOOD)) as (sender, server):
+        for index in range(3):
+            assert await sender.send(index) == "none"
+            await asyncio.sleep(0.02)
+        assert server.connections == 3
+
+
+async def test_a_new_connection_that_closes_is_one() -> None:
+    """Sent again once on a new connection, and no more."""
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        if peer.number == 0:
+            await peer.send(GOOD)
+            await peer.request()
+        peer.close()
+
+    async with sending(handle) as (sender, server):
+        assert await sender.send(0) == "none"
+        assert await sender.send(1) == "disconnected"
+        assert server.connections == 2
+
+
+REFUSED = whole(b"full", 503, "retry-after: 0")
+
+
+async def test_a_refused_request_is_sent_again() -> None:
+    async with sending(answering(REFUSED, REFUSED, GOOD), retries=2) as (sender, _):
+        assert await sender.send(0, planned=-1.0) == "none"
+        row = sender.row(0)
+        assert (row["retries"], row["status"], row["planned"]) == (2, 200, -1.0)
+        assert row["num_bytes"] == sum(map(len, [text_event("a"), text_event("b"), USAGE, DONE]))
+
+
+async def test_retries_have_an_end() -> None:
+    async with sending(answering(REFUSED), retries=2) as (sender, _):
+        assert await sender.send(0) == "rejected"
+        assert sender.row(0)["retries"] == 2
+
+
+async def test_what_waits_for_its_retry_times_out_and_is_cut() -> None:
+    later = answering(whole(b"full", 429, "retry-after: 60"))
+    async with sending(later, retries=1, timeout_s=0.05) as (sender, _):
+        assert await sender.send(0) == "timeout"
+        assert sender.row(0)["status"] == 429
+    async with sending(later, retries=1) as (sender, _):
+        ended = sender.send(0)
+        await asyncio.sleep(0.05)
+        sender.client.cut()
+        assert await ended == "cut"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [
+        (b"7", 7, 7),
+        (b"0.5", 0.5, 0.5),
+        (b"-3", 0, 0),
+        (b"", 1, 1),
+        (b"soon", 1, 1),
+        (b"nan", 1, 1),
+        (b"Wed, 21 Oct 2015 07:28:00 GMT", 0, 0),
+        (b"Fri, 01 Jan 2100 00:00:00 GMT", 1e6, math.inf),
+    ],
+)
+def test_retry_after(value: bytes, low: float, high: float) -> None:
+    assert low <= retry_after(value) <= high
+
+
+async def test_the_time_in_the_queue_is_read_from_the_header() -> None:
+    reply = GOOD.replace(b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX-Queue-Time: 250\r\n")
+    async with sending(answering(reply)) as (sender, _):
+        await sender.send(0)
+        assert sender.row(0)["queue_s"] == 0.25
+
+
+async def test_whole_replies_have_one_event_for_each_choice() -> None:
+    body = b'{"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}], "usage": '
+    body += b'{"prompt_tokens": 3, "completion_tokens": 5}}'
+    async with sending(answering(whole(body)), stream=False) as (sender, _):
+        assert await sender.send(0) == "none"
+        events = sender.client.events.array()
+        assert events["choice"].tolist() == [0, 1]
+        assert events["tokens"].tolist() == [3, 2]
+        assert (events["time"] == sender.row(0)["ended"]).all()
+
+
+async def test_text_is_kept_to_be_counted_where_tokens_are_not_told() -> None:
+    told = stream(text_event("a", token_ids=[1]), DONE)
+    async with sending(answering(GOOD, told), keep_text=True) as (sender, _):
+        await sender.send(0)
+        await sender.send(1)
+        assert sender.client.texts == {0: ["ab"]}
+        assert sender.row(1)["output_tokens"] == 1
+
+
+async def test_event_times_never_go_back() -> None:
+    async def slowly(peer: Peer) -> None:
+        while await peer.request() is not None:
+            await peer.send(HEAD)
+            for piece in range(5):
+                await asyncio.sleep(0)
+                await peer.send(chunk(text_event(str(piece))))
+            await peer.send(chunk(DONE) + END)
+
+    async with sending(slowly) as (sender, _):
+        await asyncio.gather(*(sender.send(index) for index in range(20)))
+        events = sender.client.events.array()
+        assert len(events) == 100
+        assert (np.diff(events["time"]) >= 0).all()
+
+
+async def test_a_machine_without_files_left_is_no_error_of_the_server() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    async with sending(answering(GOOD)) as (sender, _):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            ended = sender.send(0)
+            await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in taken:
+                os.close(fd)
+        (error,) = sender.fatal
+        assert "RLIMIT_NOFILE" in error.message
+        sender.client.cut()
+        assert await ended == "cut"

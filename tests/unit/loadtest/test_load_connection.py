@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.connection import Connection
+from tests.raw_server import END, HEAD, chunk, whole
+
+
+class Pipe(asyncio.Transport):
+    """Where a connection writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.aborted = False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Told:
+    """What a connection says of one reply."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.ends: list[str] = []
+        self.status = 0
+        self.is_reusable = False
+
+    def body(self, connection: Connection, data: bytes, now: float) -> None:
+        self.data += data
+
+    def whole(self, connection: Connection, now: float) -> None:
+        self.ends.append("whole")
+        self.status = connection.status
+        self.is_reusable = connection.is_reusable
+
+    def broken(self, connection: Connection, kind: str, message: str, now: float) -> None:
+        self.ends.append(kind)
+        self.status = connection.status
+        self.is_reusable = connection.is_reusable
+
+
+def exchange(*parts: bytes, closed: bool | Exception = False) -> tuple[Told, Pipe, Connection]:
+    connection, pipe, told = Connection(lambda _: None), Pipe(), Told()
+    connection.connection_made(pipe)
+    connection.send(b"request", told)
+    for part in parts:
+        if not pipe.aborted:
+            connection.data_received(part)
+    if closed or pipe.aborted:
+        connection.connection_lost(closed if isinstance(closed, Exception) else None)
+    return told, pipe, connection
+
+
+BODY = st.binary(max_size=60)
+REPLIES = st.one_of(
+    st.tuples(BODY, st.sampled_from([200, 404, 503])).map(lambda it: (whole(*it), *it)),
+    st.lists(st.binary(min_size=1, max_size=20), max_size=5).map(
+        lambda parts: (HEAD + b"".join(map(chunk, parts)) + END, b"".join(parts), 200)
+    ),
+)
+EARLY = st.sampled_from(
+    [b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early\r\nx: y\r\n\r\n"]
+)
+
+
+@given(EARLY, REPLIES, st.integers(1, 30))
+def test_replies_are_the_same_however_they_are_split(
+    early: bytes, reply: tuple[bytes, bytes, int], size: int
+) -> None:
+    data = early + reply[0]
+    told, pipe, connection = exchange(
+        *(data[place : place + size] for place in range(0, len(data), size))
+    )
+    assert told.ends == ["whole"]
+    assert (told.data, told.status) == reply[1:]
+    assert told.is_reusable
+    assert not pipe.aborted
+    second = Told()
+    connection.send(b"another", second)
+    connection.data_received(whole(b"more"))
+    assert (second.data, second.ends) == (b"more", ["whole"])
+    assert pipe.written == b"requestanother"
+
+
+@given(REPLIES, st.integers(0, 200))
+def test_a_reply_that_is_cut_short_is_never_whole(
+    reply: tuple[bytes, bytes, int], cut: int
+) -> None:
+    data = reply[0][: min(cut, len(reply[0]) - 1)]
+    told, _, _ = exchange(*([data] if data else []), closed=True)
+    assert told.ends == ["disconnected"]
+    assert not told.is_reusable
+
+
+def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    told, _, _ = exchange(head, b"all", b" of it", closed=True)
+    assert (told.ends, told.data, told.is_reusable) == (["whole"], b"all of it", False)
+    told, _, _ = exchange(head, b"all", closed=ConnectionResetError())
+    assert told.ends == ["disconnected"]
+
+
+def test_an_early_hint_is_no_reply() -> None:
+    told, _, _ = exchange(b"HTTP/1.1 100 Continue\r\n\r\n", closed=True)
+    assert told.ends == ["disconnected"]
+    assert told.status == -1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"220 smtp.example ESMTP\r\n",
+        b"\x16\x03\x01\x02\x00\x01",
+        HEAD + b"no number\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+    ],
+)
+def test_what_is_no_http(data: bytes) -> None:
+    told, pipe, _ = exchange(data)
+    assert told.ends == ["protocol"]
+    assert pipe.aborted
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        whole(b"a", 200, "connection: close"),
+        whole(b"a").replace(b"1.1", b"1.0"),
+        whole(b"a") + whole(b"that nobody asked for"),
+        whole(b"a") + b"rubbish",
+    ],
+)
+def test_a_connection_that_cannot_be_used_again(reply: bytes) -> None:
+    told, _, _ = exchange(reply)
+    assert (told.ends, told.data, told.is_reusable) == (["whole"], b"a", False)
+
+
+def test_what_comes_unasked_closes_an_idle_connection() -> None:
+    told, pipe, connection = exchange(whole(b"a"))
+    connection.data_received(whole(b"", 408))
+    assert pipe.aborted
+    assert not connection.is_reusable
+    assert told.ends == ["whole"]
