@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from loadtest.compare import Comparison
-from loadtest.plot_latency import at_ranks, percentile_axis
+from loadtest.plot_latency import at_ranks
 from loadtest.plot_sweep import by_load
-from loadtest.plots import FIRST, SECOND, Picture, axes_of, legend, logarithmic, plain, svg_of
+from loadtest.plots import (
+    FIRST,
+    SECOND,
+    Picture,
+    axes_of,
+    legend,
+    logarithmic,
+    percentile_axis,
+    plain,
+    svg_of,
+)
 from loadtest.quantities import DISTRIBUTIONS, MEASURES, unit_for, value_of
 from loadtest.report import RunReport
 from loadtest.tables import columns

@@ -5,17 +5,26 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from loadtest.plots import FIRST, SERIES, SOFT, Picture, axes_of, legend, logarithmic, plain, svg_of
+from loadtest.plots import (
+    FIRST,
+    SERIES,
+    SOFT,
+    Picture,
+    axes_of,
+    legend,
+    logarithmic,
+    percentile_axis,
+    plain,
+    svg_of,
+)
 from loadtest.quantities import DISTRIBUTIONS, Unit, number, unit_for
 from loadtest.report import Buckets, RunReport
 from loadtest.tables import columns
 
 BARS = 48
-_PERCENTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+_PERCENTILES = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999])
 
 
 def latency_pictures(run: RunReport, name: str) -> list[Picture]:
@@ -107,25 +116,12 @@ def _percentiles(run: RunReport, shown: list[str], name: str) -> Picture:
         (
             DISTRIBUTIONS[m],
             unit,
-            list(map(float, at_ranks(run.histograms[m], np.array(_PERCENTILES)))),
+            at_ranks(run.histograms[m], _PERCENTILES).tolist(),
         )
         for m in shown
     ]
     table = columns("Percentiles", "Percentile", [f"p{100 * p:g}" for p in _PERCENTILES], data)
     return Picture("Percentiles", svg, alt, table)
-
-
-def percentile_axis(axes: Axes) -> NDArray[np.float64]:
-    """Have x be 1 / (1 - rank), to p99.9; returns the ranks to draw."""
-    axes.set_xscale("log")
-    axes.set_xlim(1, 1000)
-    labels = {2: "p50", 10: "p90", 100: "p99", 1000: "p99.9"}
-    axes.xaxis.set_major_locator(FixedLocator(list(labels)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(round(x), "")))
-    axes.xaxis.get_ticklabels()[-1].set_horizontalalignment("right")
-    ranks: NDArray[np.float64] = 1 - np.geomspace(1, 1e-3, 91)
-    return ranks
 
 
 def at_ranks(buckets: Buckets, ranks: NDArray[np.float64]) -> NDArray[np.float64]:

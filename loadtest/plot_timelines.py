@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from loadtest.plots import (
     BAD,
@@ -16,6 +15,7 @@ from loadtest.plots import (
     LINE,
     SECOND,
     THIRD,
+    Panel,
     Picture,
     axes_of,
     legend,
@@ -122,7 +122,7 @@ def _picture(
     return Picture(title, svg, alt, columns(title, "Seconds", spans, data), note)
 
 
-def _draw(axes: Axes, one: Line, factor: float, run: RunReport) -> None:
+def _draw(axes: Panel, one: Line, factor: float, run: RunReport) -> None:
     values = np.array(one.values) * factor
     if one.steps and len(values) <= 40:
         edges = np.append(one.times, run.seconds)
@@ -133,7 +133,7 @@ def _draw(axes: Axes, one: Line, factor: float, run: RunReport) -> None:
     axes.plot(times, values, color=one.colour, label=one.label, marker=marker, markersize=4)
 
 
-def _shade(axes: Axes, run: RunReport) -> None:
+def _shade(axes: Panel, run: RunReport) -> None:
     """What warm-up, cool-down and the end are: outside of the window that is measured."""
     end = max(run.seconds, run.summary.window[1])
     axes.set_xlim(0, end)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import ConfigError
 from loadtest.tables import Table
@@ -24,12 +25,21 @@ try:
     from matplotlib.axis import Axis
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+        NullLocator,
+    )
 except ImportError:
     raise ConfigError(
         "plots of load tests need matplotlib: pip install 'srm-server[loadtest]'"
     ) from None
 
+Panel = Axes
+"""What plots are drawn on."""
 SIZE = (4.6, 2.75)
 """Inches: so small that 9 points are still read on a phone."""
 _VARIABLES = {
@@ -46,6 +56,7 @@ INK, LINE, SOFT, FIRST, SECOND, THIRD, BAD = _VARIABLES
 SERIES = (FIRST, SECOND, THIRD)
 _STYLE: Any = {
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a name may have dollars in it
     "svg.hashsalt": "srm",  # the same picture for the same numbers
     "font.size": 9,
     "axes.edgecolor": LINE,
@@ -88,7 +99,7 @@ class Picture(NamedTuple):
 
 
 @contextmanager
-def axes_of(unit: str, across: str) -> Iterator[Axes]:
+def axes_of(unit: str, across: str) -> Iterator[Panel]:
     """Axes to draw on; the unit of what goes up stands above them, what goes across below."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=SIZE)
@@ -106,7 +117,7 @@ def plain(axis: Axis, most: int = 6) -> None:
     axis.set_major_formatter(FuncFormatter(_tick))
 
 
-def logarithmic(axes: Axes, which: str) -> None:
+def logarithmic(axes: Panel, which: str) -> None:
     """Axis `x` or `y` by powers of ten, with as many labels as there is room for."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis
@@ -122,18 +133,31 @@ def logarithmic(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def percentile_axis(axes: Panel) -> NDArray[np.float64]:
+    """Have x be 1 / (1 - rank), to p99.9; returns the ranks to draw."""
+    axes.set_xscale("log")
+    axes.set_xlim(1, 1000)
+    labels = {2: "p50", 10: "p90", 100: "p99", 1000: "p99.9"}
+    axes.xaxis.set_major_locator(FixedLocator(list(labels)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(round(x), "")))
+    axes.xaxis.get_ticklabels()[-1].set_horizontalalignment("right")
+    ranks: NDArray[np.float64] = 1 - np.geomspace(1, 1e-3, 91)
+    return ranks
+
+
 def _tick(value: float, _position: int) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def legend(axes: Axes) -> None:
+def legend(axes: Panel) -> None:
     """Names of the series, above the axes, where there is more than one."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
         axes.legend(handles, labels, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=4)
 
 
-def svg_of(axes: Axes, name: str, alt: str) -> str:
+def svg_of(axes: Panel, name: str, alt: str) -> str:
     """The picture as an element of an HTML page; `name` is its own on the page."""
     figure = axes.figure
     written = io.StringIO()
