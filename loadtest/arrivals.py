@@ -46,7 +46,10 @@ def times(scenario: Scenario) -> Times:
 
 
 def _most(scenario: Scenario, mean_rate: float) -> int:
-    """How many requests there can be at this rate, perhaps one too many."""
+    """How many requests there are at this rate on average, perhaps one too many.
+
+    Raises ConfigError for more than MOST.
+    """
     limits = [scenario.requests] if scenario.requests else []
     if scenario.duration_s:
         limits.append(math.ceil(min(mean_rate * scenario.duration_s, 2.0 * MOST)) + 1)
@@ -71,12 +74,10 @@ def _poisson(scenario: Scenario) -> Times:
 
     The gaps do not depend on rate, duration and number: more of a run is more of the same times.
     """
+    _most(scenario, scenario.rate)  # refuses too many before any is drawn
     draws, gaps, total = Draws(scenario.seed), list[Times](), 0.0
-    most = scenario.requests or math.inf
-    duration = scenario.duration_s or math.inf
-    while len(gaps) * _CHUNK < most and total / scenario.rate < duration:
-        if len(gaps) * _CHUNK >= MOST:
-            raise ConfigError(f"rate, duration_s and requests give more than {MOST} requests")
+    requests, duration = scenario.requests or math.inf, scenario.duration_s or math.inf
+    while len(gaps) * _CHUNK < requests and total / scenario.rate < duration:
         gaps.append(-np.log(shares(draws.raw(ARRIVALS, len(gaps), _CHUNK))))
         total += float(gaps[-1].sum())
     return np.cumsum(np.concatenate(gaps)) / scenario.rate

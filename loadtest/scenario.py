@@ -134,6 +134,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._must(0 <= self.prefix_share <= 1, "prefix_share", "0 … 1")
         is_address = self.url.startswith(("http://", "https://"))
         self._must(is_address, "url", "an address that begins with http:// or https://")
+        is_metrics = self.metrics_url in {"", "none"} or "://" in self.metrics_url
+        self._must(is_metrics, "metrics_url", "an address, none, or empty")
         for name in ("prompt_tokens", "output_tokens", "n"):
             lengths.check(getattr(self, name), name)
         self._check_end()

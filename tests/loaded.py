@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtest.summarize import summarize
-
 from loadtest.recording import Recording, load
+from loadtest.summarize import summarize
 from loadtest.summary import Summary
 from tests.serving import ROOT
 

@@ -14,8 +14,8 @@ from tests.toy_server import ToyConfig, ToyServer
 
 TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 5
 TOY = ToyConfig(ttft_s=TTFT_S, itl_s=ITL_S)
-STALL_S, STALL_AT = 1.0, 150
-RATE, STREAMS, SECONDS = 100, 4, 5.0
+STALL_S, STALL_AT = 1.0, 60
+RATE, STREAMS, SECONDS = 40, 4, 5.0
 
 
 class Stalled(NamedTuple):

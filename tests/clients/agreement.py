@@ -1,7 +1,8 @@
 """`make agreement`: `srm loadtest` beside guidellm, on the same servers and loads, in turns.
 
 On a toy server whose timing is exact both are held against what it really did; on ours, against
-its own histograms. Writes a record with every figure of every run.
+its own histograms. Then the toy server stalls for a second, under an open and a closed loop. Writes
+a record with every figure of every run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from engine.bench.serving import serving
 from engine.config import DEMO_MODEL
@@ -30,6 +32,8 @@ from tests.clients.figures import (
     by_srm,
     by_toy,
 )
+from tests.stalled import RATE, SECONDS, STALL_S, STREAMS, stalled
+from tests.theory import Times
 from tests.toy_server import ToyConfig, ToyServer
 
 TOOLS: dict[str, Callable[[Path, str, Load], Figures]] = {"srm": by_srm, "guidellm": by_guidellm}
@@ -124,6 +128,47 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def stall(folder: Path) -> list[dict[str, Any]]:
+    """What either loop says of a server that stalls, and theory of what users meet."""
+    rows = []
+    for name, is_open in (("open loop", True), ("closed loop", False)):
+        found = stalled(folder / name, is_open)
+        requests = found.run.recording.requests
+        row = {"loop": name, **said(found.ttft, requests["ended"] - requests["planned"])}
+        rows.append(row)
+        if is_open:
+            expected = found.expected[:, -1] - found.planned
+            rows.append({"loop": "theory, of whoever comes", **said(found.expected_ttft, expected)})
+    return rows
+
+
+def said(ttft: Times, e2e: Times) -> dict[str, float]:
+    """Of all requests of a run."""
+    percentiles = {
+        f"ttft_p{percent:g}": float(np.percentile(ttft, percent))
+        for percent in (50, 90, 95, 99, 99.9)
+    }
+    share = float(np.mean(e2e > STALL_S / 2))
+    return {"requests": len(ttft), **percentiles, "share_above_half_the_stall": share}
+
+
+def stall_table(rows: list[dict[str, Any]]) -> str:
+    """In Markdown."""
+    names = [name for name in rows[0] if name.startswith("ttft")]
+    head = " | ".join(name.replace("ttft_", "TTFT ") + ", s" for name in names)
+    lines = [
+        f"A server that stalls for {STALL_S:g} s in a run of {SECONDS:g} s: {RATE} requests "
+        f"a second at fixed times, or {STREAMS} streams.\n",
+        f"| | requests | {head} | replies that took more than {STALL_S / 2:g} s |",
+        "|---" * (len(names) + 3) + "|",
+    ]
+    for row in rows:
+        cells = " | ".join(f"{row[name]:.3f}" for name in names)
+        share = row["share_above_half_the_stall"]
+        lines.append(f"| {row['loop']} | {row['requests']} | {cells} | {share:.1%} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Measure, and write the record."""
     config = load_settings(AgreementConfig, sys.argv[1:], prog="make agreement")
@@ -132,12 +177,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(CASES):
             rows += measure(case, config.repeats, Path(folder) / f"{number}")
-    record |= {"settings": settings_of(config), "toy": vars(TOY), "runs": rows}
+        stalls = stall(Path(folder))
+    record |= {"settings": settings_of(config), "toy": vars(TOY), "runs": rows, "stalls": stalls}
     note = (
         "Medians of all repeats. The server's figures are what the toy server wrote down, and "
         "sums by counts of our server's histograms between the beginning and the end of a run.\n\n"
     )
-    write_record(record, "agreement", note + table(rows), config.output)
+    text = note + table(rows) + "\n" + stall_table(stalls)
+    write_record(record, "agreement", text, config.output)
     return 0
 
 

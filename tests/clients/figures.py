@@ -82,7 +82,7 @@ def by_srm(folder: Path, url: str, load: Load) -> Figures:
         itl_s=summary.itl.mean,
         e2e_s=float(np.mean(requests["ended"] - requests["sent"])),
         requests_per_s=summary.completed / seconds,
-        tokens_per_s=summary.usage_output_tokens / seconds,
+        tokens_per_s=float(requests["usage_output_tokens"].sum()) / seconds,
     )
 
 

@@ -18,7 +18,7 @@ from tests.stalled import RATE, SECONDS, STALL_AT, STALL_S, STREAMS, TOKENS, TOY
 from tests.theory import Times, queued
 from tests.toy_server import Fault, ToyConfig, ToyServer
 
-_SLACK_S = 0.15
+_SLACK_S = 0.25
 """How late a busy machine may make a reply. The effects that are looked for are a second."""
 
 
@@ -123,7 +123,8 @@ def test_errors_retries_and_tokens_are_those_of_the_server(tmp_path: Path) -> No
     errors = {"server": 1, "client": 1, "protocol": 2, "disconnected": 1}
     assert run.summary.errors == errors
     assert run.summary.completed == 15
-    assert run.summary.usage_output_tokens == sum(one.tokens for one in toy.served if one.whole)
+    told = run.recording.requests["usage_output_tokens"]
+    assert told[told >= 0].sum() == sum(one.tokens for one in toy.served if one.whole)
     refused: dict[int, Fault] = {0: "429", 1: "503", 4: "429"}
     with ToyServer(TOY, fault=refused.get) as toy:
         run = loaded(

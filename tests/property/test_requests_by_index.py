@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.scenario import Scenario
@@ -31,8 +31,8 @@ PREFIXES: st.SearchStrategy[dict[str, Any]] = st.one_of(
     ),
 )
 SCENARIOS = st.builds(
-    lambda settings, prefixes, tokenizer, is_chat: Scenario(
-        **settings,
+    lambda given_settings, prefixes, tokenizer, is_chat: Scenario(
+        **given_settings,
         **prefixes,
         tokenizer=ROOT / "models/demo" if tokenizer or is_chat else None,
         api="chat" if is_chat else "completions",
@@ -54,6 +54,7 @@ SCENARIOS = st.builds(
 INDICES = st.lists(st.integers(0, 2**40), min_size=1, max_size=8, unique=True)
 
 
+@settings(max_examples=40)
 @given(scenario=SCENARIOS, indices=INDICES, more=INDICES)
 def test_requests_do_not_depend_on_which_others_were_made(
     scenario: Scenario, indices: list[int], more: list[int]

@@ -23,7 +23,8 @@ def of(text: str) -> Lengths:
 
 
 def values(text: str) -> np.ndarray:
-    return np.array([of(text).at(share) for share in GRID])
+    at = of(text).at
+    return np.array([at(share) for share in GRID])
 
 
 def test_a_number_is_itself() -> None:

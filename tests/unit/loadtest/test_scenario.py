@@ -93,6 +93,7 @@ TRACE = Path("trace.jsonl")
     ("settings", "message"),
     [
         ({"url": "localhost:8000"}, "url must be an address .*, got 'localhost:8000'"),
+        ({"metrics_url": "off"}, "metrics_url must be an address, none, or empty, got 'off'"),
         ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
