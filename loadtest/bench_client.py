@@ -44,6 +44,15 @@ class ClientBenchConfig(msgspec.Struct, frozen=True):
     repetitions: int = 5
     """Of which the median counts; clients take turns."""
 
+    def __post_init__(self) -> None:
+        for name in ("requests", "concurrency", "max_tokens", "repetitions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.concurrency > self.requests:
+            raise ValueError(
+                f"concurrency must be at most requests = {self.requests}, got {self.concurrency}"
+            )
+
 
 async def _ours(target: Target, config: ClientBenchConfig, bodies: list[bytes]) -> int:
     asked = [Asked(body, 1, 32, config.max_tokens) for body in bodies]

@@ -67,6 +67,8 @@ class _Connection(asyncio.Protocol):
         if head.startswith(b"GET"):
             kind = _HEAD % (b"application/json", b"content-length: %d\r\n" % len(_MODELS))
             self._transport.write(kind + _MODELS)
+        elif b'"prompt"' not in body:  # whether the route is there
+            self._transport.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
         elif self._hold_s:
             self._transport.write(self._first)
             asyncio.get_running_loop().call_later(self._hold_s, self._transport.write, self._rest)
