@@ -1,4 +1,4 @@
-"""The page of a load test in Chromium, from the disk: it asks for nothing and is read on a phone."""
+"""The page of a load test in Chromium: it asks for nothing, and is read on a phone."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ from tests.recorded_run import run_of
 
 
 def report(*runs: Run) -> Report:
-    found = [report_of(run.summary, observe(run.recording, run.summary.window)) for run in runs]
+    found = [
+        report_of(run.summary, observe(run.recording, run.summary.window), run.warnings)
+        for run in runs
+    ]
     return Report(SCHEMA, "a title", "a command", tuple(found))
 
 
