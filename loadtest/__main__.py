@@ -21,7 +21,7 @@ from loadtest.reports import Run, write_reports
 from loadtest.scenario import read
 from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
 from loadtest.sweep import swept
-from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, sweep
+from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, show_step, sweep
 
 USAGE = """usage: srm loadtest COMMAND [options]
 
@@ -110,6 +110,8 @@ def _report(argv: list[str]) -> int:
         summed_up(_recording(config, config.folder / STEPS / folder), name, window)
         for name, folder in zip(saved.names, saved.folders, strict=True)
     ]
+    for run in runs:
+        show_step(run)
     found = swept(saved.config, runs[0].recording.about.scenario, runs)
     return report_sweep(output, runs, found)
 
