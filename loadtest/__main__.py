@@ -12,7 +12,8 @@ import msgspec
 
 from engine.errors import ConfigError, SRMError
 from engine.settings import build, read_settings
-from loadtest import outcome
+from loadtest import compare_report, outcome
+from loadtest.compare import compare
 from loadtest.offline_command import offline
 from loadtest.recording import Recording
 from loadtest.recording import load as load_recording
@@ -20,7 +21,7 @@ from loadtest.reports import Run, write_reports
 from loadtest.scenario import read
 from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
 from loadtest.sweep import swept
-from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, sweep
+from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, show_step, sweep
 
 USAGE = """usage: srm loadtest COMMAND [options]
 
@@ -31,6 +32,11 @@ USAGE = """usage: srm loadtest COMMAND [options]
   compare   what differs between two reports: `srm loadtest compare A B`
 
 `srm loadtest COMMAND --help` explains each.
+"""
+COMPARE_USAGE = """usage: srm loadtest compare A B [OUTPUT]
+
+Print what differs between the reports in the folders A and B, steps of sweeps by name, and whether
+it is more than chance. With OUTPUT, write compare.md and compare.html into that folder as well.
 """
 
 
@@ -104,6 +110,8 @@ def _report(argv: list[str]) -> int:
         summed_up(_recording(config, config.folder / STEPS / folder), name, window)
         for name, folder in zip(saved.names, saved.folders, strict=True)
     ]
+    for run in runs:
+        show_step(run)
     found = swept(saved.config, runs[0].recording.about.scenario, runs)
     return report_sweep(output, runs, found)
 
@@ -122,9 +130,19 @@ def _recording(config: ReportConfig, folder: Path) -> Recording:
 
 
 def _compare(argv: list[str]) -> int:
-    if len(argv) != 2 or argv[0].startswith("-"):
-        raise ConfigError("usage: srm loadtest compare A B, two folders with reports")
-    sys.stdout.write(compare(Path(argv[0]), Path(argv[1])))
+    if argv[:1] and argv[0] in {"--help", "-h"}:
+        sys.stdout.write(COMPARE_USAGE)
+        return 0
+    if len(argv) not in {2, 3} or any(one.startswith("-") for one in argv):
+        raise ConfigError(f"{COMPARE_USAGE.strip()}\ngot {' '.join(argv) or 'nothing'}")
+    first, second, *output = map(Path, argv)
+    comparison = compare(first, second)
+    sys.stdout.write(compare_report.text(comparison))
+    for folder in output:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "compare.md").write_text(compare_report.markdown(comparison))
+        (folder / "compare.html").write_text(compare_report.html(comparison))
+        sys.stdout.write(f"report: {folder / 'compare.html'}\n")
     return 0
 
 

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
+
 _FLAT = 1.05
 """Two loads in a row that bring less than this much more than all before: it grows no further."""
 
 
-class Point(NamedTuple):
+class Point(msgspec.Struct, frozen=True):
     """What one step of a sweep measured."""
 
     load: float

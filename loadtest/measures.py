@@ -46,7 +46,8 @@ def token_gaps(chunks: Chunks, window: Window) -> tuple[Times, Counts, Times]:
 def samples(chunks: Chunks) -> tuple[Counts, Times]:
     """[samples] The request's row, and TPOT: (last token - first) / (tokens - 1).
 
-    NaN for samples that came in one chunk: how long their tokens took was not seen.
+    NaN for samples that came in one chunk, since how long their tokens took was not seen, and for
+    those that scaling leaves no second token.
     """
     starts = chunks.starts
     ends = np.append(starts[1:], len(chunks.row))[: len(starts)] - 1
@@ -54,7 +55,7 @@ def samples(chunks: Chunks) -> tuple[Counts, Times]:
     tokens = np.add.reduceat(chunks.tokens, starts) if len(starts) else np.empty(0)
     tokens = tokens * chunks.scale[starts]
     tpot = np.full(len(starts), np.nan)
-    seen = (ends > starts) & (tokens > 1)
+    seen = (ends > starts) & (np.rint(tokens) > 1)
     np.divide(chunks.time[ends] - chunks.time[starts], tokens - 1, out=tpot, where=seen)
     return row, tpot
 

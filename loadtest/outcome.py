@@ -45,7 +45,7 @@ def of_step(run: Run) -> str:
     """One step of a sweep, on a line."""
     shown = [f"{MEASURES[key].label} {_shown(run.summary, key)}" for key in _STEP
              if value_of(run.summary, key) == value_of(run.summary, key)]  # fmt: skip
-    return f"{run.summary.name}: {', '.join(shown)}\n"
+    return f"{run.summary.name}: {', '.join(shown)}"
 
 
 def of_offline(found: Offline) -> str:

@@ -13,7 +13,7 @@ from engine.settings import build, read_settings
 from loadtest import outcome
 from loadtest.reports import Run, write_reports
 from loadtest.scenario import SCENARIOS, Scenario
-from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
+from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, summed_up
 from loadtest.sweep import SweepConfig, Swept, load_of, steps, swept
 
 STEPS = "steps"
@@ -52,7 +52,7 @@ def sweep(argv: list[str], command: str) -> int:
     try:
         for run in steps(config, scenario, measure):
             runs.append(run)
-            say(outcome.of_step(run))
+            show_step(run)
     except SRMError as error:
         failure = error
     if not runs:
@@ -67,6 +67,12 @@ def sweep(argv: list[str], command: str) -> int:
     return INTERRUPTED if interrupted else code
 
 
+def show_step(run: Run) -> None:
+    """At once, for whoever waits at the other end of a pipe."""
+    sys.stdout.write(outcome.of_step(run) + "\n")
+    sys.stdout.flush()
+
+
 def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
     """Print what was found and write the report; the exit code.
 
@@ -74,8 +80,6 @@ def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
     """
     at_knee = [run for run in runs if load_of(run.recording.about.scenario) == found.knee]
     at_knee = at_knee[-1:]
-    for run in runs:
-        sys.stdout.write(outcome.of_step(run) + "\n")
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found.sentences()))
     for run in at_knee:
         sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in failed(run)))

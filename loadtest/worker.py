@@ -43,9 +43,9 @@ def main() -> None:
     if not isinstance(setup, frames.Setup):
         raise SystemExit(1)
     try:
+        allow_files(setup.scenario, setup.worker, setup.workers)
         workload = Workload(setup.scenario)
         loop = _loop(setup, workload)
-        allow_files(setup.scenario, setup.worker, setup.workers)
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)  # what a request leaves goes with its last reference

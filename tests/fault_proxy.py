@@ -1,7 +1,8 @@
 """A TCP proxy that makes trouble on purpose: it delays, stalls, or cuts what goes through it.
 
 It stands between a client and a server and knows no HTTP but the word POST, by which it counts
-requests so that trouble can begin at a known place of a run.
+requests so that trouble can begin at a known place of a run. `srm loadtest` sends one before a run,
+which counts as well.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,12 +30,8 @@ class Peer:
         """The body of the next request; None once the client has closed."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
-            (length,) = [
-                int(line.split(b":")[1])
-                for line in head.lower().split(b"\r\n")
-                if line.startswith(b"content-length:")
-            ]
-            return await self._reader.readexactly(length)
+            length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+            return await self._reader.readexactly(int(length[1]) if length else 0)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 

@@ -146,6 +146,8 @@ class ToyServer:
         if path not in ("/v1/completions", "/v1/chat/completions"):
             return await wire.send(writer, 404, json.dumps({"error": {"message": path}}))
         body = json.loads(content)
+        if "prompt" not in body and "messages" not in body:  # whoever asks whether there is a route
+            return await wire.send(writer, 400, json.dumps(wire.FAILED))
         served = Served(len(self.served), body, headers, self._loop_time())
         served.fault = self._fault(served.number)
         self.served.append(served)
@@ -166,6 +168,7 @@ class ToyServer:
         return asyncio.get_running_loop().time()  # time.monotonic()
 
     async def _page(self, writer: asyncio.StreamWriter, path: str) -> bool:
+        path = path.partition("?")[0]
         if path == "/v1/models":
             card = {"id": "toy", "object": "model", "owned_by": "tests"}
             return await wire.send(writer, 200, json.dumps({"object": "list", "data": [card]}))

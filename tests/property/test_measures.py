@@ -103,7 +103,7 @@ class Plain:
         found = []
         for chunks in self.samples(row):
             tokens = sum(number for _, number in chunks) * self.scale(row)
-            if len(chunks) > 1 and tokens > 1:
+            if len(chunks) > 1 and round(tokens) > 1:
                 found.append((chunks[-1][0] - chunks[0][0]) / (tokens - 1))
         return found
 

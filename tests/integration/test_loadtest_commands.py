@@ -1,0 +1,226 @@
+"""`srm loadtest` as a user calls it, against our server with the numpy engine and a toy server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import srm
+from engine.errors import ConfigError
+from loadtest.__main__ import main
+from loadtest.recording import load
+from loadtest.report import read_report
+from loadtest.steer import INTERRUPTED
+from tests.serving import ROOT, Server
+from tests.toy_server import ToyConfig, ToyServer
+
+SHORT = ("--duration-s=1", "--concurrency=4", "--output-tokens=4", "--prompt-tokens=6")
+
+
+def run(url: str, folder: Path, *flags: str, command: str = "run") -> int:
+    return main([command, f"--url={url}", f"--output={folder}", *SHORT, *flags])
+
+
+def started(*argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "srm.py", "loadtest", *argv],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_run_is_reported_and_printed_as_plain_text(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server.url, tmp_path) == 0
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"recording.json", "recording.npz", "report.json", "report.html", "report.md"} <= names
+    printed = capsys.readouterr()
+    assert printed.out.startswith("concurrent 4, measured from 0 s to 1 s, ended by duration\n")
+    assert f"report: {tmp_path / 'report.html'}\n" in printed.out
+    assert "\x1b" not in printed.out + printed.err
+    recording = load(tmp_path)
+    assert recording.about.command.startswith("srm loadtest run --url=http://127.0.0.1:")
+    values = [sample.values for sample in recording.about.server_metrics]
+    assert values and all("srm_engine_running_sequences" in one for one in values)
+    (reported,) = read_report(tmp_path).runs
+    assert reported.summary.completed == reported.summary.planned > 0
+    assert reported.summary.miscounted == 0
+
+
+def test_a_condition_that_holds_is_exit_code_1_and_named(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server.url, tmp_path, "--fail-if=e2e_p50>0,error_share>0") == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: e2e_p50>0: e2e_p50 is " in printed
+    assert "error_share" not in printed
+    assert "e2e_p50&gt;0" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--fail-if=ttft_p98>0", "ttft_p98"),
+        ("--objectives=speed<1", "speed"),
+        ("--concurrency=0", "concurrency"),
+    ],
+)
+def test_a_wrong_setting_is_found_before_anything_is_sent(
+    server: Server, tmp_path: Path, flag: str, said: str
+) -> None:
+    before = server.metric("srm_engine_requests_total")
+    for command in ("run", "sweep", "offline"):
+        with pytest.raises(ConfigError, match=said):
+            run(server.url, tmp_path / command, flag, command=command)
+    assert server.metric("srm_engine_requests_total") == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_that_listens_is_a_wrong_setting(tmp_path: Path) -> None:
+    for command in ("run", "sweep", "offline"):
+        process = started(command, "--url=http://127.0.0.1:9", f"--output={tmp_path / command}")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == ConfigError.exit_code and out == ""
+        assert "srm loadtest: nothing listens at http://127.0.0.1:9" in err
+        assert "Traceback" not in err
+
+
+def test_a_server_that_refuses_all_is_exit_code_1(tmp_path: Path) -> None:
+    with ToyServer(fault=lambda _number: "500") as toy:
+        assert run(toy.url, tmp_path) == 1
+    (reported,) = read_report(tmp_path).runs
+    assert reported.summary.completed == 0
+    assert reported.summary.errors["server"] == reported.summary.planned > 0
+
+
+def test_a_server_without_metrics_is_measured_and_told_of(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server.url, tmp_path, f"--metrics-url={server.url}/nothing") == 0
+    assert "note: " in (said := capsys.readouterr().err) and "404" in said
+    assert load(tmp_path).about.server_metrics == []
+    assert run(server.url, tmp_path, "--metrics-url=none") == 0
+    assert "note: " not in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    with ToyServer(ToyConfig(ttft_s=0.01, itl_s=0.001)) as toy:
+        flags = ("--duration-s=600", "--output-tokens=4", f"--output={tmp_path}")
+        process = started("run", f"--url={toy.url}", *flags)
+        assert process.stderr is not None
+        assert "elapsed" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert "Traceback" not in err
+    assert "ended by interrupt" in out
+    recording = load(tmp_path)
+    assert recording.about.stopped_by == "interrupt" and recording.about.seconds < 500
+    (reported,) = read_report(tmp_path).runs
+    assert reported.summary.completed > 0
+
+
+def test_a_report_is_made_again_by_another_window_and_other_objectives(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "run"
+    assert run(server.url, made) == 0
+    first = read_report(made).runs[0].summary
+    capsys.readouterr()
+    assert main(["report", str(made), f"--output={tmp_path / 'same'}"]) == 0
+    same = read_report(tmp_path / "same").runs[0].summary
+    assert msgspec.json.encode(same) == msgspec.json.encode(first)
+    part = tmp_path / "part"
+    flags = ("--window=0.5,1", "--objectives=e2e<1e-6", "--fail-if=good_share<0.5")
+    assert main(["report", str(made), f"--output={part}", *flags]) == 1
+    summary = read_report(part).runs[0].summary
+    assert summary.window == (0.5, 1.0) and 0 < summary.planned < first.planned
+    assert summary.good_share == 0 and summary.objectives == ("e2e<1e-6",)
+    assert "FAILED: good_share<0.5" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="window"):
+        main(["report", str(made), "--window=3,2"])
+    with pytest.raises(ConfigError, match="nowhere"):
+        main(["report", str(tmp_path / "nowhere")])
+
+
+def test_two_reports_are_compared(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        assert run(server.url, tmp_path / name, f"--output-tokens={4 if name == 'a' else 8}") == 0
+    capsys.readouterr()
+    both = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["compare", *both, str(tmp_path / "compared")]) == 0
+    printed = capsys.readouterr().out
+    assert "output_tokens" in printed and "report: " in printed
+    assert "<html" in (tmp_path / "compared" / "compare.html").read_text()
+    for wrong in ([both[0]], ["--window=1,2", *both], []):
+        with pytest.raises(ConfigError, match="compare A B"):
+            main(["compare", *wrong])
+
+
+def test_the_command_is_known_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert srm.main(["loadtest", "--help"]) == 0
+    assert all(name in capsys.readouterr().out for name in ("run", "sweep", "offline", "report"))
+    assert srm.main(["loadtest", "replay"]) == ConfigError.exit_code
+    assert "replay" in capsys.readouterr().err
+    assert srm.main(["loadtest", "compare", "--help"]) == 0
+    for command in ("run", "sweep", "offline", "report"):
+        with pytest.raises(SystemExit) as left:
+            main([command, "--help"])
+        assert left.value.code == 0
+        assert "--output" in capsys.readouterr().out
+
+
+def test_samples_of_one_request_are_counted_whatever_their_form(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for form in ("stream", "whole", "stream_whole", "packed"):
+        folder = tmp_path / form
+        flags = ("--samples=150", f"--form={form}", "--metrics-url=none")
+        assert run(server.url, folder, *flags, command="offline") == 0
+        found = json.loads((folder / "offline.json").read_text())
+        assert (found["completed"], found["failed"], found["samples"]) == (1, 0, 150)
+        assert found["output_tokens"] == 150 * 4
+        assert (found["first_sample_s"] is None) == (form in {"whole", "packed"})
+        assert found["first_sample_s"] is None or found["first_sample_s"] <= found["seconds"]
+        table = (folder / "offline.md").read_text()
+        assert "| samples | 150 |" in table and "| samples | 150 |" in capsys.readouterr().out
+        assert (folder / "report.html").exists()
+
+
+def test_a_server_that_refuses_the_samples_is_exit_code_1(server: Server, tmp_path: Path) -> None:
+    flags = ("--samples=150", '--extra-body={"best_of": 1}')
+    assert run(server.url, tmp_path, *flags, command="offline") == 1
+    found = json.loads((tmp_path / "offline.json").read_text())
+    assert found["failed"] == 1 and "400" in found["first_error"]
+
+
+def test_a_batch_is_written_run_and_counted(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--kind=batch", "--lines=40", "--n=choice:1=0.5,3=0.5")
+    assert run(server.url, tmp_path, *flags, command="offline") == 0
+    found = json.loads((tmp_path / "offline.json").read_text())
+    assert (found["completed"], found["failed"]) == (40, 0)
+    assert 40 < found["samples"] < 120
+    assert found["output_tokens"] == found["samples"] * 4
+    assert found["prompt_tokens"] == 40 * 6
+    parts = found["upload_s"] + found["run_s"] + found["download_s"]
+    assert found["seconds"] == pytest.approx(parts)
+    assert "| answered | 40 of 40 |" in capsys.readouterr().out
+    assert server.http.get("/v1/files").json()["data"] == [], "nothing is left there"
+
+
+def test_a_server_without_batches_is_named(tmp_path: Path) -> None:
+    with ToyServer() as toy, pytest.raises(ConfigError, match=r"POST .*/v1/files: 404"):
+        run(toy.url, tmp_path, "--kind=batch", command="offline")
