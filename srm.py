@@ -30,7 +30,7 @@ USAGE = """usage: srm COMMAND [options]
             `report` or `compare`
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
             `snapshot`, `precision`, `samples`, `until`, `http`, `text`, `server`,
-            `jobs` or `background`
+            `client`, `jobs` or `background`
 
 `srm COMMAND --help` explains each.
 """
@@ -50,6 +50,7 @@ BENCHMARKS = {
     "http": "server.bench",
     "text": "server.bench_text",
     "server": "server.bench_server",
+    "client": "loadtest.bench_client",
     "jobs": "server.bench_jobs",
     "background": "server.bench_background",
 }

@@ -38,6 +38,7 @@ from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from engine.settings import field_docs
+from loadtest.bench_client import ClientBenchConfig
 from loadtest.scenario import Scenario
 from server import (
     admin,
@@ -104,6 +105,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "HTTP benchmark": (HttpBenchConfig,),
     "Text benchmark": (TextBenchConfig,),
     "Server benchmark": (ServerBenchConfig,),
+    "Client benchmark": (ClientBenchConfig,),
     "Jobs benchmark": (JobsBenchConfig,),
     "Background benchmark": (BackgroundBenchConfig,),
     "Precision benchmark": (PrecisionConfig,),
