@@ -16,8 +16,9 @@ from loadtest.tables import Table
 HOW = (
     f"Intervals are of 95 %, from {BATCHES} parts of each window; they know what varies within a "
     f"run, not between runs, so less than {100 * SMALLEST:g} % is called no clear difference. Of "
-    "some twenty rows one is called different by chance. `not tested` are tails, and runs too "
-    "short or too still for parts of them to tell anything."
+    "twenty rows that are tested one is called different by chance. Not tested are tails, and "
+    "whatever runs are too short for: a part must be longer than most requests and have enough "
+    "of them."
 )
 
 
@@ -69,7 +70,7 @@ def text(comparison: Comparison) -> str:
     blocks += [_aligned(table) for table in (*tables, conditions_table(comparison)) if table.rows]
     if not comparison.conditions and comparison.steps:
         blocks.append("Scenarios, machines and versions are the same.")
-    return "\n\n".join([*blocks, HOW.replace("`", "")]) + "\n"
+    return "\n\n".join([*blocks, HOW]) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
@@ -93,7 +94,7 @@ def html(comparison: Comparison) -> str:
         conditions=conditions_table(comparison),
         tables=[step_table(comparison, step) for step in comparison.steps],
         pictures=comparison_pictures(comparison),
-        how=HOW.replace("`", ""),
+        how=HOW,
     )
 
 

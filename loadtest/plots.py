@@ -178,7 +178,8 @@ def inline(svg: str, name: str, alt: str) -> str:
     head = f'<svg viewBox="{view[1]}" role="img" aria-label="{html.escape(alt)}">'
     body = head + body[body.index(">") + 1 :]
     body = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", body)
-    body = re.sub(r'<g id="[^"]*">', "<g>", body)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
     body = re.sub(r"font-family:[^;\"]*;?|font: (\d+)px [^;\"]*", _font, body)
     body = re.sub(r"(\d\.\d{2})\d+", r"\1", body)
     body = re.sub(r"\s*\n\s*", "\n", body)

@@ -80,7 +80,6 @@ def _run(run: RunReport, name: str) -> dict[str, Any]:
         "measured": f"Measured from {low:g} s to {high:g} s of {run.seconds:.1f} s; "
         f"the run ended by {run.stopped_by}.",
         "objectives": objectives_table(run),
-        "failed": bool(run.failed),
         "tables": [
             table
             for table in (

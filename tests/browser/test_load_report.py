@@ -1,0 +1,105 @@
+"""The page of a load test in Chromium: it asks for nothing, and is read on a phone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from loadtest.compare import compare
+from loadtest.compare_report import html
+from loadtest.reports import write_reports
+from tests.recorded_run import run_of
+
+OpenFile = Callable[..., Page]
+WIDE = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).length"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    run = run_of("A warning.", rate=40, seconds=5, objectives=("ttft<0.5",))
+    write_reports(folder / "single", [run])
+    steps = [run_of(rate=rate, seconds=3) for rate in (10, 60)]
+    write_reports(folder / "sweep", steps, knee=steps[0].summary.name)
+    compared = compare(folder / "single", folder / "single")
+    (folder / "compare.html").write_text(html(compared))
+    return folder
+
+
+@pytest.fixture
+def open_file(
+    browser: Browser, pages: Path, complaints: list[str], requested: list[str]
+) -> Iterator[OpenFile]:
+    contexts = []
+
+    def open_it(name: str, width: int = 1200, **settings: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: requested.append(request.url))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.goto((pages / name).as_uri())
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert requested
+    assert [url for url in requested if not url.startswith(pages.as_uri())] == []
+    assert len(requested) == len(contexts)
+    assert complaints == []
+
+
+@pytest.mark.parametrize("name", ["single/report.html", "sweep/report.html", "compare.html"])
+def test_all_of_it_is_seen_on_a_phone(open_file: OpenFile, name: str) -> None:
+    page = open_file(name, 360)
+    page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.locator("body *:not(.scroll *, svg *, .hidden)").evaluate_all(WIDE) == 0
+    plots = page.locator("svg").evaluate_all(
+        "all => all.map(one => [one.clientWidth, one.clientHeight])"
+    )
+    assert len(plots) >= 3
+    assert all(250 < width <= 360 and 120 < height < 300 for width, height in plots)
+    sizes = page.locator("svg text").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().height)"
+    )
+    assert min(sizes) > 7
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_plots_stand_out_from_the_page_in_light_and_dark(open_file: OpenFile, scheme: str) -> None:
+    page = open_file("single/report.html", color_scheme=scheme)
+
+    def brightness(selector: str, kind: str) -> list[int]:
+        colours = page.locator(selector).evaluate_all(
+            f"all => all.map(one => getComputedStyle(one).{kind})"
+        )
+        return [sum(map(int, re.findall(r"\d+", one)[:3])) for one in colours if one != "none"]
+
+    (paper,) = brightness("body", "backgroundColor")
+    assert (paper > 600) if scheme == "light" else (paper < 100)
+    texts = brightness("svg text", "fill")
+    assert texts
+    assert all(abs(text - paper) > 250 for text in texts)
+    lines = brightness("svg path[style*='series']", "stroke")
+    assert lines
+    assert all(abs(line - paper) > 150 for line in lines)
+
+
+def test_what_warns_stands_first_and_a_table_beside_each_plot(open_file: OpenFile) -> None:
+    page = open_file("single/report.html")
+    assert page.locator("main > *").first.inner_text().endswith("A warning.")
+    assert page.get_by_role("img").count() == page.locator("figure").count() == 12
+    tables = page.locator("figure table")
+    assert tables.count() == 12
+    assert not tables.first.is_visible()
+    page.locator("figure summary").first.click()
+    assert tables.first.is_visible()
+    assert page.locator("td.pass").inner_text() == "pass"

@@ -1,0 +1,330 @@
+"""The files of a report: each says what was measured, and none breaks on what it is given."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from engine.errors import ConfigError
+from loadtest.observed import observe
+from loadtest.quantities import MEASURES, unit_for, value_of
+from loadtest.recording import EVENT, REQUEST
+from loadtest.report import SCHEMA, Report, read_report, report_of
+from loadtest.reports import Run, write_reports
+from loadtest.scenario import Scenario
+from loadtest.summarize import summarize
+from loadtest.tables import objectives_table, scenario_toml
+from tests.recorded_run import recorded, run_of
+
+ROOT = Path(__file__).resolve().parents[3]
+VOID = {"meta", "br", "path", "use"}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as JSON has it, where NaN is null."""
+    contents = [msgspec.json.decode(msgspec.json.encode(one, enc_hook=str)) for one in (a, b)]
+    return bool(contents[0] == contents[1])
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags that close, attributes, text by tag."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.ids: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag in {"td", "th"}:
+            self.cells.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in {"td", "th"}:
+            self.cells[-1] += data
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run, Report]:
+    folder = tmp_path_factory.mktemp("single")
+    objectives = {"objectives": ("ttft<0.5", "e2e<1ms"), "fail_if": ("ttft_p99>1ms", "errors>9999")}
+    run = run_of("The harness was late.", rate=40, seconds=12, failing=0.05, **objectives)
+    return folder, run, write_reports(folder, [run])
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Run], Report]:
+    folder = tmp_path_factory.mktemp("sweep")
+    runs = [run_of(rate=rate, seconds=4) for rate in (60, 10, 40)]
+    return folder, runs, write_reports(folder, runs, knee="poisson 40/s")
+
+
+def test_json_gives_back_what_was_written(
+    single: tuple[Path, Run, Report], sweep: tuple[Path, list[Run], Report]
+) -> None:
+    for folder, _, report in (single, sweep):
+        assert same(read_report(folder), report)
+        assert same(read_report(folder / "report.json"), report)
+    first = read_report(single[0]).runs[0]
+    assert math.isnan(read_report(sweep[0]).runs[0].summary.good_share)
+    assert first.scenario == single[1].recording.about.scenario
+
+
+def test_json_has_the_schema_that_is_promised(single: tuple[Path, Run, Report]) -> None:
+    content = msgspec.json.decode((single[0] / "report.json").read_bytes())
+    assert content["schema"] == SCHEMA == "srm-loadtest-1"
+    assert list(content) == ["schema", "title", "command", "runs", "knee"]
+    (run,) = content["runs"]
+    assert list(run) == [
+        *("summary", "scenario", "command", "started_unix", "seconds", "stopped_by", "machine"),
+        *("versions", "warnings", "objectives", "failed", "histograms", "parts"),
+        *("timeline", "server"),
+    ]
+    assert run["warnings"] == ["The harness was late."]
+    for name, buckets in run["histograms"].items():
+        assert sum(buckets["counts"]) == run["summary"][name]["count"] > 0
+        assert buckets["start_s"] == sorted(buckets["start_s"])
+        assert all(a < b for a, b in zip(buckets["start_s"], buckets["end_s"], strict=True))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "nothing", '{"schema": "srm-loadtest-2"}',
+                                     f'{{"schema": "{SCHEMA}", "runs": [{{}}]}}'])  # fmt: skip
+def test_another_file_is_no_report(tmp_path: Path, content: str) -> None:
+    with pytest.raises(ConfigError, match=r"report\.json"):
+        read_report(tmp_path)
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"report\.json"):
+        read_report(tmp_path)
+
+
+def test_summary_csv_has_every_measure_as_it_is(sweep: tuple[Path, list[Run], Report]) -> None:
+    folder, runs, _ = sweep
+    with (folder / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == [run.summary.name for run in runs]
+    for row, run in zip(rows, runs, strict=True):
+        assert len(row) == 3 + len(MEASURES)
+        for key, measure in MEASURES.items():
+            is_time = measure.kind == "seconds" and not key.endswith("_s")
+            cell = row[f"{key}_s" if is_time else key]
+            expected = value_of(run.summary, key)
+            assert float(cell or "nan") == pytest.approx(expected, nan_ok=True, rel=0, abs=0)
+
+
+def test_requests_csv_has_every_request(single: tuple[Path, Run, Report]) -> None:
+    folder, run, _ = single
+    requests, events = run.recording.requests, run.recording.events
+    with (folder / "requests.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["index"]) for row in rows] == requests["index"].tolist()
+    for row, request in zip(rows, requests, strict=True):
+        times = events["time"][events["request"] == request["index"]]
+        first = times.min() if len(times) else math.nan
+        for name, expected in (
+            ("planned_s", request["planned"]),
+            ("ttft_s", first - request["planned"]),
+            ("e2e_s", request["ended"] - request["planned"]),
+            ("queue_s", request["queue_s"]),
+            ("usage_output_tokens", request["usage_output_tokens"]),
+        ):
+            unknown = math.isnan(expected) or expected == -1
+            assert (row[name] == "") == unknown
+            assert unknown or float(row[name]) == pytest.approx(expected, abs=2e-6)
+        assert row["error"] == ("none" if len(times) else "rejected")
+
+
+def test_markdown_and_html_say_what_was_measured(single: tuple[Path, Run, Report]) -> None:
+    folder, run, _ = single
+    markdown, html = ((folder / name).read_text() for name in ("report.md", "report.html"))
+    cells = Page(html).cells
+    summary = run.summary
+    ms = unit_for("seconds", [summary.e2e.p99])
+    for value in (
+        ms.write(summary.ttft.p50),
+        ms.write(summary.e2e.p999),
+        ms.write(summary.itl.max),
+        f"{summary.planned:,}",
+        f"{summary.errors['rejected']:,}",
+        unit_for("tokens_per_s", [0]).write(summary.output_tokens_per_s),
+    ):
+        assert f" {value} |" in markdown
+        assert value in cells
+    for text in (markdown, html):
+        assert "The harness was late." in text
+        assert run.recording.about.command in text
+        assert "a machine of 2 cores" in text
+    assert markdown.index("The harness was late.") < markdown.index("| Measure")
+    assert html.index("The harness was late.") < html.index("<svg")
+
+
+def test_objectives_pass_or_fail(single: tuple[Path, Run, Report]) -> None:
+    _, run, report = single
+    table = objectives_table(report.runs[0])
+    verdicts = {row[0].split(":")[0]: row[-1] for row in table.rows}
+    assert verdicts == {
+        "ttft<0.5": "fail",  # since 5 % were rejected
+        "e2e<1ms": "fail",
+        "all of these": "",
+        "fail if ttft_p99>1ms": "fail",
+        "fail if errors>9999": "pass",
+    }
+    rejected = run.summary.rejected_share
+    assert report.runs[0].objectives == {"ttft<0.5": pytest.approx(1 - rejected), "e2e<1ms": 0}
+    fine = run_of(rate=10, objectives=("ttft<0.5",))
+    observed = observe(fine.recording, fine.summary.window)
+    rows = objectives_table(report_of(fine.summary, observed)).rows
+    assert rows == [["ttft<0.5", "100", "pass"], ["all of these", "100", ""]]
+
+
+def test_a_sweep_shows_its_steps_and_its_knee(sweep: tuple[Path, list[Run], Report]) -> None:
+    folder, runs, _ = sweep
+    markdown, html = ((folder / name).read_text() for name in ("report.md", "report.html"))
+    assert "Knee: at **poisson 40/s**" in markdown
+    assert "The knee is at <strong>poisson 40/s</strong>" in html
+    assert html.count(">knee</text>") == 5
+    for run in runs:
+        assert run.summary.name in Page(html).cells
+        assert f"| {run.summary.name} |" in markdown
+    assert "rate, of each step" in markdown
+    assert "60, 10, 40" in markdown
+
+
+def test_the_page_is_whole_and_wants_nothing_from_elsewhere(
+    single: tuple[Path, Run, Report], sweep: tuple[Path, list[Run], Report]
+) -> None:
+    for folder in (single[0], sweep[0]):
+        html = (folder / "report.html").read_text()
+        page = Page(html)
+        assert not [found for found in page.attributes if found[0] in {"script", "link", "img"}]
+        for tag, name, value in page.attributes:
+            if name in {"src", "href", "xlink:href", "srcset", "action", "data"}:
+                assert value.startswith("#"), (tag, name, value)
+            assert not name.startswith("on")
+        assert not re.search(r"@import|url\((?!#)|<script|javascript:", html)
+        assert "default-src 'none'" in html
+        assert len(page.ids) == len(set(page.ids))
+        used = re.findall(r'(?:href="#|url\(#)([^")]+)', html)
+        assert used
+        assert set(used) <= set(page.ids)
+
+
+def test_plots_take_their_colours_from_the_page(single: tuple[Path, Run, Report]) -> None:
+    html = (single[0] / "report.html").read_text()
+    plots = re.findall(r"<svg.*?</svg>", html, re.S)
+    assert len(plots) == 12
+    for plot in plots:
+        assert re.search(r'^<svg viewBox="[^"]+" role="img" aria-label="[^"]{20,}">', plot)
+        assert not re.search(r"(?:fill|stroke): ?#|DejaVu", plot)
+        assert "var(--series-1)" in plot or "var(--series-3)" in plot
+        assert len(plot) < 40_000
+    assert html.count("<figure") == html.count("<summary>As a table") == len(plots)
+
+
+EVIL = '<script>alert("x")</script> & $\\frac{1}{2}$ | ``` \' _x_ [a](http://b)'
+
+
+def test_whatever_a_name_contains_is_text(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"served_model_name": EVIL, "url": EVIL, "machine": EVIL}
+    runs = [
+        run_of(EVIL, name=f"{EVIL} {rate}", rate=rate, seconds=3, versions={EVIL: EVIL}, **settings)
+        for rate in (10, 20)
+    ]
+    write_reports(tmp_path / "sweep", runs, knee=f"{EVIL} 20", title=EVIL)
+    write_reports(tmp_path / "single", runs[:1])
+    for name in ("sweep", "single"):
+        html = (tmp_path / name / "report.html").read_text()
+        page = Page(html)
+        assert "<script" not in html
+        assert EVIL in page.cells
+        markdown = (tmp_path / name / "report.md").read_text()
+        outside = re.sub(r"^(`{3,})[^\n]*\n.*?^\1$", "", markdown, flags=re.S | re.M)
+        assert "<script" not in outside
+        assert not re.search(r"(?<!\\)\]\(", outside)
+        heads = [line for line in outside.splitlines() if line.startswith("| ---")]
+        for line in outside.splitlines():
+            cells = re.findall(r"(?<!\\)\|", line)
+            if line.startswith("| "):
+                assert len(cells) in {len(re.findall(r"\|", head)) for head in heads}
+        assert same(read_report(tmp_path / name).runs[0].scenario.url, EVIL)
+
+
+def test_a_run_without_requests_and_one_that_failed_are_reported(tmp_path: Path) -> None:
+    nothing = recorded(seconds=4)
+    nothing.requests, nothing.events = np.zeros(0, REQUEST), np.zeros(0, EVENT)
+    nothing.clients, nothing.about.server_metrics = nothing.clients[:0], []
+    for name, recording in (
+        ("nothing", nothing),
+        ("failed", recorded(rate=5, seconds=4, failing=1.0, objectives=("ttft<1",))),
+        ("one", recorded(rate=1, seconds=1.0, warmup_s=0.0)),
+    ):
+        report = write_reports(tmp_path / name, [Run(summarize(recording), recording)])
+        assert same(read_report(tmp_path / name), report)
+        page = Page((tmp_path / name / "report.html").read_text())
+        assert "nan" not in " ".join(page.cells).lower()
+        assert "nan" not in (tmp_path / name / "report.md").read_text().lower()
+        assert len((tmp_path / name / "requests.csv").read_text().splitlines()) == 1 + len(
+            recording.requests
+        )
+    both = [Run(summarize(one), one) for one in (nothing, recorded(rate=5, seconds=4, failing=1.0))]
+    write_reports(tmp_path / "both", both)
+    Page((tmp_path / "both" / "report.html").read_text())
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one run"):
+        write_reports(tmp_path, [])
+    run = run_of(rate=5, seconds=2)
+    with pytest.raises(ConfigError, match="knee 'x' is none of the runs poisson 5/s"):
+        write_reports(tmp_path, [run], knee="x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write the report into"):
+        write_reports(tmp_path / "file", [run])
+
+
+def test_the_scenario_that_is_shown_is_the_one_that_ran() -> None:
+    scenario = Scenario(
+        url='http://a/"quoted"\\\x7f', rate=1e-7, stream=False, objectives=("ttft<1",),
+        trace=Path("a b.jsonl"), top_k=3, extra_body='{"a": "ü\n"}',
+    )  # fmt: skip
+    shown = tomllib.loads(scenario_toml(scenario))
+    assert msgspec.convert(shown, Scenario, dec_hook=lambda kind, value: kind(value)) == scenario
+    assert tomllib.loads(scenario_toml(Scenario())) == {}
+
+
+def test_without_matplotlib_it_says_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from engine.errors import ConfigError\n"
+        "try: import loadtest.reports\n"
+        "except ConfigError as error: print(error.message)\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", script]
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "pip install 'srm-server[loadtest]'" in said
