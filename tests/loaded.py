@@ -1,23 +1,20 @@
-"""`srm loadtest run` as a user starts it, in processes of its own, and what it recorded."""
+"""One run of `srm loadtest`, its client processes and all, and what it recorded; no reports."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import asyncio
 import time
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from loadtest.recording import Recording, load
+from loadtest.recording import Recording
+from loadtest.run import run
+from loadtest.scenario import Scenario
 from loadtest.summarize import summarize
 from loadtest.summary import Summary
-from tests.serving import ROOT
-
-_LIMIT_S = 120
 
 
 class Loaded(NamedTuple):
-    """A run that ended well."""
+    """A run that is over."""
 
     recording: Recording
     summary: Summary
@@ -27,17 +24,8 @@ class Loaded(NamedTuple):
         return self.recording.about.started_unix + seconds - (time.time() - time.monotonic())
 
 
-def loaded(folder: Path, url: str, **settings: object) -> Loaded:
-    """loaded(tmp_path, toy.url, arrivals="constant", rate=100): settings as in Scenario."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    done = subprocess.run(
-        [sys.executable, "srm.py", "loadtest", "run", f"--url={url}", f"--output={folder}", *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-5_000:]
-    recording = load(folder)
+def loaded(url: str, **settings: Any) -> Loaded:
+    """loaded(toy.url, arrivals="constant", rate=100): settings as in Scenario."""
+    scenario = Scenario(url=url, **settings)
+    recording = asyncio.run(run(scenario, lambda _progress: None, "a test"))
     return Loaded(recording, summarize(recording))

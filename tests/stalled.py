@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +25,8 @@ class Stalled(NamedTuple):
     """Requests, as the server counts them."""
     expected: Times
     """[requests, tokens]: when each token is received in theory, on the run's clock."""
+    late_s: float
+    """How late the server was with a first token, at worst: what the machine adds to theory."""
 
     @property
     def planned(self) -> Times:
@@ -45,26 +46,26 @@ class Stalled(NamedTuple):
         return self.expected[:, 0] - self.planned
 
 
-def stalled(folder: Path, open_loop: bool) -> Stalled:
+def stalled(open_loop: bool) -> Stalled:
     """A constant rate, or streams that each wait for their reply: the same server, the same stall.
 
     The stall begins with the same request of both.
     """
-    how: dict[str, object] = (
+    how: dict[str, Any] = (
         {"arrivals": "constant", "rate": RATE}
         if open_loop
         else {"arrivals": "concurrent", "concurrency": STREAMS}
     )
     with ToyServer(TOY) as toy, FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy:
         run = loaded(
-            folder,
             proxy.url,
             **how,
             duration_s=SECONDS,
-            output_tokens=TOKENS,
+            output_tokens=str(TOKENS),
             metrics_url="none",
         )
     assert proxy.stall is not None
     planned = run.monotonic(0.0) + run.recording.requests["planned"]
     due = received(planned, TOKENS, TTFT_S, ITL_S, proxy.stall) - run.monotonic(0.0)
-    return Stalled(run, len(toy.served), due)
+    late_s = max(one.first - one.started for one in toy.served) - TTFT_S
+    return Stalled(run, len(toy.served), due, late_s)

@@ -128,11 +128,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def stall(folder: Path) -> list[dict[str, Any]]:
+def stall() -> list[dict[str, Any]]:
     """What either loop says of a server that stalls, and theory of what users meet."""
     rows = []
     for name, is_open in (("open loop", True), ("closed loop", False)):
-        found = stalled(folder / name, is_open)
+        found = stalled(is_open)
         requests = found.run.recording.requests
         row = {"loop": name, **said(found.ttft, requests["ended"] - requests["planned"])}
         rows.append(row)
@@ -177,7 +177,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(CASES):
             rows += measure(case, config.repeats, Path(folder) / f"{number}")
-        stalls = stall(Path(folder))
+        stalls = stall()
     record |= {"settings": settings_of(config), "toy": vars(TOY), "runs": rows, "stalls": stalls}
     note = (
         "Medians of all repeats. The server's figures are what the toy server wrote down, and "

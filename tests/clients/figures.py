@@ -60,13 +60,12 @@ def by_srm(folder: Path, url: str, load: Load) -> Figures:
     folder.mkdir(parents=True)
     lines = [{"prompt": load.prompt, "max_tokens": load.tokens}] * load.requests
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    how: dict[str, object] = (
+    how: dict[str, Any] = (
         {"arrivals": "concurrent", "concurrency": load.streams}
         if load.streams
         else {"arrivals": "constant", "rate": load.rate}
     )
     run = loaded(
-        folder / "report",
         url,
         **how,
         requests=load.requests,
@@ -80,7 +79,7 @@ def by_srm(folder: Path, url: str, load: Load) -> Figures:
         requests=summary.completed,
         ttft_s=summary.ttft_sent.mean,
         itl_s=summary.itl.mean,
-        e2e_s=float(np.mean(requests["ended"] - requests["sent"])),
+        e2e_s=summary.e2e_sent.mean,
         requests_per_s=summary.completed / seconds,
         tokens_per_s=float(requests["usage_output_tokens"].sum()) / seconds,
     )

@@ -10,33 +10,34 @@ from tests.clients.figures import MEASURES, Figures, Histograms, Load, by_guidel
 from tests.serving import Server
 from tests.toy_server import ToyConfig, ToyServer
 
-TOY = ToyConfig(ttft_s=0.3, itl_s=0.02)
+TOY = ToyConfig(ttft_s=1.0, itl_s=0.05)
 """So slow that what a busy machine adds to it is little of it."""
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 
 
-def within(found: Figures, expected: Figures, share: float) -> None:
+def within(who: str, found: Figures, expected: Figures) -> None:
     assert found.requests == expected.requests
     for name in MEASURES:
-        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=share), name
+        close = pytest.approx(getattr(expected, name), rel=0.05)
+        assert getattr(found, name) == close, f"{name} of {who}"
 
 
 @pytest.mark.parametrize(
     "load",
     [
-        Load(requests=48, tokens=40, prompt=PROMPT, streams=8),
-        Load(requests=60, tokens=40, prompt=PROMPT, rate=8),
+        Load(requests=32, tokens=32, prompt=PROMPT, streams=8),
+        Load(requests=40, tokens=32, prompt=PROMPT, rate=6),
     ],
     ids=["closed", "open"],
 )
 def test_on_a_server_of_exact_timing(tmp_path: Path, load: Load) -> None:
     with ToyServer(TOY) as toy:
         ours = by_srm(tmp_path / "srm", toy.url, load)
-        within(ours, by_toy(toy.served), 0.05)
+        within("srm, truth", ours, by_toy(toy.served))
         toy.served.clear()
         theirs = by_guidellm(tmp_path / "guidellm", toy.url, load)
-        within(theirs, by_toy(toy.served), 0.05)
-    within(ours, theirs, 0.05)
+        within("guidellm, truth", theirs, by_toy(toy.served))
+    within("srm, guidellm", ours, theirs)
 
 
 def test_on_our_server_tokens_are_the_same_and_so_are_its_histograms(

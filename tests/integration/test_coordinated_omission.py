@@ -7,8 +7,6 @@ once, and sends nothing more until then: it omits those who would have come.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -18,39 +16,40 @@ from tests.stalled import RATE, SECONDS, STALL_AT, STALL_S, STREAMS, TOKENS, TOY
 from tests.theory import Times, queued
 from tests.toy_server import Fault, ToyConfig, ToyServer
 
-_SLACK_S = 0.25
-"""How late a busy machine may make a reply. The effects that are looked for are a second."""
+_SLACK_S, _MOST_SLACK_S = 0.15, 0.5
+"""How late a machine, and a busy one, may make a reply. What is looked for is a second."""
 
 
-def close(measured: Times, expected: Times) -> None:
+def close(measured: Times, expected: Times, slack_s: float) -> None:
     """Two distributions agree: at the percentiles of reports, and in the share above any time."""
     for percent in (50, 90, 95, 99, 99.9):
         found = np.percentile(measured, percent)
-        assert found == pytest.approx(np.percentile(expected, percent), abs=_SLACK_S), percent
+        assert found == pytest.approx(np.percentile(expected, percent), abs=slack_s), percent
     for above in np.arange(0.2, 1.2, 0.1):
         least = np.mean(expected > above)
-        most = np.mean(expected > above - _SLACK_S)
-        assert least - 0.01 <= np.mean(measured > above) <= most + 0.01, above
+        most = np.mean(expected > above - slack_s)
+        assert least - 0.02 <= np.mean(measured > above) <= most + 0.02, above
 
 
-def test_a_stall_is_in_the_percentiles_of_an_open_loop_as_theory_has_it(tmp_path: Path) -> None:
-    found = stalled(tmp_path, open_loop=True)
+def test_a_stall_is_in_the_percentiles_of_an_open_loop_as_theory_has_it() -> None:
+    found = stalled(open_loop=True)
     requests, summary = found.run.recording.requests, found.run.summary
     assert len(requests) == found.num_served == summary.planned == SECONDS * RATE
     waits = found.expected_ttft
+    slack_s = min(_SLACK_S + 3 * found.late_s, _MOST_SLACK_S)
     assert np.mean(waits > STALL_S / 2) == pytest.approx(0.1, abs=0.01)  # half a stall's arrivals
-    close(found.ttft, waits)
-    close(requests["ended"] - requests["planned"], found.expected[:, -1] - found.planned)
-    assert summary.ttft.p99 == pytest.approx(np.percentile(waits, 99), abs=_SLACK_S)
-    assert summary.ttft.p999 == pytest.approx(np.percentile(waits, 99.9), abs=_SLACK_S)
-    assert summary.ttft.mean == pytest.approx(waits.mean(), abs=0.05)
+    close(found.ttft, waits, slack_s)
+    close(requests["ended"] - requests["planned"], found.expected[:, -1] - found.planned, slack_s)
+    assert summary.ttft.p99 == pytest.approx(np.percentile(waits, 99), abs=slack_s)
+    assert summary.ttft.p999 == pytest.approx(np.percentile(waits, 99.9), abs=slack_s)
+    assert summary.ttft.mean == pytest.approx(waits.mean(), abs=slack_s / 2)
     gaps = np.diff(found.expected, axis=1)
-    assert summary.itl.max == pytest.approx(gaps.max(), abs=_SLACK_S)
-    assert summary.itl.mean == pytest.approx(gaps.mean(), abs=0.005)
+    assert summary.gap.max == pytest.approx(gaps.max(), abs=slack_s)
+    assert summary.itl.mean == pytest.approx(gaps.mean(), abs=slack_s / 10)
 
 
-def test_a_closed_loop_has_each_of_its_streams_wait_once(tmp_path: Path) -> None:
-    found = stalled(tmp_path, open_loop=False)
+def test_a_closed_loop_has_each_of_its_streams_wait_once() -> None:
+    found = stalled(open_loop=False)
     requests = found.run.recording.requests
     whole = requests["ended"] - requests["planned"]
     assert len(requests) == found.num_served > STALL_AT
@@ -59,17 +58,16 @@ def test_a_closed_loop_has_each_of_its_streams_wait_once(tmp_path: Path) -> None
     assert found.run.summary.ttft.p50 < _SLACK_S
 
 
-def test_a_delay_is_in_ttft_and_not_between_tokens(tmp_path: Path) -> None:
+def test_a_delay_is_in_ttft_and_not_between_tokens() -> None:
     runs = []
     for delay_s in (0.0, 0.2):
         with ToyServer(TOY) as toy, FaultProxy(toy.url, delay_s=delay_s) as proxy:
             run = loaded(
-                tmp_path / f"{delay_s}",
                 proxy.url,
                 arrivals="concurrent",
                 concurrency=2,
                 requests=20,
-                output_tokens=TOKENS,
+                output_tokens=str(TOKENS),
             )
         runs.append(run.summary)
     without, delayed = runs
@@ -78,29 +76,28 @@ def test_a_delay_is_in_ttft_and_not_between_tokens(tmp_path: Path) -> None:
     assert delayed.itl.p50 - without.itl.p50 == pytest.approx(0, abs=0.004)
 
 
-def test_cuts_are_counted_as_such(tmp_path: Path) -> None:
+def test_cuts_are_counted_as_such() -> None:
     cut_at = frozenset({3, 11, 12})
     with ToyServer(TOY) as toy, FaultProxy(toy.url, cut_at=cut_at) as proxy:
         run = loaded(
-            tmp_path, proxy.url, arrivals="concurrent", concurrency=3, requests=30, output_tokens=20
+            proxy.url, arrivals="concurrent", concurrency=3, requests=30, output_tokens="20"
         )
     assert proxy.cuts == len(cut_at)
     assert run.summary.errors == {"disconnected": len(cut_at)}
     assert run.summary.completed == 30 - len(cut_at)
 
 
-def test_a_queue_that_grows_is_what_theory_says(tmp_path: Path) -> None:
+def test_a_queue_that_grows_is_what_theory_says() -> None:
     """Twice as many requests a second as the slots can serve: each waits longer than the last."""
     slots, ttft_s, itl_s = 3, 0.05, 0.01
     service_s = ttft_s + itl_s * (TOKENS - 1)
     with ToyServer(ToyConfig(ttft_s=ttft_s, itl_s=itl_s, slots=slots)) as toy:
         run = loaded(
-            tmp_path,
             toy.url,
             arrivals="poisson",
             rate=2 * slots / service_s,
             duration_s=2,
-            output_tokens=TOKENS,
+            output_tokens=str(TOKENS),
         )
     requests = run.recording.requests
     events = run.recording.events
@@ -114,12 +111,10 @@ def test_a_queue_that_grows_is_what_theory_says(tmp_path: Path) -> None:
     assert waits.max() > 1
 
 
-def test_errors_retries_and_tokens_are_those_of_the_server(tmp_path: Path) -> None:
+def test_errors_retries_and_tokens_are_those_of_the_server() -> None:
     kinds: dict[int, Fault] = {2: "500", 5: "400", 7: "garbage", 9: "cut", 13: "failed"}
     with ToyServer(TOY, fault=kinds.get) as toy:
-        run = loaded(
-            tmp_path / "a", toy.url, arrivals="synchronous", requests=20, output_tokens=4, n="2"
-        )
+        run = loaded(toy.url, arrivals="synchronous", requests=20, output_tokens="4", n="2")
     errors = {"server": 1, "client": 1, "protocol": 2, "disconnected": 1}
     assert run.summary.errors == errors
     assert run.summary.completed == 15
@@ -127,9 +122,7 @@ def test_errors_retries_and_tokens_are_those_of_the_server(tmp_path: Path) -> No
     assert told[told >= 0].sum() == sum(one.tokens for one in toy.served if one.whole)
     refused: dict[int, Fault] = {0: "429", 1: "503", 4: "429"}
     with ToyServer(TOY, fault=refused.get) as toy:
-        run = loaded(
-            tmp_path / "b", toy.url, arrivals="synchronous", requests=6, output_tokens=4, retries=2
-        )
+        run = loaded(toy.url, arrivals="synchronous", requests=6, output_tokens="4", retries=2)
     assert run.summary.errors == {}
     assert run.summary.retried == 2
     assert list(run.recording.requests["retries"]) == [2, 0, 1, 0, 0, 0]
