@@ -26,9 +26,9 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
-  bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `snapshot`, `precision`, `samples`, `until`, `http`, `text`, `server`,
-            `jobs` or `background`
+  bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
+            `prefix`, `snapshot`, `precision`, `samples`, `until`, `http`, `text`,
+            `server`, `jobs` or `background`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each.
 """
@@ -36,6 +36,7 @@ USAGE = """usage: srm COMMAND [options]
 TRAINING = {"train", "evaluate"}
 
 BENCHMARKS = {
+    "kernels": "engine.bench.kernels",
     "engine": "engine.bench.throughput",
     "prefill": "engine.bench.prefill",
     "host": "engine.bench.host",
@@ -50,6 +51,7 @@ BENCHMARKS = {
     "server": "server.bench_server",
     "jobs": "server.bench_jobs",
     "background": "server.bench_background",
+    "table": "engine.bench.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
@@ -67,6 +69,7 @@ SETTINGS = """
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples counts temperature
   demo_model random_widths dtypes repetitions seconds
+  rows records pages check
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.bench import prefill, throughput
-from engine.bench.gemm import peaks
 from engine.bench.host import HostBenchConfig
+from engine.bench.rates import memory_peak, peaks
 from engine.records import settings_of
 
 BATCHES = [
