@@ -79,8 +79,11 @@ gpu-kit: .venv/dev  ## pack what a GPU machine without MAX needs, graphs include
 	BIN=$(BIN) deploy/gpu/pack.sh
 
 bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
+	$(BIN)/python srm.py bench kernels
 	$(BIN)/python srm.py bench engine
 	$(BIN)/python srm.py bench prefill
+	$(BIN)/python srm.py bench host
+	$(BIN)/python srm.py bench table
 
 check: lint types test kernels  ## what CI runs
 

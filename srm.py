@@ -69,7 +69,7 @@ SETTINGS = """
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples counts temperature
   demo_model random_widths dtypes repetitions seconds
-  rows records pages check
+  rows check
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies

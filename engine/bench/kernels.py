@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from max.dtype import DType
@@ -18,7 +18,7 @@ from engine.bench.counts import PROMPT, Count, count_op
 from engine.bench.gemm import seconds_per_call
 from engine.bench.models import BenchConfig, check_sizes, measure_models
 from engine.bench.ops import Ops
-from engine.bench.rates import peak_line, peak_tables
+from engine.bench.rates import limit, peak_line, peak_tables
 from engine.bench.torch_side import plot_record
 from engine.config import Dtype, ModelConfig
 from engine.records import write_record
@@ -79,15 +79,6 @@ def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig)
     return {"dtype": dtype, "call": measure("call", 1), "ops": found}
 
 
-def limit(
-    record: dict[str, Any], dtype: str, count: Count
-) -> tuple[Literal["GEMM", "memory"], float]:
-    """Which limit binds, and the seconds that it allows at best."""
-    by_flops = count.flops / record["peak_gflops"][dtype] / 1e9
-    by_bytes = count.bytes / record["peak_gb_per_s"] / 1e9
-    return ("GEMM", by_flops) if by_flops > by_bytes else ("memory", by_bytes)
-
-
 def markdown(record: dict[str, Any]) -> str:
     """The record as tables."""
     runs = [(model, run) for model in record["models"] for run in model["runs"]]
@@ -114,7 +105,7 @@ def _row(
     record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], entry: dict[str, Any]
 ) -> str:
     count, seconds = Count(entry["flops"], entry["bytes"]), entry["seconds"]
-    name, least = limit(record, run["dtype"], count)
+    name, least = limit(record, run["dtype"], count.flops, count.bytes)
     op = NAMES.get(entry["op"], entry["op"])
     return (
         f"| {model['name']} | {run['dtype']} | {op} | {entry['rows']:,} | {seconds * 1e6:,.0f} µs "

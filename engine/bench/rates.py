@@ -53,6 +53,13 @@ def byte_cells(record: Record, moved: int | None, seconds: float) -> str:
     return f"{moved / seconds / 1e9:.1f} | {moved / seconds / 1e9 / peak:.0%}"
 
 
+def limit(record: Record, dtype: str, flops: int, moved: int) -> tuple[str, float]:
+    """Which peak binds work of so many operations and bytes, and the seconds it takes at best."""
+    by_flops = flops / record["peak_gflops"][dtype] / 1e9
+    by_bytes = moved / record["peak_gb_per_s"] / 1e9
+    return ("GEMM", by_flops) if by_flops > by_bytes else ("memory", by_bytes)
+
+
 def peak_tables(record: Record) -> list[str]:
     """Products and streams of a record, before and after what they judge, as Markdown."""
     lines = ["| GEMM by | dtype | shape | GFLOP/s before | after |", "|---|---|---|---|---|"]
