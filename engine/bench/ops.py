@@ -92,9 +92,9 @@ class Ops:
 
 
 def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
-    module = Module()
+    module, libraries = Module(), [KERNELS]
     for name, op in ops.items():
-        with Graph(name, input_types=op.types, custom_extensions=[KERNELS], module=module) as graph:
+        with Graph(name, input_types=op.types, custom_extensions=libraries, module=module) as graph:
             values = (
                 value.buffer if isinstance(kind, BufferType) else value.tensor
                 for value, kind in zip(graph.inputs, op.types, strict=True)
@@ -102,7 +102,8 @@ def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
             made = op.call(*values)
             outputs = () if made is None else made if isinstance(made, tuple) else (made,)
             graph.output(*outputs)
-    return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+        libraries = graph.kernel_libraries_paths  # precompiled for the first graph, once for all
+    return session.compile(module, custom_extensions=libraries)
 
 
 def build_ops(model: ModelConfig, dtype: DType, on: DeviceRef) -> dict[str, Op]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.bench import host, kernels, prefill, throughput
 from engine.bench.host import HostBenchConfig
-from engine.bench.rates import peaks
+from engine.bench.rates import memory_peak, peaks
 from engine.records import settings_of
 
 BATCHES = [
