@@ -82,8 +82,11 @@ gpu-kit: .venv/dev  ## pack what a GPU machine without MAX needs, graphs include
 	BIN=$(BIN) deploy/gpu/pack.sh
 
 bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
+	$(BIN)/python srm.py bench kernels
 	$(BIN)/python srm.py bench engine
 	$(BIN)/python srm.py bench prefill
+	$(BIN)/python srm.py bench host
+	$(BIN)/python srm.py bench table
 
 load: .venv/dev  ## a short load test of a server that is started here: MODEL=dir
 	$(BIN)/python -m tests.load_local $(MODEL)

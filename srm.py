@@ -28,9 +28,9 @@ USAGE = """usage: srm COMMAND [options]
   evaluate  greedy accuracy and pass@k on held-out problems
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
-  bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
-            `snapshot`, `precision`, `samples`, `until`, `http`, `text`, `server`,
-            `client`, `jobs` or `background`
+  bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
+            `prefix`, `snapshot`, `precision`, `samples`, `until`, `http`, `text`,
+            `server`, `client`, `jobs` or `background`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each.
 """
@@ -38,6 +38,7 @@ USAGE = """usage: srm COMMAND [options]
 TRAINING = {"train", "evaluate"}
 
 BENCHMARKS = {
+    "kernels": "engine.bench.kernels",
     "engine": "engine.bench.throughput",
     "prefill": "engine.bench.prefill",
     "host": "engine.bench.host",
@@ -53,6 +54,7 @@ BENCHMARKS = {
     "client": "loadtest.bench_client",
     "jobs": "server.bench_jobs",
     "background": "server.bench_background",
+    "table": "engine.bench.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
@@ -70,6 +72,7 @@ SETTINGS = """
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples counts temperature
   demo_model random_widths dtypes repetitions seconds
+  rows check
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies

@@ -23,10 +23,12 @@ RECORDS = ROOT / "docs" / "benchmarks"
 
 
 def new_record(command: str, device: str = "cpu") -> dict[str, Any]:
-    """What every record begins with: command, date, commit, machine; on a "gpu", that too."""
+    """What every record begins with: command, time, commit, machine; on a "gpu", that too."""
+    now = time.gmtime()
     return {
         "command": command,
-        "date": time.strftime("%Y-%m-%d"),
+        "date": time.strftime("%Y-%m-%d", now),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
         "commit": _commit(),
         "machine": _machine() if device == "cpu" else f"{_gpu()}; {_machine()}",
     }

@@ -24,11 +24,13 @@ import srm
 from engine import errors
 from engine.bench.burst import LoadConfig
 from engine.bench.host import HostBenchConfig
+from engine.bench.kernels import KernelsBenchConfig
 from engine.bench.models import BenchConfig
 from engine.bench.prefill import PrefillBenchConfig
 from engine.bench.prefix import PrefixBenchConfig
 from engine.bench.simulate import SimulationConfig
 from engine.bench.snapshot import SnapshotBenchConfig
+from engine.bench.table import TableConfig
 from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig
@@ -97,6 +99,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Evaluation": (EvaluateConfig,),
     "Load tests": (Scenario,),
     "Engine benchmark": (EngineBenchConfig,),
+    "Kernels benchmark": (KernelsBenchConfig,),
     "Prefill benchmark": (PrefillBenchConfig,),
     "Host benchmark": (HostBenchConfig,),
     "Simulation": (SimulationConfig,),
@@ -111,6 +114,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Until benchmark": (UntilBenchConfig,),
+    "Table of records": (TableConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""

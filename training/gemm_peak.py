@@ -1,8 +1,8 @@
 """`python -m training.gemm_peak TASK`: GEMM rates of torch, as JSON.
 
 A second opinion on what this machine can do, for `srm bench`, which gives TASK as JSON: torch's own
-linear layer, on a CPU in float32 and bfloat16 beside oneDNN with weights packed beforehand, on a
-GPU in bfloat16.
+linear layer, on a CPU beside oneDNN with weights packed beforehand, which has no bfloat16 on a
+processor without AVX512 or its like.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to measure: products [rows, inner] x [inner, columns]."""
 
     device: Literal["cpu", "gpu"]
+    dtypes: tuple[Literal["float32", "bfloat16"], ...]
     rows: tuple[int, ...]
     shapes: tuple[tuple[int, int], ...]
     repetitions: int
@@ -34,10 +35,11 @@ def main(argv: list[str]) -> int:
     on_cpu = task.device == "cpu"
     device = "cpu" if on_cpu else "cuda"
     with torch.inference_mode():
-        for dtype in (torch.float32, torch.bfloat16) if on_cpu else (torch.bfloat16,):
+        for dtype in (getattr(torch, name) for name in task.dtypes):
+            has_packed = on_cpu and (dtype == torch.float32 or _has_narrow_products())
             for inner, columns in task.shapes:
                 plain = nn.Linear(inner, columns, bias=False)
-                packed = mkldnn.to_mkldnn(plain, dtype) if on_cpu else None  # type: ignore[no-untyped-call]
+                packed = mkldnn.to_mkldnn(plain, dtype) if has_packed else None  # type: ignore[no-untyped-call]
                 layer = plain.to(device, dtype)
                 for rows in task.rows:
                     x = torch.randn(rows, inner)
@@ -56,6 +58,10 @@ def main(argv: list[str]) -> int:
                         )
     sys.stdout.write(msgspec.json.encode(found).decode())
     return 0
+
+
+def _has_narrow_products() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _product(layer: nn.Module, x: torch.Tensor) -> Callable[[], object]:

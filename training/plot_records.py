@@ -1,6 +1,6 @@
 """`python -m training.plot_records KIND RECORD.json`: a benchmark's record as a picture beside it.
 
-A kind is what the record's name ends with. `srm bench host` draws its own.
+A kind is what the record's name ends with.
 """
 
 from __future__ import annotations
@@ -123,8 +123,59 @@ def draw_samples(record: Record) -> Figure:
     return figure
 
 
+def draw_host(record: Record) -> Figure:
+    """Schedule and complete per row by running sequences, a line for each kind of case."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for case in record["cases"]:
+        in_turns = "in turns" if case["rows"] < case["running"] else "in one step"
+        length = case["length"]
+        name = f"{in_turns}, " + (f"replaced after {length} tokens" if length else "going on")
+        both = case["schedule"] + case["complete"]
+        lines.setdefault(name, []).append((case["running"], both))
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker=".", label=name)
+    axes.set(xscale="log", yscale="log")
+    axes.set(xlabel="running sequences", ylabel="host time per decode row (ns)")
+    axes.grid(which="both", linewidth=0.3)
+    axes.legend()
+    figure.tight_layout()
+    return figure
+
+
+def draw_kernels(record: Record) -> Figure:
+    """Per model and dtype: the fraction of the limit that binds an op, a bar for each row count."""
+    runs = [(model, run) for model in record["models"] for run in model["runs"]]
+    figure, grid = plt.subplots(1, len(runs), figsize=(4 * len(runs) + 1, 6), squeeze=False)
+    for (model, run), axes in zip(runs, grid[0], strict=True):
+        counts = sorted({entry["rows"] for entry in run["ops"]})
+        names = list(dict.fromkeys(entry["op"] for entry in run["ops"]))
+        height = 0.8 / len(counts)
+        for place, rows in enumerate(counts):
+            entries = [entry for entry in run["ops"] if entry["rows"] == rows]
+            shares = [_share_of_limit(record, run["dtype"], entry) for entry in entries]
+            at = [index + (place - (len(counts) - 1) / 2) * height for index in range(len(names))]
+            axes.barh(at, shares, height=height, label=f"{rows:,} rows")
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.axvline(1, color="black", linewidth=0.5)
+        axes.set(title=f"{model['name']}, {run['dtype']}", xlabel="fraction of the limit")
+        axes.grid(axis="x", linewidth=0.3)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncols=4)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    return figure
+
+
+def _share_of_limit(record: Record, dtype: str, entry: Record) -> float:
+    by_flops = entry["flops"] / record["peak_gflops"][dtype]
+    by_bytes = entry["bytes"] / record["peak_gb_per_s"]
+    return float(max(by_flops, by_bytes) / 1e9 / entry["seconds"])
+
+
 KINDS: dict[str, tuple[Callable[[Record], Figure], str]] = {
-    "engine": (draw_engine, "Tokens a second by batch size"),
+    "engine": (draw_engine, "Tokens a second and step time by batch size"),
+    "kernels": (draw_kernels, "Each op against the limit that binds it"),
+    "host": (draw_host, "Host time per decode row by running sequences"),
     "prefill": (draw_prefill, "Fraction of the GEMM peak by length of the prompt"),
     "prefix-reuse": (draw_prefix_reuse, "Time and tokens fed by what was kept"),
     "simulate": (draw_simulation, "Tokens a second of the device and with the host"),

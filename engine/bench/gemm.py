@@ -27,6 +27,7 @@ from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
 from engine.batch import F32
 from engine.bench.torch_side import ask_torch, has_torch
+from engine.config import Dtype
 from engine.graph_cache import cached
 from engine.linear import KERNELS, U16, linear, linear_shape, pack_linear, round_bfloat16
 from engine.precompile import PrecompileConfig, leave, open_target
@@ -35,6 +36,8 @@ from engine.settings import load
 
 ROWS = {"cpu": (256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
 SHAPES = ((512, 2048), (1024, 4096))
+LEAST_S = 0.2
+"""Of a repetition."""
 KINDS = {
     "cpu": {
         "srm": (DType.float32, "srm_linear"),
@@ -51,8 +54,8 @@ Product = tuple[str, str, Callable[[], object]]  # by whom, dtype, one call
 class GemmPeak:
     """The products on a "cpu" or "gpu", compiled once and measured as often as wanted."""
 
-    def __init__(self, kind: str, cache_dir: Path) -> None:
-        self._kind, self._device = kind, open_device(kind)
+    def __init__(self, kind: str, cache_dir: Path, dtypes: tuple[Dtype, ...]) -> None:
+        self._kind, self._device, self._dtypes = kind, open_device(kind), dtypes
         session = InferenceSession(devices=[self._device])
         compiled = compile_gemm(session, self._device, cache_dir.expanduser())
         self._models = session.init_all(compiled)
@@ -64,7 +67,8 @@ class GemmPeak:
             for rows in ROWS[self._kind]:
                 for name, dtype, run in self._products(rows, *shape):
                     flops = 2 * rows * math.prod(shape)
-                    seconds = _seconds(run, self._device.synchronize, repetitions)
+                    raw = seconds_per_call(run, self._device.synchronize, repetitions, LEAST_S)
+                    seconds = median(raw)
                     found.append(
                         {
                             "by": name,
@@ -76,6 +80,7 @@ class GemmPeak:
         if has_torch():
             task = {
                 "device": self._kind,
+                "dtypes": self._dtypes,
                 "rows": ROWS[self._kind],
                 "shapes": SHAPES,
                 "repetitions": repetitions,
@@ -88,6 +93,8 @@ class GemmPeak:
         weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
         x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
         for name, (dtype, by) in KINDS[self._kind].items():
+            if dtype.name not in self._dtypes:
+                continue
             is_narrow = dtype == DType.bfloat16
             plain = round_bfloat16(weight) if is_narrow else weight
             laid_out = plain if by == "MAX matmul" else pack_linear(weight, dtype)
@@ -95,7 +102,7 @@ class GemmPeak:
             buffers = [self._upload(fed, dtype), self._upload(laid_out, dtype)]
             model = self._models[_graph_name(name, inner, columns)]
             yield by, dtype.name, partial(model.execute, *buffers)
-        if self._device.is_host:
+        if self._device.is_host and "float32" in self._dtypes:
             yield "numpy", "float32", partial(np.matmul, x, weight)
 
     def _upload(self, array: F32 | U16, dtype: DType) -> Buffer:
@@ -118,45 +125,6 @@ def compile_gemm(session: InferenceSession, device: Device, folder: Path) -> Com
     return cached("gemm", (SHAPES, *kinds), compile_graphs, device, folder)
 
 
-def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
-    """The best GFLOP/s by dtype."""
-    dtypes = {entry["dtype"] for entry in products}
-    return {
-        dtype: max(entry["gflops"] for entry in products if entry["dtype"] == dtype)
-        for dtype in sorted(dtypes, reverse=True)
-    }
-
-
-def peak_line(record: dict[str, Any]) -> str:
-    """The peaks of a record as a sentence."""
-    named = (f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in record["peak_gflops"].items())
-    return f"GEMM peaks of this run: {', '.join(named)}."
-
-
-def rate_cells(record: dict[str, Any], dtype: str, tokens_per_s: float, flops: int) -> str:
-    """Tokens a second, GFLOP/s and the fraction of the dtype's peak as cells of a table."""
-    gflops = tokens_per_s * flops / 1e9
-    return f"{tokens_per_s:,.0f} | {gflops:,.0f} | {share(record, dtype, tokens_per_s, flops)}"
-
-
-def share(record: dict[str, Any], dtype: str, tokens_per_s: float, flops: int) -> str:
-    """The fraction of the dtype's peak; "–" where torch alone would have measured it."""
-    peak = record["peak_gflops"].get(dtype)
-    return "–" if peak is None else f"{tokens_per_s * flops / 1e9 / peak:.0%}"
-
-
-def gemm_table(record: dict[str, Any]) -> list[str]:
-    """The products of a record, before and after what they judge, as lines of Markdown."""
-    lines = ["| GEMM by | dtype | shape | GFLOP/s before | after |", "|---|---|---|---|---|"]
-    for before, after in zip(record["gemm_before"], record["gemm_after"], strict=True):
-        shape = "×".join(map(str, before["shape"]))
-        lines.append(
-            f"| {before['by']} | {before['dtype']} | {shape} "
-            f"| {before['gflops']:.0f} | {after['gflops']:.0f} |"
-        )
-    return lines
-
-
 def _graph_name(name: str, inner: int, columns: int) -> str:
     return f"{name}_{inner}_{columns}"
 
@@ -177,13 +145,15 @@ def _add_graph(
     return graph
 
 
-def _seconds(run: Callable[[], object], wait: Callable[[], None], repetitions: int) -> float:
-    """Median time of one call, each repetition as many calls as take 0.2 s and are waited for."""
+def seconds_per_call(
+    run: Callable[[], object], wait: Callable[[], None], repetitions: int, least_s: float
+) -> list[float]:
+    """Of one call, for each repetition: as many calls as take `least_s`, waited for together."""
     run()
     calls = 1
-    while _time(run, wait, calls) < 0.2:
+    while _time(run, wait, calls) < least_s:
         calls *= 2
-    return median(_time(run, wait, calls) for _ in range(repetitions)) / calls
+    return [_time(run, wait, calls) / calls for _ in range(repetitions)]
 
 
 def _time(run: Callable[[], object], wait: Callable[[], None], calls: int) -> float:

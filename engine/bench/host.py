@@ -3,39 +3,35 @@
 The scheduler runs as it does in an engine, each step scheduled before the one before it is
 completed, on results that are there at once: what is left is schedule and complete. Twice: with
 sequences that only go on, and with short ones that end and are replaced all the time. And twice
-again: all running sequences in one step, and in turns. Knows no device and no weights.
+again: all running sequences in one step, and in turns. In the same run a step of a model on this
+machine, of which the host's time is a part, and what its memory moves.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
-import importlib.util
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from engine.batch import F32, I32, Batch, StepResult
-from engine.config import EngineConfig, ModelConfig
+from engine.bench.batches import decode_rows
+from engine.bench.decode import random_tokens, seconds_per_step
+from engine.bench.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
+from engine.bench.memory import measure_memory
+from engine.bench.rates import memory_peak, memory_table
+from engine.bench.torch_side import plot_record
+from engine.checkpoint import load_checkpoint
+from engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
 from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
-from engine.messages import Request, SamplingParams
 from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.scheduler import Scheduler
+from engine.runner import ModelRunner
 from engine.settings import load
 
-MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
-"""Of the width nothing depends here."""
-PROMPT_LENGTH = 8
 WARM_UP = 4
 """Turns before each measurement: the pipeline fills, and every sequence has forked."""
-LEAST_STEPS = 8
-"""Of a measurement, however long they take."""
 
 
 class HostBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +49,10 @@ class HostBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measurements of each figure; the median is reported, the record has them all."""
     seconds: float = 1.0
     """Least time of one repetition."""
+    model: Path = DEMO_MODEL
+    """Whose step the host's time is a part of, on the processor; none if the folder is missing."""
+    cache_dir: Path = EngineConfig().cache_dir
+    """Where compiled graphs are kept between runs."""
     output: Path = RECORDS
     """Folder that the record is written to."""
 
@@ -74,11 +74,31 @@ def main(argv: list[str]) -> int:
     collect_rarely()  # both as an engine process does
     record = new_record(" ".join(["srm bench host", *argv]))
     record |= {"settings": settings_of(config)}
+    record["memory_before"] = measure_memory("cpu", config.repetitions)
+    record["step"] = _measure_step(config) if config.model.exists() else None
     record |= {"cases": [case for running in config.running for case in _cases(running, config)]}
-    path = write_record(record, "host", markdown(record), config.output)
-    if importlib.util.find_spec("matplotlib") is not None:
-        plot(record, path.with_suffix(".svg"))
+    record["memory_after"] = measure_memory("cpu", config.repetitions)
+    record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
+    plot_record("host", write_record(record, "host", markdown(record), config.output))
     return 0
+
+
+def _measure_step(config: HostBenchConfig) -> dict[str, Any]:
+    """A decode step of the model with as many rows as a processor's steps have by default."""
+    weights = load_checkpoint(config.model)
+    served = EngineConfig(num_slots=CPU_STEP_ROWS, prefix_slots=1, cache_dir=config.cache_dir)
+    runner = ModelRunner(weights, served)
+    (tokens,) = random_tokens(weights.config, 1, CPU_STEP_ROWS)
+    batch = decode_rows(tokens, 0)
+    raw = [seconds_per_step(runner, batch, config.seconds) for _ in range(config.repetitions)]
+    runner.close()
+    return {
+        "model": config.model.name,
+        "d_model": weights.config.d_model,
+        "rows": CPU_STEP_ROWS,
+        "row_ns": 1e9 * median(raw) / CPU_STEP_ROWS,
+        "raw": raw,
+    }
 
 
 def _cases(running: int, config: HostBenchConfig) -> list[dict[str, Any]]:
@@ -110,119 +130,10 @@ def _measure(
         "rows": rows,
         "length": length,
         **medians,
+        "bytes_per_row": load.bytes_per_row(),
         "bytes_per_slot": table.nbytes / table.num_slots,
         "raw": raw,
     }
-
-
-@dataclass(slots=True)
-class Cost:
-    """Seconds by what they went to, and what they bought."""
-
-    add: float = 0.0
-    schedule: float = 0.0
-    wait: float = 0.0
-    complete: float = 0.0
-    rows: int = 0
-    ended: int = 0
-    steps: int = 0
-
-    def entry(self) -> dict[str, float]:
-        """Times in nanoseconds a decode row."""
-        times = {name: getattr(self, name) for name in ("add", "schedule", "wait", "complete")}
-        return {name: 1e9 * seconds / self.rows for name, seconds in times.items()} | {
-            "ended_per_row": self.ended / self.rows,
-            "rows": self.rows,
-            "steps": self.steps,
-        }
-
-
-class Load:
-    """A scheduler with `running` sequences, and a runner that has every result at once.
-
-    Sequences of `length` tokens are replaced when they end; of None, they fill the context.
-    """
-
-    def __init__(self, running: int, rows: int, length: int | None, samples: int) -> None:
-        self.scheduler = Scheduler(
-            MODEL,
-            EngineConfig(
-                num_slots=running,
-                prefix_slots=running // samples + 2,
-                prefix_cache=False,  # all prompts are the same
-                max_step_rows=rows,
-                max_step_tokens=2 * rows + PROMPT_LENGTH * running,
-                max_waiting=2 * running + samples,
-            ),
-        )
-        self._length = length
-        self._samples = min(samples, running)
-        self._least_waiting = running // 4 if length else 0
-        self._landing: Batch | None = None
-        self._num_requests = 0
-        rng = np.random.default_rng(0)
-        # Made up, and none that ends a sequence.
-        self._tokens: I32 = rng.integers(2, MODEL.vocab_size, rows, dtype=np.int32)
-        self._logprobs: F32 = np.zeros(rows, np.float32)
-        if length is None:
-            self._add(running, MODEL.n_ctx)
-        else:  # the first ones have all ages, so that about as many end in every step
-            for age in rng.integers(0, length, running // self._samples).tolist():
-                self._add(self._samples, length - age)
-
-    def run(self, seconds: float, least_steps: int, most_steps: int | None = None) -> Cost:
-        """Step for so long, and for so many steps."""
-        cost, began = Cost(), time.perf_counter()
-        while cost.steps < least_steps or time.perf_counter() - began < seconds:
-            self._step(cost)
-            if cost.steps == most_steps:
-                break
-        return cost
-
-    def _step(self, cost: Cost) -> None:
-        clock = time.perf_counter
-        started = clock()
-        while self.scheduler.num_waiting < self._least_waiting:
-            self._add(self._samples, self._length or 0)
-        added = clock()
-        batch = self.scheduler.schedule()
-        scheduled = clock()
-        outputs = []
-        self.scheduler.latencies.now = added
-        self.launch(batch)
-        if self._landing is not None:
-            result = self.result(self._landing)
-            waited = clock()
-            self.scheduler.latencies.now = waited
-            outputs = self.scheduler.complete(self._landing, result)
-            self.scheduler.latencies.publish(is_idle=False)
-            cost.rows += self._landing.num_decode
-        else:
-            waited = scheduled
-        completed = clock()
-        self._landing = batch
-        cost.add += added - started
-        cost.schedule += scheduled - added
-        cost.wait += waited - scheduled
-        cost.complete += completed - waited
-        cost.ended += len(outputs)
-        cost.steps += 1
-
-    def launch(self, batch: Batch | None) -> None:
-        """Begin a step: no device does anything with it."""
-
-    def result(self, batch: Batch) -> StepResult:
-        """What a step sampled."""
-        return StepResult(self._tokens[: batch.num_decode], self._logprobs[: batch.num_decode])
-
-    def _add(self, n: int, max_tokens: int) -> None:
-        self._num_requests += 1
-        params = SamplingParams(
-            n=n, max_tokens=max_tokens, temperature=1.0, top_p=0.9, seed=self._num_requests
-        )
-        prompt = np.full(PROMPT_LENGTH, 2, "<i4").tobytes()
-        request = Request(id=str(self._num_requests), prompt_token_ids=prompt, params=params)
-        self.scheduler.add(request)
 
 
 def _name(case: dict[str, Any]) -> str:
@@ -233,37 +144,35 @@ def _name(case: dict[str, Any]) -> str:
 
 def markdown(record: dict[str, Any]) -> str:
     """The record as a table."""
-    bytes_per_slot = record["cases"][0]["bytes_per_slot"]
+    cases, step = record["cases"], record["step"]
     lines = [
         "Host time per decode row on one core, in nanoseconds, with results that are there at "
-        "once. `add` takes requests in; it is no part of a step.",
+        f"once. `add` takes requests in; it is no part of a step. {_step_line(step)} GB/s count a "
+        "step's arrays, written once, and its result, read once; the memory's peak, of all cores, "
+        f"is {record['peak_gb_per_s']:.1f} GB/s in this run.",
         "",
-        "| running | sequences | schedule | complete | both | add |",
-        "|---|---|---|---|---|---|",
+        "| running | sequences | schedule | complete | both | of a step | GB/s | of the peak "
+        "| add |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for case in record["cases"]:
+    for case in cases:
         both = case["schedule"] + case["complete"]
+        part = f"{both / step['row_ns']:.2%}" if step else "–"
+        rate = case["bytes_per_row"] / both
         lines.append(
             f"| {case['running']:,} | {_name(case)} | {case['schedule']:.1f} "
-            f"| {case['complete']:.1f} | {both:.1f} | {case['add']:.1f} |"
+            f"| {case['complete']:.1f} | {both:.1f} | {part} | {rate:.2f} "
+            f"| {rate / record['peak_gb_per_s']:.0%} | {case['add']:.1f} |"
         )
-    lines += ["", f"The host's arrays take up to {bytes_per_slot:,.0f} bytes a slot."]
-    return "\n".join(lines) + "\n"
+    bytes_per_slot = cases[0]["bytes_per_slot"]
+    lines += ["", f"The host's arrays take up to {bytes_per_slot:,.0f} bytes a slot.", ""]
+    return "\n".join(lines + memory_table(record)) + "\n"
 
 
-def plot(record: dict[str, Any], path: Path) -> None:
-    """Schedule and complete per row by running sequences, a line for each kind of case, as SVG."""
-    mpl = importlib.import_module("matplotlib")
-    mpl.use("svg")  # no display needed
-    mpl.rcParams["svg.hashsalt"] = "srm"  # the same picture for the same numbers
-    figure, axes = importlib.import_module("matplotlib.pyplot").subplots(figsize=(7, 4))
-    for name in dict.fromkeys(map(_name, record["cases"])):
-        cases = [case for case in record["cases"] if _name(case) == name]
-        both = [case["schedule"] + case["complete"] for case in cases]
-        axes.plot([case["running"] for case in cases], both, marker="o", markersize=3, label=name)
-    axes.set(xscale="log", yscale="log")
-    axes.set(xlabel="running sequences", ylabel="host time per decode row (ns)")
-    axes.grid(which="both", linewidth=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+def _step_line(step: dict[str, Any] | None) -> str:
+    if step is None:
+        return "No model's step was measured."
+    return (
+        f"A step is one of model {step['model']} (d {step['d_model']}) with {step['rows']:,} rows "
+        f"on all cores, float32, {step['row_ns']:,.0f} ns a row."
+    )

@@ -1,7 +1,7 @@
 """What benchmarks of the engine share: which models, how often and long, and the record's frame.
 
 Knows no measurement: it is given one, and runs it for every model between two looks at the GEMM
-peak, so that every figure can be set against what the machine could do in the same run.
+and memory peaks, so that every figure can be set against what the machine could do in the same run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.bench.gemm import GemmPeak, peaks
+from engine.bench.gemm import GemmPeak
+from engine.bench.memory import measure_memory
+from engine.bench.rates import memory_peak, peaks
 from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig
 from engine.libc import keep_freed_memory
 from engine.random_model import write_random_model
-from engine.records import RECORDS, new_record
+from engine.records import RECORDS, new_record, settings_of
 
 
 class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,11 +65,11 @@ def check_sizes(name: str, sizes: tuple[int, ...]) -> None:
 def measure_models(
     config: BenchConfig, command: str, measure: Callable[[Path], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The whole record: machine, GEMM peaks before and after, what `measure` says of each model."""
+    """The whole record: machine, settings, peaks before and after what `measure` says of each."""
     keep_freed_memory()  # as an engine process does
-    record = new_record(command, config.device)
-    gemm = GemmPeak(config.device, config.cache_dir)
-    record |= {"gemm_before": gemm.measure(config.repetitions), "models": []}
+    record = new_record(command, config.device) | {"settings": settings_of(config)}
+    gemm = GemmPeak(config.device, config.cache_dir, config.dtypes)
+    record |= _peaks_now(gemm, config, "before") | {"models": []}
     with tempfile.TemporaryDirectory() as folder:
         paths = {"demo": config.demo_model} if config.demo_model.exists() else {}
         for width in config.random_widths:
@@ -76,9 +78,17 @@ def measure_models(
         for name, path in paths.items():
             record["models"].append({"name": name} | measure(path))
             gc.collect()  # a runner's memory, before the next one's
-    record["gemm_after"] = gemm.measure(config.repetitions)
+    record |= _peaks_now(gemm, config, "after")
     record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
+    record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
     return record
+
+
+def _peaks_now(gemm: GemmPeak, config: BenchConfig, when: str) -> dict[str, Any]:
+    return {
+        f"gemm_{when}": gemm.measure(config.repetitions),
+        f"memory_{when}": measure_memory(config.device, config.repetitions),
+    }
 
 
 def _random_shape(width: int) -> ModelConfig:

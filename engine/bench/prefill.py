@@ -23,9 +23,10 @@ import msgspec
 
 from engine.batch import Batch
 from engine.bench.batches import decode_rows, prefill_rows
+from engine.bench.counts import prefill_bytes
 from engine.bench.decode import measure_decode, random_tokens, seconds_per_step, settings_for
-from engine.bench.gemm import gemm_table, peak_line, rate_cells, share
 from engine.bench.models import BenchConfig, check_sizes, measure_models
+from engine.bench.rates import byte_cells, peak_line, peak_tables, rate_cells, share
 from engine.bench.torch_side import plot_record
 from engine.checkpoint import load_checkpoint
 from engine.config import Dtype, ModelConfig
@@ -86,7 +87,7 @@ def _measure_engine(weights: Weights, dtype: Dtype, config: PrefillBenchConfig) 
     lengths = sorted({min(length, model.n_ctx) for length in config.prompt_lengths})
     sizes = [(length, prompts) for length in lengths for prompts in _counts(length, config)]
     entry = {
-        "prefill": [_measure_prefill(model, runner, *size, config) for size in sizes],
+        "prefill": [_measure_prefill(model, runner, dtype, *size, config) for size in sizes],
         "decode": [
             measure_decode(model, runner, tokens, config)
             for tokens in sorted({length * prompts for length, prompts in sizes})
@@ -103,7 +104,12 @@ def _counts(length: int, config: PrefillBenchConfig) -> list[int]:
 
 
 def _measure_prefill(
-    model: ModelConfig, runner: ModelRunner, length: int, prompts: int, config: PrefillBenchConfig
+    model: ModelConfig,
+    runner: ModelRunner,
+    dtype: Dtype,
+    length: int,
+    prompts: int,
+    config: PrefillBenchConfig,
 ) -> dict[str, Any]:
     """Prompt tokens a second of steps of whole prompts."""
     batch = prefill_rows(random_tokens(model, prompts, length))
@@ -114,6 +120,7 @@ def _measure_prefill(
     return {
         "prompt_tokens": length,
         "prompts": prompts,
+        "bytes": prefill_bytes(model, dtype, batch.num_tokens, prompts),
         "tokens_per_s": median(rates),
         "raw": rates,
     }
@@ -158,8 +165,9 @@ def markdown(record: dict[str, Any]) -> str:
         "which is not counted; decode is the whole engine with sampling at temperature 1, in a "
         "batch of as many sequences as the step of prompts has tokens.",
         "",
-        "| model | dtype | prompt | prompts | tok/s | GFLOP/s | of the peak | decode of the peak |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | dtype | prompt | prompts | tok/s | GFLOP/s | of the peak | GB/s "
+        "| of the peak | decode of the GEMM peak |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(_row(record, model, run, entry) for model, run in runs for entry in run["prefill"]),
         "",
         "One prompt, from the request to its first sampled token. *prefilled*: by the engine, all "
@@ -172,7 +180,7 @@ def markdown(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
         *(_prompt_row(model, run) for model, run in runs),
         "",
-        *gemm_table(record),
+        *peak_tables(record),
     ]
     return "\n".join(lines) + "\n"
 
@@ -185,7 +193,8 @@ def _row(
     (decode,) = (one for one in run["decode"] if one["batch_size"] == tokens)
     decoded = share(record, dtype, decode["tokens_per_s"], model["flops_per_token"])
     name = f"{model['name']} | {dtype} | {entry['prompt_tokens']} | {entry['prompts']}"
-    return f"| {name} | {cells} | {decoded} |"
+    moved = byte_cells(record, entry.get("bytes"), tokens / entry["tokens_per_s"])
+    return f"| {name} | {cells} | {moved} | {decoded} |"
 
 
 def _prompt_row(model: dict[str, Any], run: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.batch import Batch, StepResult
-from engine.bench.host import LEAST_STEPS, Load
+from engine.bench.load import LEAST_STEPS, Load
 from engine.bench.torch_side import plot_record
 from engine.config import ModelConfig
 from engine.libc import keep_freed_memory

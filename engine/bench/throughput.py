@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from engine.bench.counts import decode_bytes
 from engine.bench.decode import measure_decode, measure_sampler, settings_for
-from engine.bench.gemm import gemm_table, peak_line, rate_cells
 from engine.bench.models import BenchConfig, check_sizes, measure_models
+from engine.bench.rates import byte_cells, peak_line, peak_tables, rate_cells
 from engine.bench.startup import measure_startup
 from engine.bench.torch_side import ask_torch, has_torch, plot_record
 from engine.checkpoint import load_checkpoint
@@ -71,6 +72,10 @@ def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
     return {
         "config": msgspec.to_builtins(weights.config),
         "flops_per_token": weights.config.flops_per_token,
+        "bytes": {
+            dtype: decode_bytes(weights.config, dtype, config.device)._asdict()
+            for dtype in config.dtypes
+        },
         "runs": runs,
     }
 
@@ -127,18 +132,25 @@ def _rate(batch: dict[str, Any]) -> float:
     return float(batch["tokens_per_s"])
 
 
+HEADER = (
+    "| model | by | dtype | batch | step | tok/s | GFLOP/s | of the peak | GB/s | of the peak |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
 def markdown(record: dict[str, Any]) -> str:
     """The record as tables."""
     runs = [(model, run) for model in record["models"] for run in model["runs"]]
     ours = [(model, run) for model, run in runs if run["by"] == "srm"]
     lines = [
         f"{peak_line(record)} Tokens a second are medians over whole steps with sampling at "
-        f"temperature 1{_top_p(record)} and feedback; raw numbers are in the JSON file.",
+        f"temperature 1{_top_p(record)} and feedback; raw numbers are in the JSON file. Operations "
+        "are those of the matrix products, bytes those that no cache can be asked to keep: every "
+        "matrix once a step, and a row's embedding, state and logits (`engine/bench/counts.py`).",
         "",
         "Best batch size of each:",
         "",
-        "| model | by | dtype | batch | tok/s | GFLOP/s | of the peak |",
-        "|---|---|---|---|---|---|---|",
+        *HEADER,
         *(_row(record, model, run, max(run["batches"], key=_rate)) for model, run in runs),
         "",
         "The sampler's part of a step at that batch size: the step that samples against the same "
@@ -156,11 +168,10 @@ def markdown(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
         *(_start_row(model, run) for model, run in runs),
         "",
-        "| model | by | dtype | batch | tok/s | GFLOP/s | of the peak |",
-        "|---|---|---|---|---|---|---|",
+        *HEADER,
         *(_row(record, model, run, batch) for model, run in runs for batch in run["batches"]),
         "",
-        *gemm_table(record),
+        *peak_tables(record),
     ]
     return "\n".join(lines) + "\n"
 
@@ -176,7 +187,13 @@ def _row(
     cells = rate_cells(record, run["dtype"], batch["tokens_per_s"], model["flops_per_token"])
     name = f"{model['name']} | {run['by']} | {run['dtype']}"
     size, rows = batch["batch_size"], batch.get("rows", batch["batch_size"])
-    return f"| {name} | {size}{'' if size == rows else f', {rows} a step'} | {cells} |"
+    seconds = rows / batch["tokens_per_s"]
+    counted = model.get("bytes", {}).get(run["dtype"])  # records before it have none
+    moved = counted and counted["once"] + rows * counted["row"]
+    return (
+        f"| {name} | {size}{'' if size == rows else f', {rows} a step'} | {seconds * 1e3:.1f} ms "
+        f"| {cells} | {byte_cells(record, moved, seconds)} |"
+    )
 
 
 def _sampler_row(model: dict[str, Any], run: dict[str, Any]) -> str:

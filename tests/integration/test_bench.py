@@ -47,6 +47,24 @@ def test_a_benchmark_writes_its_record(
 
 
 @pytest.mark.slow
+def test_the_kernels_benchmark_measures_every_op(tiny: Path, tmp_path: Path) -> None:
+    quick = ["--repetitions=1", "--seconds=0.001", "--random-widths=", "--dtypes=float32"]
+    model, output = f"--demo-model={tiny}", f"--output={tmp_path}"
+    assert srm.main(["bench", "kernels", model, output, "--rows=1,70", *quick]) == 0
+    (path,) = tmp_path.glob("*-kernels.json")
+    record = json.loads(path.read_text())
+    assert record["peak_gb_per_s"] > 0 and len(record["memory_before"]) == 3
+    (entry,) = record["models"]
+    (run,) = entry["runs"]
+    ops = {one["op"] for one in run["ops"]}
+    assert ops >= {"embed", "norm", "up", "down", "mix", "taps", "edit", "sample", "score", "head"}
+    assert [one["rows"] for one in run["ops"]] == [1, 70] * len(ops)
+    assert all(one["seconds"] > 0 and one["bytes"] > 0 for one in run["ops"])
+    assert "| demo | float32 | mix, prompts of 64 | 70 |" in path.with_suffix(".md").read_text()
+    assert path.with_suffix(".svg").exists()
+
+
+@pytest.mark.slow
 def test_the_text_benchmark_writes_its_record(text_model: Path, tmp_path: Path) -> None:
     sizes = ["--streams=8", "--requests=2", "--n=5", "--max-tokens=20", "--repetitions=1"]
     flags = [f"--model={text_model}", f"--output={tmp_path}", "--api-processes=2", *sizes]

@@ -71,8 +71,8 @@ def test_the_usage_names_every_command(
         (["bench", "precision", "--demo-model=none", "--random-widths="], "nothing to do"),
         (
             ["bench"],
-            "measures engine, prefill, host, simulate, prefix, snapshot, precision, samples, "
-            "until, http, text, server, client, jobs, background; got []",
+            "measures kernels, engine, prefill, host, simulate, prefix, snapshot, precision, "
+            "samples, until, http, text, server, client, jobs, background, table; got []",
         ),
     ],
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.bench.host import HostBenchConfig, Load
+from engine.bench.host import HostBenchConfig
+from engine.bench.load import Load
 from tests.serving import ROOT
 
 
@@ -27,7 +28,8 @@ def test_so_many_sequences_run(samples: int, length: int | None, rows: int) -> N
 
 
 def test_a_record_has_every_case(tmp_path: Path) -> None:
-    flags = ["--running=8,32", "--turn-rows=16", "--length=4", "--samples=2", "--seconds=0.01"]
+    flags = ["--running=8,32", "--turn-rows=16", "--length=4", "--samples=2", "--seconds=0.01",
+             "--model=absent"]  # fmt: skip
     # In a process of its own, whose memory and garbage collection it may set up as it likes.
     command = [sys.executable, "srm.py", "bench", "host", *flags, "--repetitions=2"]
     done = subprocess.run(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.bench import prefill, throughput
-from engine.bench.gemm import peaks
+from engine.bench import host, kernels, prefill, throughput
 from engine.bench.host import HostBenchConfig
+from engine.bench.rates import memory_peak, peaks
 from engine.records import settings_of
 
 BATCHES = [
@@ -19,16 +19,21 @@ BATCHES = [
 def record(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Of a model of 1 GFLOP a token, half of it in the head; only float32 has a peak."""
     products = [{"by": "numpy", "dtype": "float32", "shape": [2, 3, 4], "gflops": 1000.0}]
+    streams = [{"by": "numpy", "stream": "copy", "bytes": 2**20, "gb_per_s": 20.0}]
     model = {
         "name": "some",
         "flops_per_token": 10**9,
         "prefill_flops_per_token": 5 * 10**8,
+        "bytes": {"float32": {"once": 10**9, "row": 10**6}},
         "runs": runs,
     }
     return {
         "gemm_before": products,
         "gemm_after": products,
         "peak_gflops": peaks(products),
+        "memory_before": streams,
+        "memory_after": streams,
+        "peak_gb_per_s": memory_peak(streams),
         "top_p": 0.9,
         "models": [model],
     }
@@ -47,9 +52,12 @@ def test_the_engine_is_shown_beside_pytorch_and_against_the_peak() -> None:
     theirs = {"by": "PyTorch compiled", "dtype": "bfloat16", "first_steps_s": 30.0}
     table = throughput.markdown(record([run | {"batches": BATCHES} for run in (ours, theirs)]))
     lines = table.splitlines()
-    assert lines.count("| some | srm | float32 | 64 | 500 | 500 | 50% |") == 2
-    assert lines.count("| some | srm | float32 | 1 | 10 | 10 | 1% |") == 1
-    assert lines.count("| some | PyTorch compiled | bfloat16 | 64 | 500 | 500 | – |") == 2
+    assert (
+        lines.count("| some | srm | float32 | 64 | 128.0 ms | 500 | 500 | 50% | 8.3 | 42% |") == 2
+    )
+    assert lines.count("| some | srm | float32 | 1 | 100.0 ms | 10 | 10 | 1% | 10.0 | 50% |") == 1
+    theirs_line = "| some | PyTorch compiled | bfloat16 | 64 | 128.0 ms | 500 | 500 | – | – | – |"
+    assert lines.count(theirs_line) == 2
     assert "| some | float32 | 64 | 100.0 ms | 90.0 ms | 10.0% | 25.0% |" in lines
     assert "| some | srm | float32 | 20.0 s | 2.0 s |" in lines
     assert "| some | PyTorch compiled | bfloat16 | 30.0 s | – |" in lines
@@ -58,7 +66,7 @@ def test_the_engine_is_shown_beside_pytorch_and_against_the_peak() -> None:
 def test_prefill_is_shown_without_the_head_and_beside_as_many_decoded() -> None:
     run = {
         "dtype": "float32",
-        "prefill": [{"prompt_tokens": 16, "prompts": 4, "tokens_per_s": 800.0}],
+        "prefill": [{"prompt_tokens": 16, "prompts": 4, "tokens_per_s": 800.0, "bytes": 8 * 10**8}],
         "decode": BATCHES,
         "prompt": {
             "prompt_tokens": 500,
@@ -68,8 +76,32 @@ def test_prefill_is_shown_without_the_head_and_beside_as_many_decoded() -> None:
         },
     }
     lines = prefill.markdown(record([run])).splitlines()
-    assert "| some | float32 | 16 | 4 | 800 | 400 | 40% | 50% |" in lines
+    assert "| some | float32 | 16 | 4 | 800 | 400 | 40% | 10.0 | 50% | 50% |" in lines
     assert "| some | float32 | 500 | 100.0 ms | 2000 ms | 1000 ms | 20.0, 10.0 |" in lines
+
+
+def test_an_op_is_set_against_the_limit_that_binds_it() -> None:
+    ops = [
+        {"op": "up", "rows": 64, "flops": 10**9, "bytes": 10**6, "seconds": 0.002},
+        {"op": "proj_in", "rows": 1, "flops": 10**6, "bytes": 10**7, "seconds": 0.001},
+    ]
+    run = {"dtype": "float32", "call": {"seconds": 5e-6}, "ops": ops}
+    lines = kernels.markdown(record([run])).splitlines()
+    up = "| some | float32 | up | 64 | 2,000 µs | 1,000.00 | 1.00 | 500.0 | 0.5 | GEMM | 50% |"
+    assert up in lines
+    assert "| 1,000 µs | 1.00 | 10.00 | 1.0 | 10.0 | memory | 50% |" in "".join(lines)
+    assert "takes 5 µs (some, float32)" in lines[0]
+
+
+def test_the_host_is_a_part_of_a_step_and_of_what_the_memory_moves() -> None:
+    case = {"running": 9, "rows": 9, "length": None, "schedule": 20.0, "complete": 30.0}
+    case |= {"add": 0.0, "bytes_per_row": 100.0, "bytes_per_slot": 2000.0}
+    step = {"model": "demo", "d_model": 256, "rows": 2048, "row_ns": 5000.0}
+    kept = record([]) | {"cases": [case], "step": step}
+    table = host.markdown(kept)
+    assert "| 9 | in one step, going on | 20.0 | 30.0 | 50.0 | 1.00% | 2.00 | 10% | 0.0 |" in table
+    assert "2,048 rows on all cores, float32, 5,000 ns a row" in table
+    assert "| 50.0 | – | 2.00 |" in host.markdown(kept | {"step": None})
 
 
 def test_paths_of_this_tree_are_recorded_as_seen_from_its_root(tmp_path: Path) -> None:

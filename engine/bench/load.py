@@ -1,0 +1,145 @@
+"""A scheduler that is kept busy with made-up results, and what that cost the host.
+
+Steps are scheduled as in an engine, each before the one before it is completed; results are there
+at once, so that what is left is the scheduler's. Knows no device and no weights.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from engine.batch import F32, I32, Batch, StepResult
+from engine.config import EngineConfig, ModelConfig
+from engine.messages import Request, SamplingParams
+from engine.scheduler import Scheduler
+
+MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
+"""Of the width nothing depends here."""
+PROMPT_LENGTH = 8
+LEAST_STEPS = 8
+"""Of a measurement, however long they take."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """Seconds by what they went to, and what they bought."""
+
+    add: float = 0.0
+    schedule: float = 0.0
+    wait: float = 0.0
+    complete: float = 0.0
+    rows: int = 0
+    ended: int = 0
+    steps: int = 0
+
+    def entry(self) -> dict[str, float]:
+        """Times in nanoseconds a decode row."""
+        times = {name: getattr(self, name) for name in ("add", "schedule", "wait", "complete")}
+        return {name: 1e9 * seconds / self.rows for name, seconds in times.items()} | {
+            "ended_per_row": self.ended / self.rows,
+            "rows": self.rows,
+            "steps": self.steps,
+        }
+
+
+class Load:
+    """A scheduler with `running` sequences, and a runner that has every result at once.
+
+    Sequences of `length` tokens are replaced when they end; of None, they fill the context.
+    """
+
+    def __init__(self, running: int, rows: int, length: int | None, samples: int) -> None:
+        self.scheduler = Scheduler(
+            MODEL,
+            EngineConfig(
+                num_slots=running,
+                prefix_slots=running // samples + 2,
+                prefix_cache=False,  # all prompts are the same
+                max_step_rows=rows,
+                max_step_tokens=2 * rows + PROMPT_LENGTH * running,
+                max_waiting=2 * running + samples,
+            ),
+        )
+        self._length = length
+        self._samples = min(samples, running)
+        self._least_waiting = running // 4 if length else 0
+        self._landing: Batch | None = None
+        self._num_requests = 0
+        rng = np.random.default_rng(0)
+        # Made up, and none that ends a sequence.
+        self._tokens: I32 = rng.integers(2, MODEL.vocab_size, rows, dtype=np.int32)
+        self._logprobs: F32 = np.zeros(rows, np.float32)
+        if length is None:
+            self._add(running, MODEL.n_ctx)
+        else:  # the first ones have all ages, so that about as many end in every step
+            for age in rng.integers(0, length, running // self._samples).tolist():
+                self._add(self._samples, length - age)
+
+    def run(self, seconds: float, least_steps: int, most_steps: int | None = None) -> Cost:
+        """Step for so long, and for so many steps."""
+        cost, began = Cost(), time.perf_counter()
+        while cost.steps < least_steps or time.perf_counter() - began < seconds:
+            self._step(cost)
+            if cost.steps == most_steps:
+                break
+        return cost
+
+    def _step(self, cost: Cost) -> None:
+        clock = time.perf_counter
+        started = clock()
+        while self.scheduler.num_waiting < self._least_waiting:
+            self._add(self._samples, self._length or 0)
+        added = clock()
+        batch = self.scheduler.schedule()
+        scheduled = clock()
+        outputs = []
+        self.scheduler.latencies.now = added
+        self.launch(batch)
+        if self._landing is not None:
+            result = self.result(self._landing)
+            waited = clock()
+            self.scheduler.latencies.now = waited
+            outputs = self.scheduler.complete(self._landing, result)
+            self.scheduler.latencies.publish(is_idle=False)
+            cost.rows += self._landing.num_decode
+        else:
+            waited = scheduled
+        completed = clock()
+        self._landing = batch
+        cost.add += added - started
+        cost.schedule += scheduled - added
+        cost.wait += waited - scheduled
+        cost.complete += completed - waited
+        cost.ended += len(outputs)
+        cost.steps += 1
+
+    def launch(self, batch: Batch | None) -> None:
+        """Begin a step: no device does anything with it."""
+
+    def result(self, batch: Batch) -> StepResult:
+        """What a step sampled."""
+        return StepResult(self._tokens[: batch.num_decode], self._logprobs[: batch.num_decode])
+
+    def bytes_per_row(self) -> float:
+        """Of the step under way's arrays, which the host writes, and the result's, which it reads.
+
+        The least that a step moves in the host's memory, for each decode row.
+        """
+        batch = self._landing
+        assert batch is not None
+        arrays = [getattr(batch, field.name) for field in fields(batch)]
+        written = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+        read = self._tokens.itemsize + self._logprobs.itemsize
+        return written / batch.num_decode + read
+
+    def _add(self, n: int, max_tokens: int) -> None:
+        self._num_requests += 1
+        params = SamplingParams(
+            n=n, max_tokens=max_tokens, temperature=1.0, top_p=0.9, seed=self._num_requests
+        )
+        prompt = np.full(PROMPT_LENGTH, 2, "<i4").tobytes()
+        request = Request(id=str(self._num_requests), prompt_token_ids=prompt, params=params)
+        self.scheduler.add(request)

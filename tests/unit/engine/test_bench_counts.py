@@ -1,0 +1,100 @@
+"""What work takes at least, against what the arrays and the model say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.bench.counts import (
+    PROMPT,
+    count_op,
+    decode_bytes,
+    prefill_bytes,
+)
+from engine.bench.feeds import Array, Feeds
+from engine.bench.memory import measure_memory
+from engine.bench.rates import memory_peak
+from engine.config import Dtype, ModelConfig
+
+MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=2, n_ctx=128, vocab_size=96)
+OPS = ("embed", "norm", "up", "down", "proj_in", "proj_out", "head", "mix", "mix_prompts", "taps",
+       "edit", "sample", "sample_top_p", "score")  # fmt: skip
+
+
+def size(arrays: list[Array]) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_products_of_a_step_are_those_of_its_tokens(dtype: Dtype, width: int) -> None:
+    ops = [count_op(name, MODEL, dtype, "cpu", 5) for name in ("up", "down", "proj_in", "proj_out")]
+    head = count_op("head", MODEL, dtype, "cpu", 5)
+    flops = MODEL.num_layers * sum(op.flops for op in ops) + head.flops
+    assert flops == 5 * MODEL.flops_per_token
+    step = decode_bytes(MODEL, dtype, "cpu")
+    weights = MODEL.num_layers * 10 * 64**2 + 64 * 96
+    assert step.once == width * weights
+    assert step.row == width * 64 + 2 * 4 * 3 * 64 + 2 * 4 * 96
+    of_layers = width * MODEL.num_layers * 10 * 64**2
+    assert prefill_bytes(MODEL, dtype, 40, 2) == of_layers + 40 * width * 64 + 2 * 4 * 3 * 64
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 200])
+def test_an_op_moves_what_it_is_fed_and_gives(rows: int, narrow: bool) -> None:
+    """Counted bytes against whole arrays, of those ops that read and write all of theirs."""
+    dtype: Dtype = "bfloat16" if narrow else "float32"
+    feeds, value = Feeds(MODEL, is_narrow=narrow, narrow_logits=False), 2 if narrow else 4
+    y = rows * MODEL.d_model * value
+
+    def count(name: str) -> int:
+        return count_op(name, MODEL, dtype, "cpu", rows).bytes
+
+    assert count("norm") == size(feeds.norm(rows)) + y
+    _, ids, _, table = feeds.embed(rows)
+    assert count("embed") == ids.nbytes + rows * table[0].nbytes + y
+    q, *_, residual = feeds.taps(rows)
+    assert count("taps") == size([q, residual]) + y
+    logits = feeds.sample(rows)[1]
+    assert count("sample") == count("sample_top_p") == logits.nbytes
+    state, _, x, *where, offsets, _, _, _, _ = feeds.mix(rows)
+    touched = 2 * state[:, : MODEL.d_model].nbytes + rows * 3 * MODEL.num_heads * 4
+    assert count("mix") == x.nbytes + y + touched + size(where) + offsets[1:].nbytes
+    prompts = len(feeds.mix(rows, length=PROMPT)[0])
+    assert prompts == -(-rows // PROMPT)
+    assert count("mix_prompts") < count("mix") if rows > 1 else True
+
+
+def test_edits_fed_are_those_that_are_counted() -> None:
+    _, logits, _, _, rows, spans, penalties, tokens, biases = Feeds(
+        MODEL, is_narrow=False, narrow_logits=False
+    ).edit(5)
+    lengths = (spans[:, 1::2] - spans[:, ::2]).sum(1)
+    assert len(rows) == len(penalties) == len(logits) == 5
+    assert lengths.tolist() == [72] * 5 and spans.max() == len(tokens)
+    assert len(np.unique(tokens[: len(biases)])) == len(biases)
+    # each token's id, and its logit read and written; the biases
+    assert count_op("edit", MODEL, "float32", "cpu", 5).bytes == 5 * (72 * 12 + len(biases) * 4)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_more_rows_take_more_and_weights_only_once(name: str) -> None:
+    one, two = (count_op(name, MODEL, "float32", "cpu", rows) for rows in (64, 128))
+    assert two.flops == 2 * one.flops
+    assert one.bytes < two.bytes <= 2 * one.bytes
+
+
+def test_an_op_that_nobody_counts_is_an_error() -> None:
+    with pytest.raises(KeyError, match="call"):
+        count_op("call", MODEL, "float32", "cpu", 1)
+
+
+def test_streams_are_measured_for_what_they_move() -> None:
+    found = measure_memory("cpu", 2, values=1_000)
+    assert [(one["stream"], one["bytes"]) for one in found] == [
+        ("copy", 8_000),
+        ("add", 12_000),
+        ("read", 4_000),
+    ]
+    assert all(len(one["raw"]) == 2 and max(one["raw"]) == one["gb_per_s"] for one in found)
+    assert memory_peak(found) == max(one["gb_per_s"] for one in found) > 0
