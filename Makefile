@@ -9,7 +9,7 @@ SOURCES := engine server training loadtest deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench chaos check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -70,6 +70,9 @@ chaos: .venv/dev  ## kill processes at random during a job of 20,000 lines; writ
 test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm and LangChain against a server
 	$(BIN)/python -m pytest -m clients
 
+agreement: .venv/dev .venv-clients/ready  ## load tests beside guidellm; writes docs/benchmarks/
+	$(BIN)/python -m tests.clients.agreement
+
 kernels: .venv/dev  ## compile ops and bf16 step graphs for an H100 or H200, without one
 	$(BIN)/python -m tests.kernels.compile_for_gpu
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
@@ -81,6 +84,9 @@ gpu-kit: .venv/dev  ## pack what a GPU machine without MAX needs, graphs include
 bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
 	$(BIN)/python srm.py bench engine
 	$(BIN)/python srm.py bench prefill
+
+load: .venv/dev  ## a short load test of a server that is started here: MODEL=dir
+	$(BIN)/python -m tests.load_local $(MODEL)
 
 check: lint types test kernels  ## what CI runs
 

@@ -26,6 +26,8 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     generate problems, train a tokenizer and pretrain a model
   evaluate  greedy accuracy and pass@k on held-out problems
+  loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
+            `report` or `compare`
   bench     measure: `srm bench engine`, `prefill`, `host`, `simulate`, `prefix`,
             `snapshot`, `precision`, `samples`, `until`, `http`, `text`, `server`,
             `jobs` or `background`
@@ -81,6 +83,8 @@ SETTINGS = """
   api_key_env api stream arrivals concurrency rate rate_end trace trace_scale duration_s
   warmup_s cooldown_s grace_s timeout_s retries output_tokens tokenizer prefixes prefix_tokens
   prefix_share workers objectives fail_if metrics_url
+  sweep loads first_load max_load settle_s resolution repeats knee_share good_share
+  kind form window
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
 
@@ -143,6 +147,10 @@ def _find(command: str) -> Callable[[list[str]], int]:
         from training.__main__ import main as training
 
         return training
+    if command == "loadtest":
+        from loadtest.__main__ import main as loadtest
+
+        return loadtest
     if command == "bench":
         return _bench
     return _usage if command in {"--help", "-h", "help"} else _unknown

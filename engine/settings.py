@@ -55,19 +55,19 @@ def read_settings(
     private: frozenset[str] = frozenset(),
     positional: str | None = None,
     short: Mapping[str, str] | None = None,
+    presets: Path | None = None,
 ) -> dict[str, Any]:
     """What the sources say about fields of any of `kinds`, except those named in `private`.
 
     A field that several kinds have is one setting, described as the first of them does. The field
-    `positional` may be given without its flag; `short` has further flags by field.
+    `positional` may be given without its flag; `short` has further flags by field. `presets` is a
+    folder of TOML files that may be named without it and `.toml`; the file needs no flag then.
     """
     hints: dict[str, Any] = {}
     parser = argparse.ArgumentParser(
         prog=prog, argument_default=argparse.SUPPRESS, allow_abbrev=False, epilog=_SOURCES
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file with any of these settings"
-    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
     for kind in kinds:
         types, meanings = get_type_hints(kind), field_docs(kind)
         for field in msgspec.structs.fields(kind):
@@ -82,12 +82,16 @@ def read_settings(
                 metavar=_describe(hints[field.name]),
                 help=meaning.replace("%", "%%"),
             )
+    if presets is not None:
+        about = f"the same as --config; or one of {_named(presets)}"
+        parser.add_argument("config", nargs="?", metavar="FILE", help=about)
     if positional is not None:
         parser.add_argument(positional, nargs="?", help=f"the same as --{positional}")
     flags = vars(parser.parse_args(_spelled_out(argv, hints)))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}
     if file is not None:
+        file = _preset(Path(file), presets)
         _apply(settings, hints, _read_toml(file), str(file))
     variables = {name: environ.get("SRM_" + name.upper()) for name in hints}
     env = {name: value for name, value in variables.items() if value is not None}
@@ -138,6 +142,20 @@ def _spelled_out(argv: list[str], hints: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _named(presets: Path) -> str:
+    return ", ".join(sorted(path.stem for path in presets.glob("*.toml")))
+
+
+def _preset(file: Path, presets: Path | None) -> Path:
+    """The file itself, or else the preset of this name."""
+    if presets is None or file.is_file():
+        return file
+    found = presets / f"{file}.toml"
+    if found.is_file():
+        return found
+    raise ConfigError(f"no such file: {file}; and it is none of {_named(presets)}")
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
@@ -156,6 +174,8 @@ def _apply(
             raise ConfigError(f"{source}: unknown setting {name!r}")
         if get_origin(hints[name]) is tuple and isinstance(value, str):
             parts: Any = [part for part in value.split(",") if part]
+        elif hints[name] is str and type(value) in {int, float}:  # a TOML file may leave out quotes
+            parts = str(value)
         else:
             parts = value
         try:

@@ -6,10 +6,19 @@ time of a run. Knows neither clients nor measures.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+
+from engine.settings import build, read_settings
+from loadtest import lengths
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+"""Ready-made ones."""
+MEASURED = ("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream")
+"""Members of a body that measures rest on: only their settings say them."""
 
 Arrivals = Literal["synchronous", "concurrent", "constant", "poisson", "ramp", "trace"]
 CLOSED_LOOPS = ("synchronous", "concurrent")
@@ -19,7 +28,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm loadtest`. Times are seconds, rates per second.
 
     Lengths are distributions: `128`, `uniform:16,256`, `normal:128,32`, `lognormal:128,0.5`
-    (median, sigma), `choice:1=0.9,64=0.1`, or `file:lengths.jsonl`.
+    (median, sigma), `choice:1=0.9,64=0.1`, or `file:lengths.jsonl`. Files are opened when a run
+    needs them, so that a scenario can be read where they are not.
     """
 
     url: str = "http://127.0.0.1:8000"
@@ -43,12 +53,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_end: float = 0.0
     """Of a ramp: the rate that it ends with."""
     trace: Path | None = None
-    """Of a trace: a JSONL file with `timestamp` (seconds) and, if it likes, `prompt_tokens`,
-    `output_tokens` and `n` in each line."""
+    """Of a trace: a file of times and, if it likes, lengths: JSONL of our own or Mooncake's, or
+    Azure's CSV."""
     trace_scale: float = 1.0
     """What times of the trace are multiplied by: 0.5 replays it twice as fast."""
     duration_s: float = 30.0
-    """No request begins later than this after the start. 0: no limit, where `requests` is one."""
+    """Requests begin before this time after the start. 0: no limit, where there is another."""
     requests: int = 0
     """At most so many requests. 0: no limit but `duration_s` or the end of the trace."""
     warmup_s: float = 0.0
@@ -93,7 +103,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool = True
     """Sent as it is, so that outputs have the length asked for. Not sent if false."""
     extra_body: str = "{}"
-    """A JSON object whose members are put into every request."""
+    """A JSON object whose members are put into every request, in place of others."""
 
     workers: int = 1
     """Client processes; they share one clock and deal out requests in turn."""
@@ -110,3 +120,78 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def open_loop(self) -> bool:
         """Whether requests begin at times fixed before the run."""
         return self.arrivals not in CLOSED_LOOPS
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "vocab_size", "workers"):
+            self._must(getattr(self, name) >= 1, name, "at least 1")
+        for name in ("rate", "trace_scale", "timeout_s"):
+            self._must(0 < getattr(self, name) < math.inf, name, "above 0, and finite")
+        for name in ("rate_end", "duration_s", "warmup_s", "cooldown_s", "grace_s", "temperature"):
+            self._must(0 <= getattr(self, name) < math.inf, name, "at least 0, and finite")
+        for name in ("requests", "retries", "prefixes", "prefix_tokens"):
+            self._must(getattr(self, name) >= 0, name, "at least 0")
+        self._must(0 <= self.seed < 2**64, "seed", "0 … 2**64 - 1")
+        self._must(0 <= self.prefix_share <= 1, "prefix_share", "0 … 1")
+        is_address = self.url.startswith(("http://", "https://"))
+        self._must(is_address, "url", "an address that begins with http:// or https://")
+        for name in ("prompt_tokens", "output_tokens", "n"):
+            lengths.check(getattr(self, name), name)
+        self._check_end()
+        self._check_prompts()
+        self._check_extra_body()
+
+    def _must(self, holds: bool, name: str, allowed: str) -> None:
+        if not holds:
+            raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+
+    def _check_end(self) -> None:
+        is_trace, is_ramp = self.arrivals == "trace", self.arrivals == "ramp"
+        kind = f"where arrivals is {self.arrivals}"
+        self._must((self.trace is not None) == is_trace, "trace",
+                   f"{'a file' if is_trace else 'left out'} {kind}")  # fmt: skip
+        self._must((self.rate_end > 0) == is_ramp, "rate_end",
+                   f"{'above 0' if is_ramp else 'left out'} {kind}")  # fmt: skip
+        ends = self.duration_s > 0 or is_trace or (self.requests > 0 and not is_ramp)
+        needs = "" if is_ramp else " and requests is 0"
+        self._must(ends, "duration_s", f"above 0 {kind}{needs}")
+        trimmed = self.warmup_s + self.cooldown_s
+        if self.duration_s and trimmed >= self.duration_s:
+            raise ValueError(
+                f"warmup_s + cooldown_s must be less than duration_s = {self.duration_s}, "
+                f"got {trimmed}"
+            )
+
+    def _check_prompts(self) -> None:
+        if self.api == "chat" and self.tokenizer is None and self.prompts is None:
+            raise ValueError(
+                "tokenizer or prompts must be given where api is chat: messages are no token ids"
+            )
+        if (self.prefixes > 0) != (self.prefix_tokens > 0):
+            raise ValueError(
+                "prefixes and prefix_tokens must both be 0 or neither, got "
+                f"{self.prefixes} and {self.prefix_tokens}"
+            )
+        self._must(not (self.prefixes and self.prompts), "prefixes", "0 where prompts is a file")
+
+    def _check_extra_body(self) -> None:
+        try:
+            members = msgspec.json.decode(self.extra_body, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ValueError(
+                f"extra_body must be a JSON object, got {self.extra_body!r}: {error}"
+            ) from None
+        own = sorted(set(MEASURED) & set(members))
+        if own:
+            raise ValueError(
+                f"extra_body must not have {', '.join(own)}: measures rest on what their "
+                f"settings say; got {self.extra_body!r}"
+            )
+
+
+def read(argv: list[str], prog: str) -> Scenario:
+    """The scenario that a command line names, in what its flags and the environment say of it.
+
+    Its first argument without a flag is a TOML file, or the name of a ready-made scenario. Raises
+    ConfigError.
+    """
+    return build(Scenario, read_settings((Scenario,), argv, prog=prog, presets=SCENARIOS))

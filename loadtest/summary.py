@@ -54,12 +54,18 @@ class Summary(msgspec.Struct, frozen=True):
     concurrency_max: int
     ttft: Distribution
     """Time to first token, from the planned time."""
+    ttft_sent: Distribution
+    """The same from the time of sending, as other tools tell it: leaves out how late that was."""
     itl: Distribution
     """Gaps between tokens of one sample; tokens that come together share their gap."""
+    gap: Distribution
+    """Gaps between reads that brought tokens of one sample, however many they brought."""
     tpot: Distribution
     """Per sample: (last token - first token) / (tokens - 1)."""
     e2e: Distribution
     """Until the reply is whole, from the planned time."""
+    e2e_sent: Distribution
+    """The same from the time of sending."""
     queue: Distribution
     """As the server tells it."""
     lateness: Distribution

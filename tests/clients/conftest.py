@@ -67,18 +67,29 @@ def run(tmp_path: Path) -> Run:
     """
 
     def start(program: str, *arguments: str) -> str:
-        environment = {**os.environ, **OFFLINE, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": ""}
-        environment["PATH"] = f"{BIN}:{environment['PATH']}"
-        done = subprocess.run(
-            [program if program == "bash" else str(BIN / program), *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-5_000:]
-        return done.stdout
+        return run_client(tmp_path, program, *arguments)
 
     return start
+
+
+def run_client(folder: Path, program: str, *arguments: str, **variables: str) -> str:
+    """The same, in a folder of one's own, with more variables in its environment."""
+    environment = {
+        **os.environ,
+        **OFFLINE,
+        **variables,
+        "HF_HOME": str(folder / "hf"),
+        "PYTHONPATH": "",
+    }
+    environment["PATH"] = f"{BIN}:{environment['PATH']}"
+    done = subprocess.run(
+        [program if program == "bash" else str(BIN / program), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-5_000:]
+    return done.stdout

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
-from engine.settings import field_docs, load
+from engine.settings import build, field_docs, load, read_settings
 
 
 class Drawer(msgspec.Struct, frozen=True):
@@ -37,6 +37,20 @@ def test_later_sources_beat_earlier_ones(tmp_path: Path) -> None:
     environ = {"SRM_WIDTH": "3", "SRM_SHELVES": "4,5"}
     assert load(Drawer, argv, environ) == Drawer(3, (4, 5), "blue")
     assert load(Drawer, [*argv, "--width=4"], environ) == Drawer(4, (4, 5), "blue")
+
+
+def test_presets_are_named_without_folder_and_flag(tmp_path: Path) -> None:
+    (tmp_path / "wide.toml").write_text("width = 9\ncolor = 5\n")
+
+    def of(*argv: str) -> Drawer:
+        return build(Drawer, read_settings((Drawer,), list(argv), {}, presets=tmp_path))
+
+    assert of() == Drawer()
+    assert of("wide") == of("--config=wide") == Drawer(9, color="5")
+    assert of("--color=red", "wide", "--shelves=7") == Drawer(9, (7,))
+    assert of(str(tmp_path / "wide.toml")) == of("wide")
+    with pytest.raises(ConfigError, match="no such file: narrow; and it is none of wide"):
+        of("narrow")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""`srm loadtest`: one run, a sweep, offline throughput; reports of what was saved.
+
+What is shown meanwhile goes to standard error; standard output has the outcome as plain text.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import ConfigError, SRMError
+from engine.settings import build, read_settings
+from loadtest import outcome
+from loadtest.offline_command import offline
+from loadtest.recording import Recording
+from loadtest.recording import load as load_recording
+from loadtest.reports import write_reports
+from loadtest.scenario import read
+from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
+from loadtest.sweep import swept
+from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, sweep
+
+USAGE = """usage: srm loadtest COMMAND [options]
+
+  run       load a server as a scenario says: `srm loadtest run [SCENARIO.toml]`
+  sweep     the same under growing load, until the server is full
+  offline   one request for very many samples, or a file of requests as a batch
+  report    make the reports of a folder again: `srm loadtest report FOLDER`
+  compare   what differs between two reports: `srm loadtest compare A B`
+
+`srm loadtest COMMAND --help` explains each.
+"""
+
+
+class ReportConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm loadtest report`."""
+
+    folder: Path = Path("runs/loadtest")
+    """What a run or a sweep wrote."""
+    window: tuple[float, ...] = ()
+    """The part to measure: from, to, in seconds since the start. Empty: as the scenario says."""
+    objectives: tuple[str, ...] = ()
+    """Instead of those of the scenario. Empty: those."""
+    fail_if: tuple[str, ...] = ()
+    """Instead of those of the scenario. Empty: those."""
+    output: Path | None = None
+    """The folder that reports are written to; without, the same."""
+
+    def __post_init__(self) -> None:
+        if self.window and (len(self.window) != 2 or not 0 <= self.window[0] < self.window[1]):
+            raise ValueError(f"window must be two numbers, the first less, got {self.window}")
+
+
+def main(argv: list[str]) -> int:
+    """One command; its exit code. Raises SRMError."""
+    name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    command = " ".join(["srm loadtest", *argv])
+    if name == "run":
+        return _run(rest, command)
+    if name == "sweep":
+        return sweep(rest, command)
+    if name == "offline":
+        return offline(rest, command)
+    if name == "report":
+        return _report(rest)
+    if name == "compare":
+        return _compare(rest)
+    if name in {"--help", "-h", "help"}:
+        sys.stdout.write(USAGE)
+        return 0
+    raise ConfigError(f"srm loadtest knows run, sweep, offline, report and compare, got {name!r}")
+
+
+def _run(argv: list[str], command: str) -> int:
+    scenario = read(argv, prog="srm loadtest run")
+    check(scenario)
+    run = summed_up(record(scenario, command, scenario.output))
+    sys.stdout.write(outcome.of_run(run, failed(run)))
+    write_reports(scenario.output, [run])
+    is_interrupted = run.recording.about.stopped_by == "interrupt"
+    return INTERRUPTED if is_interrupted else exit_code([run])
+
+
+def _report(argv: list[str]) -> int:
+    prog = "srm loadtest report"
+    config = build(
+        ReportConfig, read_settings((ReportConfig,), argv, prog=prog, positional="folder")
+    )
+    output = config.output or config.folder
+    window = (config.window[0], config.window[1]) if config.window else None
+    if not (config.folder / SAVED).exists():
+        recording = _recording(config, config.folder)
+        run = summed_up(recording, window=window)
+        sys.stdout.write(outcome.of_run(run, failed(run)))
+        write_reports(output, [run])
+        return exit_code([run])
+    saved = read_saved(config.folder)
+    runs = [
+        summed_up(_recording(config, config.folder / STEPS / folder), name, window)
+        for name, folder in zip(saved.names, saved.folders, strict=True)
+    ]
+    found = swept(saved.config, runs[0].recording.about.scenario, runs)
+    return report_sweep(output, runs, found)
+
+
+def _recording(config: ReportConfig, folder: Path) -> Recording:
+    """With the objectives and conditions that are wanted."""
+    recording = load_recording(folder)
+    scenario = recording.about.scenario
+    recording.about.scenario = msgspec.structs.replace(
+        scenario,
+        objectives=config.objectives or scenario.objectives,
+        fail_if=config.fail_if or scenario.fail_if,
+    )
+    check(recording.about.scenario)
+    return recording
+
+
+def _compare(argv: list[str]) -> int:
+    if len(argv) != 2 or argv[0].startswith("-"):
+        raise ConfigError("usage: srm loadtest compare A B, two folders with reports")
+    sys.stdout.write(compare(Path(argv[0]), Path(argv[1])))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main(sys.argv[1:]))
+    except SRMError as error:
+        say(f"srm loadtest: {error.message}")
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,60 @@
+"""An alarm on the monotonic clock, to microseconds: timers of event loops know milliseconds.
+
+Linux only, by a timerfd; Python has those from 3.13 on. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+
+_CLOCK_MONOTONIC = 1
+_NONBLOCK = os.O_NONBLOCK
+_CLOEXEC = os.O_CLOEXEC
+_ABSOLUTE = 1
+
+
+class _Spec(ctypes.Structure):
+    """struct itimerspec: no interval, and an absolute time."""
+
+    _fields_ = [
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    ]
+
+
+class Alarm:
+    """Calls back once after each `set`. Must be closed."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        """In a running loop. Raises OSError without file descriptors left."""
+        self._callback = callback
+        self._loop = asyncio.get_running_loop()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK | _CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._loop.add_reader(self._fd, self._ring)
+
+    def set(self, at: float) -> None:
+        """For this time.monotonic(), which may be past; in place of the time it was set for."""
+        whole = int(at)
+        nanoseconds = max(int((at - whole) * 1e9), 1)  # all zeros would turn it off
+        spec = _Spec(0, 0, whole, nanoseconds)
+        if self._libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(spec), None) != 0:
+            raise OSError(ctypes.get_errno(), f"timerfd_settime to {at}")
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _ring(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:  # set anew in the same turn
+            return
+        self._callback()

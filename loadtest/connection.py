@@ -1,0 +1,142 @@
+"""One HTTP/1.1 connection: a request's bytes out, and the one reply that answers them in.
+
+An asyncio protocol around httptools' parser. Knows no JSON, no retries, and not what a reply means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import httptools
+
+UNREAD = -1
+"""The status while no reply has begun."""
+
+
+class Receiver(Protocol):
+    """Whom a connection tells of a reply; `now` is time.monotonic() when its bytes were read."""
+
+    def body(self, connection: Connection, data: bytes, now: float) -> None: ...
+
+    def whole(self, connection: Connection, now: float) -> None:
+        """The reply has ended; the connection may be used again if `is_reusable`."""
+
+    def broken(self, connection: Connection, kind: str, message: str, now: float) -> None:
+        """The reply will not be whole: `disconnected`, or `protocol` if it is no HTTP."""
+
+
+class Connection(asyncio.Protocol):
+    """Carries one request at a time. `status` and `headers` are of the reply being read."""
+
+    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+        """`on_lost` hears of its end, whoever ended it."""
+        self._on_lost = on_lost
+        self.status = UNREAD
+        self.headers: dict[bytes, bytes] = {}
+        """By names in lower case; the last of several."""
+        self.is_reusable = True
+        self.uses = 0
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._receiver: Receiver | None = None
+        self._until_closed = False
+        self._is_whole = False
+        self._now = 0.0
+
+    @property
+    def is_unanswered_reuse(self) -> bool:
+        """Not the first request on it, and not a byte of a reply: it may have been closed."""
+        return self.uses > 1 and self._now == 0.0
+
+    def send(self, data: bytes, receiver: Receiver) -> None:
+        """A whole request. The receiver hears of its reply until `whole` or `broken`."""
+        assert self._receiver is None, "one request at a time"
+        self._receiver = receiver
+        self.uses += 1
+        self.status = UNREAD
+        self.headers = {}
+        self._until_closed = self._is_whole = False
+        self._now = 0.0
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        """Close at once; nobody hears of it."""
+        self._receiver = None
+        self.is_reusable = False
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiver is None or self._parser is None:
+            self.abort()  # nobody asked: a 408 for keeping it idle, say
+            return
+        self._now = time.monotonic()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a bug of ours
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._is_whole:
+                self._break("protocol", f"not HTTP: {error}")
+                return
+            self.is_reusable = False  # bytes behind the reply
+        if self._is_whole:
+            self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_lost(self)
+        parser, self._parser = self._parser, None  # which refers to us
+        self.is_reusable = False
+        if self._receiver is None or parser is None:
+            return
+        if self._until_closed and error is None:
+            self._now = time.monotonic()
+            self._end()
+        else:
+            self._break("disconnected", str(error or "the server closed the connection"))
+
+    def _end(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:  # which may have aborted meanwhile
+            receiver.whole(self, self._now)
+
+    def _break(self, kind: str, message: str) -> None:
+        receiver, self._receiver = self._receiver, None
+        self.is_reusable = False
+        self._transport.abort()
+        if receiver is not None:
+            receiver.broken(self, kind, message, time.monotonic())
+
+    # What the parser calls. Any of them may be called before the reply proper, for a 1xx.
+
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            self.is_reusable = False  # a reply that nobody asked for
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        if self._is_whole:
+            return
+        self.status = self._parser.get_status_code()
+        self._until_closed = not {b"content-length", b"transfer-encoding"} & self.headers.keys()
+
+    def on_body(self, data: bytes) -> None:
+        if self._receiver is not None and not self._is_whole:
+            self._receiver.body(self, data, self._now)
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:
+            self.headers = {}
+            self.status = UNREAD
+            self._until_closed = False
+        elif not self._is_whole:
+            assert self._parser is not None
+            self._is_whole = True
+            self.is_reusable = self.is_reusable and self._parser.should_keep_alive()

@@ -1,0 +1,76 @@
+"""Server-sent events out of bytes that come in any pieces: the data of each event, in order.
+
+Follows the `text/event-stream` section of the HTML standard, with one exception: what the stream
+ends in is an event even without the empty line. Knows no JSON.
+"""
+
+from __future__ import annotations
+
+_BOM = b"\xef\xbb\xbf"
+_DATA = b"data: "
+
+
+class EventStream:
+    """Of one reply. The common event, one line of data ended by LF LF, costs a split and a slice.
+
+    `named_error` is whether an event of the type `error` has come.
+    """
+
+    __slots__ = ("_after_cr", "_held", "_is_first", "named_error")
+
+    def __init__(self) -> None:
+        self._held = bytearray()  # of an event that is not whole
+        self._after_cr = False
+        self._is_first = True
+        self.named_error = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of events that these bytes complete; lines of one event joined by LF."""
+        if self._after_cr or b"\r" in data:
+            data = self._with_lf(data)
+        if self._held:
+            seen = len(self._held) - 1
+            self._held += data
+            if self._held.find(b"\n\n", seen) < 0:
+                return []
+            data = bytes(self._held)
+            self._held.clear()
+        parts = data.split(b"\n\n")
+        if parts[-1]:
+            self._held += parts[-1]
+        del parts[-1]
+        found = []
+        for part in parts:
+            if part.startswith(_DATA) and b"\n" not in part:
+                found.append(part[6:])
+            elif (lines := self._lines(part)) is not None:
+                found.append(lines)
+            self._is_first = False
+        return found
+
+    def finish(self) -> list[bytes]:
+        """The same of what is left at the end."""
+        return self.feed(b"\n\n")
+
+    def _with_lf(self, data: bytes) -> bytes:
+        """CR LF and CR made LF; a CR at the end may be half of CR LF, and is LF already."""
+        if not data:
+            return data
+        if self._after_cr and data[0] == 0x0A:
+            data = data[1:]
+        self._after_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _lines(self, part: bytes) -> bytes | None:
+        """The data of any event; None if it has none, such as a comment."""
+        if self._is_first:
+            part = part.removeprefix(_BOM)
+        lines = []
+        for line in part.split(b"\n"):
+            name, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if name == b"data":
+                lines.append(value)
+            elif name == b"event" and value == b"error":
+                self.named_error = True
+        return b"\n".join(lines) if lines else None

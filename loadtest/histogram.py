@@ -1,0 +1,120 @@
+"""Times in a histogram of fixed relative precision (HDR), which can be merged and drawn.
+
+Buckets, their numbers and the percentiles are those of the package hdrhistogram. Only recording is
+done here, by arrays, because the package takes one value at a time. Knows no measures.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ConfigError
+from loadtest.summary import Distribution
+
+try:
+    from hdrh.histogram import HdrHistogram
+except ImportError as missing:  # told when a histogram is wanted: reading objectives needs none
+    HdrHistogram, MISSING = None, str(missing)
+
+UNITS = 1e6  # of a second: microseconds
+DIGITS = 3
+"""A bucket is never wider than 1/1024 of its values, or one unit."""
+LONGEST_S = float(2**40 // 10**6)
+"""About 12 days."""
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
+
+Times = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+class Histogram:
+    """How often each time was seen. Count, mean, deviation and extremes are kept exactly."""
+
+    def __init__(self) -> None:
+        """Raises ConfigError if the package is missing."""
+        if HdrHistogram is None:
+            raise ConfigError(f"load tests need `pip install 'srm-server[loadtest]'`: {MISSING}")
+        self._hdr: Any = HdrHistogram(1, 2**40, DIGITS)
+        self._counts = np.frombuffer(self._hdr.counts, np.uint64)  # the same memory
+        self._mean = 0.0
+        self._squares = 0.0  # of differences from the mean
+        self._min = math.inf
+        self._max = -math.inf
+
+    @property
+    def count(self) -> int:
+        return int(self._hdr.total_count)
+
+    def record(self, seconds: Times, counts: Counts | None = None) -> None:
+        """Add each time once, or as often as `counts` says (at least once).
+
+        The buckets hold a time below 0, as clocks may give, as 0. Raises ConfigError for NaN and
+        for what is longer than LONGEST_S.
+        """
+        if not len(seconds):
+            return
+        if not (seconds <= LONGEST_S).all():  # nor is NaN
+            raise ConfigError(f"a recorded time is {seconds.max()} s; at most {LONGEST_S:.0f} s is")
+        hdr = self._hdr
+        units = np.rint(np.maximum(seconds, 0) * UNITS).astype(np.int64)
+        _, bits = np.frexp(units | hdr.sub_bucket_mask)  # as many bits as the number has
+        half = hdr.sub_bucket_half_count_magnitude
+        bucket = bits.astype(np.int64) - (half + 1)
+        index = (bucket << half) + (units >> bucket)
+        added = np.bincount(index, counts, len(self._counts)).astype(np.uint64)
+        self._counts += added
+        hdr.min_value = min(hdr.min_value, int(units.min()))
+        hdr.max_value = max(hdr.max_value, int(units.max()))
+
+        number = int(added.sum())
+        mean = float(np.average(seconds, weights=counts))
+        variance = float(np.average((seconds - mean) ** 2, weights=counts))
+        self._join(number, mean, variance * number, float(seconds.min()), float(seconds.max()))
+
+    def merge(self, other: Histogram) -> None:
+        """As if all that the other has had been recorded here."""
+        self._counts += other._counts
+        self._hdr.min_value = min(self._hdr.min_value, other._hdr.min_value)
+        self._hdr.max_value = max(self._hdr.max_value, other._hdr.max_value)
+        self._join(other.count, other._mean, other._squares, other._min, other._max)
+
+    def distribution(self) -> Distribution:
+        """Percentiles are the upper end of their bucket, and within the extremes."""
+        if not self.count:
+            return Distribution(0, *[math.nan] * 9)
+        units = self._hdr.get_percentile_to_value_dict(list(PERCENTILES.values()))
+        percentiles = {
+            name: min(max(units[share] / UNITS, self._min), self._max)
+            for name, share in PERCENTILES.items()
+        }
+        return Distribution(
+            count=self.count,
+            mean=self._mean,
+            std=math.sqrt(self._squares / self.count),
+            min=self._min,
+            max=self._max,
+            **percentiles,
+        )
+
+    def buckets(self) -> tuple[Times, Times, Counts]:
+        """Of buckets that are not empty, sorted: where they begin and end, in s, and counts."""
+        filled = np.flatnonzero(self._counts)
+        begins = [self._hdr.get_value_from_index(int(index)) for index in filled]
+        ends = [self._hdr.get_highest_equivalent_value(value) + 1 for value in begins]
+        scaled = np.array([begins, ends], np.float64) / UNITS
+        return scaled[0], scaled[1], self._counts[filled].astype(np.int64)
+
+    def _join(self, count: int, mean: float, squares: float, low: float, high: float) -> None:
+        """Moments of two parts as those of the whole, by Chan, Golub and LeVeque (1979)."""
+        total = self.count + count
+        if not total:
+            return
+        apart = mean - self._mean
+        self._squares += squares + apart**2 * self.count * count / total
+        self._mean += apart * count / total
+        self._min, self._max = min(self._min, low), max(self._max, high)
+        self._hdr.total_count = total

@@ -1,0 +1,106 @@
+"""Plots over the steps of a sweep: latency against throughput and load, and the knee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadtest.plots import (
+    FIRST,
+    SECOND,
+    SOFT,
+    Picture,
+    axes_of,
+    legend,
+    logarithmic,
+    plain,
+    svg_of,
+)
+from loadtest.quantities import MEASURES, Unit, unit_for, value_of
+from loadtest.report import Report
+from loadtest.tables import columns
+
+
+def sweep_pictures(report: Report) -> list[Picture]:
+    """Nothing for a report of one run."""
+    if len(report.runs) < 2:
+        return []
+    is_open = all(run.scenario.open_loop for run in report.runs)
+    load = "planned_per_s" if is_open else "concurrency"
+    throughput = "output_tokens_per_s"
+    pairs = (
+        (throughput, ("ttft_p50", "ttft_p99"), "TTFT against throughput"),
+        (throughput, ("itl_p50", "itl_p99"), "ITL against throughput"),
+        (load, (throughput,), "Throughput against load"),
+        (load, ("ttft_p50", "ttft_p99"), "TTFT against load"),
+        (load, ("itl_p50", "itl_p99"), "ITL against load"),
+        (load, ("good_share",), "Share of requests that meet the objectives"),
+    )
+    drawn = [
+        _picture(report, x, ys, title, f"sweep-{index}")
+        for index, (x, ys, title) in enumerate(pairs)
+    ]
+    return [picture for picture in drawn if picture is not None]
+
+
+def _picture(report: Report, x: str, ys: Sequence[str], title: str, name: str) -> Picture | None:
+    across = [value_of(run.summary, x) for run in report.runs]
+    up = {key: [value_of(run.summary, key) for run in report.runs] for key in ys}
+    up = {key: values for key, values in up.items() if not all(map(math.isnan, values))}
+    if not up:
+        return None
+    kind = MEASURES[ys[0]].kind
+    unit = unit_for(kind, [value for values in up.values() for value in values])
+    x_unit = unit_for(MEASURES[x].kind, across)
+    label = x_unit.head(MEASURES[x].label.lower())
+    label = "requests in flight, mean" if x == "concurrency" else label
+    known = np.array([v for values in up.values() for v in values if v > 0])
+    is_wide = kind == "seconds" and len(known) and known.max() > 8 * known.min()
+    with axes_of(unit.name + (", log scale" if is_wide else ""), label) as axes:
+        for (key, values), colour in zip(up.items(), (FIRST, SECOND), strict=False):
+            axes.plot(
+                np.array(across) * x_unit.factor,
+                np.array(values) * unit.factor,
+                color=colour,
+                marker="o",
+                markersize=3.5,
+                label=MEASURES[key].label,
+            )
+        if is_wide:
+            logarithmic(axes, "y")
+        else:
+            axes.set_ylim(0, 1.1 * (known.max() if len(known) else 1) * unit.factor)
+            plain(axes.yaxis)
+        if x == "concurrency" and min(across) > 0 and max(across) > 8 * min(across):
+            logarithmic(axes, "x")
+        else:
+            axes.set_xlim(0, 1.05 * max([*across, 0]) * x_unit.factor or 1)
+            plain(axes.xaxis)
+        legend(axes)
+        alt = f"{title}, {len(across)} steps. " + _said(report, up, unit)
+        for run, place in zip(report.runs, across, strict=True):
+            if run.summary.name == report.knee:
+                at = place * x_unit.factor
+                axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), zorder=0)
+                axes.annotate(
+                    "knee", (at, 0.98), (-3, 0), xycoords=("data", "axes fraction"),
+                    textcoords="offset points", ha="right", va="top", color=SOFT, fontsize=8,
+                )  # fmt: skip
+        svg = svg_of(axes, name, alt)
+    data = [(MEASURES[x].label, x_unit, across)]
+    data += [(MEASURES[key].label, unit, values) for key, values in up.items()]
+    names = [run.summary.name for run in report.runs]
+    return Picture(title, svg, alt, columns(title, "Step", names, data))
+
+
+def _said(report: Report, up: dict[str, list[float]], unit: Unit) -> str:
+    first, last = report.runs[0].summary.name, report.runs[-1].summary.name
+    said = [
+        f"{MEASURES[key].label} from {unit.write(values[0])} at {first} to "
+        f"{unit.write(values[-1])} {unit.name} at {last}"
+        for key, values in up.items()
+    ]
+    knee = f" The knee is at {report.knee}." if report.knee is not None else ""
+    return f"{'; '.join(said)}.{knee}"

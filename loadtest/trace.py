@@ -1,0 +1,95 @@
+"""Traces: when requests of the past came, and how long they were, from a file.
+
+Reads three formats, told apart by what is in the file; knows nothing of what is done with them.
+
+- JSONL with `timestamp` in seconds, and perhaps `prompt_tokens`, `output_tokens`, `n`, `hash_ids`.
+- JSONL as Mooncake published it: `timestamp` in milliseconds, `input_length`, `output_length` and
+  `hash_ids`, one for each 512 tokens of the prompt: equal ids are equal tokens.
+- CSV as Azure published it: `TIMESTAMP` (a date and time), `ContextTokens`, `GeneratedTokens`.
+"""
+
+from __future__ import annotations
+
+import csv
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from loadtest import lines
+
+BLOCK_TOKENS = 512
+"""Of a prompt that one of Mooncake's `hash_ids` stands for."""
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
+
+
+class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request of a trace. What a trace does not say is None, or no blocks."""
+
+    timestamp: _Time
+    """Seconds, since any time."""
+    prompt_tokens: _Length | None = None
+    output_tokens: _Length | None = None
+    n: _Length | None = None
+    blocks: tuple[int, ...] = msgspec.field(default=(), name="hash_ids")
+    """Which tokens the prompt begins with, BLOCK_TOKENS each."""
+
+
+class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
+    timestamp: _Time
+    input_length: _Count
+    output_length: _Count
+    hash_ids: tuple[_Count, ...] = ()
+
+
+def read(path: Path) -> list[Arrival]:
+    """The requests by time, those of one time as in the file. Raises ConfigError."""
+    if path.suffix == ".csv":
+        found = _azure(path)
+    elif '"input_length"' in lines.text_of(path).lstrip().partition("\n")[0]:
+        allowed = "timestamp (milliseconds), input_length, output_length and perhaps hash_ids"
+        found = [
+            Arrival(
+                line.timestamp / 1000,
+                max(1, line.input_length),
+                max(1, line.output_length),
+                blocks=line.hash_ids,
+            )
+            for _, line in lines.read(path, _Mooncake, allowed)
+        ]
+    else:
+        allowed = "timestamp (seconds) and perhaps prompt_tokens, output_tokens, n, hash_ids"
+        found = [line for _, line in lines.read(path, Arrival, allowed)]
+    return sorted(found, key=attrgetter("timestamp"))
+
+
+def _azure(path: Path) -> list[Arrival]:
+    allowed = f"a header {','.join(_AZURE)}, then a date and time and two whole numbers"
+    head, *rows = list(csv.reader(lines.text_of(path).splitlines())) or [[]]
+    if tuple(head) != _AZURE:
+        raise lines.bad_line(path, 1, f"got {head}", allowed)
+    found = []
+    for number, row in enumerate(rows, 2):
+        try:
+            found.append(_row(*row))
+        except (TypeError, ValueError) as error:
+            raise lines.bad_line(path, number, f"got {row}: {error}", allowed) from None
+    if not found:
+        raise lines.bad_line(path, 2, "no line", allowed)
+    return found
+
+
+def _row(moment: str, prompt_tokens: str, output_tokens: str) -> Arrival:
+    """Raises ValueError."""
+    when = datetime.fromisoformat(moment)
+    seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    fed, sampled = int(prompt_tokens), int(output_tokens)
+    if min(fed, sampled) < 0:
+        raise ValueError("a length is below 0")
+    return Arrival(seconds, max(1, fed), max(1, sampled))

@@ -1,0 +1,145 @@
+"""`make agreement`: `srm loadtest` beside guidellm, on the same servers and loads, in turns.
+
+On a toy server whose timing is exact both are held against what it really did; on ours, against
+its own histograms. Writes a record with every figure of every run.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.bench.serving import serving
+from engine.config import DEMO_MODEL
+from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.settings import load as load_settings
+from tests.clients.figures import (
+    MEASURES,
+    Figures,
+    Histograms,
+    Load,
+    as_data,
+    by_guidellm,
+    by_srm,
+    by_toy,
+)
+from tests.toy_server import ToyConfig, ToyServer
+
+TOOLS: dict[str, Callable[[Path, str, Load], Figures]] = {"srm": by_srm, "guidellm": by_guidellm}
+TOY = ToyConfig(ttft_s=0.1, itl_s=0.01)
+PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
+NAMES = dict(zip(MEASURES, ("TTFT, s", "ITL, s", "E2E, s", "requests/s", "tokens/s"), strict=True))
+
+
+class AgreementConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `make agreement`."""
+
+    repeats: int = 3
+    """Of each load by each tool, in turns."""
+    output: Path = RECORDS
+    """Folder for the record."""
+
+
+class Case(NamedTuple):
+    """A server and what is sent to it."""
+
+    server: str
+    load: Load
+
+
+CASES = (
+    Case("toy", Load(requests=160, tokens=64, prompt=PROMPT, streams=8)),
+    Case("toy", Load(requests=150, tokens=64, prompt=PROMPT, rate=10)),
+    Case("srm, demo model", Load(requests=320, tokens=128, prompt=PROMPT, streams=16)),
+    Case("srm, demo model", Load(requests=300, tokens=128, prompt=PROMPT, rate=15)),
+)
+
+
+@contextmanager
+def running(case: Case) -> Iterator[Callable[[], tuple[str, Callable[[], Figures]]]]:
+    """What gives, before each run, the server's address and what tells the truth afterwards."""
+    if case.server == "toy":
+        with ToyServer(TOY) as toy:
+
+            def fresh() -> tuple[str, Callable[[], Figures]]:
+                toy.served.clear()
+                return toy.url, lambda: by_toy(toy.served)
+
+            yield fresh
+    else:
+        with serving(f"--model={DEMO_MODEL}", "--num-slots=512") as server:
+            url = f"http://{server.host}:{server.port}"
+
+            def told() -> tuple[str, Callable[[], Figures]]:
+                return url, Histograms(url).figures
+
+            yield told
+
+
+def measure(case: Case, repeats: int, folder: Path) -> list[dict[str, Any]]:
+    """One row a run: the tool, its figures, and the server's of the same requests."""
+    rows = []
+    with running(case) as before:
+        for number in range(repeats):
+            for name, tool in TOOLS.items():
+                url, truth = before()
+                figures = tool(folder / f"{name}-{number}", url, case.load)
+                row = {"tool": name, "told": as_data(figures), "truth": as_data(truth())}
+                rows.append({"server": case.server, "load": str(case.load), **row})
+                sys.stderr.write(f"{rows[-1]}\n")
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Medians over the repeats, in Markdown."""
+    lines = [
+        "| server, load | mean of | srm | guidellm | srm / guidellm | srm / server "
+        "| guidellm / server |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for server, load in dict.fromkeys((row["server"], row["load"]) for row in rows):
+        of_load = [row for row in rows if (row["server"], row["load"]) == (server, load)]
+        for measure_name, shown in NAMES.items():
+            found, off = {}, {}
+            for tool in TOOLS:
+                mine = [row for row in of_load if row["tool"] == tool]
+                found[tool] = median(row["told"][measure_name] for row in mine)
+                offs = [
+                    row["told"][measure_name] / row["truth"][measure_name]
+                    for row in mine
+                    if measure_name in row["truth"]
+                ]
+                off[tool] = f"{median(offs):.3f}" if offs else ""
+            lines.append(
+                f"| {server}, {load} | {shown} | {found['srm']:.5g} | {found['guidellm']:.5g} "
+                f"| {found['srm'] / found['guidellm']:.3f} | {off['srm']} | {off['guidellm']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Measure, and write the record."""
+    config = load_settings(AgreementConfig, sys.argv[1:], prog="make agreement")
+    record = new_record("make agreement")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, case in enumerate(CASES):
+            rows += measure(case, config.repeats, Path(folder) / f"{number}")
+    record |= {"settings": settings_of(config), "toy": vars(TOY), "runs": rows}
+    note = (
+        "Medians of all repeats. The server's figures are what the toy server wrote down, and "
+        "sums by counts of our server's histograms between the beginning and the end of a run.\n\n"
+    )
+    write_record(record, "agreement", note + table(rows), config.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,56 @@
+"""`srm loadtest` says what guidellm says of the same server under the same load, within 5 %."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.figures import MEASURES, Figures, Histograms, Load, by_guidellm, by_srm, by_toy
+from tests.serving import Server
+from tests.toy_server import ToyConfig, ToyServer
+
+TOY = ToyConfig(ttft_s=0.3, itl_s=0.02)
+"""So slow that what a busy machine adds to it is little of it."""
+PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
+
+
+def within(found: Figures, expected: Figures, share: float) -> None:
+    assert found.requests == expected.requests
+    for name in MEASURES:
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=share), name
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        Load(requests=48, tokens=40, prompt=PROMPT, streams=8),
+        Load(requests=60, tokens=40, prompt=PROMPT, rate=8),
+    ],
+    ids=["closed", "open"],
+)
+def test_on_a_server_of_exact_timing(tmp_path: Path, load: Load) -> None:
+    with ToyServer(TOY) as toy:
+        ours = by_srm(tmp_path / "srm", toy.url, load)
+        within(ours, by_toy(toy.served), 0.05)
+        toy.served.clear()
+        theirs = by_guidellm(tmp_path / "guidellm", toy.url, load)
+        within(theirs, by_toy(toy.served), 0.05)
+    within(ours, theirs, 0.05)
+
+
+def test_on_our_server_tokens_are_the_same_and_so_are_its_histograms(
+    tmp_path: Path, demo: Server
+) -> None:
+    """Times are those of one run on a busy machine; `make agreement` is for them."""
+    load = Load(requests=40, tokens=64, prompt=PROMPT, streams=8)
+    for tool in (by_srm, by_guidellm):
+        before = demo.metric("srm_completion_tokens_total")
+        histograms = Histograms(demo.url)
+        told = tool(tmp_path / tool.__name__, demo.url, load)
+        truth = histograms.figures()
+        assert told.requests == truth.requests == load.requests
+        grown = demo.metric("srm_completion_tokens_total") - before
+        assert grown == load.requests * load.tokens
+        assert told.e2e_s >= truth.e2e_s * 0.95
+        assert told.itl_s == pytest.approx(truth.itl_s, rel=0.25)

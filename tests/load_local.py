@@ -1,0 +1,22 @@
+"""`make load`: `srm serve` on this machine, loaded by the ci scenario, and stopped.
+
+`python -m tests.load_local MODEL [flags of srm loadtest run]`; the exit code is that of the latter.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import srm
+from engine.bench.serving import serving
+
+
+def main(argv: list[str]) -> int:
+    model, *flags = argv
+    with serving(f"--model={model}") as server:
+        url = f"http://{server.host}:{server.port}"
+        return srm.main(["loadtest", "run", "ci", f"--url={url}", *flags])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

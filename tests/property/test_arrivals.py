@@ -1,0 +1,141 @@
+"""Planned times against closed forms, brute force and statistics."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError
+from loadtest.arrivals import times
+from loadtest.scenario import Scenario
+
+RATES = st.floats(0.1, 200)
+DURATIONS = st.floats(0.1, 20)
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def of(**settings: Any) -> Scenario:
+    return Scenario(**{"arrivals": "poisson", **settings})
+
+
+def stepped_ramp(first: float, last: float, duration: float, steps: int = 20_000) -> list[float]:
+    """When the requests due pass each whole number, by adding up the rate in small steps."""
+    found, due, step = [0.0], 0.0, duration / steps
+    for number in range(steps):
+        due += (first + (last - first) * (number + 0.5) / steps) * step
+        while due >= len(found):
+            found.append((number + 1) * step)
+    return found
+
+
+@given(rate=RATES, duration=DURATIONS)
+def test_constant_times_are_multiples_of_the_gap(rate: float, duration: float) -> None:
+    planned = times(of(arrivals="constant", rate=rate, duration_s=duration))
+    assert planned.tolist() == [number / rate for number in range(len(planned))]
+    assert planned[-1] < duration <= len(planned) / rate
+
+
+@given(rate=RATES, rate_end=RATES, duration=DURATIONS)
+def test_ramp_times_are_where_the_integral_of_the_rate_is_whole(
+    rate: float, rate_end: float, duration: float
+) -> None:
+    planned = times(of(arrivals="ramp", rate=rate, rate_end=rate_end, duration_s=duration))
+    due = rate * planned + (rate_end - rate) * planned**2 / (2 * duration)
+    np.testing.assert_allclose(due, np.arange(len(planned)), atol=1e-6)
+    assert abs(len(planned) - math.ceil((rate + rate_end) / 2 * duration)) <= 1
+    assert all(one < other for one, other in pairwise(planned.tolist()))
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 50), (50, 1), (7, 7), (80, 0.01)])
+def test_ramp_times_are_those_of_adding_up_the_rate(first: float, last: float) -> None:
+    planned = times(of(arrivals="ramp", rate=first, rate_end=last, duration_s=10.0))
+    brute = stepped_ramp(first, last, 10.0)
+    assert abs(len(planned) - len(brute)) <= 1
+    steps = 1.5 * 10.0 / 20_000
+    np.testing.assert_allclose(planned[: len(brute)], brute[: len(planned)], atol=steps)
+
+
+@given(seed=SEEDS, rate=RATES, duration=DURATIONS)
+def test_poisson_times_are_those_of_the_seed(seed: int, rate: float, duration: float) -> None:
+    scenario = of(seed=seed, rate=rate, duration_s=duration)
+    planned = times(scenario)
+    assert planned.tolist() == times(scenario).tolist()
+    assert ((planned > 0) & (planned < duration)).all() and (np.diff(planned) >= 0).all()
+    longer = times(of(seed=seed, rate=rate, duration_s=2 * duration))
+    assert longer[: len(planned)].tolist() == planned.tolist()
+    assert (longer[len(planned) :] >= duration).all()
+    faster = times(of(seed=seed, rate=2 * rate, duration_s=duration / 2))
+    np.testing.assert_allclose(faster * 2, planned)
+
+
+def test_poisson_gaps_are_exponential_and_their_counts_poisson() -> None:
+    rate, seconds = 100.0, 2000.0
+    planned = times(of(seed=7, rate=rate, duration_s=seconds))
+    gaps = np.sort(np.diff(planned, prepend=0.0))
+    expected = -np.expm1(-rate * gaps)
+    places = np.arange(len(gaps) + 1) / len(gaps)
+    distance = max(np.abs(expected - places[:-1]).max(), np.abs(expected - places[1:]).max())
+    assert distance < 1.63 / math.sqrt(len(gaps))  # Kolmogorov and Smirnov, at 1 %
+    counts = np.bincount(planned.astype(int), minlength=int(seconds))
+    assert counts.mean() == pytest.approx(rate, rel=0.01)
+    assert counts.var() == pytest.approx(rate, rel=0.1)  # a constant rate would have 0
+    neighbours = np.corrcoef(counts[:-1], counts[1:])[0, 1]
+    assert abs(neighbours) < 3 / math.sqrt(seconds)
+
+
+def test_seeds_give_other_times() -> None:
+    assert not np.intersect1d(times(of(seed=1)), times(of(seed=2))).size
+
+
+@given(
+    arrivals=st.sampled_from(["constant", "poisson", "ramp"]),
+    requests=st.integers(1, 300),
+    duration=DURATIONS,
+)
+def test_requests_are_a_limit_too(arrivals: str, requests: int, duration: float) -> None:
+    ramp = {"rate_end": 90.0} if arrivals == "ramp" else {}
+    unlimited = of(arrivals=arrivals, rate=30.0, duration_s=duration, **ramp)
+    limited = msgspec.structs.replace(unlimited, requests=requests)
+    assert times(limited).tolist() == times(unlimited)[:requests].tolist()
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+def test_requests_alone_end_a_run(arrivals: str) -> None:
+    for requests in (1, 65_536, 65_537, 200_000):
+        planned = times(of(arrivals=arrivals, duration_s=0, requests=requests))
+        assert len(planned) == requests
+
+
+@given(
+    stamps=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50),
+    scale=st.floats(0.01, 100),
+    duration=st.sampled_from([0.0, 1e4]),
+)
+def test_times_of_a_trace_are_sorted_shifted_and_scaled(
+    stamps: list[float], scale: float, duration: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("traces") / "trace.jsonl"
+    file.write_text("\n".join(f'{{"timestamp": {stamp!r}}}' for stamp in stamps))
+    found = times(of(arrivals="trace", trace=file, trace_scale=scale, duration_s=duration)).tolist()
+    whole = [(stamp - min(stamps)) * scale for stamp in sorted(stamps)]
+    assert found == [time for time in whole if not duration or time < duration]
+    assert found[0] == 0
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+def test_more_requests_than_any_machine_sends_are_refused(arrivals: str) -> None:
+    with pytest.raises(ConfigError, match="more than 100000000 requests"):
+        times(of(arrivals=arrivals, rate=1e9, duration_s=1e9))
+
+
+def test_closed_loops_have_none(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="closed loop"):
+        times(Scenario())

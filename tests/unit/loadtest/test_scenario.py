@@ -1,0 +1,191 @@
+"""Scenarios: what is read, what is refused, those that are ready-made, and their page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from engine.errors import ConfigError
+from loadtest import arrivals, lengths
+from loadtest.scenario import MEASURED, SCENARIOS, Arrivals, Scenario, read
+from loadtest.workload import Workload
+from tests.serving import ROOT
+
+PAGE = (ROOT / "docs/loadtest-scenarios.md").read_text()
+READY_MADE = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+
+
+def table(heading: str) -> list[str]:
+    """The first cells of the table below a heading, without backticks."""
+    below = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [name for name in re.findall(r"^\| `(.*?)` \|", below, re.M) if name != "arrivals"]
+
+
+def block(info: str) -> str:
+    (found,) = re.findall(rf"^```{info}\n(.*?)^```$", PAGE, re.M | re.S)
+    return str(found)
+
+
+def scenario(tmp_path: Path, text: str, *argv: str) -> Scenario:
+    file = tmp_path / "scenario.toml"
+    file.write_text(text)
+    return read([str(file), *argv], "srm loadtest run")
+
+
+def test_no_argument_is_the_default() -> None:
+    assert read([], "srm loadtest run") == Scenario()
+
+
+def test_flags_beat_the_environment_which_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SRM_RATE", "2")
+    monkeypatch.setenv("SRM_SEED", "2")
+    found = scenario(tmp_path, "rate = 1\nseed = 1\nconcurrency = 1\n", "--seed", "3")
+    assert (found.concurrency, found.rate, found.seed) == (1, 2, 3)
+
+
+def test_the_file_may_stand_behind_flags_and_have_one(tmp_path: Path) -> None:
+    scenario(tmp_path, "rate = 7\n")
+    file = str(tmp_path / "scenario.toml")
+    expected = Scenario(rate=7, requests=4)
+    assert read(["--requests", "4", file], "srm") == expected
+    assert read(["--requests=4", "--config", file], "srm") == expected
+
+
+def test_numbers_need_no_quotes(tmp_path: Path) -> None:
+    found = scenario(tmp_path, 'prompt_tokens = 64\nn = 8\nobjectives = ["ttft<1", "e2e<9"]\n')
+    assert (found.prompt_tokens, found.n, found.objectives) == ("64", "8", ("ttft<1", "e2e<9"))
+
+
+@pytest.mark.parametrize("name", READY_MADE)
+def test_ready_made_scenarios_make_requests(name: str) -> None:
+    found = read([name], "srm loadtest run")
+    assert found != Scenario()
+    asked = Workload(found).request(0)
+    assert asked.n >= 1 and asked.prompt_tokens >= 1
+    assert not found.open_loop or len(arrivals.times(found)) > 50
+    assert read([name, "--seed=9"], "srm loadtest run") == msgspec.structs.replace(found, seed=9)
+
+
+def test_a_file_comes_before_a_ready_made_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read(["ci"], "srm").arrivals == "constant"
+    (tmp_path / "ci").write_text("seed = 5")
+    assert read(["ci"], "srm") == Scenario(seed=5)
+
+
+def test_what_is_neither_a_file_nor_ready_made_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no such file: nowhere; .* none of ci, interactive, "):
+        read(["nowhere"], "srm")
+
+
+TRACE = Path("trace.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "localhost:8000"}, "url must be an address .*, got 'localhost:8000'"),
+        ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"rate": 0.0}, r"rate must be above 0, and finite, got 0.0"),
+        ({"rate": float("nan")}, "rate must be above 0, and finite, got nan"),
+        ({"trace_scale": -1.0}, "trace_scale must be above 0"),
+        ({"timeout_s": 0.0}, "timeout_s must be above 0"),
+        ({"duration_s": float("inf")}, "duration_s must be at least 0, and finite, got inf"),
+        ({"warmup_s": -1.0}, "warmup_s must be at least 0"),
+        ({"cooldown_s": -1.0}, "cooldown_s must be at least 0"),
+        ({"grace_s": -1.0}, "grace_s must be at least 0"),
+        ({"temperature": -1.0}, "temperature must be at least 0"),
+        ({"retries": -1}, "retries must be at least 0, got -1"),
+        ({"requests": -1}, "requests must be at least 0, got -1"),
+        ({"seed": -1}, r"seed must be 0 … 2\*\*64 - 1, got -1"),
+        ({"prefix_share": 1.5}, "prefix_share must be 0 … 1, got 1.5"),
+        ({"n": "0"}, "n = '0': 0 is not 1 … "),
+        ({"prompt_tokens": "gamma:1,2"}, "prompt_tokens must be a number .*, got 'gamma:1,2'"),
+        ({"output_tokens": "uniform:9,5"}, "output_tokens = 'uniform:9,5': "),
+        ({"arrivals": "trace"}, "trace must be a file where arrivals is trace, got None"),
+        ({"trace": TRACE}, "trace must be left out where arrivals is concurrent, got .*jsonl"),
+        ({"arrivals": "ramp"}, r"rate_end must be above 0 where arrivals is ramp, got 0.0"),
+        ({"rate_end": 9.0}, r"rate_end must be left out where arrivals is concurrent, got 9.0"),
+        ({"duration_s": 0.0}, "duration_s must be above 0 .* and requests is 0, got 0"),
+        (
+            {"arrivals": "ramp", "rate_end": 9.0, "duration_s": 0.0, "requests": 5},
+            "duration_s must be above 0 where arrivals is ramp, got 0",
+        ),
+        (
+            {"duration_s": 10.0, "warmup_s": 6.0, "cooldown_s": 4.0},
+            r"warmup_s \+ cooldown_s must be less than duration_s = 10.0, got 10.0",
+        ),
+        ({"api": "chat"}, "tokenizer or prompts must be given where api is chat"),
+        ({"prefixes": 2}, "prefixes and prefix_tokens must both be 0 or neither, got 2 and 0"),
+        ({"prefix_tokens": 2}, "prefixes and prefix_tokens must both be 0 or neither"),
+        (
+            {"prefixes": 2, "prefix_tokens": 4, "prompts": Path("prompts.jsonl")},
+            "prefixes must be 0 where prompts is a file, got 2",
+        ),
+        ({"extra_body": "[]"}, r"extra_body must be a JSON object, got '\[\]'"),
+        ({"extra_body": "{"}, "extra_body must be a JSON object, got '{'"),
+        *(({"extra_body": f'{{"{name}": 1}}'}, f"must not have {name}: ") for name in MEASURED),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Scenario(**settings)
+
+
+def test_refusals_on_the_command_line_are_errors_of_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="concurrency must be at least 1, got 0"):
+        read(["--concurrency=0"], "srm")
+    with pytest.raises(ConfigError, match=r"scenario.toml: unknown setting 'conccurrency'"):
+        scenario(tmp_path, "conccurrency = 4")
+
+
+def test_runs_may_end_by_requests_or_with_a_trace() -> None:
+    Scenario(duration_s=0, requests=5)
+    Scenario(duration_s=0, arrivals="trace", trace=TRACE)
+
+
+def test_the_page_lists_what_is_ready_made_and_all_arrivals() -> None:
+    assert sorted(table("Ready-made scenarios")) == READY_MADE
+    assert table("Arrivals") == list(get_args(Arrivals))
+
+
+def test_every_distribution_on_the_page_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.jsonl").write_text('7\n{"n": 9}\n')
+    examples = table("Distributions")
+    assert len(examples) == 7
+    middles = [lengths.parse(example, "n").at(0.5) for example in examples]
+    assert middles == [128, 136, 128, 128, 128, 1, 9]
+
+
+def test_the_scenario_on_the_page_is_read(tmp_path: Path) -> None:
+    found = scenario(tmp_path, block("toml scenario"))
+    assert (found.arrivals, found.rate, found.output_tokens) == ("poisson", 20, "128")
+    assert 1000 < len(arrivals.times(found)) < 1400
+
+
+def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text(block("jsonl prompts"))
+    workload = Workload(Scenario(prompts=tmp_path / "prompts.jsonl"))
+    assert {workload.request(index).n for index in range(2)} == {1, 8}
+    (tmp_path / "trace.jsonl").write_text(block("jsonl trace"))
+    found = Scenario(arrivals="trace", trace=tmp_path / "trace.jsonl", duration_s=0)
+    assert arrivals.times(found).tolist() == [0, 0.7]
+    assert [Workload(found).request(index).prompt_tokens for index in range(2)] == [600, 700]
+
+
+def test_the_page_names_what_extra_members_may_not_be() -> None:
+    below = PAGE.split("\n## Bodies\n")[1].split("\n\n")[0]
+    assert all(f"`{name}`" in below for name in MEASURED)

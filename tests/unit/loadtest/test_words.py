@@ -1,0 +1,151 @@
+"""Texts of exactly so many tokens, with tokenizers of all kinds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from engine.errors import ConfigError
+from loadtest.words import Words
+from tests.serving import ROOT
+
+CORPUS = ["the cat sat on the mat with the other cat and was glad of it all day long"] * 9
+
+
+def byte_pairs(vocab_size: int, add_prefix_space: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=["<|begin_of_text|>"],
+            initial_alphabet=alphabet,
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+def only_bytes() -> Tokenizer:
+    tokenizer = byte_pairs(257)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
+    )
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.UnigramTrainer(vocab_size=80, unk_token="?", show_progress=False)
+    )
+    return tokenizer
+
+
+def sentence_pieces() -> Tokenizer:
+    """As Llama 2 has it: no pre-tokenizer, spaces are ▁, and one is put before each text."""
+    pieces = ["<s>", "▁", *"abcdefghijklmnopqrstuvwxyz", "th", "the", "▁the", "▁a", "at", "cat"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a"), ("a", "t"), ("c", "at")]
+    tokenizer = Tokenizer(models.BPE({one: at for at, one in enumerate(pieces)}, merges))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return tokenizer
+
+
+def word_pieces() -> Tokenizer:
+    vocabulary = ["[UNK]", "[CLS]", "[SEP]", "cat", "mat", "day", "##s", "of"]
+    numbers = {one: at for at, one in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return tokenizer
+
+
+def over_spaces(*more: str) -> Tokenizer:
+    """A token reaches over a space, and nothing splits there: letters are left."""
+    pieces = ["<s>", "▁", "a", "b", "▁a", "▁b", "▁a▁b", *more]
+    merges = [("▁", "a"), ("▁", "b"), ("▁a", "▁b")]
+    tokenizer = Tokenizer(models.BPE({one: at for at, one in enumerate(pieces)}, merges))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    return tokenizer
+
+
+def truncating() -> Tokenizer:
+    tokenizer = byte_pairs(320)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=9)
+    return tokenizer
+
+
+KINDS: dict[str, tuple[Callable[[], Tokenizer], int]] = {
+    "byte pairs": (lambda: byte_pairs(320), 0),
+    "byte pairs that begin with a space": (lambda: byte_pairs(320, add_prefix_space=True), 0),
+    "bytes": (only_bytes, 1),
+    "unigram": (unigram, 0),
+    "sentence pieces": (sentence_pieces, 1),
+    "word pieces": (word_pieces, 2),
+    "tokens over spaces": (over_spaces, 0),
+    "truncating": (truncating, 0),
+    "demo": (lambda: Tokenizer.from_file(str(ROOT / "models/demo/tokenizer.json")), 1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_of_so_many_words_has_so_many_tokens(kind: str, tmp_path: Path) -> None:
+    make, num_special = KINDS[kind]
+    tokenizer = make()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    words = Words(tmp_path)
+    assert words.num_special == num_special
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    chosen = random.Random(0)
+    for length in (1, 2, 3, 10, 100, 1000, 3000):
+        text = words.text(chosen.choices(words.words, k=length))
+        assert len(tokenizer.encode(text, add_special_tokens=False)) == length
+        assert len(tokenizer.encode(text)) == words.count(text, special=True)
+        assert words.count(text) == length == words.count(text, special=True) - num_special
+
+
+def test_the_demo_model_has_many_words() -> None:
+    words = Words(ROOT / "models/demo/tokenizer.json")
+    assert len(words.words) > 200
+    assert all(word[0] == " " and word[1:].isalpha() for word in words.words)
+
+
+def test_words_have_the_order_of_their_tokens() -> None:
+    assert Words(ROOT / "models/demo").words == Words(ROOT / "models/demo").words
+
+
+def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
+    over_spaces("ab").save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"neither words nor letters .* token ids"):
+        Words(tmp_path)
+
+
+@pytest.mark.parametrize("text", [None, "{}", "words"])
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"tokenizer: cannot read .*tokenizer.json"):
+        Words(tmp_path)

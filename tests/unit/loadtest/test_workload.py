@@ -1,0 +1,242 @@
+"""Bodies of requests: what they say, and that they are the same for whoever makes them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from engine.errors import ConfigError
+from loadtest.scenario import Scenario
+from loadtest.workload import Workload
+from tests.serving import ROOT
+
+DEMO = ROOT / "models/demo"
+RICH = Scenario(
+    served_model_name="demo",
+    seed=3,
+    tokenizer=DEMO,
+    prompt_tokens="lognormal:40,0.5,min=20",
+    output_tokens="uniform:1,90",
+    n="choice:1=0.8,16=0.2",
+    prefixes=3,
+    prefix_tokens=12,
+    prefix_share=0.6,
+)
+
+
+def body(scenario: Scenario, index: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Workload(scenario).request(index).body)
+    return found
+
+
+def test_a_body_says_what_the_scenario_says() -> None:
+    scenario = Scenario(
+        served_model_name="demo", prompt_tokens="5", output_tokens="7", n="9",
+        temperature=0.5, top_p=0.9, top_k=40, vocab_size=11,
+        extra_body='{"min_p": 0.1, "return_token_ids": true}',
+    )  # fmt: skip
+    found = body(scenario)
+    prompt, seed = found.pop("prompt"), found.pop("seed")
+    assert found == {
+        "model": "demo", "max_tokens": 7, "n": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
+        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        "min_p": 0.1, "return_token_ids": True,
+    }  # fmt: skip
+    assert len(prompt) == 5 and set(prompt) <= set(range(11))
+    assert 0 <= seed < 2**31
+    asked = Workload(scenario).request(0)
+    assert (asked.n, asked.prompt_tokens, asked.max_tokens) == (9, 5, 7)
+
+
+def test_what_is_not_set_is_not_sent() -> None:
+    found = body(Scenario(stream=False, ignore_eos=False))
+    assert set(found) == {"prompt", "max_tokens", "n", "seed", "temperature"}
+
+
+def test_extra_members_win() -> None:
+    found = body(Scenario(extra_body='{"seed": null, "temperature": 0, "ignore_eos": false}'))
+    assert (found["seed"], found["temperature"], found["ignore_eos"]) == (None, 0, False)
+
+
+def test_requests_are_the_same_in_any_order_and_in_another_process() -> None:
+    workload = Workload(RICH)
+    expected = [workload.request(index) for index in range(60)]
+    order = list(range(60))
+    random.Random(1).shuffle(order)
+    assert {index: workload.request(index) for index in order} == dict(enumerate(expected))
+    script = (
+        "import sys, msgspec\nfrom loadtest.scenario import Scenario\n"
+        "from loadtest.workload import Workload\ndef path(kind, value): return kind(value)\n"
+        "given = msgspec.json.decode(sys.stdin.read(), type=Scenario, dec_hook=path)\n"
+        "workload = Workload(given)\n"
+        "for index in reversed(range(60)): print(workload.request(index).body.decode())\n"
+    )
+    given = msgspec.json.encode(RICH, enc_hook=str)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, input=given, capture_output=True, check=True
+    )
+    assert done.stdout.splitlines()[::-1] == [asked.body for asked in expected]
+
+
+def test_seeds_and_indices_give_other_requests() -> None:
+    scenario = Scenario(prompt_tokens="64")
+    other = Scenario(prompt_tokens="64", seed=1)
+    found = [body(one, index) for one in (scenario, other) for index in range(50)]
+    assert len({str(one["prompt"]) for one in found}) == len({one["seed"] for one in found}) == 100
+
+
+def test_a_setting_changes_nothing_else() -> None:
+    one, other = body(Scenario(), 5), body(Scenario(output_tokens="9", n="uniform:2,5"), 5)
+    assert one["prompt"] == other["prompt"] and one["seed"] == other["seed"]
+    longer = body(Scenario(prompt_tokens="100"), 5)
+    assert longer["prompt"][:32] == one["prompt"]
+
+
+def test_lengths_are_of_their_distributions() -> None:
+    scenario = Scenario(
+        prompt_tokens="uniform:10,29", output_tokens="normal:200,20", n="choice:1=3,4=1"
+    )
+    workload = Workload(scenario)
+    found = [workload.request(index) for index in range(4000)]
+    lengths, outputs, samples = np.array(
+        [(asked.prompt_tokens, asked.max_tokens, asked.n) for asked in found]
+    ).T
+    assert (lengths.min(), lengths.max()) == (10, 29)
+    assert lengths.mean() == pytest.approx(19.5, abs=4 * 5.8 / 4000**0.5)
+    assert outputs.mean() == pytest.approx(200, abs=4 * 20 / 4000**0.5)
+    assert outputs.std() == pytest.approx(20, rel=0.05)
+    assert (samples == 4).mean() == pytest.approx(0.25, abs=4 * (0.1875 / 4000) ** 0.5)
+    assert abs(np.corrcoef(lengths, outputs)[0, 1]) < 4 / 4000**0.5
+    assert all(len(json.loads(asked.body)["prompt"]) == asked.prompt_tokens for asked in found)
+
+
+def test_a_share_of_requests_begins_alike() -> None:
+    scenario = Scenario(prompt_tokens="32", prefixes=4, prefix_tokens=24, prefix_share=0.75)
+    workload = Workload(scenario)
+    prompts = [json.loads(workload.request(index).body)["prompt"] for index in range(4000)]
+    counts = Counter(tuple(prompt[:24]) for prompt in prompts)
+    shared = [count for count in counts.values() if count > 1]
+    assert len(shared) == 4
+    assert sum(shared) / 4000 == pytest.approx(0.75, abs=4 * (0.1875 / 4000) ** 0.5)
+    assert min(shared) > 0.2 * 3000
+    assert len({tuple(prompt[24:]) for prompt in prompts}) == 4000
+    assert {len(prompt) for prompt in prompts} == {32}
+
+
+def test_all_or_no_requests_begin_alike() -> None:
+    for share, alike in ((1.0, 1), (0.0, 300)):
+        scenario = Scenario(prefixes=1, prefix_tokens=16, prefix_share=share)
+        workload = Workload(scenario)
+        prompts = [json.loads(workload.request(index).body)["prompt"] for index in range(300)]
+        assert len({tuple(prompt[:16]) for prompt in prompts}) == alike
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_text_has_exactly_so_many_tokens(api: Any) -> None:
+    workload = Workload(msgspec.structs.replace(RICH, api=api))
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    texts = []
+    for index in range(300):
+        asked = workload.request(index)
+        found = json.loads(asked.body)
+        texts.append(found["prompt"] if api == "completions" else found["messages"][0]["content"])
+        encoded = tokenizer.encode(texts[-1], add_special_tokens=api == "completions")
+        assert len(encoded) == asked.prompt_tokens >= 20
+        assert workload.count_tokens(texts[-1]) == asked.prompt_tokens - (api == "completions")
+    begins = Counter(tuple(text.split()[:12]) for text in texts)
+    assert sorted(begins.values())[-4] == 1 < sorted(begins.values())[-3]
+
+
+def test_without_a_tokenizer_text_is_not_counted() -> None:
+    assert Workload(Scenario()).count_tokens("hello") is None
+
+
+def test_the_least_prompt_has_a_token_of_its_own() -> None:
+    assert Workload(Scenario(tokenizer=DEMO, prompt_tokens="1")).request(0).prompt_tokens == 2
+
+
+@pytest.mark.parametrize("tokenizer", [None, DEMO])
+def test_prefixes_must_be_shorter_than_prompts(tokenizer: Path | None) -> None:
+    longest = 31 if tokenizer is None else 30
+    Workload(Scenario(tokenizer=tokenizer, prefixes=1, prefix_tokens=longest))
+    with pytest.raises(ConfigError, match=f"prefix_tokens must be at most {longest}, .* got 64"):
+        Workload(Scenario(tokenizer=tokenizer, prefixes=1, prefix_tokens=64))
+    with pytest.raises(ConfigError, match="prefix_tokens must be at most 0"):
+        Workload(Scenario(prompt_tokens="normal:1000,1", prefixes=1, prefix_tokens=64))
+
+
+def write(folder: Path, *lines: Any) -> Path:
+    file = folder / f"{len(list(folder.iterdir()))}.jsonl"
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    return file
+
+
+def test_lines_of_a_trace_say_lengths(tmp_path: Path) -> None:
+    lines = write(
+        tmp_path,
+        {"timestamp": 2, "prompt_tokens": 3, "output_tokens": 4, "n": 5},
+        {"timestamp": 1, "output_tokens": 6},
+    )
+    workload = Workload(Scenario(arrivals="trace", trace=lines))
+    one, other = workload.request(0), workload.request(1)
+    assert (one.prompt_tokens, one.max_tokens, one.n) == (32, 6, 1)
+    assert (other.prompt_tokens, other.max_tokens, other.n) == (3, 4, 5)
+
+
+@pytest.mark.parametrize("tokenizer", [None, DEMO])
+def test_equal_ids_of_a_trace_are_equal_tokens(tmp_path: Path, tokenizer: Path | None) -> None:
+    def line(length: int, *ids: int) -> dict[str, Any]:
+        return {"timestamp": 0, "input_length": length, "output_length": 1, "hash_ids": ids}
+
+    file = write(tmp_path, line(1000, 7, 8), line(1100, 7, 9, 8), line(1600, 7), line(300, 8))
+    scenario = Scenario(arrivals="trace", trace=file, tokenizer=tokenizer, vocab_size=999_983)
+    workload = Workload(scenario)
+    asked = [workload.request(index) for index in range(4)]
+    prompts = [json.loads(one.body)["prompt"] for one in asked]
+    if tokenizer:
+        own = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+        prompts = [[*own.encode(prompt).ids[1:], 0] for prompt in prompts]  # its first one put last
+    first, second, third, fourth = prompts
+    assert [len(prompt) for prompt in prompts] == [1000, 1100, 1600, 300]
+    assert first[:512] == second[:512] == third[:512]
+    assert first[512:] != second[512:1000] != third[512:1000]
+    assert fourth[:299] == first[512 : 512 + 299]
+    assert second[1024:1099] == fourth[:75]
+
+
+def test_prompts_of_a_file_are_sent(tmp_path: Path) -> None:
+    file = write(tmp_path, {"prompt": "hello", "n": 3}, {"prompt": [1, 2], "max_tokens": 4})
+    workload = Workload(Scenario(prompts=file))
+    asked = sorted((workload.request(index) for index in (0, 1)), key=lambda one: one.n)
+    assert [json.loads(one.body)["prompt"] for one in asked] == [[1, 2], "hello"]
+    assert [(one.n, one.max_tokens, one.prompt_tokens) for one in asked] == [
+        (1, 4, 2),
+        (3, 128, -1),
+    ]
+
+
+def test_a_trace_says_more_than_a_prompt(tmp_path: Path) -> None:
+    prompts = write(tmp_path, {"prompt": [1, 2], "max_tokens": 4, "n": 3})
+    lines = write(tmp_path, {"timestamp": 0, "output_tokens": 9})
+    asked = Workload(Scenario(arrivals="trace", trace=lines, prompts=prompts)).request(0)
+    assert (asked.prompt_tokens, asked.max_tokens, asked.n) == (2, 9, 3)
+
+
+def test_what_files_say_together_must_be_possible(tmp_path: Path) -> None:
+    prompts = write(tmp_path, {"prompt": "hello"})
+    lines = write(tmp_path, {"timestamp": 0, "prompt_tokens": 9})
+    with pytest.raises(ConfigError, match="prompts must not be set where the trace has prompt len"):
+        Workload(Scenario(arrivals="trace", trace=lines, prompts=prompts))
+    lines = write(tmp_path, {"timestamp": 0, "prompt_tokens": 900, "hash_ids": [1]})
+    with pytest.raises(ConfigError, match="prefixes must be 0 where the trace has hash_ids"):
+        Workload(Scenario(arrivals="trace", trace=lines, prefixes=1, prefix_tokens=4))
