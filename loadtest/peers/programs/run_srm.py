@@ -30,7 +30,7 @@ def main() -> None:
                     most = max(most, getattr(progress, "running"))
 
                 found = llm.generate(prompts[:1] if n > 1 else prompts, params, on_progress=look)
-                if most < len(prompts):
+                if num_tokens == task["output_tokens"] and most < len(prompts):
                     raise SystemExit(f"{most} sequences at most ran of {len(prompts)}")
                 return sum(len(one.token_ids) for each in found for one in each.completions)
 
