@@ -16,7 +16,7 @@ from loadtest import outcome
 from loadtest.offline_command import offline
 from loadtest.recording import Recording
 from loadtest.recording import load as load_recording
-from loadtest.reports import write_reports
+from loadtest.reports import Run, write_reports
 from loadtest.scenario import read
 from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
 from loadtest.sweep import swept
@@ -77,10 +77,14 @@ def _run(argv: list[str], command: str) -> int:
     scenario = read(argv, prog="srm loadtest run")
     check(scenario)
     run = summed_up(record(scenario, command, scenario.output))
-    sys.stdout.write(outcome.of_run(run, failed(run)))
-    write_reports(scenario.output, [run])
+    _report_to(scenario.output, run)
     is_interrupted = run.recording.about.stopped_by == "interrupt"
     return INTERRUPTED if is_interrupted else exit_code([run])
+
+
+def _report_to(folder: Path, run: Run) -> None:
+    write_reports(folder, [run])
+    sys.stdout.write(outcome.of_run(run, failed(run)) + outcome.where(folder))
 
 
 def _report(argv: list[str]) -> int:
@@ -93,8 +97,7 @@ def _report(argv: list[str]) -> int:
     if not (config.folder / SAVED).exists():
         recording = _recording(config, config.folder)
         run = summed_up(recording, window=window)
-        sys.stdout.write(outcome.of_run(run, failed(run)))
-        write_reports(output, [run])
+        _report_to(output, run)
         return exit_code([run])
     saved = read_saved(config.folder)
     runs = [

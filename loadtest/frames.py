@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from loadtest.scenario import Scenario
+from loadtest.so_far import Times
 from loadtest.target import Target
 
 _LENGTH = 8
@@ -51,6 +52,7 @@ class Counts(msgspec.Struct, tag=True):
     failed: int = 0
     output_tokens: int = 0
     last_error: str = ""
+    times: Times | None = None
 
 
 class Failed(msgspec.Struct, tag=True):

@@ -5,6 +5,7 @@ All of it goes to standard error. Knows only counts.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -52,6 +53,11 @@ class Meter:
             ),
             ("output tokens", f"{now:,.0f}/s now, {mean:,.0f}/s mean"),
         ]
+        if not math.isnan(progress.first_byte_p50):
+            p50, p99 = progress.first_byte_p50, progress.first_byte_p99
+            rows.append(("first byte", f"p50 {p50 * 1e3:,.0f} ms, p99 {p99 * 1e3:,.0f} ms"))
+        late, busy = progress.lateness_s, progress.cpu_share
+        rows.append(("harness", f"{late * 1e3:,.1f} ms late, {busy:.0%} of a core"))
         sequences = self._running()
         if sequences is not None:
             rows.append(("server", f"{sequences:,.0f} sequences running"))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from engine.errors import ConfigError
+from loadtest.recording import ERRORS
 from loadtest.summary import Distribution, Summary
 
 OBJECTIVES = ("ttft", "tpot", "itl", "e2e")
@@ -26,8 +27,23 @@ COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+
+_FIELDS = msgspec.structs.fields(Summary)
+STATISTICS = tuple(name for name in Distribution.__struct_fields__ if name != "count")
+DISTRIBUTIONS = tuple(field.name for field in _FIELDS if field.type is Distribution)
+TIMES = (*(f"{name}_{part}" for name in DISTRIBUTIONS for part in STATISTICS), "lag_max_s")
+NUMBERS = (
+    *("errors", "error_share"),
+    *(f"errors_{kind}" for kind in ERRORS[1:]),
+    *(field.name for field in _FIELDS if field.type in {int, float} and field.name not in TIMES),
+)
+ALLOWED = ", ".join(
+    [f"{{{','.join(DISTRIBUTIONS)}}}_{{{','.join(STATISTICS)}}}", "lag_max_s", *NUMBERS]
+)
+"""What conditions can be about: statistics of a distribution, and other numbers of a summary."""
+
 UNITS = {"s": 1.0, "ms": 1e-3}
-_FORM = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*([\d.]+(?:e-?\d+)?)\s*(ms|s)?\s*")
+_FORM = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(\d+\.?\d*(?:e-?\d+)?|\.\d+)\s*(ms|s)?\s*")
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Condition:
 
 def parse(text: str) -> Condition:
     """An objective of requests. Raises ConfigError if it is none."""
-    found = _condition(text, OBJECTIVES, OBJECTIVES, "objective")
+    found = _condition(text, "objective", OBJECTIVES, (), ", ".join(OBJECTIVES))
     if found.comparison not in {"<", "<="}:
         raise ConfigError(f"objective {text!r}: a limit from above is wanted, such as `ttft<0.5`")
     return found
@@ -54,7 +70,7 @@ def parse(text: str) -> Condition:
 
 def parse_condition(text: str) -> Condition:
     """A condition on a summary. Raises ConfigError if it is none."""
-    return _condition(text, (*DISTRIBUTIONS, *NUMBERS), (*DISTRIBUTIONS, "lag_max_s"), "condition")
+    return _condition(text, "condition", TIMES, NUMBERS, ALLOWED)
 
 
 def check(summary: Summary, conditions: Iterable[str]) -> list[str]:
@@ -78,9 +94,12 @@ def check(summary: Summary, conditions: Iterable[str]) -> list[str]:
 
 def measure(summary: Summary, name: str) -> float:
     """What the summary says by the name that conditions have for it."""
-    if name in DISTRIBUTIONS:
-        field, _, statistic = name.rpartition("_")
+    field, _, statistic = name.rpartition("_")
+    if field in DISTRIBUTIONS and statistic in STATISTICS:
         return float(getattr(getattr(summary, field), statistic))
+    kind = name.removeprefix("errors_")
+    if kind != name:
+        return float(summary.errors.get(kind, 0))
     if name == "errors":
         return float(sum(summary.errors.values()))
     if name == "error_share":
@@ -88,7 +107,9 @@ def measure(summary: Summary, name: str) -> float:
     return float(getattr(summary, name))
 
 
-def _condition(text: str, names: Iterable[str], times: Iterable[str], kind: str) -> Condition:
+def _condition(
+    text: str, kind: str, times: Collection[str], numbers: Collection[str], allowed: str
+) -> Condition:
     form = _FORM.fullmatch(text)
     if form is None:
         raise ConfigError(
@@ -96,27 +117,8 @@ def _condition(text: str, names: Iterable[str], times: Iterable[str], kind: str)
             " that may have the unit s or ms"
         )
     name, comparison, number, unit = form.groups()
-    if name not in names:
-        raise ConfigError(f"{kind} {text!r}: {name} is none of {', '.join(names)}")
+    if name not in times and name not in numbers:
+        raise ConfigError(f"{kind} {text!r}: {name} is none of {allowed}")
     if unit and name not in times:
         raise ConfigError(f"{kind} {text!r}: {name} is not a time and has no unit")
-    try:
-        limit = float(number) * UNITS[unit or "s"]
-    except ValueError:
-        raise ConfigError(f"{kind} {text!r}: {number} is not a number") from None
-    return Condition(text.strip(), name, comparison, limit)
-
-
-def _names() -> tuple[list[str], list[str]]:
-    """Of what conditions may be about: times, and other numbers."""
-    statistics = [name for name in Distribution.__struct_fields__ if name != "count"]
-    times, numbers = [], ["errors", "error_share"]
-    for field in msgspec.structs.fields(Summary):
-        if field.type is Distribution:
-            times += [f"{field.name}_{statistic}" for statistic in statistics]
-        elif field.type in {int, float}:
-            numbers.append(field.name)
-    return times, numbers
-
-
-DISTRIBUTIONS, NUMBERS = _names()
+    return Condition(text.strip(), name, comparison, float(number) * UNITS[unit or "s"])

@@ -20,7 +20,6 @@ FORMS: dict[str, tuple[bool, dict[str, Any]]] = {
     "whole": (False, {}),
     "stream_whole": (True, {"stream_whole": True}),
     "packed": (False, {"return_packed": True}),
-    "stream_packed": (True, {"return_packed": True}),
 }
 """By `form`: whether the reply is streamed, and further members of the body."""
 
@@ -34,9 +33,9 @@ class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     former, nor is `stream`; the latter also has no use for `retries` and `workers`."""
     samples: int = 100_000
     """Of kind samples: `n` of the request."""
-    form: Literal["stream", "whole", "stream_whole", "packed", "stream_packed"] = "stream"
+    form: Literal["stream", "whole", "stream_whole", "packed"] = "stream"
     """How samples come back: token by token, or in one reply. The rest are fields of this server:
-    each when it has ended; arrays in base64 and no text, in one reply or as they come."""
+    each when it has ended, or all in one reply, as arrays in base64 without text."""
     lines: int = 1000
     """Of kind batch: requests in the file."""
 

@@ -56,7 +56,7 @@ def run_batch(
     known = output.output_tokens if not output.without_usage else -1
     return Offline(
         kind="batch",
-        form="batch",
+        form="",
         command=command,
         url=scenario.url,
         model=scenario.served_model_name,
@@ -87,10 +87,17 @@ def _bodies(scenario: Scenario, lines: int) -> Iterator[dict[str, Any]]:
 
 
 def _until_ended(client: BatchClient, id: str, say: Callable[[str], None]) -> dict[str, Any]:
+    told = ""
+
     def tell(batch: dict[str, Any]) -> None:
+        nonlocal told
         counts = batch.get("request_counts") or {}
         done, total = counts.get("completed", 0), counts.get("total", 0)
-        say(f"{batch['status']}: {done:,} of {total:,} lines, {counts.get('failed', 0):,} failed")
+        failed = counts.get("failed", 0)
+        line = f"{batch['status']}: {done:,} of {total:,} lines, {failed:,} failed"
+        if line != told:
+            say(line)
+        told = line
 
     try:
         return client.wait(id, tell)

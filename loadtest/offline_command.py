@@ -34,6 +34,7 @@ def offline(argv: list[str], command: str) -> int:
         return INTERRUPTED
     run = summed_up(recording, f"{config.samples:,} samples, {config.form}")
     write_reports(scenario.output, [run])
+    sys.stdout.write(outcome.where(scenario.output))
     return exit_code([run])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from loadtest.offline import Offline
 from loadtest.quantities import DISTRIBUTIONS, MEASURES, value_of, with_unit
 from loadtest.reports import Run
@@ -65,7 +67,12 @@ def of_offline(found: Offline) -> str:
         "first error": found.first_error,
     }  # fmt: skip
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value not in {"", "-1"}]
-    return "\n".join([f"| {found.kind}, {found.form} | |", "|---|---|", *lines]) + "\n"
+    return "\n".join([f"| {found.kind} {found.form} | |", "|---|---|", *lines]) + "\n"
+
+
+def where(folder: Path) -> str:
+    """Where the report is."""
+    return f"report: {folder / 'report.html'}\n"
 
 
 def _seconds(value: float | None) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from loadtest.plots import FIRST, SERIES, SOFT, Picture, axes_of, legend, logarithmic, plain, svg_of
 from loadtest.quantities import DISTRIBUTIONS, Unit, number, unit_for
-from loadtest.report import RunReport
+from loadtest.report import Buckets, RunReport
 from loadtest.tables import columns
 
 BARS = 48
@@ -90,18 +91,11 @@ def _edges(middles: NDArray[np.float64]) -> NDArray[np.float64]:
 def _percentiles(run: RunReport, shown: list[str], name: str) -> Picture:
     """Time by rank, ranks as distances from 100 %: each tenth of what is left is as wide."""
     unit = unit_for("seconds", [getattr(run.summary, measure).p99 for measure in shown])
-    ranks = 1 - np.geomspace(1, 1e-3, 91)
     with axes_of(f"{unit.name}, log scale", "percentile") as axes:
+        ranks = percentile_axis(axes)
         for measure, colour in zip(shown, SERIES, strict=False):
-            values = _at(run, measure, ranks) * unit.factor
+            values = at_ranks(run.histograms[measure], ranks) * unit.factor
             axes.plot(1 / (1 - ranks), values, color=colour, label=DISTRIBUTIONS[measure])
-        axes.set_xscale("log")
-        axes.set_xlim(1, 1000)
-        labels = {2: "p50", 10: "p90", 100: "p99", 1000: "p99.9"}
-        axes.xaxis.set_major_locator(FixedLocator(list(labels)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(round(x), "")))
-        axes.xaxis.get_ticklabels()[-1].set_horizontalalignment("right")
         logarithmic(axes, "y")
         legend(axes)
         said = [
@@ -110,16 +104,32 @@ def _percentiles(run: RunReport, shown: list[str], name: str) -> Picture:
         alt = f"Time by percentile ({unit.name}): {', '.join(said)}."
         svg = svg_of(axes, name, alt)
     data = [
-        (DISTRIBUTIONS[m], unit, list(map(float, _at(run, m, np.array(_PERCENTILES)))))
+        (
+            DISTRIBUTIONS[m],
+            unit,
+            list(map(float, at_ranks(run.histograms[m], np.array(_PERCENTILES)))),
+        )
         for m in shown
     ]
     table = columns("Percentiles", "Percentile", [f"p{100 * p:g}" for p in _PERCENTILES], data)
     return Picture("Percentiles", svg, alt, table)
 
 
-def _at(run: RunReport, measure: str, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The bucket that each rank falls in, by its middles end."""
-    buckets = run.histograms[measure]
+def percentile_axis(axes: Axes) -> NDArray[np.float64]:
+    """Have x be 1 / (1 - rank), to p99.9; returns the ranks to draw."""
+    axes.set_xscale("log")
+    axes.set_xlim(1, 1000)
+    labels = {2: "p50", 10: "p90", 100: "p99", 1000: "p99.9"}
+    axes.xaxis.set_major_locator(FixedLocator(list(labels)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(round(x), "")))
+    axes.xaxis.get_ticklabels()[-1].set_horizontalalignment("right")
+    ranks: NDArray[np.float64] = 1 - np.geomspace(1, 1e-3, 91)
+    return ranks
+
+
+def at_ranks(buckets: Buckets, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The upper ends of the buckets that the ranks fall in."""
     reached = np.cumsum(buckets.counts)
     places = np.searchsorted(reached, np.maximum(ranks * reached[-1], 1e-9))
     found: NDArray[np.float64] = np.array(buckets.end_s)[np.minimum(places, len(reached) - 1)]

@@ -19,7 +19,7 @@ from loadtest.plots import (
     svg_of,
 )
 from loadtest.quantities import MEASURES, Unit, unit_for, value_of
-from loadtest.report import Report
+from loadtest.report import Report, RunReport
 from loadtest.tables import columns
 
 
@@ -27,8 +27,8 @@ def sweep_pictures(report: Report) -> list[Picture]:
     """Nothing for a report of one run."""
     if len(report.runs) < 2:
         return []
-    is_open = all(run.scenario.open_loop for run in report.runs)
-    load = "planned_per_s" if is_open else "concurrency"
+    runs = by_load(report.runs)
+    load = _load(runs)
     throughput = "output_tokens_per_s"
     pairs = (
         (throughput, ("ttft_p50", "ttft_p99"), "TTFT against throughput"),
@@ -39,15 +39,28 @@ def sweep_pictures(report: Report) -> list[Picture]:
         (load, ("good_share",), "Share of requests that meet the objectives"),
     )
     drawn = [
-        _picture(report, x, ys, title, f"sweep-{index}")
+        _picture(runs, report.knee, x, ys, title, f"sweep-{index}")
         for index, (x, ys, title) in enumerate(pairs)
     ]
     return [picture for picture in drawn if picture is not None]
 
 
-def _picture(report: Report, x: str, ys: Sequence[str], title: str, name: str) -> Picture | None:
-    across = [value_of(run.summary, x) for run in report.runs]
-    up = {key: [value_of(run.summary, key) for run in report.runs] for key in ys}
+def by_load(runs: Sequence[RunReport]) -> list[RunReport]:
+    """In the order in which lines go through them."""
+    return sorted(runs, key=lambda run: value_of(run.summary, _load(runs)))
+
+
+def _load(runs: Sequence[RunReport]) -> str:
+    """What says how much was asked of the server: a rate, or how much was under way."""
+    is_open = all(run.scenario.open_loop for run in runs)
+    return "planned_per_s" if is_open else "concurrency"
+
+
+def _picture(
+    runs: list[RunReport], knee: str | None, x: str, ys: Sequence[str], title: str, name: str
+) -> Picture | None:
+    across = [value_of(run.summary, x) for run in runs]
+    up = {key: [value_of(run.summary, key) for run in runs] for key in ys}
     up = {key: values for key, values in up.items() if not all(map(math.isnan, values))}
     if not up:
         return None
@@ -79,9 +92,9 @@ def _picture(report: Report, x: str, ys: Sequence[str], title: str, name: str) -
             axes.set_xlim(0, 1.05 * max([*across, 0]) * x_unit.factor or 1)
             plain(axes.xaxis)
         legend(axes)
-        alt = f"{title}, {len(across)} steps. " + _said(report, up, unit)
-        for run, place in zip(report.runs, across, strict=True):
-            if run.summary.name == report.knee:
+        alt = f"{title}, {len(across)} steps. " + _said(runs, knee, up, unit)
+        for run, place in zip(runs, across, strict=True):
+            if run.summary.name == knee:
                 at = place * x_unit.factor
                 axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), zorder=0)
                 axes.annotate(
@@ -91,16 +104,16 @@ def _picture(report: Report, x: str, ys: Sequence[str], title: str, name: str) -
         svg = svg_of(axes, name, alt)
     data = [(MEASURES[x].label, x_unit, across)]
     data += [(MEASURES[key].label, unit, values) for key, values in up.items()]
-    names = [run.summary.name for run in report.runs]
+    names = [run.summary.name for run in runs]
     return Picture(title, svg, alt, columns(title, "Step", names, data))
 
 
-def _said(report: Report, up: dict[str, list[float]], unit: Unit) -> str:
-    first, last = report.runs[0].summary.name, report.runs[-1].summary.name
+def _said(runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Unit) -> str:
+    first, last = runs[0].summary.name, runs[-1].summary.name
     said = [
         f"{MEASURES[key].label} from {unit.write(values[0])} at {first} to "
         f"{unit.write(values[-1])} {unit.name} at {last}"
         for key, values in up.items()
     ]
-    knee = f" The knee is at {report.knee}." if report.knee is not None else ""
-    return f"{'; '.join(said)}.{knee}"
+    at = f" The knee is at {knee}." if knee is not None else ""
+    return f"{'; '.join(said)}.{at}"

@@ -53,12 +53,16 @@ def timeline_pictures(run: RunReport, name: str) -> list[Picture]:
     def said(label: str, colour: str, values: Sequence[float]) -> Line:
         return Line(label, colour, server.time_s, values, steps=False)
 
+    def counted(label: str, colour: str, values: Sequence[float]) -> Line:
+        middles = [(a + b) / 2 for a, b in pairwise([0.0, *server.time_s])]
+        return Line(label, colour, middles, values, steps=False)
+
     def source(*kinds: str) -> str:
         used = [server.names[column] for column in kinds if column in server.names]
         return f"Of the server: {', '.join(used)}." if used else ""
 
     received = seen("received by the client", FIRST, client.output_tokens_per_s)
-    made = said("made by the server", SECOND, server.output_tokens_per_s)
+    made = counted("made by the server", SECOND, server.output_tokens_per_s)
     return [
         picture
         for picture in (
@@ -76,7 +80,7 @@ def timeline_pictures(run: RunReport, name: str) -> list[Picture]:
                      [seen("p50", FIRST, client.ttft_p50),
                       seen("p99", SECOND, client.ttft_p99, most=True)]),
             _picture(run, f"{name}-prompt", "Prompt tokens", "tokens_per_s",
-                     [said("taken by the server", THIRD, server.prompt_tokens_per_s)],
+                     [counted("taken by the server", THIRD, server.prompt_tokens_per_s)],
                      source("prompt_tokens")),
             _picture(run, f"{name}-late", "How late the harness was, at worst", "seconds",
                      [seen("sending", FIRST, client.lateness_max, most=True),

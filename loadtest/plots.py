@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.errors import ConfigError
-from loadtest.quantities import number
 from loadtest.tables import Table
 
 try:
@@ -124,7 +123,7 @@ def logarithmic(axes: Axes, which: str) -> None:
 
 
 def _tick(value: float, _position: int) -> str:
-    return number(float(f"{value:.6g}"))
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def legend(axes: Axes) -> None:

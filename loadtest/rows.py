@@ -29,6 +29,10 @@ class Rows:
     def to_bytes(self) -> bytes:
         return bytes(self._bytes)
 
+    def since(self, count: int) -> NDArray[np.void]:
+        """[rows] Those behind the first `count`; a copy."""
+        return np.frombuffer(bytes(self._bytes[count * self._dtype.itemsize :]), self._dtype)
+
     def array(self) -> NDArray[np.void]:
         """[rows]; a copy."""
         return np.frombuffer(self.to_bytes(), self._dtype).copy()

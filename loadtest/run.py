@@ -23,6 +23,7 @@ from engine.records import new_record
 from loadtest import arrivals, frames
 from loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording
 from loadtest.scenario import Scenario
+from loadtest.so_far import first_byte_percentiles
 from loadtest.target import Target, resolve
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +45,13 @@ class Progress(NamedTuple):
     output_tokens: int
     last_error: str
     """Kind and message of a request that failed lately; empty: none did."""
+    first_byte_p50: float
+    """Seconds from the planned time, of requests that have ended; NaN: none has."""
+    first_byte_p99: float
+    lateness_s: float
+    """How late a request was sent in the last half second, at worst."""
+    cpu_share: float
+    """Of one core: the busiest client process."""
 
 
 async def run(
@@ -168,6 +176,8 @@ async def _tell(
         await asyncio.sleep(_PROGRESS_S)
         all_counts = [worker.counts for worker in workers]
         errors = [counts.last_error for counts in all_counts if counts.last_error]
+        times = [counts.times for counts in all_counts if counts.times is not None]
+        p50, p99 = first_byte_percentiles(times)
         on_progress(
             Progress(
                 seconds=time.monotonic() - started,
@@ -178,6 +188,10 @@ async def _tell(
                 failed=sum(counts.failed for counts in all_counts),
                 output_tokens=sum(counts.output_tokens for counts in all_counts),
                 last_error=errors[0] if errors else "",
+                first_byte_p50=p50,
+                first_byte_p99=p99,
+                lateness_s=max((one.lateness_s for one in times), default=0.0),
+                cpu_share=max((one.cpu_share for one in times), default=0.0),
             )
         )
 

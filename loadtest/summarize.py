@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import numpy as np
 
 from loadtest.chunks import Chunks, chunks
@@ -22,13 +21,11 @@ from loadtest.measures import (
     token_gaps,
     within,
 )
+from loadtest.objectives import DISTRIBUTIONS
 from loadtest.recording import ERRORS, Recording
-from loadtest.summary import Distribution, Summary
+from loadtest.summary import Summary
 from loadtest.window import Window, checked_window, default_window, load_name
 
-DISTRIBUTIONS = [
-    field.name for field in msgspec.structs.fields(Summary) if field.type is Distribution
-]
 COMPLETED = ERRORS.index("none")
 
 

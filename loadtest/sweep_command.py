@@ -80,6 +80,7 @@ def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
     for run in at_knee:
         sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in failed(run)))
     write_reports(folder, runs, at_knee[0].summary.name if at_knee else None)
+    sys.stdout.write(outcome.where(folder))
     return exit_code(at_knee)
 
 

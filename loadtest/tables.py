@@ -163,7 +163,7 @@ def conditions_table(runs: Sequence[RunReport]) -> Table:
     for name in Scenario.__struct_fields__:
         values = [str(getattr(run.scenario, name)) for run in runs]
         if len(set(values)) > 1 and name != "output":
-            rows.append([f"`{name}` of the steps", ", ".join(values)])
+            rows.append([f"{name}, of each step", ", ".join(values)])
     return Table("Where and with what", ["What", "Value"], rows, words=True)
 
 

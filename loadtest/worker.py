@@ -23,6 +23,7 @@ from loadtest.exchange import Exchange
 from loadtest.pace import ClosedLoop, OpenLoop
 from loadtest.rows import Rows
 from loadtest.scenario import Scenario
+from loadtest.so_far import SoFar
 from loadtest.workload import Workload
 
 _TICK_S = 0.01
@@ -138,6 +139,7 @@ class _Run:
         watch = asyncio.create_task(self._watch())
         self._is_beginning = True
         self._pace.start(self._started, self._send, self._finished)
+        self._so_far = SoFar(self._client.requests)
         self._asyncio.add_reader(0, self._told)
         await self._over.wait()
         watch.cancel()
@@ -222,6 +224,7 @@ class _Run:
             failed=self._failed,
             output_tokens=self._client.output_tokens,
             last_error=self._client.last_error,
+            times=self._so_far.times(),
         )
         frames.write(self._out, counts)
 

@@ -1,0 +1,142 @@
+"""Objectives and conditions: what is understood, what is refused, and what holds."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from engine.errors import ConfigError
+from loadtest.objectives import (
+    DISTRIBUTIONS,
+    NUMBERS,
+    OBJECTIVES,
+    STATISTICS,
+    TIMES,
+    check,
+    measure,
+    parse,
+    parse_condition,
+)
+from loadtest.summary import Distribution, Summary
+
+EMPTY = Distribution(0, *[math.nan] * 9)
+
+
+def summary(**fields: object) -> Summary:
+    """Everything 0 or NaN but for what is given."""
+    kinds = {int: 0, float: 0.0, Distribution: EMPTY, str: "", dict[str, int]: {}}
+    values = {field.name: kinds.get(field.type, ()) for field in msgspec.structs.fields(Summary)}
+    return Summary(**{**values, "window": (0.0, 1.0), "planned": 10, **fields})  # type: ignore[arg-type]
+
+
+def distribution(p99: float) -> Distribution:
+    return msgspec.structs.replace(EMPTY, count=1, p99=p99)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "comparison", "limit"),
+    [
+        ("ttft<0.5", "ttft", "<", 0.5),
+        ("ttft<500ms", "ttft", "<", 0.5),
+        (" tpot <= 50 ms ", "tpot", "<=", 0.05),
+        ("itl<2s", "itl", "<", 2.0),
+        ("e2e<1e-1", "e2e", "<", 0.1),
+        ("e2e<.5", "e2e", "<", 0.5),
+    ],
+)
+def test_objectives(text: str, name: str, comparison: str, limit: float) -> None:
+    found = parse(text)
+    assert (found.name, found.comparison) == (name, comparison)
+    assert found.limit == pytest.approx(limit)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ttft", "is not a name, one of < <= > >=, and a number"),
+        ("ttft<", "is not a name"),
+        ("ttft<fast", "is not a name"),
+        ("ttft<1.2.3", "is not a name"),
+        ("ttft<-1", "is not a name"),
+        ("ttft<nan", "is not a name"),
+        ("ttft=1", "is not a name"),
+        ("ttft<5m", "is not a name"),
+        ("ttft<1,tpot<1", "is not a name"),
+        ("latency<1", "latency is none of ttft, tpot, itl, e2e"),
+        ("ttft_p99<1", "ttft_p99 is none of ttft, tpot, itl, e2e"),
+        ("ttft>1", "a limit from above is wanted"),
+    ],
+)
+def test_what_is_no_objective(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="objective") as error:
+        parse(text)
+    assert said in error.value.message
+    assert repr(text) in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ttft>1", "ttft is none of {ttft,ttft_sent,itl,"),
+        ("ttft_p98>1", "ttft_p98 is none of"),
+        ("ttft_count>1", "ttft_count is none of"),
+        ("good_share<5ms", "good_share is not a time and has no unit"),
+        ("errors!=0", "is not a name"),
+        ("name<1", "name is none of"),
+        ("errors_none>0", "errors_none is none of"),
+    ],
+)
+def test_what_is_no_condition(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="condition") as error:
+        check(summary(), [text])
+    assert said in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "held"),
+    [
+        ("ttft_p99>0.5", {"ttft": distribution(0.51)}, "ttft_p99 is 0.51"),
+        ("ttft_p99>500ms", {"ttft": distribution(0.51)}, "ttft_p99 is 0.51"),
+        ("ttft_p99>0.5", {"ttft": distribution(0.5)}, None),
+        ("ttft_p99>=0.5", {"ttft": distribution(0.5)}, "ttft_p99 is 0.5"),
+        ("ttft_sent_p99>0.5", {"ttft_sent": distribution(0.6)}, "ttft_sent_p99 is 0.6"),
+        ("good_share<0.95", {"good_share": 0.9}, "good_share is 0.9"),
+        ("good_share<0.95", {"good_share": 0.95}, None),
+        ("output_tokens_per_s<1000", {"output_tokens_per_s": 999.0}, "is 999"),
+        ("errors>0", {"errors": {"cut": 1, "timeout": 2}}, "errors is 3"),
+        ("errors>0", {"errors": {}}, None),
+        ("errors_timeout>1", {"errors": {"cut": 1, "timeout": 2}}, "errors_timeout is 2"),
+        ("errors_client>0", {"errors": {"cut": 1}}, None),
+        ("error_share>0.2", {"errors": {"cut": 1, "timeout": 2}}, "error_share is 0.3"),
+        ("rejected_share>0", {"rejected_share": 0.1}, "rejected_share is 0.1"),
+        ("cpu_share>0.9", {"cpu_share": 0.95}, "cpu_share is 0.95"),
+        ("lag_max_s>100ms", {"lag_max_s": 0.2}, "lag_max_s is 0.2"),
+        ("concurrency_max<=3", {"concurrency_max": 3}, "concurrency_max is 3"),
+    ],
+)
+def test_conditions(text: str, fields: dict[str, object], held: str | None) -> None:
+    found = check(summary(**fields), [text])
+    assert len(found) == (held is not None)
+    assert all(said.startswith(f"{text}: ") and str(held) in said for said in found)
+
+
+def test_what_was_not_measured_does_not_pass() -> None:
+    conditions = ["ttft_p99>0.5", "good_share<0.9", "errors>0"]
+    found = check(summary(good_share=math.nan), conditions)
+    assert found == [
+        "ttft_p99>0.5: ttft_p99 was not measured",
+        "good_share<0.9: good_share was not measured",
+    ]
+    nothing = check(summary(planned=0), conditions)
+    assert [said.split(": ")[1] for said in nothing] == ["no request was measured"] * 3
+
+
+def test_every_name_is_one_of_the_summary() -> None:
+    whole = summary(ttft=distribution(1.0))
+    for name in (*TIMES, *NUMBERS):
+        assert parse_condition(f"{name}>1").name == name
+        assert isinstance(measure(whole, name), float)
+    assert len(TIMES) == len(DISTRIBUTIONS) * len(STATISTICS) + 1
+    assert set(OBJECTIVES) < set(DISTRIBUTIONS)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.reply import BadReply, News, Reply
+from tests.raw_server import DONE, event, text_event
+
+CHOICE = st.fixed_dictionaries(
+    {"index": st.integers(0, 3)},
+    optional={
+        "text": st.sampled_from(["", "a", "null", "ä€😀", '"\\', None]),
+        "token_ids": st.one_of(st.none(), st.lists(st.integers(0, 999), max_size=4)),
+        "logprobs": st.one_of(
+            st.none(),
+            st.fixed_dictionaries({"tokens": st.lists(st.sampled_from(["a", ","]), max_size=3)}),
+        ),
+        "finish_reason": st.sampled_from([None, "length"]),
+        "prompt_token_ids": st.just([1, 2, 3]),
+    },
+)
+DOCUMENTS = st.lists(
+    st.fixed_dictionaries(
+        {"choices": st.lists(CHOICE, max_size=3)},
+        optional={"error": st.none(), "usage": st.none(), "model": st.just("m")},
+    ),
+    max_size=5,
+)
+
+
+def count(choice: dict[str, Any]) -> int:
+    """By the rule that reply.py states, over plain Python values."""
+    if choice.get("token_ids") is not None:
+        return len(choice["token_ids"])
+    if choice.get("logprobs") is not None:
+        return len(choice["logprobs"]["tokens"])
+    return int(bool(choice.get("text")))
+
+
+def read(*parts: bytes, stream: bool = True, keep_text: bool = False) -> tuple[Reply, News]:
+    reply = Reply(stream, keep_text)
+    news = [one for part in parts for one in reply.feed(part)]
+    return reply, news + reply.finish()
+
+
+@given(DOCUMENTS, st.booleans(), st.integers(1, 40), st.booleans())
+def test_tokens_of_streams_are_those_of_plain_decoding(
+    documents: list[dict[str, Any]], ascii_only: bool, size: int, keep_text: bool
+) -> None:
+    data = b"".join(
+        b"data: %b\n\n" % json.dumps(document, ensure_ascii=ascii_only).encode()
+        for document in documents
+    )
+    data += DONE
+    parts = [data[place : place + size] for place in range(0, len(data), size)]
+    reply, news = read(*parts, keep_text=keep_text)
+    choices = [choice for document in documents for choice in document["choices"]]
+    counted = [(choice["index"], count(choice)) for choice in choices]
+    assert news == [one for one in counted if one[1]]
+    assert reply.tokens == sum(tokens for _, tokens in counted)
+    texts: dict[int, str] = {}
+    for choice in choices:
+        if choice.get("text"):
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    kept = {index: "".join(pieces) for index, pieces in (reply.texts or {}).items()}
+    assert kept == (texts if keep_text else {})
+
+
+@pytest.mark.parametrize(
+    ("choice", "tokens", "is_counted"),
+    [
+        ({"text": "", "token_ids": [5]}, 1, True),
+        ({"text": "abc", "token_ids": [5, 6, 7]}, 3, True),
+        ({"text": "abc", "token_ids": []}, 0, True),
+        ({"text": "abc", "token_ids": None}, 1, False),
+        ({"text": "abc", "token_ids": "of another kind"}, 1, False),
+        ({"text": "abc", "logprobs": {"tokens": ["a", "bc"]}}, 2, True),
+        ({"delta": {"content": "a"}, "logprobs": {"content": [{"token": "a"}]}}, 1, True),
+        ({"delta": {"role": "assistant", "content": ""}}, 0, False),
+        ({"delta": {"content": None, "reasoning_content": "so"}}, 1, False),
+        ({"delta": {"reasoning": "so", "reasoning_content": "so"}}, 1, False),
+        ({"delta": {}}, 0, False),
+        ({"text": None}, 0, False),
+    ],
+)
+def test_tokens_of_an_event(choice: dict[str, Any], tokens: int, is_counted: bool) -> None:
+    reply, news = read(event(choices=[choice]), DONE)
+    assert news == ([(0, tokens)] if tokens else [])
+    assert (reply.tokens, reply.is_counted) == (tokens, is_counted)
+
+
+def test_one_guess_makes_the_count_one() -> None:
+    reply, _ = read(text_event("a", token_ids=[1]), text_event("bcd"), DONE)
+    assert reply.tokens == 2
+    assert not reply.is_counted
+
+
+def test_reasoning_under_two_names_is_kept_once() -> None:
+    delta = {"reasoning": "so", "reasoning_content": "so", "content": "!"}
+    reply, _ = read(event(choices=[{"delta": delta}]), DONE, keep_text=True)
+    assert reply.texts == {0: ["so!"]}
+
+
+def test_usage_and_waiting_are_as_the_server_says() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 8, "queue_time": 0.25}
+    reply, _ = read(text_event("a"), event(choices=[], usage=usage), DONE)
+    assert (reply.usage_prompt_tokens, reply.usage_output_tokens, reply.queue_s) == (3, 8, 0.25)
+    reply, _ = read(event(choices=[], time_info={"queue_time": 0.5}), DONE)
+    assert reply.queue_s == 0.5
+    assert reply.usage_output_tokens == -1
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"data: {\n\n"],
+        [b'data: {"choices": 3}\n\n'],
+        [b'data: {"choices": [{"text": "\xff"}]}\n\n', DONE],
+        [text_event("a")],
+        [],
+        [event(error={"message": "no"}), DONE],
+        [b"event: error\n" + event(message="no"), DONE],
+        [b'{"choices": []}'],
+    ],
+)
+def test_streams_that_are_none_or_failed(parts: list[bytes]) -> None:
+    with pytest.raises(BadReply):
+        read(*parts)
+
+
+def test_nothing_counts_after_done() -> None:
+    _, news = read(DONE + text_event("a"))
+    assert news == []
+
+
+def test_whole_replies_count_what_each_choice_says() -> None:
+    choices = [{"index": 1, "token_ids": [1, 2]}, {"index": 0, "token_ids": [3]}]
+    body = json.dumps({"choices": choices, "usage": {"completion_tokens": 3}}).encode()
+    reply, news = read(body[:9], body[9:], stream=False)
+    assert (news, reply.is_counted) == ([(1, 2), (0, 1)], True)
+
+
+def test_whole_replies_share_out_their_usage() -> None:
+    choices = [{"index": index, "text": "…"} for index in range(3)]
+    body = json.dumps({"choices": choices, "usage": {"completion_tokens": 8}}).encode()
+    reply, news = read(body, stream=False)
+    assert news == [(0, 3), (1, 3), (2, 2)]
+    assert not reply.is_counted
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no JSON", b"[]", b'{"choices": []}', b'{"error": {"code": 1}}']
+)
+def test_whole_replies_that_are_none(body: bytes) -> None:
+    with pytest.raises(BadReply):
+        read(body, stream=False)
