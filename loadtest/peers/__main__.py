@@ -120,7 +120,7 @@ def _gemm(config: PeersConfig) -> list[dict[str, Any]]:
         raise ConfigError(f"matrix products were not measured: {done.stderr.strip()[-500:]}")
     found: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
     foreign = watch.foreign_cpus(0.0, float("inf"))
-    _say(f"matrix products: {peaks(found)} GFLOP/s, {foreign:.2f} foreign CPUs")
+    _say(f"matrix products: {peaks(found)} GFLOP/s, {foreign or 0:.2f} foreign CPUs")
     return found
 
 

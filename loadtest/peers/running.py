@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -186,13 +187,12 @@ def http_point(
     tokens = max(summary["usage_output_tokens"], summary["counted_output_tokens"])
     if tokens <= 0:
         raise ConfigError("neither the server nor the client counted any tokens")
-    foreign = watch.foreign_cpus(began, ended)
     return Point(
         concurrency=concurrency,
         tokens_per_s=tokens / (end - start),
         seconds=[end - start],
         rss_bytes=watch.peak_rss(began, ended),
-        foreign_cpus=None if foreign != foreign else foreign,
+        foreign_cpus=watch.foreign_cpus(began, ended),
         ttft_p50=summary["ttft"]["p50"],
         ttft_p99=summary["ttft"]["p99"],
         itl_p50=summary["itl"]["p50"],
@@ -248,13 +248,10 @@ def _measure_program(
 
 def offline_point(found: dict[str, Any], watch: Watch) -> Point:
     """Of a line of `programs/timing.py`."""
-    ordered = sorted(found["seconds"])
-    middle = ordered[len(ordered) // 2]
-    foreign = watch.foreign_cpus(found["began"], found["ended"])
     return Point(
         concurrency=found["concurrency"],
-        tokens_per_s=found["tokens"] / middle,
+        tokens_per_s=found["tokens"] / median(found["seconds"]),
         seconds=found["seconds"],
         rss_bytes=watch.peak_rss(found["began"], found["ended"]),
-        foreign_cpus=None if foreign != foreign else foreign,
+        foreign_cpus=watch.foreign_cpus(found["began"], found["ended"]),
     )

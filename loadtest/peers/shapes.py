@@ -1,8 +1,7 @@
 """The models that are compared: what a token costs in each, and what a sequence keeps.
 
 Counted, not measured. FLOP are multiply-adds of matrix products with weights, as two each, output
-head included; what attention and scans do besides is left out, which flatters their owners'
-tokens a second against the peak by nothing and ours neither. Knows no engine.
+head included. What attention and scans compute besides is left out. Knows no engine.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from loadtest.peers.result import Point, Result
-from loadtest.peers.shapes import shape_of
 
 USEFUL = 0.9
 """Of an engine's own best: what a concurrency must reach to count as useful."""
@@ -80,8 +79,7 @@ def _rate(result: Result) -> float:
 def _ratios(results: list[Result], ours: list[Result]) -> list[str]:
     """Our tok/s by theirs, at the best of each, and beside it the same by the FLOP of a token."""
     ours = [one for one in ours if one.best]
-    others = [one for one in results if one.best and not one.name.startswith("srm")]
-    others += [one for one in results if one.best and one.name.endswith("-pytorch")]
+    others = [one for one in results if one.best and one.version != "this commit"]
     if not ours or not others:
         return []
     lines = [
@@ -95,7 +93,7 @@ def _ratios(results: list[Result], ours: list[Result]) -> list[str]:
         cells = [
             f"{_rate(one) / _rate(other):.2f} "
             f"({_rate(one) * one.flops_per_token / _rate(other) / other.flops_per_token:.2f})"
-            if other.model.startswith(("srm",)) is False or one.model == other.model
+            if not other.model.startswith("srm") or one.model == other.model
             else "–"
             for one in ours
         ]
@@ -146,13 +144,3 @@ def _points(results: list[Result]) -> list[str]:
                 f"| {point.rss_bytes / 2**20:,.0f} MiB | {foreign} | {client} |"
             )
     return lines
-
-
-def state_ratio(one: Result, other: Result) -> float:
-    """How much larger the other's state of a sequence is."""
-    return other.state_bytes / one.state_bytes
-
-
-def kind_of(result: Result) -> str:
-    """Of its model."""
-    return shape_of(result.model).kind

@@ -67,11 +67,11 @@ class Watch:
         """The most memory in that time, in bytes; 0 if nothing was seen."""
         return max((one.rss_bytes for one in self.samples if began <= one.time <= ended), default=0)
 
-    def foreign_cpus(self, began: float, ended: float) -> float:
-        """Cores' worth of work by others meanwhile; NaN if it was too short to see."""
+    def foreign_cpus(self, began: float, ended: float) -> float | None:
+        """Cores' worth of work by others meanwhile; None if it was too short to see."""
         within = [one for one in self.samples if began <= one.time <= ended]
         if len(within) < 2:
-            return float("nan")
+            return None
         first, last = within[0], within[-1]
         foreign = (last.busy_s - first.busy_s) - (last.own_s - first.own_s)
         return max(0.0, foreign) / (last.time - first.time)

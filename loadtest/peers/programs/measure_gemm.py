@@ -1,11 +1,12 @@
 """What this machine does at best: matrix products by numpy and by PyTorch, plain and packed.
 
-The task: `dtype`, `threads`, `seconds`. Prints a JSON list of {by, dtype, shape, gflops}.
+The task: `dtype`, `threads`, `seconds`. Writes a JSON list of {by, dtype, shape, gflops}.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +34,7 @@ def main() -> None:
                 flops = 2 * shape[0] * shape[1] * shape[2]
                 gflops = flops / _seconds(run, task["seconds"]) / 1e9
                 found.append({"by": by, "dtype": dtype, "shape": shape, "gflops": gflops})
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found))
 
 
 def _products(

@@ -11,7 +11,7 @@ from loadtest.peers.programs.timing import Prompts, measure, read_task
 
 os.environ |= {"RWKV_V7_ON": "1", "RWKV_JIT_ON": "1", "RWKV_CUDA_ON": "0"}  # read when imported
 
-from rwkv.model import RWKV  # noqa: E402
+from rwkv.model import RWKV
 
 
 def main() -> None:

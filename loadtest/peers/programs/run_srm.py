@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine import Engine, SamplingParams
+from engine.offline import Progress
 from loadtest.peers.programs.timing import Prompts, measure, read_task
 
 
@@ -25,9 +26,9 @@ def main() -> None:
                 )
                 most = 0
 
-                def look(progress: object) -> None:
+                def look(progress: Progress) -> None:
                     nonlocal most
-                    most = max(most, getattr(progress, "running"))
+                    most = max(most, progress.running)
 
                 found = llm.generate(prompts[:1] if n > 1 else prompts, params, on_progress=look)
                 if num_tokens == task["output_tokens"] and most < len(prompts):

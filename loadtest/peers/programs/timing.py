@@ -70,4 +70,5 @@ def measure(task: dict[str, Any], prepare: Prepare) -> None:
             "seconds": seconds,
             "tokens": wanted,
         }
-        print(json.dumps(found), flush=True)
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
