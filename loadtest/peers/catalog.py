@@ -57,13 +57,14 @@ def _ours(width: int, concurrency: tuple[int, ...]) -> tuple[Peer, ...]:
     model = f"srm-{width}"
     serve = ("{python}", "{root}/srm.py", "serve", "--model", "{model}", *_SERVER)
     limits = ("--num-slots", "{slots}", "--dtype", "{dtype}", "--prefix-cache", "false")
+    quiet = ("--log-level", "warning")
     return (
         Peer(
             name=f"{model}-http",
             engine="srm serve",
             how="http",
             model=model,
-            command=(*serve, *limits),
+            command=(*serve, *limits, *quiet),
             concurrency=concurrency,
         ),
         Peer(
@@ -106,7 +107,7 @@ SERVERS = (
         environment="vllm",
         command=(
             *("{python}", "-m", "vllm.entrypoints.openai.api_server", *_SERVER),
-            *("--model", "{model}", "--served-model-name", "llama", "--dtype", "{dtype}"),
+            *("--model", "{model}", "--served-model-name", "llama-512", "--dtype", "{dtype}"),
             *("--max-model-len", "512", "--max-num-seqs", "{slots}"),
             *("--enforce-eager", "--no-enable-prefix-caching"),
         ),
@@ -129,6 +130,7 @@ SERVERS = (
             *("{environment}/bin/llama-server", *_SERVER, "--model", "{model}"),
             *("--threads", "{threads}", "--threads-batch", "{threads}"),
             *("--parallel", "{slots}", "--ctx-size", "{context}", "--cache-ram", "0"),
+            *("--alias", "llama-512"),
         ),
         concurrency=(16, 64, 256),
         state_width=2,
@@ -143,7 +145,7 @@ SERVERS = (
         suffix=".gguf",
         command=(
             *("{python}", "-m", "llama_cpp.server", "--host", "127.0.0.1", "--port", "{port}"),
-            *("--model", "{model}", "--model_alias", "llama", "--n_ctx", "512"),
+            *("--model", "{model}", "--model_alias", "llama-512", "--n_ctx", "512"),
             *("--n_threads", "{threads}", "--n_threads_batch", "{threads}"),
         ),
         concurrency=(1, 4),
@@ -159,7 +161,7 @@ SERVERS = (
         environment="max",
         command=(
             *("{environment}/bin/max", "serve", *_SERVER, "--model", "{model}"),
-            *("--served-model-name", "llama", "--devices", "cpu"),
+            *("--served-model-name", "llama-512", "--devices", "cpu"),
             *("--quantization-encoding", "float32", "--max-length", "512"),
             *("--max-batch-size", "{slots}"),
         ),

@@ -20,6 +20,7 @@ from engine.records import ROOT
 from loadtest.peers.catalog import Peer
 from loadtest.peers.config import PeersConfig
 from loadtest.peers.making import make_model, python_of, surroundings
+from loadtest.peers.programs.timing import FIRST_TOKEN
 from loadtest.peers.result import Point, Result
 from loadtest.peers.serving import free_port, server
 from loadtest.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
@@ -115,7 +116,9 @@ def _measure_server(
     variables = surroundings(peer.environment, config.folder) | peer.variables
     port = int(values["port"])
     log = folder / "server.log"
-    with server(command, variables, port, log, config.start_s) as process:
+    prompt = "a" if peer.has_text else [FIRST_TOKEN]
+    ask = {"model": peer.model, "prompt": prompt, "max_tokens": 1}
+    with server(command, variables, port, ask, log, config.start_s) as process:
         watch.pid = process.pid
         deadline = time.monotonic() + config.timeout_s
         first = peer.concurrency[0]
@@ -146,6 +149,7 @@ def _load(
     """The summary of a run of `srm loadtest`, with its warnings."""
     flags: dict[str, object] = {
         "url": f"http://127.0.0.1:{port}",
+        "served-model-name": peer.model,
         "arrivals": "concurrent",
         "concurrency": concurrency,
         "requests": requests,

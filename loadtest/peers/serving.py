@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -32,11 +33,13 @@ def server(
     command: list[str],
     variables: Mapping[str, str],
     port: int,
+    ask: Mapping[str, Any],
     log: Path,
     start_s: float,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Started, and waited for until /v1/models answers; ended with all its processes.
+    """Started, and waited for until it answers a completion; ended with all its processes.
 
+    `ask` is the body that it is asked. Some servers answer other routes long before this one.
     Raises ConfigError, with the end of its log, if it ends or does not answer within `start_s`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -52,23 +55,27 @@ def server(
         ) as process,
     ):
         try:
-            _wait_until_ready(process, port, log, start_s)
+            _wait_until_ready(process, port, ask, log, start_s)
             yield process
         finally:
             _end(process)
 
 
 def _wait_until_ready(
-    process: subprocess.Popen[bytes], port: int, log: Path, start_s: float
+    process: subprocess.Popen[bytes], port: int, ask: Mapping[str, Any], log: Path, start_s: float
 ) -> None:
-    deadline = time.monotonic() + start_s
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    deadline, said = time.monotonic() + start_s, ""
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(httpx.HTTPError):
-            if httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=2).is_success:
+            answer = httpx.post(url, json=ask, timeout=start_s)
+            said = f"; {answer.status_code}: {answer.text}"
+            if answer.is_success:
                 return
         time.sleep(0.2)
     why = f"does not answer after {start_s:g} s" if process.poll() is None else "ended"
-    raise ConfigError(f"the server {why}: {log.read_text(errors='replace')[-_SAID:].strip()}")
+    told = log.read_text(errors="replace")[-_SAID:].strip() + said[:_SAID]
+    raise ConfigError(f"the server {why}: {told}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

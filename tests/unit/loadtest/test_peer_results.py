@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -139,13 +140,31 @@ def test_the_record_becomes_tables_and_a_picture(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "peers.svg").read_text()
 
 
+ANSWERS_THE_SECOND = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    asked = 0
+    def do_POST(self):
+        Handler.asked += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(503 if Handler.asked < 2 else 200)
+        self.end_headers()
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(Handler.asked).encode())
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
 def test_a_server_is_waited_for_and_gone_afterwards(tmp_path: Path) -> None:
-    (tmp_path / "v1").mkdir()
-    (tmp_path / "v1" / "models").write_text("{}")
     port = free_port()
-    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
-    with server(command, os.environ, port, tmp_path / "server.log", 60) as process:
+    command = [sys.executable, "-c", ANSWERS_THE_SECOND, str(port)]
+    ask = {"model": "one", "prompt": "a", "max_tokens": 1}
+    with server(command, os.environ, port, ask, tmp_path / "server.log", 60) as process:
         assert process.poll() is None
+        assert httpx.get(f"http://127.0.0.1:{port}/").text == "2"
     assert process.returncode is not None
 
 
@@ -153,7 +172,7 @@ def test_a_server_that_ends_is_an_error_with_its_last_words(tmp_path: Path) -> N
     command = [sys.executable, "-c", "raise SystemExit('no such model')"]
     with (
         pytest.raises(ConfigError, match="no such model"),
-        server(command, os.environ, free_port(), tmp_path / "server.log", 60),
+        server(command, os.environ, free_port(), {}, tmp_path / "server.log", 60),
     ):
         pass
 
