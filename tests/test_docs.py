@@ -38,6 +38,7 @@ from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from engine.settings import field_docs
+from loadtest.peers.config import PeersConfig
 from loadtest.scenario import Scenario
 from server import (
     admin,
@@ -109,6 +110,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Precision benchmark": (PrecisionConfig,),
     "Samples benchmark": (SamplesBenchConfig,),
     "Until benchmark": (UntilBenchConfig,),
+    "Peers": (PeersConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""

@@ -204,8 +204,9 @@ def _offline(
 def _llama_cpp(model: str, *concurrency: int, **more: Any) -> Peer:
     known: dict[str, Any] = {"suffix": ".gguf", "most": 256, "is_narrow": False}
     known |= {"concurrency": concurrency}
-    what = ("llama.cpp, C API", "llama-cpp-python", "llama", "run_llama_cpp")
-    return _offline(*what, model, **known, **more)
+    return _offline(
+        "llama.cpp, C API", "llama-cpp-python", "llama", "run_llama_cpp", model, **(known | more)
+    )
 
 
 def _transformers(model: str, *concurrency: int) -> Peer:

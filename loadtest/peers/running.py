@@ -188,12 +188,11 @@ def http_point(
 ) -> Point:
     """Of a summary of the harness whose window is the whole run."""
     start, end = summary["window"]
-    tokens = max(summary["usage_output_tokens"], summary["counted_output_tokens"])
-    if tokens <= 0:
-        raise ConfigError("neither the server nor the client counted any tokens")
+    if not summary["output_tokens_per_s"]:
+        raise ConfigError("no tokens came")
     return Point(
         concurrency=concurrency,
-        tokens_per_s=tokens / (end - start),
+        tokens_per_s=summary["output_tokens_per_s"],
         seconds=[end - start],
         rss_bytes=watch.peak_rss(began, ended),
         foreign_cpus=watch.foreign_cpus(began, ended),

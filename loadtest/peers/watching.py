@@ -1,6 +1,6 @@
 """What processes take while others are measured: memory of one tree, and CPU of strangers.
 
-Reads /proc a few times a second. Knows no engine.
+Reads /proc a couple of times a second. Knows no engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-_PERIOD_S = 0.25
+_PERIOD_S = 0.5
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")

@@ -22,7 +22,7 @@ _LEAST_BATCH, _LEAST_STEP, _MOST_STEP = 2048, 512, 2048
 """Tokens that a call takes, and that are computed together."""
 
 
-@llama_cpp.llama_log_callback
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]  # not known here
 def _log(level: int, text: bytes, _data: Any) -> None:
     if level >= _ERROR:
         sys.stderr.write(text.decode(errors="replace"))
@@ -52,7 +52,7 @@ class Decoder:
 
     def generate(self, prompts: Any, num_tokens: int) -> int:
         """Greedy tokens for i32[sequences, length]; how many there are in all."""
-        count, length = prompts.shape
+        count, length = map(int, prompts.shape)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         newest = np.zeros(count, np.int32)
         at_once = max(1, self._most // length)

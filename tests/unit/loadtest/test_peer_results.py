@@ -88,12 +88,11 @@ def test_the_table_of_processes_has_this_one() -> None:
     assert me.rss_bytes > 2**20
 
 
-def test_a_point_over_http_is_what_the_server_counted_by_the_whole_window() -> None:
+def test_a_point_over_http_is_what_the_harness_says_of_the_whole_run() -> None:
     quantiles = {"p50": 0.1, "p99": 0.2}
     summary = {
         "window": (0.0, 4.0),
-        "usage_output_tokens": 400,
-        "counted_output_tokens": 390,
+        "output_tokens_per_s": 100.0,
         "ttft": quantiles,
         "itl": quantiles,
         "cpu_share": 0.3,
@@ -101,9 +100,8 @@ def test_a_point_over_http_is_what_the_server_counted_by_the_whole_window() -> N
     }
     found = http_point(summary, 16, watch_of(), 0.0, 4.0)
     assert (found.tokens_per_s, found.ttft_p99, found.foreign_cpus) == (100.0, 0.2, None)
-    with pytest.raises(ConfigError, match="counted"):
-        none = {"usage_output_tokens": 0, "counted_output_tokens": -1}
-        http_point(summary | none, 16, watch_of(), 0.0, 4.0)
+    with pytest.raises(ConfigError, match="no tokens"):
+        http_point(summary | {"output_tokens_per_s": 0.0}, 16, watch_of(), 0.0, 4.0)
 
 
 def test_a_point_of_a_program_is_its_median_repetition() -> None:
