@@ -49,11 +49,17 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SERVER = ("--host", "127.0.0.1", "--port", "{port}")
-_OURS = {256: (64, 256, 1024, 4096), 512: (64, 256, 1024), 1024: (16, 64, 256)}
+_Tried = tuple[int, ...]
+_OURS: dict[int, tuple[_Tried, _Tried, _Tried]] = {
+    256: ((64, 256, 1024, 4096), (256, 1024), (256, 1024)),
+    512: ((64, 256, 1024), (256, 1024), (64, 256)),
+    1024: ((16, 64, 256), (64, 256), (64,)),
+}
+"""By width: sequences at once over HTTP, offline, and in PyTorch."""
 _LLAMA: dict[str, Any] = {"model": "llama-512", "how": "http"}
 
 
-def _ours(width: int, concurrency: tuple[int, ...]) -> tuple[Peer, ...]:
+def _ours(width: int, http: _Tried, offline: _Tried, pytorch: _Tried) -> tuple[Peer, ...]:
     model = f"srm-{width}"
     serve = ("{python}", "{root}/srm.py", "serve", "--model", "{model}", *_SERVER)
     limits = ("--num-slots", "{slots}", "--dtype", "{dtype}", "--prefix-cache", "false")
@@ -65,7 +71,7 @@ def _ours(width: int, concurrency: tuple[int, ...]) -> tuple[Peer, ...]:
             how="http",
             model=model,
             command=(*serve, *limits, *quiet),
-            concurrency=concurrency,
+            concurrency=http,
         ),
         Peer(
             name=f"{model}-offline",
@@ -74,7 +80,7 @@ def _ours(width: int, concurrency: tuple[int, ...]) -> tuple[Peer, ...]:
             model=model,
             command=("run_srm",),
             task={"one_prompt": False},
-            concurrency=concurrency[1:],
+            concurrency=offline,
         ),
         Peer(
             name=f"{model}-pytorch",
@@ -83,7 +89,7 @@ def _ours(width: int, concurrency: tuple[int, ...]) -> tuple[Peer, ...]:
             how="offline",
             model=model,
             command=("run_pytorch",),
-            concurrency=concurrency[1:],
+            concurrency=pytorch,
         ),
     )
 
@@ -130,7 +136,7 @@ SERVERS = (
             *("{environment}/bin/llama-server", *_SERVER, "--model", "{model}"),
             *("--threads", "{threads}", "--threads-batch", "{threads}"),
             *("--parallel", "{slots}", "--ctx-size", "{context}", "--cache-ram", "0"),
-            *("--alias", "llama-512"),
+            *("--alias", "llama-512", "--log-verbosity", "2"),
         ),
         concurrency=(16, 64, 256),
         state_width=2,
@@ -240,7 +246,7 @@ OFFLINE = (
 )
 
 PEERS = (
-    *(peer for width, tried in _OURS.items() for peer in _ours(width, tried)),
+    *(peer for width, tried in _OURS.items() for peer in _ours(width, *tried)),
     SLOTS,
     *SERVERS,
     *OFFLINE,

@@ -24,7 +24,7 @@ class PeersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of each prompt, random ids."""
     output_tokens: int = 128
     """Of each completion, greedy, none ended early."""
-    seconds: float = 8.0
+    seconds: float = 6.0
     """Whole waves of requests are measured, at least one, about so long for each concurrency."""
     threads: int = 0
     """That every engine computes with; 0: as many as there are cores."""
