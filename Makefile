@@ -9,7 +9,7 @@ SOURCES := engine server training loadtest deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement peers-setup peers peers-setup peers check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -90,6 +90,12 @@ bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
 
 load: .venv/dev  ## a short load test of a server that is started here: MODEL=dir
 	$(BIN)/python -m tests.load_local $(MODEL)
+
+peers-setup: .venv/dev  ## other engines and all models, below ~/.cache/srm-peers
+	$(BIN)/python -m loadtest.peers setup
+
+peers: .venv/dev  ## measure them and ours in one run; writes docs/benchmarks/
+	$(BIN)/python -m loadtest.peers run
 
 check: lint types test kernels  ## what CI runs
 

@@ -89,6 +89,7 @@ SETTINGS = """
   prefix_share workers objectives fail_if metrics_url
   sweep loads first_load max_load settle_s resolution repeats knee_share good_share
   kind form window
+  peers_dir peers start_s memory_gib results
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""
 

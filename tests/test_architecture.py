@@ -134,6 +134,13 @@ SERVER_SEES = {
 }
 LOADTEST_SEES = {"engine.errors", "engine.settings", "engine.records"}
 """What every command of ours says, reads and writes in one way: nothing that serves."""
+PROGRAMS = "peers.programs."
+"""Of loadtest: what runs in other engines' environments, and ours as any user would have it run."""
+PROGRAMS_SEE = {
+    "loadtest.peers.programs.timing",
+    *("engine.Engine", "engine.SamplingParams", "engine.offline"),
+    *("engine.checkpoint", "training.recurrence"),  # the model in plain PyTorch
+}
 MAY_IMPORT_PACKAGES = {
     "engine": {"engine"},
     "server": {"server", "engine"},
@@ -172,8 +179,13 @@ def imports(tree: ast.AST) -> Iterator[str]:
 def violations(package: str, module: str, tree: ast.AST) -> list[str]:
     """What `package/module.py` does that the rules forbid. `module` is a dotted path."""
     found = []
+    is_program = package == "loadtest" and module.startswith(PROGRAMS)
     for name in imports(tree):
         top = name.split(".")[0]
+        if is_program:
+            if top in PACKAGES and name not in PROGRAMS_SEE:
+                found.append(f"a program of peers may not look into {name}")
+            continue
         if top in PACKAGES and top not in MAY_IMPORT_PACKAGES[package]:
             found.append(f"{package} may not import {name}")
         if top == "torch" and package != "training":
@@ -264,6 +276,9 @@ def test_every_module_says_what_it_is() -> None:
         ("server", "app", "import max", "may not import max"),
         ("loadtest", "run", "from engine.messages import Request", "may not look into"),
         ("loadtest", "run", "from server.config import ServerConfig", "may not import server"),
+        ("loadtest", "peers.running", "import torch", "torch"),
+        ("loadtest", "peers.programs.run_srm", "from engine.engine import Engine", "look into"),
+        ("loadtest", "peers.programs.run_rwkv", "from loadtest import run", "look into"),
         ("training", "loop", "def f():\n    from engine.config import load", "at the top"),
         ("server", "app", "if typing.TYPE_CHECKING:\n    import x", "hides a cycle"),
     ],

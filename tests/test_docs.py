@@ -41,6 +41,7 @@ from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from engine.settings import field_docs
 from loadtest.bench_client import ClientBenchConfig
+from loadtest.peers.config import PeersConfig
 from loadtest.scenario import Scenario
 from server import (
     admin,
@@ -115,6 +116,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Samples benchmark": (SamplesBenchConfig,),
     "Until benchmark": (UntilBenchConfig,),
     "Table of records": (TableConfig,),
+    "Peers": (PeersConfig,),
     "Precompilation": (PrecompileConfig,),
 }
 """Sections of configuration.md, and whose settings they list."""

@@ -1,0 +1,82 @@
+"""The models that are compared: what a token costs in each, and what a sequence keeps.
+
+Counted, not measured. FLOP are multiply-adds of matrix products with weights, as two each, output
+head included. What attention and scans compute besides is left out. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+KINDS = ("srm", "llama", "mamba", "mamba2", "rwkv4", "rwkv7")
+LAYERS, HEADS, VOCAB_SIZE, N_CTX = 8, 4, 8192, 512
+"""Of every model, as in the paper."""
+
+_MAMBA_STATE, _MAMBA_CONV, _MAMBA2_HEADS = 16, 4, 8
+_RWKV_HEAD, _RWKV_RANK = 64, 64
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """One model."""
+
+    kind: str
+    """Of KINDS. `mamba2` has the paper's state of d_model / 2 in 8 heads, `mamba` one of 16."""
+    d_model: int
+
+    @property
+    def name(self) -> str:
+        """Such as `llama-512`."""
+        return f"{self.kind}-{self.d_model}"
+
+    @property
+    def flops_per_token(self) -> int:
+        """Of decoding one token."""
+        head = self.d_model * VOCAB_SIZE
+        return 2 * (LAYERS * self._weights_per_layer + head)
+
+    @property
+    def _weights_per_layer(self) -> int:
+        d = self.d_model
+        if self.kind == "srm":
+            return (8 + 2) * d * d  # up and down by 4; into the heads and out
+        if self.kind == "llama":
+            return (4 + 3 * 4) * d * d  # q, k, v, o; gate, up and down by 4
+        if self.kind == "mamba":
+            inner, rank = 2 * d, d // 16
+            mixed = inner * (rank + 2 * _MAMBA_STATE) + rank * inner
+            return d * 2 * inner + mixed + inner * d
+        if self.kind == "mamba2":
+            inner, state = 2 * d, d // 2
+            return d * (2 * inner + 2 * state + _MAMBA2_HEADS) + inner * d
+        if self.kind == "rwkv4":
+            return (4 + 9) * d * d  # r, k, v, o; key and value by 4, receptance
+        return (4 + 8) * d * d + 8 * d * _RWKV_RANK  # the same without receptance; 4 low ranks
+
+    def state_bytes(self, width: int = 4) -> int:
+        """What one sequence of N_CTX tokens keeps between steps, numbers of `width` bytes."""
+        d = self.d_model
+        numbers = {
+            "srm": d,
+            "llama": 2 * N_CTX * d,
+            "mamba": 2 * d * (_MAMBA_STATE + _MAMBA_CONV - 1),
+            "mamba2": 2 * d * (d // 2) + (2 * d + d) * (_MAMBA_CONV - 1),
+            "rwkv4": 5 * d,
+            "rwkv7": d * _RWKV_HEAD + 2 * d,
+        }[self.kind]
+        return LAYERS * numbers * width
+
+    def task(self) -> dict[str, int]:
+        """As the programs of peers are told."""
+        return {
+            "d_model": self.d_model,
+            "num_layers": LAYERS,
+            "num_heads": HEADS,
+            "vocab_size": VOCAB_SIZE,
+            "n_ctx": N_CTX,
+        }
+
+
+def shape_of(name: str) -> Shape:
+    """Of `llama-512` and the like."""
+    kind, _, width = name.partition("-")
+    return Shape(kind, int(width))

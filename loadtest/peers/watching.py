@@ -1,0 +1,121 @@
+"""What processes take while others are measured: memory of one tree, and CPU of strangers.
+
+Reads /proc a couple of times a second. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+_PERIOD_S = 0.5
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+
+
+class Process(NamedTuple):
+    """One line of the table of processes."""
+
+    parent: int
+    cpu_s: float
+    """Its own and that of its children that have ended."""
+    rss_bytes: int
+
+
+class Sample(NamedTuple):
+    """One look."""
+
+    time: float
+    """On the monotonic clock."""
+    busy_s: float
+    """CPU that all of the machine has taken since it started."""
+    own_s: float
+    """Of that, this process and all below it."""
+    rss_bytes: int
+    """Of the watched process and all below it; pages that they share count for each."""
+
+
+class Watch:
+    """Samples from `with` on until its end."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.pid = 0
+        """Whose memory is summed up; 0: nobody's."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def peak_rss(self, began: float, ended: float) -> int:
+        """The most memory in that time, in bytes; 0 if nothing was seen."""
+        return max((one.rss_bytes for one in self.samples if began <= one.time <= ended), default=0)
+
+    def foreign_cpus(self, began: float, ended: float) -> float | None:
+        """Cores' worth of work by others meanwhile; None if it was too short to see."""
+        within = [one for one in self.samples if began <= one.time <= ended]
+        if len(within) < 2:
+            return None
+        first, last = within[0], within[-1]
+        foreign = (last.busy_s - first.busy_s) - (last.own_s - first.own_s)
+        return max(0.0, foreign) / (last.time - first.time)
+
+    def _look(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            table = processes()
+            busy_s = _busy_s()
+            own = below(os.getpid(), table)
+            watched = below(self.pid, table) if self.pid else set()
+            self.samples.append(
+                Sample(
+                    time=time.monotonic(),
+                    busy_s=busy_s,
+                    own_s=sum(table[pid].cpu_s for pid in own),
+                    rss_bytes=sum(table[pid].rss_bytes for pid in watched),
+                )
+            )
+
+
+def processes() -> dict[int, Process]:
+    """Every process that there is, by its id."""
+    found = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            cpu_s = sum(map(int, fields[11:15])) / _TICK
+            found[int(entry.name)] = Process(int(fields[1]), cpu_s, int(fields[21]) * _PAGE)
+    return found
+
+
+def below(pid: int, table: dict[int, Process]) -> set[int]:
+    """A process and all that descend from it, as far as they are in the table."""
+    found = {pid} & table.keys()
+    while more := {one for one, process in table.items() if process.parent in found} - found:
+        found |= more
+    return found
+
+
+def _busy_s() -> float:
+    user, nice, system, _idle, _waiting, *others = map(
+        int, (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + sum(others)) / _TICK
