@@ -36,7 +36,10 @@ def recording(
     **scenario: Any,
 ) -> Recording:
     """Events are (request, choice, time, tokens) in any order; clients as in CLIENT."""
-    needed = {"trace": {"trace": Path("trace.jsonl")}, "ramp": {"rate_end": 100.0}}
+    needed: dict[str, dict[str, Any]] = {
+        "trace": {"trace": Path("trace.jsonl")},
+        "ramp": {"rate_end": 100.0},
+    }
     kind = needed.get(scenario.get("arrivals", ""), {})
     settings = Scenario(**({"duration_s": 10.0} | kind | scenario))
     return Recording(

@@ -24,7 +24,7 @@ from loadtest.peers.watching import Process, Sample, Watch, below, processes
 
 
 def point(concurrency: int, rate: float, **more: Any) -> Point:
-    known = {"seconds": [1.0], "rss_bytes": 2**30, "foreign_cpus": 0.0}
+    known: dict[str, Any] = {"seconds": [1.0], "rss_bytes": 2**30, "foreign_cpus": 0.0}
     return Point(concurrency=concurrency, tokens_per_s=rate, **(known | more))
 
 
