@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def test_a_run_compared_with_itself_differs_in_nothing() -> None:
 
 
 def test_a_clear_difference_is_called_one_and_chance_is_not() -> None:
-    settings = {"rate": 30, "seconds": 20}
+    settings: dict[str, Any] = {"rate": 30, "seconds": 20}
     base = report(run_of(seed=0, **settings))
     again = compare_reports(base, report(run_of(seed=1, **settings))).steps[0].rows
     slow = compare_reports(base, report(run_of(seed=1, token_s=0.03, **settings)))
