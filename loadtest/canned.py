@@ -29,7 +29,7 @@ _CHOICE = b'{"index":0,"text":" token","logprobs":null,"finish_reason":null,"tok
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n%b\r\n"
 
 
-class CannedConfig(msgspec.Struct, frozen=True):
+class Canned(msgspec.Struct, frozen=True):
     """Settings of the canned server."""
 
     port: int = 8001
@@ -45,7 +45,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, config: CannedConfig) -> None:
+    def __init__(self, config: Canned) -> None:
         token = _chunk(_FRAME % (_CHOICE, b'"usage":null'))
         count = config.max_tokens
         last = _FRAME % (b"", _USAGE % (count, 32 + count))
@@ -76,7 +76,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(self._first + self._rest)
 
 
-async def _serve(config: CannedConfig) -> None:
+async def _serve(config: Canned) -> None:
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, over.set)
@@ -92,6 +92,4 @@ async def _serve(config: CannedConfig) -> None:
 if __name__ == "__main__":
     _, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_hard, _hard))
-    uvloop.run(
-        _serve(load(CannedConfig, sys.argv[1:], environ={}, prog="python -m loadtest.canned"))
-    )
+    uvloop.run(_serve(load(Canned, sys.argv[1:], environ={}, prog="python -m loadtest.canned")))

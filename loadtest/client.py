@@ -7,9 +7,7 @@ connection. Knows neither plans nor how many requests there are.
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
-import resource
 import time
 from collections.abc import Callable
 from itertools import takewhile
@@ -19,19 +17,11 @@ from engine.errors import ConfigError
 from loadtest import recording
 from loadtest.connection import Connection
 from loadtest.exchange import Exchange, Verdict, queue_seconds
+from loadtest.os_limits import exhausted
 from loadtest.reply import BadReply, News
 from loadtest.rows import Rows
 from loadtest.target import Target
 from loadtest.workload import Asked
-
-_EXHAUSTED = {
-    errno.EMFILE: "open files a process (RLIMIT_NOFILE)",
-    errno.ENFILE: "open files of the machine (fs.file-max)",
-    errno.EADDRNOTAVAIL: "local ports (net.ipv4.ip_local_port_range)",
-    errno.ENOBUFS: "memory of sockets",
-    errno.ENOMEM: "memory of sockets",
-}
-"""What this machine, and not the server, can lack for one more connection."""
 
 
 class Rules(NamedTuple):
@@ -134,8 +124,8 @@ class Client:
                 server_hostname=target.server_name or None,
             )
         except OSError as error:
-            if error.errno in _EXHAUSTED:
-                self._on_fatal(self._exhausted(error.errno))
+            if (lack := exhausted(error, self._worker, len(self._connections))) is not None:
+                self._on_fatal(lack)
             elif not exchange.is_over:
                 self._fail(exchange, "connect", str(error), time.monotonic())
             return
@@ -152,14 +142,6 @@ class Client:
         if math.isnan(exchange.sent):
             exchange.sent = time.monotonic() - self._started
         connection.send(b"%b%d\r\n\r\n%b" % (self._target.head, len(body), body), self)
-
-    def _exhausted(self, code: int) -> ConfigError:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return ConfigError(
-            f"this machine is out of {_EXHAUSTED[code]} with {len(self._connections)} connections "
-            f"of client process {self._worker}, which may open {soft} files: allow more, or use "
-            "less concurrency, a lower rate or more workers"
-        )
 
     # Receiving: what connections call
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import resource
 import signal
 import time
 from typing import Any
@@ -20,6 +19,7 @@ from engine.errors import ConfigError, SRMError
 from loadtest import arrivals, frames, recording
 from loadtest.client import Client, Rules
 from loadtest.exchange import Exchange
+from loadtest.os_limits import allow_files, own_concurrency
 from loadtest.pace import ClosedLoop, OpenLoop
 from loadtest.rows import Rows
 from loadtest.scenario import Scenario
@@ -30,8 +30,6 @@ _TICK_S = 0.01
 """How often the event loop's lag is looked at."""
 _TELL_S = 0.5
 _ROW_S = 1.0
-_SPARE_FILES = 64
-"""Beside connections."""
 
 
 def main() -> None:
@@ -57,28 +55,6 @@ def main() -> None:
         frames.write(out, result)
     except SRMError as error:
         frames.write(out, frames.Failed(error.message, isinstance(error, ConfigError)))
-
-
-def own_concurrency(scenario: Scenario, worker: int, workers: int) -> int:
-    """Of a closed loop's requests under way, those of one process."""
-    total = 1 if scenario.arrivals == "synchronous" else scenario.concurrency
-    return total // workers + (worker < total % workers)
-
-
-def allow_files(scenario: Scenario, worker: int, workers: int) -> None:
-    """Let this process open as many files as the OS lets it.
-
-    Raises ConfigError if a closed loop needs more; an open loop's need shows on the way.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    need = _SPARE_FILES + (0 if scenario.open_loop else own_concurrency(scenario, worker, workers))
-    if need > hard != resource.RLIM_INFINITY:
-        raise ConfigError(
-            f"concurrency = {scenario.concurrency} with workers = {workers} needs {need} open "
-            f"files in a process, and the OS allows {hard} (ulimit -Hn): allow more, or use at "
-            f"least {-(-scenario.concurrency // max(hard - _SPARE_FILES, 1))} workers"
-        )
 
 
 def _loop(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:

@@ -72,7 +72,7 @@ def test_the_usage_names_every_command(
         (
             ["bench"],
             "measures engine, prefill, host, simulate, prefix, snapshot, precision, samples, "
-            "until, http, text, server, jobs, background; got []",
+            "until, http, text, server, client, jobs, background; got []",
         ),
     ],
 )
