@@ -61,6 +61,14 @@ class ReportConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def main(argv: list[str]) -> int:
     """One command; its exit code. Raises SRMError."""
+    try:
+        return _command(argv)
+    except KeyboardInterrupt:  # before or after a run, which ends in order by itself
+        say("interrupted")
+        return INTERRUPTED
+
+
+def _command(argv: list[str]) -> int:
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     command = " ".join(["srm loadtest", *argv])
     if name == "run":

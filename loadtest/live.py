@@ -86,7 +86,7 @@ def _table(title: str, rows: list[tuple[str, str]]) -> Table:
 
 
 def _lines(title: str, meter: Meter) -> OnProgress:
-    told = -_LINE_S + 1.0
+    told = -_LINE_S
 
     def tell(progress: Progress) -> None:
         nonlocal told

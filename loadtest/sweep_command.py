@@ -55,6 +55,8 @@ def sweep(argv: list[str], command: str) -> int:
             show_step(run)
     except SRMError as error:
         failure = error
+    except KeyboardInterrupt:  # between two steps
+        interrupted = True
     if not runs:
         raise failure or ConfigError("interrupted before the first step was over: no report")
     found = swept(config, scenario, runs)

@@ -170,7 +170,8 @@ def test_two_reports_are_compared(
 
 def test_the_command_is_known_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert srm.main(["loadtest", "--help"]) == 0
-    assert all(name in capsys.readouterr().out for name in ("run", "sweep", "offline", "report"))
+    usage = capsys.readouterr().out
+    assert all(f"  {name}  " in usage for name in ("run", "sweep", "offline", "report", "compare"))
     assert srm.main(["loadtest", "replay"]) == ConfigError.exit_code
     assert "replay" in capsys.readouterr().err
     assert srm.main(["loadtest", "compare", "--help"]) == 0
