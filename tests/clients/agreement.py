@@ -7,6 +7,7 @@ a record with every figure of every run.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ from tests.theory import Times
 from tests.toy_server import ToyConfig, ToyServer
 
 TOOLS: dict[str, Callable[[Path, str, Load], Figures]] = {"srm": by_srm, "guidellm": by_guidellm}
-TOY = ToyConfig(ttft_s=0.1, itl_s=0.01)
+TOY = ToyConfig(ttft_s=0.5, itl_s=0.025)
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 NAMES = dict(zip(MEASURES, ("TTFT, s", "ITL, s", "E2E, s", "requests/s", "tokens/s"), strict=True))
 
@@ -59,10 +60,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("toy", Load(requests=160, tokens=64, prompt=PROMPT, streams=8)),
-    Case("toy", Load(requests=150, tokens=64, prompt=PROMPT, rate=10)),
-    Case("srm, demo model", Load(requests=320, tokens=128, prompt=PROMPT, streams=16)),
-    Case("srm, demo model", Load(requests=300, tokens=128, prompt=PROMPT, rate=15)),
+    Case("toy", Load(requests=64, tokens=64, prompt=PROMPT, streams=8)),
+    Case("toy", Load(requests=64, tokens=64, prompt=PROMPT, rate=4)),
+    Case("srm, demo model", Load(requests=160, tokens=64, prompt=PROMPT, streams=16)),
+    Case("srm, demo model", Load(requests=100, tokens=64, prompt=PROMPT, rate=6)),
 )
 
 
@@ -96,6 +97,7 @@ def measure(case: Case, repeats: int, folder: Path) -> list[dict[str, Any]]:
                 url, truth = before()
                 figures = tool(folder / f"{name}-{number}", url, case.load)
                 row = {"tool": name, "told": as_data(figures), "truth": as_data(truth())}
+                row["load_average"] = os.getloadavg()[0]
                 rows.append({"server": case.server, "load": str(case.load), **row})
                 sys.stderr.write(f"{rows[-1]}\n")
     return rows
@@ -179,9 +181,11 @@ def main() -> int:
             rows += measure(case, config.repeats, Path(folder) / f"{number}")
         stalls = stall()
     record |= {"settings": settings_of(config), "toy": vars(TOY), "runs": rows, "stalls": stalls}
+    busy = [row["load_average"] for row in rows]
     note = (
         "Medians of all repeats. The server's figures are what the toy server wrote down, and "
-        "sums by counts of our server's histograms between the beginning and the end of a run.\n\n"
+        "sums by counts of our server's histograms between the beginning and the end of a run. "
+        f"Load average of the machine after each run: {min(busy):.1f} to {max(busy):.1f}.\n\n"
     )
     text = note + table(rows) + "\n" + stall_table(stalls)
     write_record(record, "agreement", text, config.output)
