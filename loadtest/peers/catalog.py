@@ -153,6 +153,7 @@ SERVERS = (
             *("{python}", "-m", "llama_cpp.server", "--host", "127.0.0.1", "--port", "{port}"),
             *("--model", "{model}", "--model_alias", "llama-512", "--n_ctx", "512"),
             *("--n_threads", "{threads}", "--n_threads_batch", "{threads}"),
+            *("--interrupt_requests", "False"),
         ),
         concurrency=(1, 4),
         has_text=True,
