@@ -9,7 +9,7 @@ SOURCES := engine server training loadtest deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement peers-setup peers peers-setup peers check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement peers-setup peers check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
