@@ -22,7 +22,6 @@ from loadtest.exchange import Exchange
 from loadtest.os_limits import allow_files, own_concurrency
 from loadtest.pace import ClosedLoop, OpenLoop
 from loadtest.rows import Rows
-from loadtest.scenario import Scenario
 from loadtest.so_far import SoFar
 from loadtest.workload import Workload
 

@@ -96,10 +96,16 @@ def measure(case: Case, repeats: int, folder: Path) -> list[dict[str, Any]]:
             for name, tool in TOOLS.items():
                 url, truth = before()
                 figures = tool(folder / f"{name}-{number}", url, case.load)
-                row = {"tool": name, "told": as_data(figures), "truth": as_data(truth())}
-                row["load_average"] = os.getloadavg()[0]
-                rows.append({"server": case.server, "load": str(case.load), **row})
-                sys.stderr.write(f"{rows[-1]}\n")
+                row = {
+                    "server": case.server,
+                    "load": str(case.load),
+                    "tool": name,
+                    "told": as_data(figures),
+                    "truth": as_data(truth()),
+                    "load_average": os.getloadavg()[0],
+                }
+                rows.append(row)
+                sys.stderr.write(f"{row}\n")
     return rows
 
 
