@@ -96,6 +96,8 @@ def compare(folder_a: Path, folder_b: Path) -> Comparison:
 
 def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B") -> Comparison:
     """Single runs are compared whatever their names; steps of sweeps by name."""
+    if label_a == label_b:  # a folder with itself
+        label_a, label_b = f"{label_a} (A)", f"{label_b} (B)"
     if len(a.runs) == len(b.runs) == 1:
         name_a, name_b = a.runs[0].summary.name, b.runs[0].summary.name
         name = name_a if name_a == name_b else f"{name_a} and {name_b}"

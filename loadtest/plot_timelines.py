@@ -76,7 +76,7 @@ def timeline_pictures(run: RunReport, name: str) -> list[Picture]:
             _picture(run, f"{name}-ended", "Requests ended", "requests_per_s",
                      [seen("whole", FIRST, client.completed_per_s),
                       seen("failed", BAD, client.errors_per_s)]),
-            _picture(run, f"{name}-ttft", "TTFT by time of request", "seconds",
+            _picture(run, f"{name}-ttft-times", "TTFT by time of request", "seconds",
                      [seen("p50", FIRST, client.ttft_p50),
                       seen("p99", SECOND, client.ttft_p99, most=True)]),
             _picture(run, f"{name}-prompt", "Prompt tokens", "tokens_per_s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ def report(*runs: Run) -> Report:
 
 def test_a_run_compared_with_itself_differs_in_nothing() -> None:
     one = report(run_of(rate=30, seconds=20))
-    found = compare_reports(one, one)
+    found = compare_reports(one, one, "same", "same")
+    assert (found.label_a, found.label_b) == ("same (A)", "same (B)")
     (step,) = found.steps
     for row in step.rows:
         assert row.a == row.b
@@ -38,11 +40,12 @@ def test_a_run_compared_with_itself_differs_in_nothing() -> None:
     assert sorted(tested) == sorted(ESTIMATED)
     assert not found.is_clear
     assert found.conditions == ()
-    assert "Scenarios, machines and versions are the same." in text(found)
+    for said in (text(found), html(found)):
+        assert "Scenarios, machines and versions are the same." in said
 
 
 def test_a_clear_difference_is_called_one_and_chance_is_not() -> None:
-    settings = {"rate": 30, "seconds": 20}
+    settings: dict[str, Any] = {"rate": 30, "seconds": 20}
     base = report(run_of(seed=0, **settings))
     again = compare_reports(base, report(run_of(seed=1, **settings))).steps[0].rows
     slow = compare_reports(base, report(run_of(seed=1, token_s=0.03, **settings)))

@@ -74,7 +74,10 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run, Report]:
     folder = tmp_path_factory.mktemp("single")
-    objectives = {"objectives": ("ttft<0.5", "e2e<1ms"), "fail_if": ("ttft_p99>1ms", "errors>9999")}
+    objectives: dict[str, Any] = {
+        "objectives": ("ttft<0.5", "e2e<1ms"),
+        "fail_if": ("ttft_p99>1ms", "errors>9999"),
+    }
     run = run_of("The harness was late.", rate=40, seconds=12, failing=0.05, **objectives)
     return folder, run, write_reports(folder, [run])
 
