@@ -62,7 +62,10 @@ async def _until_over(scenario: Scenario, on_progress: OnProgress, command: str)
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
-        return await run(scenario, on_progress, command, stop)
+        recording = await run(scenario, on_progress, command, stop)
+        if stop.is_set():  # too late for this run, but whoever pressed it wants no further one
+            recording.about.stopped_by = "interrupt"
+        return recording
     finally:
         loop.remove_signal_handler(signal.SIGINT)
 

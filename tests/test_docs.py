@@ -38,8 +38,11 @@ from engine.messages import SamplingParams
 from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from engine.settings import field_docs
+from loadtest.__main__ import ReportConfig
 from loadtest.bench_client import ClientBenchConfig
+from loadtest.offline import OfflineConfig
 from loadtest.scenario import Scenario
+from loadtest.sweep import SweepConfig
 from server import (
     admin,
     batch_replies,
@@ -96,6 +99,9 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Training": (TrainConfig,),
     "Evaluation": (EvaluateConfig,),
     "Load tests": (Scenario,),
+    "Sweeps": (SweepConfig,),
+    "Offline load tests": (OfflineConfig,),
+    "Reports of load tests": (ReportConfig,),
     "Engine benchmark": (EngineBenchConfig,),
     "Prefill benchmark": (PrefillBenchConfig,),
     "Host benchmark": (HostBenchConfig,),

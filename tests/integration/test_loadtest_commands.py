@@ -120,7 +120,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         assert "elapsed" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == INTERRUPTED
+    assert process.returncode == INTERRUPTED, err
     assert "Traceback" not in err
     assert "ended by interrupt" in out
     recording = load(tmp_path)

@@ -95,7 +95,7 @@ def test_ctrl_c_reports_the_steps_before(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith("concurrent 1: Completed")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == INTERRUPTED
+    assert process.returncode == INTERRUPTED, err
     assert "Traceback" not in err
     assert [run.summary.name for run in read_report(tmp_path).runs] == ["concurrent 1"]
 
