@@ -1,4 +1,7 @@
-"""Plots over the steps of a sweep: latency against throughput and load, and the knee."""
+"""Plots over the steps of a sweep: latency against throughput and load, and the knee.
+
+Lines go through the medians of steps of one load, which stand beside them as dots.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,15 @@ def by_load(runs: Sequence[RunReport]) -> list[RunReport]:
     return sorted(runs, key=lambda run: value_of(run.summary, _load(runs)))
 
 
+def _repeats(runs: Sequence[RunReport]) -> list[list[int]]:
+    """The places of runs that were asked for the same load, in their order."""
+    found: dict[float, list[int]] = {}
+    for place, run in enumerate(runs):
+        asked = run.scenario.rate if run.scenario.open_loop else run.scenario.concurrency
+        found.setdefault(asked, []).append(place)
+    return list(found.values())
+
+
 def _load(runs: Sequence[RunReport]) -> str:
     """What says how much was asked of the server: a rate, or how much was under way."""
     is_open = all(run.scenario.open_loop for run in runs)
@@ -69,13 +81,17 @@ def _picture(
     x_unit = unit_for(MEASURES[x].kind, across)
     label = x_unit.head(MEASURES[x].label.lower())
     label = "requests in flight, mean" if x == "concurrency" else label
+    repeats = _repeats(runs)
     known = np.array([v for values in up.values() for v in values if v > 0])
     is_wide = kind == "seconds" and len(known) and known.max() > 8 * known.min()
     with axes_of(unit.name + (", log scale" if is_wide else ""), label) as axes:
         for (key, values), colour in zip(up.items(), (FIRST, SECOND), strict=False):
+            places, heights = np.array(across) * x_unit.factor, np.array(values) * unit.factor
+            if len(repeats) < len(runs):
+                axes.plot(places, heights, "o", color=colour, markersize=2.5, alpha=0.45)
             axes.plot(
-                np.array(across) * x_unit.factor,
-                np.array(values) * unit.factor,
+                [np.median(places[same]) for same in repeats],
+                [np.median(heights[same]) for same in repeats],
                 color=colour,
                 marker="o",
                 markersize=3.5,

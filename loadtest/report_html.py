@@ -5,12 +5,13 @@ Its look is report.html, a template of jinja2, beside this file.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from loadtest.plot_latency import latency_pictures
 from loadtest.plot_sweep import sweep_pictures
@@ -40,6 +41,9 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters["svg"] = lambda picture: Markup(picture.svg)  # escaped where it was made
+TEMPLATES.filters["code"] = lambda text: Markup(
+    re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+)
 
 
 def html(report: Report) -> str:
@@ -51,11 +55,7 @@ def html(report: Report) -> str:
         when=datetime.fromtimestamp(first.started_unix, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         machine=first.machine,
         url=first.scenario.url,
-        warnings=[
-            warning if single else f"{run.summary.name}: {warning}"
-            for run in report.runs
-            for warning in run.warnings
-        ],
+        warnings=first.warnings if single else _of_sweep(report),
         tiles=_tiles(first) if single else [],
         knee=report.knee,
         steps=None if single else steps_table(report.runs),
@@ -68,6 +68,20 @@ def html(report: Report) -> str:
     )
 
 
+def _of_sweep(report: Report) -> list[str]:
+    """What a reader must know of the knee; what there is to know of other steps is said there."""
+    warned = [run for run in report.runs if run.warnings]
+    found = [
+        f"{run.summary.name}: {warning}"
+        for run in warned
+        if run.summary.name == report.knee
+        for warning in run.warnings
+    ]
+    if warned:
+        found.append(f"{len(warned)} of {len(report.runs)} steps have warnings, which stand there.")
+    return found
+
+
 def _run(run: RunReport, name: str) -> dict[str, Any]:
     summary = run.summary
     low, high = summary.window
@@ -77,6 +91,7 @@ def _run(run: RunReport, name: str) -> dict[str, Any]:
     }
     return {
         "name": summary.name,
+        "warnings": run.warnings,
         "measured": f"Measured from {low:g} s to {high:g} s of {run.seconds:.1f} s; "
         f"the run ended by {run.stopped_by}.",
         "objectives": objectives_table(run),

@@ -85,7 +85,8 @@ def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found.sentences()))
     for run in at_knee:
         sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in failed(run)))
-    write_reports(folder, runs, at_knee[0].summary.name if at_knee else None)
+    in_order = sorted(runs, key=lambda run: load_of(run.recording.about.scenario))
+    write_reports(folder, in_order, at_knee[0].summary.name if at_knee else None)
     sys.stdout.write(outcome.where(folder))
     return exit_code(at_knee)
 

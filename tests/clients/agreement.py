@@ -40,7 +40,7 @@ from tests.toy_server import ToyConfig, ToyServer
 TOOLS: dict[str, Callable[[Path, str, Load], Figures]] = {"srm": by_srm, "guidellm": by_guidellm}
 TOY = ToyConfig(ttft_s=0.5, itl_s=0.025)
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
-NAMES = dict(zip(MEASURES, ("TTFT, s", "ITL, s", "E2E, s", "requests/s", "tokens/s"), strict=True))
+NAMES = dict(zip(MEASURES, ("TTFT, s", "TPOT, s", "E2E, s", "requests/s", "tokens/s"), strict=True))
 
 
 class AgreementConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,10 +96,16 @@ def measure(case: Case, repeats: int, folder: Path) -> list[dict[str, Any]]:
             for name, tool in TOOLS.items():
                 url, truth = before()
                 figures = tool(folder / f"{name}-{number}", url, case.load)
-                row: dict[str, Any] = {"tool": name, "told": as_data(figures), "truth": as_data(truth())}
-                row["load_average"] = os.getloadavg()[0]
-                rows.append({"server": case.server, "load": str(case.load), **row})
-                sys.stderr.write(f"{rows[-1]}\n")
+                row = {
+                    "server": case.server,
+                    "load": str(case.load),
+                    "tool": name,
+                    "told": as_data(figures),
+                    "truth": as_data(truth()),
+                    "load_average": os.getloadavg()[0],
+                }
+                rows.append(row)
+                sys.stderr.write(f"{row}\n")
     return rows
 
 
@@ -184,7 +190,9 @@ def main() -> int:
     busy = [row["load_average"] for row in rows]
     note = (
         "Medians of all repeats. The server's figures are what the toy server wrote down, and "
-        "sums by counts of our server's histograms between the beginning and the end of a run. "
+        "sums by counts of our server's histograms between the beginning and the end of a run: "
+        "ours is not equally fast in every run, so there the ratios to the server are to be "
+        "compared. TTFT and E2E are from the sending; guidellm calls TPOT its ITL. "
         f"Load average of the machine after each run: {min(busy):.1f} to {max(busy):.1f}.\n\n"
     )
     text = note + table(rows) + "\n" + stall_table(stalls)

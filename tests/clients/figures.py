@@ -1,9 +1,9 @@
 """One load, sent by `srm loadtest` and by guidellm, and what each of them and the server say of it.
 
-guidellm's ITL is the mean of requests' means, ours that of all gaps: the same where all replies are
-as long. Its TTFT and its latency begin when a request is sent, so ours from the sending is beside
-it. Its throughput counts whole replies from the first request's start to the last one's end; ours
-does too here, because the load is a number of requests and nothing is trimmed.
+guidellm's ITL is our TPOT: the mean over requests of (last token - first) / (tokens - 1). Its TTFT
+and its latency begin when a request is sent, so ours from the sending is beside it. Its throughput
+counts whole replies from the first request's start to the last one's end; ours does too here,
+because the load is a number of requests and nothing is trimmed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Figures:
 
     requests: int
     ttft_s: float
-    itl_s: float
+    tpot_s: float
     e2e_s: float
     requests_per_s: float
     tokens_per_s: float
 
 
-MEASURES = ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "tokens_per_s")
+MEASURES = ("ttft_s", "tpot_s", "e2e_s", "requests_per_s", "tokens_per_s")
 
 
 def by_srm(folder: Path, url: str, load: Load) -> Figures:
@@ -78,7 +78,7 @@ def by_srm(folder: Path, url: str, load: Load) -> Figures:
     return Figures(
         requests=summary.completed,
         ttft_s=summary.ttft_sent.mean,
-        itl_s=summary.itl.mean,
+        tpot_s=summary.tpot.mean,
         e2e_s=summary.e2e_sent.mean,
         requests_per_s=summary.completed / seconds,
         tokens_per_s=float(requests["usage_output_tokens"].sum()) / seconds,
@@ -116,7 +116,7 @@ def by_guidellm(folder: Path, url: str, load: Load) -> Figures:
     return Figures(
         requests=totals["successful"],
         ttft_s=mean("time_to_first_token_ms") / 1e3,
-        itl_s=mean("inter_token_latency_ms") / 1e3,
+        tpot_s=mean("inter_token_latency_ms") / 1e3,
         e2e_s=mean("request_latency"),
         requests_per_s=mean("requests_per_second"),
         tokens_per_s=mean("output_tokens_per_second"),
@@ -129,7 +129,7 @@ def by_toy(served: list[Served]) -> Figures:
     return Figures(
         requests=len(served),
         ttft_s=float(np.mean([one.first - one.arrived for one in served])),
-        itl_s=float(np.mean([(one.last - one.first) / (one.tokens - 1) for one in served])),
+        tpot_s=float(np.mean([(one.last - one.first) / (one.tokens - 1) for one in served])),
         e2e_s=float(np.mean([one.last - one.arrived for one in served])),
         requests_per_s=len(served) / seconds,
         tokens_per_s=sum(one.tokens for one in served) / seconds,
@@ -162,7 +162,7 @@ class Histograms:
         return Figures(
             requests=int(grown["srm_e2e_request_latency_seconds_count"]),
             ttft_s=mean("srm_time_to_first_token_seconds"),
-            itl_s=mean("srm_engine_inter_token_latency_seconds"),
+            tpot_s=mean("srm_engine_inter_token_latency_seconds"),
             e2e_s=mean("srm_e2e_request_latency_seconds"),
             requests_per_s=float("nan"),
             tokens_per_s=float("nan"),

@@ -254,7 +254,7 @@ EVIL = '<script>alert("x")</script> & $\\frac{1}{2}$ | ``` \' _x_ [a](http://b)'
 
 
 def test_whatever_a_name_contains_is_text(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"served_model_name": EVIL, "url": EVIL, "machine": EVIL}
+    settings: dict[str, Any] = {"served_model_name": EVIL, "url": f"http://{EVIL}", "machine": EVIL}
     runs = [
         run_of(EVIL, name=f"{EVIL} {rate}", rate=rate, seconds=3, versions={EVIL: EVIL}, **settings)
         for rate in (10, 20)
@@ -275,7 +275,7 @@ def test_whatever_a_name_contains_is_text(tmp_path: Path) -> None:
             cells = re.findall(r"(?<!\\)\|", line)
             if line.startswith("| "):
                 assert len(cells) in {len(re.findall(r"\|", head)) for head in heads}
-        assert same(read_report(tmp_path / name).runs[0].scenario.url, EVIL)
+        assert same(read_report(tmp_path / name).runs[0].scenario.url, f"http://{EVIL}")
 
 
 def test_a_run_without_requests_and_one_that_failed_are_reported(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_the_scenario_that_is_shown_is_the_one_that_ran() -> None:
     scenario = Scenario(
         url='http://a/"quoted"\\\x7f', rate=1e-7, stream=False, objectives=("ttft<1",),
-        trace=Path("a b.jsonl"), top_k=3, extra_body='{"a": "ü\n"}',
+        arrivals="trace", trace=Path("a b.jsonl"), top_k=3, extra_body='{"a":\n"ü"}',
     )  # fmt: skip
     shown = tomllib.loads(scenario_toml(scenario))
     assert msgspec.convert(shown, Scenario, dec_hook=lambda kind, value: kind(value)) == scenario
