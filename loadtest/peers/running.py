@@ -243,7 +243,7 @@ def _measure_program(
             raise
         finally:
             assert process.stdout is not None
-            lines = process.stdout.read().splitlines()
+            lines = [line for line in process.stdout if line.startswith(b"{")]  # some engines talk
             points += [offline_point(msgspec.json.decode(line), watch) for line in lines]
     if process.returncode:
         raise ConfigError(f"its program failed: {log.read_text(errors='replace')[-500:].strip()}")
