@@ -34,6 +34,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     concurrency: tuple[int, ...]
     """Tried one after the other; the best is the peer's figure."""
+    served: str = ""
+    """What requests call the model; empty: by its shape's name."""
     body: dict[str, Any] = {}
     """What its requests need besides."""
     task: dict[str, Any] = {}
@@ -186,6 +188,7 @@ SERVERS = (
             *("{environment}/bin/transformers", "serve", *_SERVER, "--device", "cpu"),
             *("--dtype", "{dtype}", "--continuous-batching", "{model}"),
         ),
+        served="{model}",
         concurrency=(4, 16),
         has_text=True,
         **_LLAMA,
