@@ -36,8 +36,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Tried one after the other; the best is the peer's figure."""
     served: str = ""
     """What requests call the model; empty: by its shape's name."""
-    body: dict[str, Any] = {}
-    """What its requests need besides."""
+    ignores_eos: bool = True
+    """Takes `ignore_eos`; else a sample may end early, which random weights rarely do."""
     task: dict[str, Any] = {}
     """What its program is told besides."""
     has_text: bool = False
@@ -189,6 +189,7 @@ SERVERS = (
             *("--dtype", "{dtype}", "--continuous-batching", "{model}"),
         ),
         served="{model}",
+        ignores_eos=False,
         concurrency=(4, 16),
         has_text=True,
         **_LLAMA,

@@ -159,7 +159,9 @@ def _load(
         "prompt-tokens": config.prompt_tokens,
         "output-tokens": config.output_tokens,
         "temperature": 0,
-        "extra-body": json.dumps(peer.body),
+        "ignore-eos": "true" if peer.ignores_eos else "false",
+        "timeout-s": config.timeout_s,
+        "grace-s": config.timeout_s,
         "metrics-url": "none",
         "output": output,
     }
