@@ -34,8 +34,10 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     concurrency: tuple[int, ...]
     """Tried one after the other; the best is the peer's figure."""
-    body: dict[str, Any] = {}
-    """What its requests need besides."""
+    served: str = ""
+    """What requests call the model; empty: by its shape's name."""
+    ignores_eos: bool = True
+    """Takes `ignore_eos`; else a sample may end early, which random weights rarely do."""
     task: dict[str, Any] = {}
     """What its program is told besides."""
     has_text: bool = False
@@ -186,6 +188,8 @@ SERVERS = (
             *("{environment}/bin/transformers", "serve", *_SERVER, "--device", "cpu"),
             *("--dtype", "{dtype}", "--continuous-batching", "{model}"),
         ),
+        served="{model}",
+        ignores_eos=False,
         concurrency=(4, 16),
         has_text=True,
         **_LLAMA,

@@ -117,18 +117,19 @@ def _measure_server(
     port = int(values["port"])
     log = folder / "server.log"
     prompt = "a" if peer.has_text else [FIRST_TOKEN]
-    ask = {"model": peer.model, "prompt": prompt, "max_tokens": 1}
+    served = peer.served.format(**values) or peer.model
+    ask = {"model": served, "prompt": prompt, "max_tokens": 1}
     with server(command, variables, port, ask, log, config.start_s) as process:
         watch.pid = process.pid
         deadline = time.monotonic() + config.timeout_s
         first = peer.concurrency[0]
-        warm = _load(peer, config, port, first, first, folder / "warm", deadline)
+        warm = _load(peer, config, served, port, first, first, folder / "warm", deadline)
         rate = warm["output_tokens_per_s"]
         for concurrency in peer.concurrency:
             requests = concurrency * waves(rate, concurrency, config)
             began = time.monotonic()
             found = _load(
-                *(peer, config, port, concurrency, requests),
+                *(peer, config, served, port, concurrency, requests),
                 folder / str(concurrency),
                 deadline,
             )
@@ -140,6 +141,7 @@ def _measure_server(
 def _load(
     peer: Peer,
     config: PeersConfig,
+    served: str,
     port: int,
     concurrency: int,
     requests: int,
@@ -149,7 +151,7 @@ def _load(
     """The summary of a run of `srm loadtest`, with its warnings."""
     flags: dict[str, object] = {
         "url": f"http://127.0.0.1:{port}",
-        "served-model-name": peer.model,
+        "served-model-name": served,
         "arrivals": "concurrent",
         "concurrency": concurrency,
         "requests": requests,
@@ -157,7 +159,9 @@ def _load(
         "prompt-tokens": config.prompt_tokens,
         "output-tokens": config.output_tokens,
         "temperature": 0,
-        "extra-body": json.dumps(peer.body),
+        "ignore-eos": "true" if peer.ignores_eos else "false",
+        "timeout-s": config.timeout_s,
+        "grace-s": config.timeout_s,
         "metrics-url": "none",
         "output": output,
     }
