@@ -83,8 +83,19 @@ def _gpu() -> str:
 
 
 def _machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = {line.split(":")[1].strip() for line in lines if line.startswith("model name")}
+    """The processor by its family too: several go by one name, and differ by twice."""
+    told = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    facts = {key.strip(): value.strip() for key, *rest in told for value in rest}
+    name = facts.get("model name", platform.processor())
+    widest = next((label for flag, label in _WIDEST if flag in facts.get("flags", "").split()), "")
     cores = len(os.sched_getaffinity(0))
     versions = f"Python {platform.python_version()}, MAX {importlib.metadata.version('max')}"
-    return f"{', '.join(models) or platform.processor()}, {cores} cores, {versions}"
+    kind = ", ".join(filter(None, [f"family {facts.get('cpu family', 'unknown')}", widest]))
+    return f"{name} ({kind}), {cores} cores, {versions}"
+
+
+_WIDEST = (
+    ("avx512_bf16", "AVX-512 with bfloat16"),
+    ("avx512f", "AVX-512"),
+    ("avx2", "AVX2"),
+)
