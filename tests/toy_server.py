@@ -44,8 +44,6 @@ class ToyConfig:
     retry_after_s: int = 1
     text: str = " a"
     """Of each token."""
-    miscount: int = 0
-    """Added to the completion tokens that usage tells."""
 
 
 @dataclasses.dataclass
@@ -209,7 +207,7 @@ class ToyServer:
                 text = {"content": self.config.text} if chat else self.config.text
                 reason = "length" if place == count - 1 else None
                 await wire.event(writer, wire.part(chat, text, range(n), reason))
-        usage = wire.usage(body, count * n + self.config.miscount)
+        usage = wire.usage(body, count * n)
         if fault == "cut":
             writer.transport.abort()
             return False
