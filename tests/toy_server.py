@@ -44,9 +44,6 @@ class ToyConfig:
     retry_after_s: int = 1
     text: str = " a"
     """Of each token."""
-    miscount: int = 0
-    """Added to the completion tokens that usage tells."""
-    keep_alive: bool = True
 
 
 @dataclasses.dataclass
@@ -124,7 +121,7 @@ class ToyServer:
         self._tasks.add(task)
         self.connections += 1
         try:
-            while await self._request(reader, writer) and self.config.keep_alive:
+            while await self._request(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client left, or the server stops
@@ -181,16 +178,12 @@ class ToyServer:
     def metrics(self) -> str:
         """Under vLLM's names."""
         begun = [one for one in self.served if one.started == one.started]
-        told = [one for one in begun if one.first == one.first]
-        done = sum(one.whole or one.fault is not None for one in self.served)
         values = {
             "vllm:num_requests_running": sum(not one.whole and not one.fault for one in begun),
             "vllm:num_requests_waiting": len(self.served) - len(begun)
             - sum(one.fault in ("429", "503", "500", "400", "silent") for one in self.served),
             "vllm:generation_tokens_total": sum(one.tokens for one in self.served),
-            "vllm:request_success_total": done,
-            "vllm:time_to_first_token_seconds_sum": sum(one.first - one.arrived for one in told),
-            "vllm:time_to_first_token_seconds_count": len(told),
+            "vllm:request_success_total": sum(one.whole for one in self.served),
         }  # fmt: skip
         return "".join(f'{name}{{model_name="toy"}} {value}\n' for name, value in values.items())
 
@@ -214,7 +207,7 @@ class ToyServer:
                 text = {"content": self.config.text} if chat else self.config.text
                 reason = "length" if place == count - 1 else None
                 await wire.event(writer, wire.part(chat, text, range(n), reason))
-        usage = wire.usage(body, count * n + self.config.miscount)
+        usage = wire.usage(body, count * n)
         if fault == "cut":
             writer.transport.abort()
             return False

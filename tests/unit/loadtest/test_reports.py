@@ -331,3 +331,20 @@ def test_without_matplotlib_it_says_what_to_install() -> None:
     command = [sys.executable, "-W", "error", "-c", script]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "pip install 'srm-server[loadtest]'" in said
+
+
+def test_warnings_of_steps_stand_with_their_steps_and_those_of_the_knee_first(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        run_of(f"Late by {rate}, see `lateness`.", name=f"poisson {rate}/s", rate=rate, seconds=3)
+        for rate in (10, 20)
+    ]
+    write_reports(tmp_path, runs, knee="poisson 20/s")
+    html = (tmp_path / "report.html").read_text()
+    first = html[: html.index("The sweep</h2>")]
+    assert "poisson 20/s: Late by 20, see <code>lateness</code>." in first
+    assert "Late by 10" not in first
+    assert "2 of 2 steps have warnings" in first
+    assert html.count("Late by 10, see <code>lateness</code>.") == 1
+    assert html.count("Late by 20") == 2
