@@ -55,7 +55,13 @@ def _compile_llama(environment: Path, wanted: str) -> None:
             raise ConfigError(f"llama.cpp is compiled by cmake, ninja and g++: no {tool} here")
     source = environment / "source"
     source.mkdir()
-    pip = [str(environment / "bin" / "pip"), "download", "--no-deps", "--no-binary", ":all:"]
+    pip = [
+        str(environment / "bin" / "pip"),
+        "download",
+        "--no-deps",
+        "--no-binary",
+        "llama-cpp-python",
+    ]
     _run([*pip, "--dest", str(source), f"llama-cpp-python=={found[1]}"])
     (packed,) = source.glob("*.tar.gz")
     with tarfile.open(packed) as file:
