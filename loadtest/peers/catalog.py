@@ -14,7 +14,7 @@ from loadtest.peers.peer import Peer
 _SERVER = ("--host", "127.0.0.1", "--port", "{port}")
 _Tried = tuple[int, ...]
 _OURS: dict[int, tuple[_Tried, _Tried, _Tried]] = {
-    256: ((64, 256, 1024, 4096), (256, 1024), (256, 1024)),
+    256: ((64, 256, 1024, 2048), (256, 1024), (256, 1024)),
     512: ((64, 256, 1024), (256, 1024), (64, 256)),
     1024: ((16, 64, 256), (64, 256), (64,)),
 }
@@ -147,13 +147,13 @@ SERVERS = (
         environment="torch",
         command=(
             *("{environment}/bin/transformers", "serve", *_SERVER, "--device", "cpu"),
-            *("--dtype", "{dtype}", "--continuous-batching", "--no-cb-use-cuda-graph"),
-            *("--cb-block-size", "32", "--cb-num-blocks", "2048"),
-            *("--cb-max-batch-tokens", "2048", "{model}"),
+            *("--dtype", "{dtype}", "{model}"),
         ),
         served="{model}",
         ignores_eos=False,
-        concurrency=(4, 16, 64),
+        streams=False,
+        concurrency=(1, 4),
+        most=1,
         has_text=True,
         **_LLAMA,
     ),

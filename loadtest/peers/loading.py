@@ -21,6 +21,9 @@ from loadtest.peers.serving import server
 from loadtest.peers.shapes import VOCAB_SIZE
 from loadtest.peers.watching import Watch
 
+_PROBE_TOKENS = 4
+"""Asked of a server to see that it is there."""
+
 
 def measure_server(
     peer: Peer,
@@ -36,7 +39,7 @@ def measure_server(
     log = folder / "server.log"
     prompt = "a b c" if peer.has_text else 3 * [FIRST_TOKEN]
     served = peer.served.format(**values) or peer.model
-    ask = {"model": served, "prompt": prompt, "max_tokens": 1}
+    ask = {"model": served, "prompt": prompt, "max_tokens": _PROBE_TOKENS}
     with server(command, variables, port, ask, log, config.start_s) as process:
         watch.pid = process.pid
         deadline = time.monotonic() + config.timeout_s
@@ -77,6 +80,7 @@ def _load(
         "prompt-tokens": config.prompt_tokens,
         "output-tokens": config.output_tokens,
         "temperature": 0,
+        "stream": "true" if peer.streams else "false",
         "ignore-eos": "true" if peer.ignores_eos else "false",
         "timeout-s": config.timeout_s,
         "grace-s": config.timeout_s,
@@ -96,7 +100,8 @@ def _load(
         check=False,
     )
     if done.returncode:
-        raise ConfigError(f"the load of {concurrency} failed: {done.stderr.strip()[-500:]}")
+        said = (done.stderr or done.stdout).strip()[-500:]
+        raise ConfigError(f"the load of {concurrency} failed: {said}")
     report = msgspec.json.decode((output / "report.json").read_bytes())
     (run,) = report["runs"]
     summary: dict[str, Any] = run["summary"] | {"warnings": run["warnings"]}

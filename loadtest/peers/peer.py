@@ -30,6 +30,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Tried one after the other; the best is the peer's figure."""
     served: str = ""
     """What requests call the model; empty: by its shape's name."""
+    streams: bool = True
+    """Ends a stream as OpenAI's API does; else whole replies are asked for, which have no TTFT."""
     ignores_eos: bool = True
     """Takes `ignore_eos`; else a sample may end early, which random weights rarely do."""
     task: dict[str, Any] = {}
