@@ -17,14 +17,16 @@ import msgspec
 from engine.errors import ConfigError, SRMError
 from engine.records import new_record, settings_of, write_record
 from engine.settings import load
-from loadtest.peers.catalog import Peer, chosen
+from loadtest.peers.catalog import chosen
 from loadtest.peers.config import PeersConfig
 from loadtest.peers.installing import ENVIRONMENTS, install
 from loadtest.peers.making import make_model, python_of
+from loadtest.peers.peer import Peer
 from loadtest.peers.plot import draw
 from loadtest.peers.result import Result
-from loadtest.peers.running import PROGRAMS, run_peer, settings
+from loadtest.peers.running import run_peer, settings
 from loadtest.peers.table import markdown
+from loadtest.peers.timed import PROGRAMS
 from loadtest.peers.watching import Watch
 
 USAGE = """usage: python -m loadtest.peers COMMAND [options]

@@ -6,54 +6,15 @@ setting is what it is stands in docs/peers.md.
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from engine.errors import ConfigError
-
-
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine with one model."""
-
-    name: str
-    engine: str
-    """As tables say it."""
-    how: Literal["http", "offline"]
-    """Loaded by `srm loadtest`, or a program in the engine's environment that is timed there."""
-    package: str = ""
-    """Whose version is recorded; ours has none."""
-    environment: str = ""
-    """Of `installing.ENVIRONMENTS`; empty: this one."""
-    model: str
-    """A shape's name (`shapes.py`)."""
-    suffix: str = ""
-    """What the model's file is called behind that."""
-    command: tuple[str, ...]
-    """Of a server; offline, the program in `programs/` alone."""
-    variables: dict[str, str] = {}
-    concurrency: tuple[int, ...]
-    """Tried one after the other; the best is the peer's figure."""
-    served: str = ""
-    """What requests call the model; empty: by its shape's name."""
-    ignores_eos: bool = True
-    """Takes `ignore_eos`; else a sample may end early, which random weights rarely do."""
-    task: dict[str, Any] = {}
-    """What its program is told besides."""
-    has_text: bool = False
-    """Its prompts must be texts, not token ids."""
-    is_narrow: bool = True
-    """Computes in bfloat16 on a CPU too."""
-    state_width: int = 4
-    """Bytes of a number that a sequence keeps."""
-    most: int = 0
-    """Sequences that it can run at once, whatever the memory; 0: no limit known."""
-
+from loadtest.peers.peer import Peer
 
 _SERVER = ("--host", "127.0.0.1", "--port", "{port}")
 _Tried = tuple[int, ...]
 _OURS: dict[int, tuple[_Tried, _Tried, _Tried]] = {
-    256: ((64, 256, 1024, 4096), (256, 1024), (256, 1024)),
+    256: ((64, 256, 1024, 2048), (256, 1024), (256, 1024)),
     512: ((64, 256, 1024), (256, 1024), (64, 256)),
     1024: ((16, 64, 256), (64, 256), (64,)),
 }
@@ -121,7 +82,7 @@ SERVERS = (
         ),
         variables={
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "VLLM_CPU_KVCACHE_SPACE": "6",
+            "VLLM_CPU_KVCACHE_SPACE": "4",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
         },
@@ -186,11 +147,13 @@ SERVERS = (
         environment="torch",
         command=(
             *("{environment}/bin/transformers", "serve", *_SERVER, "--device", "cpu"),
-            *("--dtype", "{dtype}", "--continuous-batching", "{model}"),
+            *("--dtype", "{dtype}", "{model}"),
         ),
         served="{model}",
         ignores_eos=False,
-        concurrency=(4, 16),
+        streams=False,
+        concurrency=(1, 4),
+        most=1,
         has_text=True,
         **_LLAMA,
     ),

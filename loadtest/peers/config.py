@@ -30,7 +30,7 @@ class PeersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """That every engine computes with; 0: as many as there are cores."""
     start_s: float = 300.0
     """How long a server may take until it answers."""
-    timeout_s: float = 150.0
+    timeout_s: float = 200.0
     """How long all measurements of one peer may take; those that are done then are kept."""
     memory_gib: float = 8.0
     """Memory that sequences running at once are counted into."""

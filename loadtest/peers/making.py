@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.records import ROOT
-from loadtest.peers.catalog import Peer
+from loadtest.peers.peer import Peer
 from loadtest.peers.shapes import HEADS, LAYERS, N_CTX, VOCAB_SIZE, shape_of
 
 _PROGRAMS = "loadtest.peers.programs."

@@ -53,7 +53,10 @@ class Result(msgspec.Struct, frozen=True):
         return max(self.points, key=lambda point: point.tokens_per_s, default=None)
 
     def useful(self, share: float, memory_bytes: float) -> int:
-        """Most sequences at once, of those tried, at that share of its best, in that memory."""
+        """Most sequences at once, of those tried, at that share of its best, in that memory.
+
+        Requests beyond what the engine can run at once wait, and are not counted.
+        """
         best = self.best
         fitting = [
             point.concurrency
@@ -62,7 +65,8 @@ class Result(msgspec.Struct, frozen=True):
             and point.tokens_per_s >= share * best.tokens_per_s
             and point.rss_bytes <= memory_bytes
         ]
-        return max(fitting, default=0)
+        found = max(fitting, default=0)
+        return min(found, self.most) if self.most else found
 
     def fitting(self, memory_bytes: float) -> int:
         """Sequences whose states fit that memory, nothing else counted, within `most`."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from loadtest.peers.result import Point, Result
+from loadtest.peers.shapes import Shape
 
 USEFUL = 0.9
 """Of an engine's own best: what a concurrency must reach to count as useful."""
@@ -109,18 +110,24 @@ def _useful(results: list[Result], memory_gib: float) -> list[str]:
         f"sequences of the whole context fit {memory_gib:g} GiB, nothing else counted, within "
         "what the engine can run at all.",
         "",
-        "| engine | model | state of a sequence | measured | computed |",
-        "|---|---|---|---|---|",
+        "| engine | model | state of a sequence | measured | computed | ours measured by theirs "
+        "| SRM 1024 computed by theirs |",
+        "|---|---|---|---|---|---|---|",
     ]
+    measured = {one.name: one.useful(USEFUL, memory) for one in results}
+    most = max((measured[one.name] for one in results if one.version == "this commit"), default=0)
+    widest = int(memory // Shape("srm", 1024).state_bytes())
     for one in results:
-        state = f"{one.state_bytes / 2**10:,.0f} KiB"
-        limit = " (its limit)" if one.most and one.fitting(memory) == one.most else ""
-        measured = f"{one.useful(USEFUL, memory):,}" if one.points else "–"
-        if one.name.endswith("-slots") and one.best:
-            measured = f"{one.best.concurrency:,} at {one.best.tokens_per_s:,.0f} tok/s"
+        found, fitting = measured[one.name], one.fitting(memory)
+        limit = " (its limit)" if fitting == one.most else ""
+        rate = f" at {_rate(one):,.0f} tok/s" if one.name.endswith("-slots") else ""
+        is_other = one.version != "this commit"
+        ratio = f"{most / found:,.0f}" if is_other and most and found else "–"
+        ratio_computed = f"{widest / fitting:,.0f}" if is_other else "–"
         lines.append(
-            f"| {one.engine}, {one.how} | {one.model} | {state} | {measured} "
-            f"| {one.fitting(memory):,}{limit} |"
+            f"| {one.engine}, {one.how} | {one.model} | {one.state_bytes / 2**10:,.0f} KiB "
+            f"| {f'{found:,}' if found else '–'}{rate} | {fitting:,}{limit} "
+            f"| {ratio} | {ratio_computed} |"
         )
     return lines
 

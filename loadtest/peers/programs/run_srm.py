@@ -31,8 +31,8 @@ def main() -> None:
                     most = max(most, progress.running)
 
                 found = llm.generate(prompts[:1] if n > 1 else prompts, params, on_progress=look)
-                if num_tokens == task["output_tokens"] and most < len(prompts):
-                    raise SystemExit(f"{most} sequences at most ran of {len(prompts)}")
+                if n > 1 and num_tokens == task["output_tokens"] and most < n:
+                    raise SystemExit(f"{most} sequences at most ran of {n}")
                 return sum(len(one.token_ids) for each in found for one in each.completions)
 
             return generate

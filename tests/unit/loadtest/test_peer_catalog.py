@@ -8,11 +8,13 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.records import ROOT
-from loadtest.peers.catalog import PEERS, Peer, chosen
+from loadtest.peers.catalog import PEERS, chosen
 from loadtest.peers.config import PeersConfig
 from loadtest.peers.installing import ENVIRONMENTS, LISTS
+from loadtest.peers.loading import waves
 from loadtest.peers.making import model_path
-from loadtest.peers.running import placeholders, waves
+from loadtest.peers.peer import Peer
+from loadtest.peers.running import placeholders
 
 
 def test_names_tell_peers_apart() -> None:

@@ -15,11 +15,12 @@ import pytest
 
 from engine.errors import ConfigError
 from loadtest.peers.__main__ import peaks
+from loadtest.peers.loading import http_point
 from loadtest.peers.plot import draw
 from loadtest.peers.result import Point, Result
-from loadtest.peers.running import http_point, offline_point
 from loadtest.peers.serving import free_port, server
 from loadtest.peers.table import markdown
+from loadtest.peers.timed import offline_point
 from loadtest.peers.watching import Process, Sample, Watch, below, processes
 
 
@@ -29,7 +30,7 @@ def point(concurrency: int, rate: float, **more: Any) -> Point:
 
 
 def result(name: str, model: str, *points: Point, **more: Any) -> Result:
-    known = {
+    known: dict[str, Any] = {
         "engine": name,
         "how": "http",
         "version": "this commit" if name.startswith("srm") else "1.0",
@@ -50,6 +51,7 @@ def test_useful_concurrency_is_fast_enough_and_fits() -> None:
     assert found.useful(0.9, 2**29) == 0
     large = result("a", "llama-512", *rows[:3], point(256, 99, rss_bytes=9 * 2**30))
     assert large.useful(0.9, 8 * 2**30) == 64
+    assert result("a", "llama-512", *rows, most=1).useful(0.9, 8 * 2**30) == 1
 
 
 def test_states_are_counted_into_memory_within_the_engines_limit() -> None:
@@ -133,6 +135,7 @@ def test_the_record_becomes_tables_and_a_picture(tmp_path: Path) -> None:
     assert "| vllm-http | llama-512 | 2.00 (4.00) |" in text
     assert "| 20% |" in text  # 200 tok/s of 100 MFLOP in 100 GFLOP/s
     assert "100†" in text
+    assert "| vllm-http, http | llama-512 | 1,024 KiB | 64 | 8,192 | 1 | 32 |" in text
     assert "- `max`: the server ended" in text
     draw(record, tmp_path / "peers.svg")
     assert "<svg" in (tmp_path / "peers.svg").read_text()
