@@ -2,8 +2,8 @@
 
 T tokens, R rows, D decode rows (the first D rows, one token each, tokens 0 … D - 1), S slots,
 W state width, d channels, H heads, n context positions, k kernel size, V vocabulary. The graph that
-an op is added to must have been made with `custom_extensions=[KERNELS]`. Indices are not checked on
-the device: that they lie in range is the scheduler's promise.
+an op is added to must have been made with `custom_extensions=kernel_libraries()`. Indices are not
+checked on the device: that they lie in range is the scheduler's promise.
 """
 
 from __future__ import annotations

@@ -3,17 +3,18 @@
 On a CPU they are the Mojo ops `srm_linear` and `srm_layer_norm`: float32 or bfloat16 with float32
 sums, weights packed once on the host, and each output element's bits independent of the other rows
 of the batch. On a GPU they are MAX's own kernels on plain [in, out] weights. The graph must have
-been made with `custom_extensions=[KERNELS]`.
+been made with `custom_extensions=kernel_libraries()`.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, DimLike, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Dim, DimLike, Graph, TensorType, TensorValue, ops
 
 from engine.batch import F32
 
@@ -27,6 +28,19 @@ PANEL = 32
 
 EPSILON = 1e-5
 """What torch's LayerNorm adds to the variance."""
+
+
+@cache
+def kernel_libraries() -> list[Path]:
+    """Our Mojo package, compiled: what `custom_extensions` of a graph with ops of ours must be.
+
+    Given the package's source, MAX compiles it again for every graph: seconds each, even where the
+    graph itself then comes from a cache.
+    """
+    with Graph("srm_kernels", input_types=[], custom_extensions=[KERNELS]) as graph:
+        graph.output()
+    libraries: list[Path] = graph.kernel_libraries_paths
+    return libraries
 
 
 def round_bfloat16(values: F32) -> U16:

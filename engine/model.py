@@ -28,7 +28,7 @@ from max.graph import (
 
 from engine.config import ModelConfig
 from engine.kernels import edit, embed, mix, sample, score, taps
-from engine.linear import KERNELS, layer_norm, linear, linear_shape
+from engine.linear import kernel_libraries, layer_norm, linear, linear_shape
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
 """Weights that are multiplied by: in the layout of `linear`."""
@@ -90,7 +90,9 @@ def build_step_graph(
     edit_types = [TensorType(dtype, dims, on) for dtype, dims in EDIT_INPUTS.values()]
     types = [*_batch_types(config, on), *sampling_types, *scoring_types, *edit_types]
     name = f"{scope}srm_step"
-    with Graph(name, input_types=types, custom_extensions=[KERNELS], module=module) as graph:
+    with Graph(
+        name, input_types=types, custom_extensions=kernel_libraries(), module=module
+    ) as graph:
         batch = _BatchInputs.of(graph)
         given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
         sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
@@ -118,7 +120,7 @@ def build_logits_graph(
     with Graph(
         f"{scope}srm_logits",
         input_types=_batch_types(config, on),
-        custom_extensions=[KERNELS],
+        custom_extensions=kernel_libraries(),
         module=module,
     ) as graph:
         weights = _Weights(config, dtype, on, scope)

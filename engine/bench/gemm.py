@@ -29,7 +29,7 @@ from engine.batch import F32
 from engine.bench.torch_side import ask_torch, has_torch
 from engine.config import Dtype
 from engine.graph_cache import cached
-from engine.linear import KERNELS, U16, linear, linear_shape, pack_linear, round_bfloat16
+from engine.linear import U16, kernel_libraries, linear, linear_shape, pack_linear, round_bfloat16
 from engine.precompile import PrecompileConfig, leave, open_target
 from engine.runner import open_device
 from engine.settings import load
@@ -137,7 +137,7 @@ def _add_graph(
     with Graph(
         _graph_name(name, inner, columns),
         input_types=[TensorType(dtype, ["rows", inner], on), TensorType(dtype, shape, on)],
-        custom_extensions=[KERNELS],
+        custom_extensions=kernel_libraries(),
         module=module,
     ) as graph:
         x, weight = (value.tensor for value in graph.inputs)

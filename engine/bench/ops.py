@@ -25,7 +25,7 @@ from engine.bench.counts import KERNEL_SIZE, PROMPT
 from engine.bench.feeds import Array, Feeds
 from engine.config import ModelConfig
 from engine.graph_cache import cached
-from engine.linear import KERNELS, layer_norm, linear, linear_shape, pack_linear
+from engine.linear import kernel_libraries, layer_norm, linear, linear_shape, pack_linear
 from engine.model import graph_shape
 
 I32, U64, F32 = DType.int32, DType.uint64, DType.float32
@@ -92,9 +92,11 @@ class Ops:
 
 
 def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
-    module, libraries = Module(), [KERNELS]
+    module = Module()
     for name, op in ops.items():
-        with Graph(name, input_types=op.types, custom_extensions=libraries, module=module) as graph:
+        with Graph(
+            name, input_types=op.types, custom_extensions=kernel_libraries(), module=module
+        ) as graph:
             values = (
                 value.buffer if isinstance(kind, BufferType) else value.tensor
                 for value, kind in zip(graph.inputs, op.types, strict=True)
@@ -102,8 +104,7 @@ def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
             made = op.call(*values)
             outputs = () if made is None else made if isinstance(made, tuple) else (made,)
             graph.output(*outputs)
-        libraries = graph.kernel_libraries_paths  # precompiled for the first graph, once for all
-    return session.compile(module, custom_extensions=libraries)
+    return session.compile(module, custom_extensions=kernel_libraries())
 
 
 def build_ops(model: ModelConfig, dtype: DType, on: DeviceRef) -> dict[str, Op]:

@@ -21,7 +21,7 @@ from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorVa
 
 from engine import kernels
 from engine.graph_cache import cached
-from engine.linear import KERNELS
+from engine.linear import kernel_libraries
 
 Array = npt.NDArray[Any]
 Inputs = list[BufferType | TensorType]
@@ -170,7 +170,9 @@ def _add_graph(
     inputs: Inputs,
 ) -> list[Path]:
     """Returns the compiled Mojo packages that the graph needs."""
-    with Graph(name, input_types=inputs, custom_extensions=[KERNELS], module=module) as graph:
+    with Graph(
+        name, input_types=inputs, custom_extensions=kernel_libraries(), module=module
+    ) as graph:
         values = (
             value.buffer if isinstance(kind, BufferType) else value.tensor
             for value, kind in zip(graph.inputs, inputs, strict=True)

@@ -19,8 +19,8 @@ from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue
 
 from engine.batch import F32
 from engine.linear import (
-    KERNELS,
     PANEL,
+    kernel_libraries,
     layer_norm,
     linear,
     linear_shape,
@@ -106,7 +106,9 @@ def build(name: str, kind: Kind, graph_name: str, module: Module) -> None:
         TensorType(dtype, ["columns"], on),
         TensorType(dtype, ["rows", "columns"], on),
     )
-    with Graph(graph_name, input_types=inputs, custom_extensions=[KERNELS], module=module) as graph:
+    with Graph(
+        graph_name, input_types=inputs, custom_extensions=kernel_libraries(), module=module
+    ) as graph:
         x, weight, bias, residual = (value.tensor for value in graph.inputs)
         y = linear(
             x,
@@ -126,7 +128,9 @@ def build_layer_norm(dtype: DType, graph_name: str, module: Module) -> None:
     on = DeviceRef.CPU()
     row = TensorType(dtype, ["width"], on)
     inputs = (TensorType(dtype, ["tokens", "width"], on), row, row)
-    with Graph(graph_name, input_types=inputs, custom_extensions=[KERNELS], module=module) as graph:
+    with Graph(
+        graph_name, input_types=inputs, custom_extensions=kernel_libraries(), module=module
+    ) as graph:
         operands: list[TensorValue] = [value.tensor for value in graph.inputs]
         graph.output(layer_norm(*operands))
 
@@ -139,7 +143,7 @@ def all_models() -> Models:
             build(name, kind, f"{kind_name}.{name}", module)
         build_layer_norm(kind.dtype, f"{kind_name}.layer_norm", module)
     session = InferenceSession(devices=[CPU()])
-    return dict(session.load_all(module, custom_extensions=[KERNELS]))
+    return dict(session.load_all(module, custom_extensions=kernel_libraries()))
 
 
 @pytest.fixture(params=list(KINDS))

@@ -12,7 +12,7 @@ from max.graph import BufferType, DeviceRef, Graph, TensorType
 
 from engine import kernels
 from engine.batch import F32
-from engine.linear import KERNELS
+from engine.linear import kernel_libraries
 from engine.weights import MixerUnit
 from training.rounded import Unit, rounded
 
@@ -33,7 +33,7 @@ def mixed(unit: MixerUnit, x: F16, state: F16) -> F16:
         *(per_head, per_head, per_head),
         TensorType(DType.float32, [2, HEADS], on),
     ]
-    with Graph("mix_float16", input_types=types, custom_extensions=[KERNELS]) as graph:
+    with Graph("mix_float16", input_types=types, custom_extensions=kernel_libraries()) as graph:
         buffer, *tensors = graph.inputs
         graph.output(kernels.mix(buffer.buffer, *(value.tensor for value in tensors)))
     model = InferenceSession(devices=[CPU()]).load(graph)
