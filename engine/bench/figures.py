@@ -23,6 +23,8 @@ def is_whole(record: Record) -> bool:
     if "models" in record:
         names = {model["name"] for model in record["models"]}
         return names >= MODELS and all("runs" in model for model in record["models"])
+    if "results" in record:  # of peers: one that has others to compare with
+        return len({result["engine"] for result in record["results"] if result["points"]}) > 3
     return "cases" in record
 
 
@@ -181,6 +183,24 @@ def _text(record: Record) -> list[str]:
     return lines
 
 
+def _peers(record: Record) -> list[str]:
+    """Every engine that speaks HTTP, with each of its models at its best concurrency."""
+    lines = [
+        "| engine, over HTTP | model | requests at once | tok/s | GFLOP/s |",
+        "|---|---|---|---|---|",
+    ]
+    served = [one for one in record["results"] if one["how"] == "http" and one["points"]]
+    rows = [(max(one["points"], key=lambda point: float(point["tokens_per_s"])), one)
+            for one in served]  # fmt: skip
+    for best, one in sorted(rows, key=lambda row: -float(row[0]["tokens_per_s"])):
+        rate = best["tokens_per_s"]
+        lines.append(
+            f"| {one['engine']} | {one['model']}, {one['dtype']} | {best['concurrency']:,} "
+            f"| {rate:,.0f} | {rate * one['flops_per_token'] / 1e9:,.0f} |"
+        )
+    return lines
+
+
 def _runs(record: Record) -> list[tuple[Record, Record]]:
     return [(model, run) for model in record["models"] for run in model["runs"]]
 
@@ -194,5 +214,6 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "host": ("host", _host),
     "http": ("http-demo", _http),
     "text": ("text", _text),
+    "peers": ("peers", _peers),
 }
 """By the name that a page gives: the kind of record, and its lines."""
