@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 
 import msgspec
 
-from loadtest.scenario import Scenario
+from loadtest.scenario import Scenario, as_path
 from loadtest.so_far import Times
 from loadtest.target import Target
 
@@ -71,17 +70,11 @@ class Result(msgspec.Struct, tag=True):
     clients: bytes
 
 
-def _path(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(kind)
-
-
 ToWorker = Setup | Go | Stop
 FromWorker = Ready | Counts | Failed | Result
 
-_from_worker = msgspec.msgpack.Decoder(FromWorker, dec_hook=_path)
-_to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=_path)
+_from_worker = msgspec.msgpack.Decoder(FromWorker, dec_hook=as_path)
+_to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=as_path)
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:

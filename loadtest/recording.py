@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigError
-from loadtest.scenario import Scenario
+from loadtest.scenario import Scenario, as_path
 
 ERRORS = (
     "none",
@@ -129,7 +129,7 @@ def load(folder: Path) -> Recording:
     """Raises ConfigError for a folder without a recording of this version."""
     try:
         about = msgspec.json.decode(
-            (folder / "recording.json").read_bytes(), type=About, dec_hook=_path
+            (folder / "recording.json").read_bytes(), type=About, dec_hook=as_path
         )
         with np.load(folder / "recording.npz") as file:
             arrays: dict[str, Any] = {name: file[name] for name in _ARRAYS}
@@ -139,9 +139,3 @@ def load(folder: Path) -> Recording:
         if arrays[name].dtype != dtype:
             raise ConfigError(f"{folder / 'recording.npz'}: {name} are of another version")
     return Recording(about, **arrays)
-
-
-def _path(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(kind)

@@ -21,7 +21,7 @@ from loadtest.measures import within
 from loadtest.objectives import check
 from loadtest.observed import Observed
 from loadtest.quantities import NAN
-from loadtest.scenario import Scenario
+from loadtest.scenario import Scenario, as_path
 from loadtest.summarize import COMPLETED, histograms
 from loadtest.summary import Summary
 from loadtest.timelines import ServerTimeline, Timeline, server_timeline, timeline
@@ -130,7 +130,7 @@ def read_report(folder: Path) -> Report:
         for run in content["runs"]:
             for part in ("summary", "objectives", "parts", "timeline", "server"):
                 run[part] = _numbers(run[part])
-        return msgspec.convert(content, Report, dec_hook=_path)
+        return msgspec.convert(content, Report, dec_hook=as_path)
     except (OSError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"cannot read the report {path}: {error}") from None
 
@@ -142,9 +142,3 @@ def _numbers(content: Any) -> Any:
     if isinstance(content, dict):
         return {name: _numbers(value) for name, value in content.items()}
     return [_numbers(value) for value in content] if isinstance(content, list) else content
-
-
-def _path(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(kind)

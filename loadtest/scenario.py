@@ -197,3 +197,10 @@ def read(argv: list[str], prog: str) -> Scenario:
     ConfigError.
     """
     return build(Scenario, read_settings((Scenario,), argv, prog=prog, presets=SCENARIOS))
+
+
+def as_path(kind: type, value: object) -> object:
+    """For decoders of what has a scenario in it: msgspec knows no paths."""
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(kind)
