@@ -32,7 +32,7 @@ USAGE = """usage: srm COMMAND [options]
             `prefix`, `snapshot`, `precision`, `samples`, `until`, `http`, `text`,
             `server`, `client`, `jobs` or `background`; `srm bench table` shows the records
 
-`srm COMMAND --help` explains each.
+`srm COMMAND --help` explains each, `srm --version` says which this is.
 """
 
 TRAINING = {"train", "evaluate"}
@@ -106,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
         check_environment(os.environ)
         return _find(command)([command, *rest] if command in TRAINING else rest)
     except SRMError as error:
-        print(f"srm {command}: {error.message}", file=sys.stderr)
+        if error.message:  # else who made it has said it
+            print(f"srm {command}: {error.message}", file=sys.stderr)
         return error.exit_code
 
 
@@ -158,6 +159,8 @@ def _find(command: str) -> Callable[[list[str]], int]:
         return loadtest
     if command == "bench":
         return _bench
+    if command == "--version":
+        return _version
     return _usage if command in {"--help", "-h", "help"} else _unknown
 
 
@@ -173,9 +176,16 @@ def _usage(_args: list[str]) -> int:
     return 0
 
 
+def _version(_args: list[str]) -> int:
+    from server.service import VERSION
+
+    print(f"srm {VERSION}")
+    return 0
+
+
 def _unknown(_args: list[str]) -> int:
     print(USAGE, end="", file=sys.stderr)
-    return 2
+    raise ConfigError("there is no such command")
 
 
 if __name__ == "__main__":

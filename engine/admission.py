@@ -9,6 +9,7 @@ others of its priority wait, a share gets no more slots at once than bring it ne
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Admission:
     ) -> None:
         self.shares = Shares()
         self.num_waiting = 0  # sequences accepted and not started
+        self._waiting_at: Counter[int] = Counter()  # of these, by priority
         self.waiting_bytes = 0  # of requests that have sequences to start
         self.waiting = FairLine()  # for a slot to prefill into
         self.forking = FairLine()  # prefilled, for slots to start in
@@ -66,8 +68,12 @@ class Admission:
         group.share = self.shares.enter(group.request)
         if group.unstarted:
             self.waiting.push(group)
-            self.num_waiting += group.unstarted
+            self._count_waiting(group, group.unstarted)
             self.waiting_bytes += group.num_bytes
+
+    def waiting_before(self, priority: int) -> int:
+        """Sequences waiting that need not let one of this priority pass."""
+        return sum(count for own, count in self._waiting_at.items() if own >= priority)
 
     def leave(self, group: SequenceGroup) -> None:
         """Take the group out of everything and free its slots at once."""
@@ -75,7 +81,7 @@ class Admission:
             line.discard(group)
         self.prefill.drop(group)
         self._parking.drop_all(group)
-        self.num_waiting -= group.unstarted
+        self._count_waiting(group, -group.unstarted)
         if group.unstarted:
             self.waiting_bytes -= group.num_bytes
         slots = group.slots[: group.reach]
@@ -87,7 +93,7 @@ class Admission:
     def start_no_more(self, group: SequenceGroup, count: int) -> None:
         """The last `count` sequences of those that a group is to start, of more that there are."""
         group.to_start -= count
-        self.num_waiting -= count
+        self._count_waiting(group, -count)
         if not group.unstarted:
             self.waiting_bytes -= group.num_bytes
             self.waiting.discard(group)
@@ -106,7 +112,7 @@ class Admission:
         others = np.concatenate([runs, self._parking.indices(group)])
         was_unstarted = group.unstarted
         group.start_anew(np.setdiff1d(indices, others))
-        self.num_waiting += group.unstarted - was_unstarted
+        self._count_waiting(group, group.unstarted - was_unstarted)
         if was_unstarted or not group.unstarted:
             return others
         self.waiting_bytes += group.num_bytes
@@ -262,19 +268,27 @@ class Admission:
         """Free slots that the group may have at once: all, but while others wait about a half of
         its part, since what they can use is not known."""
         free, share = self._table.num_free, group.share
-        others = 0.0
+        others = 0
         for line in self._rivals:
             rivals = line.at(share.tier.priority)
             if len(rivals) > (share in rivals):
-                others += rivals.weight - (share.weight if share in rivals else 0.0)
+                others += rivals.weight - (share.weight if share in rivals else 0)
         if not others:
             return free
         return min(free, math.ceil(free * share.weight / (share.weight + others) / 2))
 
+    def _count_waiting(self, group: SequenceGroup, more: int) -> None:
+        """So many more of a group's sequences wait."""
+        priority = group.request.priority
+        self.num_waiting += more
+        self._waiting_at[priority] += more
+        if not self._waiting_at[priority]:
+            del self._waiting_at[priority]
+
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
         self._latencies.start(group, slots)
         group.start(slots)
-        self.num_waiting -= len(slots)
+        self._count_waiting(group, -len(slots))
         self.shares.own(group.share, len(slots))
         if not group.unstarted:
             self.waiting_bytes -= group.num_bytes

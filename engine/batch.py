@@ -12,7 +12,7 @@ are scored: how likely is the token that follows, and which are the likeliest in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -48,7 +48,7 @@ class Span(IntEnum):
     SAMPLED = 5  # so far, but for the last one: the device has it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Edits:
     """What is done to the logits of E decode rows before they are sampled.
 
@@ -71,7 +71,7 @@ NO_EDITS = Edits(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """What the device is to do in one step."""
 
@@ -121,7 +121,28 @@ class Batch:
         return len(self.targets) - self.num_decode
 
 
-@dataclass(frozen=True, slots=True)
+def padded(batch: Batch, spare_slot: int) -> Batch:
+    """The same step with two tokens at least, and two for the output head if there is one.
+
+    What is added samples and scores nothing: a row at position 0 of `spare_slot`, which nobody has,
+    and a target that no score row names.
+    """
+    zero = np.int32(0)
+    if batch.num_tokens == 1:
+        batch = replace(
+            batch,
+            read_slots=np.append(batch.read_slots, np.int32(spare_slot)),
+            write_slots=np.append(batch.write_slots, np.int32(spare_slot)),
+            positions=np.append(batch.positions, zero),
+            row_offsets=np.append(batch.row_offsets, np.int32(2)),
+            token_ids=np.append(batch.token_ids, zero),
+        )
+    if len(batch.targets) == 1:
+        batch = replace(batch, targets=np.append(batch.targets, zero))
+    return batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """How likely tokens are, and which are the likeliest; equally likely ones by id."""
 
@@ -148,7 +169,7 @@ NO_SCORES = Scores(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What the device sampled, in the order of the decode rows, and the scores of `score_rows`."""
 
@@ -157,7 +178,7 @@ class StepResult:
     scores: Scores = NO_SCORES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SlotStates:
     """What the device keeps of some sequences: all there is to go on from."""
 

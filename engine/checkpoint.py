@@ -11,17 +11,14 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from engine.batch import F32
-from engine.config import ModelConfig
-from engine.errors import CheckpointError
+from engine.config import ModelConfig, parse_model_config
 from engine.tensor_file import checked, read_file, stored_tensors
 from engine.tensors import tensor_shapes
 from engine.weights import Weights, fold
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelFiles:
     """What a model folder holds. `fingerprint` is of config and tensors, hexadecimal."""
 
@@ -39,11 +36,9 @@ def read_model(folder: Path) -> ModelFiles:
     the wrong shape or not finite.
     """
     config_path, tensor_path = folder / "config.json", folder / "model.safetensors"
-    config_bytes, tensor_bytes = read_file(config_path), read_file(tensor_path)
-    try:
-        config = msgspec.json.decode(config_bytes, type=ModelConfig)
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"{config_path}: {error}") from None
+    config_bytes = read_file(config_path)
+    config = parse_model_config(config_path, config_bytes)
+    tensor_bytes = read_file(tensor_path)
     stored = stored_tensors(tensor_path, tensor_bytes)
     return ModelFiles(
         config=config,

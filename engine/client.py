@@ -8,6 +8,7 @@ That is the only cancellation code there is.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.errors import (
+    UNDECODABLE,
     ContextTooLong,
     EngineUnavailable,
     InvalidRequest,
@@ -46,6 +48,9 @@ from engine.messages import (
     ToEngine,
 )
 from engine.streams import Stream, Streams
+from engine.tasks import beside
+
+logger = logging.getLogger(__name__)
 
 MAX_INBOX = 64
 """Messages handled before others get their turn."""
@@ -67,6 +72,10 @@ class EngineClient:
         self._heartbeat_s = heartbeat_s
         self._engine_timeout_s = engine_timeout_s
         self._is_connected = False
+        self.is_closed = False
+        """By us: nothing more is heard."""
+        self.losses = 0
+        """How often the engine has gone."""
         self._status: Status | None = None
         self._fingerprints: dict[int, str] = {}  # by weights_version
         self._status_at = 0.0
@@ -75,7 +84,7 @@ class EngineClient:
         self._has_status = asyncio.Event()
         self._streams = Streams(self._send)
         self._asked: dict[str, asyncio.Future[Done]] = {}  # by id, what is no request
-        self._tasks: list[asyncio.Task[None]] = []
+        self._talk: asyncio.Task[None] | None = None
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -117,10 +126,8 @@ class EngineClient:
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
         self._socket.connect(self._endpoint)
-        self._tasks = [
-            asyncio.create_task(self._read(), name="engine client: read"),
-            asyncio.create_task(self._keep_alive(), name="engine client: heartbeat"),
-        ]
+        self._talk = asyncio.create_task(self._keep_talking(), name="engine client")
+        self._talk.add_done_callback(self._say_why)
 
     async def wait_until_ready(self, timeout_s: float) -> Status:
         """The engine's first Status; EngineUnavailable if it takes longer than `timeout_s`."""
@@ -137,9 +144,10 @@ class EngineClient:
 
         No Abort is sent for them: durable ones go on, for whoever sends them again.
         """
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.is_closed = True
+        if self._talk is not None:
+            self._talk.cancel()
+            await asyncio.gather(self._talk, return_exceptions=True)
         self._lose("the connection to the engine was closed")
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
@@ -217,6 +225,15 @@ class EngineClient:
             self._asked_at = time.monotonic()
         self._send(Hello())
 
+    async def _keep_talking(self) -> None:
+        async with beside(self._keep_alive()):
+            await self._read()
+
+    def _say_why(self, talk: asyncio.Task[None]) -> None:
+        if not talk.cancelled() and (error := talk.exception()):
+            logger.error("nothing is heard of the engine any more", exc_info=error)
+            self._lose(f"what listens to it failed: {error}")
+
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""
         inbox = self._inbox
@@ -229,9 +246,13 @@ class EngineClient:
             while not inbox.closed and int(inbox.get(zmq.EVENTS)) & zmq.POLLIN:
                 for _ in range(MAX_INBOX):
                     try:
-                        self._receive(self._decoder.decode(inbox.recv(zmq.NOBLOCK)))
+                        message = self._decoder.decode(inbox.recv(zmq.NOBLOCK))
                     except zmq.Again:
                         break
+                    except UNDECODABLE as error:
+                        self._lose(f"the engine said what is no message: {error}")
+                    else:
+                        self._receive(message)
                 await asyncio.sleep(0)
             if self._monitor in ready:
                 event = (await recv_monitor_message(self._monitor))["event"]
@@ -280,6 +301,7 @@ class EngineClient:
                 self._ask()
 
     def _lose(self, why: str) -> None:
+        self.losses += self._status is not None
         self._status = None
         self._has_status.clear()
         self._streams.fail(lambda: EngineUnavailable(why))

@@ -5,10 +5,13 @@ Read by `engine.settings`; the string under a field is its line in `--help`.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from engine.errors import UNDECODABLE, CheckpointError
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
@@ -29,6 +32,10 @@ _EVEN_HEADS = {"mixed", "parallel", "diagonal"}
 _HEADLESS = {"row", "column", "kernel"}
 _ALWAYS_PROJECTED = {"column_heads", "combined", "diagonal"}
 _NEVER_DECAYED = {"column_heads", "row", "column", "expanded"}
+
+
+MOST_HEADS = 65_536
+"""Of all layers: each has tensors of its own, which are listed before any is read."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +67,11 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("d_model", "num_layers", "num_heads", "n_ctx", "vocab_size", "decay_constant"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_layers * self.num_heads > MOST_HEADS:
+            raise ValueError(
+                f"num_layers * num_heads must be at most {MOST_HEADS}, got {self.num_layers} * "
+                f"{self.num_heads}"
+            )
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads = {self.num_heads} must divide d_model = {self.d_model}")
         checks = {
@@ -122,6 +134,24 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return 2 * self.num_layers * (8 + mixing) * self.d_model**2
 
 
+class _Foreign(msgspec.Struct):
+    """What the config.json of another library's model has."""
+
+    model_type: str
+
+
+def parse_model_config(path: Path, data: bytes) -> ModelConfig:
+    """What a config.json says. Raises CheckpointError, which names the file."""
+    try:
+        return msgspec.json.decode(data, type=ModelConfig)
+    except UNDECODABLE as error:
+        why = str(error)
+    with contextlib.suppress(*UNDECODABLE):
+        kind = msgspec.json.decode(data, type=_Foreign).model_type
+        why = f"this is no SRM model, but one of model_type = {kind!r}"
+    raise CheckpointError(f"{path}: {why}")
+
+
 Dtype = Literal["float32", "bfloat16"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """What `dtype = auto` is on each device."""
@@ -147,6 +177,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weights and activations; auto is float32 on a processor, bfloat16 (all there is) on a GPU."""
     num_slots: int = 0
     """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
+    max_slots: int = 0
+    """Most that num_slots = 0 chooses; 0: as many as fit."""
     memory_fraction: float = 0.9
     """Of the memory that is free at the start, what slots may take where num_slots is 0."""
     prefix_slots: int = 1_024
@@ -198,7 +230,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("prefix_slots", "max_waiting", "max_waiting_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_step_rows", "max_step_tokens", "max_parked_bytes"):
+        for name in ("max_slots", "max_step_rows", "max_step_tokens", "max_parked_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if (self.device, self.dtype) == ("gpu", "float32"):

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from engine.batch import F32
 from engine.config import ModelConfig
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import UNDECODABLE, CheckpointError, ConfigError
 from engine.published import Constructor, model_config, read_args
 from engine.tensor_file import StoredTensor, checked, read_file, stored_tensors
 from engine.tensors import DECAY_RANGE, is_scalar, tensor_shapes
@@ -137,7 +137,7 @@ def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
         spec: Any = msgspec.json.decode(content)
         ids = [*spec["model"]["vocab"].values(), *(one["id"] for one in spec["added_tokens"])]
         largest = max(ids)
-    except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError):
+    except (*UNDECODABLE, AttributeError, KeyError, TypeError):
         raise CheckpointError(f"{path} is not a byte-level BPE tokenizer.json") from None
     if largest >= config.vocab_size:
         raise CheckpointError(

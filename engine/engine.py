@@ -62,6 +62,7 @@ class Engine:
         self._in_flight: _Step | None = None
         self._is_settled = True  # what is under way need not be completed before the next step
         self._columns: list[NewTokens] = []
+        self._num_restored = 0  # tokens of sequences that were parked when they were added
         self._last_completed = 0.0
         self.progress: Callable[[Request], Parked | None] = lambda _: None
         """What is known, from before this engine, of a durable request: of its id, and equal."""
@@ -107,6 +108,7 @@ class Engine:
             metrics.REQUESTS.labels("refused").inc()
             metrics.REFUSALS.labels(error.code).inc()
             raise
+        self._num_restored += sum(map(len, parked.tokens)) // 4 if parked else 0
 
     def abort(self, request_id: str) -> None:
         """Forget a request; no further Output of it follows. Unknown ids are ignored."""
@@ -211,6 +213,7 @@ class Engine:
             vocab_size=self._model.vocab_size,
             fingerprint=self._fingerprint,
             weights_version=self.weights_version,
+            sampled=self.scheduler.latencies.num_sampled + self._num_restored,
         )
 
     def generate(

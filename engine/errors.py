@@ -9,6 +9,7 @@ SRMError                 .code: stable string   .message: for the caller
 │  ├─ SwapInProgress     the weights are being changed already
 │  ├─ ContextTooLong
 │  ├─ BodyTooLarge
+│  ├─ WrongContentType   a form's, where JSON is wanted
 │  ├─ NotFound
 │  │  └─ ModelNotFound
 │  ├─ NotAuthorized      no key, or not one of ours
@@ -23,13 +24,21 @@ SRMError                 .code: stable string   .message: for the caller
 │  ├─ SnapshotError      a snapshot cannot be written, or not be used; all goes on without it
 │  ├─ TimedOut           it ran for longer than `request_timeout_s`
 │  └─ StepFailed         the engine exits; the supervisor restarts it
+│     └─ NotFinite       of one request: the model's output was no numbers; the engine goes on
 └─ StoreError            files and batches cannot be read or written now
-   └─ StoreFull          no space is left on the disk
+   ├─ StoreFull          no space is left on the disk
+   └─ BatchesUnavailable batches cannot be run now
 
 HTTP status codes for these exist only in `server/errors.py`.
 """
 
 from __future__ import annotations
+
+UNDECODABLE = (ValueError, RecursionError)
+"""What decoders raise of bytes that are not what they should be.
+
+msgspec's own errors and UnicodeDecodeError are ValueErrors; what is nested too deeply is not.
+"""
 
 
 class SRMError(Exception):
@@ -76,11 +85,26 @@ class SwapInProgress(RequestError):
 
 
 class ContextTooLong(RequestError):
+    """A prompt has more tokens than the context. Clients know it by the words: LiteLLM by those of
+    the beginning, LangChain by those of the end."""
+
     code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, num_tokens: int | str, n_ctx: int, param: str) -> ContextTooLong:
+        return cls(
+            f"This model's maximum context length is {n_ctx} tokens. However, your prompt has "
+            f"{num_tokens} tokens: the prompt is too long.",
+            param,
+        )
 
 
 class BodyTooLarge(RequestError):
     code = "body_too_large"
+
+
+class WrongContentType(RequestError):
+    code = "unsupported_media_type"
 
 
 class NotFound(RequestError):
@@ -155,6 +179,10 @@ class StepFailed(EngineError):
     code = "step_failed"
 
 
+class NotFinite(StepFailed):
+    pass
+
+
 class StoreError(SRMError):
     """What files and batches are kept in does not work; the message says what to do."""
 
@@ -163,3 +191,7 @@ class StoreError(SRMError):
 
 class StoreFull(StoreError):
     code = "store_full"
+
+
+class BatchesUnavailable(StoreError):
+    code = "batches_unavailable"

@@ -1,5 +1,7 @@
 """Compiled graphs on disk: compile once per model shape and machine, read ever after.
 
+Whoever wants a graph that another process is compiling waits for it.
+
 The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
 graph and kernels, the MAX version, the device and the processor. A file that cannot be read is
 compiled anew and replaced. A note beside each file says what it is, for `engine.graph_notes`. Knows
@@ -8,6 +10,7 @@ no weights: they are bound later.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import logging
@@ -68,25 +71,57 @@ def cached(
 ) -> CompiledModel:
     """Graphs of a kind and shape, read from `folder`, or compiled and kept there."""
     path = cache_path(name, shape, device, folder)
+    if (found := _read(path)) is not None:
+        return found
+    with _alone(path.with_suffix(".lock")):
+        return _read(path) or _compile(name, shape, compile_graphs, device, path)
+
+
+def _read(path: Path) -> CompiledModel | None:
+    """None where there is none that can be read."""
     if path.exists():
         try:
             return read(path)
         except (ValueError, RuntimeError, OSError) as error:
             log.warning("cannot read the compiled graph %s (%s): compiling again", path, error)
-    with _progress(f"compiling the {name} graph, once for this shape"):
+    return None
+
+
+def _compile(
+    name: str,
+    shape: tuple[object, ...],
+    compile_graphs: Callable[[], CompiledModel],
+    device: Device,
+    path: Path,
+) -> CompiledModel:
+    with _progress(f"compiling the {name} graph, which takes minutes and is kept"):
         compiled = compile_graphs()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         compiled.export_mef(partial)
         note = GraphNote(name, repr(shape), code_version(), describe_device(device))
         path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
         partial.replace(path)
     except OSError as error:
-        raise ConfigError(
-            f"cache_dir = {folder}: cannot keep the compiled graph: {error}"
-        ) from None
+        raise _unkept(path, error) from None
     return compiled
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time. The file stays, empty: who removes it may let two in."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("wb")
+    except OSError as error:
+        raise _unkept(lock, error) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _unkept(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cache_dir = {path.parent}: cannot keep the compiled graph: {error}")
 
 
 def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Path) -> Path:
@@ -140,7 +175,8 @@ def _progress(what: str) -> Iterator[None]:
 
     def report() -> None:
         while not done.wait(PROGRESS_EVERY_S):
-            log.info("%s: %.0f s so far", what, time.monotonic() - started)
+            # A warning: commands that say nothing else are not to look as if they hung.
+            log.warning("%s: %.0f s so far", what, time.monotonic() - started)
 
     log.info("%s", what)
     thread = threading.Thread(target=report, daemon=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from max.driver import Device
 
-from engine.errors import ConfigError, SRMError
+from engine.errors import UNDECODABLE, ConfigError, SRMError
 from engine.graph_cache import GraphNote, cache_path, code_version, describe_device
 from engine.runner import open_device
 
@@ -57,14 +57,21 @@ def adopt(device: Device, folder: Path) -> int:
 
 
 def read_notes(folder: Path) -> dict[Path, GraphNote]:
-    """The note of every graph that is there and has one. Raises ConfigError if there is none."""
+    """The note of every graph that is there and has one. Raises ConfigError if there is none.
+
+    And for a note that cannot be read.
+    """
     paths = [path for path in sorted(folder.glob("*.mef")) if path.with_suffix(".json").exists()]
     if not paths:
         raise ConfigError(f"{folder} holds no compiled graphs with notes")
-    return {
-        path: msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=GraphNote)
-        for path in paths
-    }
+    return {path: _read_note(path.with_suffix(".json")) for path in paths}
+
+
+def _read_note(path: Path) -> GraphNote:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=GraphNote)
+    except UNDECODABLE as error:
+        raise ConfigError(f"{path} is no note of a compiled graph: {error}") from None
 
 
 def main(argv: list[str]) -> int:

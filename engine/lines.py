@@ -65,7 +65,7 @@ class ShareLine:
     """Groups of one priority, a line for each share."""
 
     def __init__(self) -> None:
-        self.weight = 0.0  # of the shares that wait, together
+        self.weight = 0  # of the shares that wait, together
         self._lines: dict[Share, Line] = {}
         self._ranked: list[_Ranked] = []  # least load first; empty while there is one share
         self._ranks: dict[Share, _Ranked] = {}
@@ -112,7 +112,7 @@ class ShareLine:
             if not line:
                 self._leave(group.share)
 
-    def rank(self, share: Share, heavier: float = 0.0) -> None:
+    def rank(self, share: Share, heavier: int = 0) -> None:
         """The share's load has changed, and its weight by so much."""
         self.weight += heavier
         if share in self._ranks:
@@ -121,7 +121,7 @@ class ShareLine:
 
     def _leave(self, share: Share) -> None:
         del self._lines[share]
-        self.weight = self.weight - share.weight if self._lines else 0.0
+        self.weight -= share.weight
         share.rankings.remove(self)
         if share in self._ranks:
             self._remove(share)

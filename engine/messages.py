@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.errors import SRMError
+
 FinishReason = Literal["stop", "length", "error"]
 
 Running = Literal["continue", "drop", "finish"]
@@ -17,6 +19,11 @@ Running = Literal["continue", "drop", "finish"]
 
 MAX_LOGPROBS = 20
 """Most alternatives to a token that can be asked for."""
+MAX_TEMPERATURE = 100.0
+GREEDY_BELOW = 1e-4
+"""Temperatures below are 0: dividing by them would overflow float32."""
+LEAST_TOP_P = 1e-30
+"""What a smaller `top_p` counts as, above 0 in float32: the likeliest token alone reaches it."""
 MAX_PENALTY = 2.0
 """Largest presence and frequency penalty, of either sign."""
 REPETITION_PENALTIES = (0.01, 100.0)
@@ -40,11 +47,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     n: int = 1
     """Completions of this prompt, at least 1. Sample i draws from the random stream (seed, i)."""
     temperature: float = 1.0
-    """0 is greedy; otherwise logits are divided by it."""
+    """Logits are divided by it, at most MAX_TEMPERATURE; 0, and below GREEDY_BELOW, is greedy."""
     top_k: int = 0
     """Keep the k most likely tokens (ties with the k-th are kept); 0 keeps all."""
     top_p: float = 1.0
-    """Keep the fewest most likely tokens whose probabilities reach it; 1 keeps all."""
+    """Keep the fewest most likely tokens whose probabilities reach it; 1 keeps all, 0 the most
+    likely one (ties are kept)."""
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the most likely one; 0 keeps all."""
     seed: int = 0
@@ -77,6 +85,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """The same of each prompt token but the first, in Outputs of index PROMPT."""
 
 
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
+"""Of a share: even 10,000 of the heaviest leave the lightest a part that can be counted."""
+
+
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):
     """One prompt and the `params.n` completions wanted of it."""
 
@@ -95,8 +107,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     share: str = ""
     """Whose it is: of one priority, those who wait get slots in turn, so that none starves."""
     weight: float = 1.0
-    """How large a part of the slots its share gets beside others, above 0; the last one sent is
-    the share's."""
+    """How large a part of the slots its share gets beside others, MIN_WEIGHT … MAX_WEIGHT; the last
+    one sent is the share's."""
     durable: bool = False
     """Its caller sends it again under this id until it has been answered: its sequences go on
     where a snapshot, or the caller's predecessor, left them. Not with `emit` = "columns"."""
@@ -106,6 +118,16 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"
     """Forget the request; no further Output is sent for it. Unknown ids are ignored."""
 
     id: str
+
+
+class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abandon"):
+    """Nobody waits for the request now, or somebody does again; unknown ids are ignored.
+
+    It runs on, unless others wait for its slots: then it ends and is refused, at once.
+    """
+
+    id: str
+    is_alone: bool
 
 
 class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop_samples"):
@@ -230,6 +252,17 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refu
     retry_after_s: int | None = None
 
 
+def refusal(request_id: str, error: SRMError) -> Refusal:
+    """What says this error."""
+    return Refusal(
+        id=request_id,
+        code=error.code,
+        message=error.message,
+        param=getattr(error, "param", None),
+        retry_after_s=getattr(error, "retry_after_s", None),
+    )
+
+
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
     """What was asked for with a message of this id, and is no request, has been done."""
 
@@ -259,7 +292,9 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Of config and weights, hexadecimal."""
     weights_version: int = 1
     """Counts the weights that were put to use, the first ones included."""
+    sampled: int = 0
+    """Tokens since the engine started, with those that snapshots had."""
 
 
-ToEngine = Request | Abort | StopSamples | TakeSnapshot | LoadWeights | Hello
+ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | LoadWeights | Hello
 FromEngine = Outputs | Refusal | Done | Status

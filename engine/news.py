@@ -13,7 +13,7 @@ from engine.batch import F32, I32, I64
 U8 = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class News:
     """What some completions have new, each at most once, in ascending order."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -112,7 +112,7 @@ class Engine:
         step. Raises RequestError, which names the prompt at fault; nothing is left running then.
         """
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = [params] * len(given) if isinstance(params, SamplingParams) else list(params)
+        each = list(_checked(params, len(given)))
         if len(each) != len(given):
             raise InvalidRequest(
                 f"params must be one or as many as prompts: {len(given)}; got {len(each)}",
@@ -148,9 +148,9 @@ class Engine:
         loop cancels the rest once the iterator is closed. Raises as `generate`; `prompt_logprobs`
         is refused.
         """
-        each = repeat(params) if isinstance(params, SamplingParams) else iter(params)
         given = iter([prompts] if isinstance(prompts, str) else prompts)
-        asked = in_turn(zip(given, map(_streamed, each), strict=False), self._tokenizer)
+        each = map(_streamed, _checked(params))
+        asked = in_turn(zip(given, each, strict=False), self._tokenizer)
         with closing(self._run(self._open(), asked, lambda: None)) as completions:
             for _, made in completions:
                 yield made
@@ -225,6 +225,24 @@ class Engine:
             error.args = (error.message,)
             raise
         return True
+
+
+def _checked(
+    params: SamplingParams | Iterable[SamplingParams], count: int | None = None
+) -> Iterator[SamplingParams]:
+    """One for each prompt, of so many if that is known. Raises InvalidRequest for what is none."""
+    if isinstance(params, SamplingParams):
+        yield from repeat(params) if count is None else repeat(params, count)
+        return
+    # A dict's keys are none, but it is the dict that is wrong.
+    is_list = isinstance(params, Iterable) and not isinstance(params, Mapping)
+    for one in params if is_list else [params]:
+        if not isinstance(one, SamplingParams):
+            raise InvalidRequest(
+                f"params must be SamplingParams, or one for each prompt; got {type(one).__name__}",
+                "params",
+            )
+        yield one
 
 
 def _streamed(params: SamplingParams) -> SamplingParams:

@@ -85,7 +85,7 @@ def sampled(
     return outputs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NewTokens:
     """What a step's sequences with `emit` = "columns" have new, for all API processes together."""
 

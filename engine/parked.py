@@ -17,7 +17,7 @@ from engine.batch import I32, I64, SlotStates
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Parked:
     """k sequences that have sampled something, of one request."""
 

@@ -95,7 +95,7 @@ def _parked(table: SlotTable, slots: I64, states: SlotStates) -> Parked:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Piece:
     """Sequences of one group that were parked together; those before `begin` run again."""
 

@@ -26,6 +26,7 @@ from engine.config import EngineConfig
 from engine.durable import Detail, Durable
 from engine.engine import Engine
 from engine.errors import (
+    UNDECODABLE,
     ConfigError,
     EngineUnavailable,
     InvalidRequest,
@@ -36,6 +37,7 @@ from engine.errors import (
     TimedOut,
 )
 from engine.messages import (
+    Abandon,
     Abort,
     Done,
     FromEngine,
@@ -43,11 +45,11 @@ from engine.messages import (
     LoadWeights,
     Output,
     Outputs,
-    Refusal,
     Request,
     StopSamples,
     TakeSnapshot,
     ToEngine,
+    refusal,
 )
 from engine.sequence import STREAMS
 from engine.swap import LoadFolder, Swaps
@@ -134,7 +136,7 @@ class EngineProcess:
                 self._progress()
                 self._read_inbox()
                 self._drop_dead_clients()
-                self._end_overdue()
+                self._end_unwanted()
                 self._change_weights()
                 self._durable.tick(bool(self._durable_ids))
                 if self._durable.wants_part:
@@ -183,7 +185,7 @@ class EngineProcess:
     def _receive(self, client: bytes, payload: bytes) -> None:
         try:
             message = self._decoder.decode(payload)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except UNDECODABLE as error:
             self._refuse_malformed(client, payload, error)
             return
         if isinstance(message, Hello):
@@ -192,6 +194,9 @@ class EngineProcess:
             if self._owner.get(message.id) == client:
                 self._forget(message.id)
                 self._engine.abort(message.id)
+        elif isinstance(message, Abandon):
+            if self._owner.get(message.id) == client:
+                self._engine.scheduler.abandon(message.id, message.is_alone)
         elif isinstance(message, TakeSnapshot):
             self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):
@@ -207,7 +212,7 @@ class EngineProcess:
                 raise EngineUnavailable("the engine is draining and keeps its weights")
             self._swaps.begin(message)
         except SRMError as error:
-            self._send(client, _refusal(message.id, error))
+            self._send(client, refusal(message.id, error))
         else:
             self._owner[message.id] = client
 
@@ -228,7 +233,7 @@ class EngineProcess:
         except SRMError as error:
             self._owner.pop(message.id, None)
             if client is not None:
-                self._send(client, _refusal(message.id, error))
+                self._send(client, refusal(message.id, error))
             return
         for one in self._last_heard:
             self._send_status(one)
@@ -248,7 +253,7 @@ class EngineProcess:
                 request = self._numbered(client, request)
             self._engine.add(request)
         except (RequestError, EngineUnavailable) as error:
-            self._send(client, _refusal(request.id, error))
+            self._send(client, refusal(request.id, error))
         else:
             self._owner[request.id] = client
             if request.durable:
@@ -283,10 +288,10 @@ class EngineProcess:
         logger.warning("ignored a malformed message of %d bytes: %s", len(payload), error)
         try:
             named = msgspec.msgpack.decode(payload, type=_Named)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        except UNDECODABLE:
             return
         if named.id not in self._owner:
-            self._send(client, _refusal(named.id, RequestError(f"malformed message: {error}")))
+            self._send(client, refusal(named.id, RequestError(f"malformed message: {error}")))
 
     def _drop_dead_clients(self) -> None:
         oldest = time.monotonic() - self._client_timeout_s
@@ -305,14 +310,18 @@ class EngineProcess:
                 # It may only have been slow, and still be waiting.
                 self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
 
-    def _end_overdue(self) -> None:
-        """Abort what has waited and run for too long; ids are not used twice."""
+    def _end_unwanted(self) -> None:
+        """Abort what has waited and run for too long, and what nobody waits for while others wait
+        for its slots; ids are not used twice."""
         while self._time_out and self._time_out[0][0] < time.monotonic():
             _, request_id = self._time_out.popleft()
             if request_id in self._owner:
                 self._engine.abort(request_id)
                 limit = self._config.request_timeout_s
                 self._refuse(request_id, TimedOut(f"it took longer than {limit:g} s"))
+        for request_id in self._engine.scheduler.in_the_way():
+            self._engine.abort(request_id)
+            self._refuse(request_id, EngineUnavailable("its client left, and others had to wait"))
 
     def _send_outputs(self, outputs: list[Output]) -> None:
         """One message per client, however many of its sequences moved."""
@@ -351,27 +360,17 @@ class EngineProcess:
 
     def _refuse(self, request_id: str, error: SRMError) -> None:
         if (client := self._forget(request_id)) is not None:
-            self._send(client, _refusal(request_id, error))
+            self._send(client, refusal(request_id, error))
 
     def _answer(self, client: bytes, message_id: str, result: Detail | SnapshotError) -> None:
         """To what was no request."""
         if isinstance(result, SnapshotError):
-            self._send(client, _refusal(message_id, result))
+            self._send(client, refusal(message_id, result))
         else:
             self._send(client, Done(message_id, result))
 
     def _send(self, client: bytes, message: FromEngine) -> None:
         self._socket.send_multipart([client, self._encoder.encode(message)])
-
-
-def _refusal(request_id: str, error: SRMError) -> Refusal:
-    return Refusal(
-        id=request_id,
-        code=error.code,
-        message=error.message,
-        param=getattr(error, "param", None),
-        retry_after_s=getattr(error, "retry_after_s", None),
-    )
 
 
 def serve(engine: Engine, config: EngineConfig, load: LoadFolder = load_checkpoint) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from engine.config import Mixer, ModelConfig
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -73,7 +73,7 @@ def read_args(path: Path) -> PublishedArgs:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
 
 

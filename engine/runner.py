@@ -27,6 +27,7 @@ from engine.batch import (
     Scores,
     SlotStates,
     StepResult,
+    padded,
 )
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -34,7 +35,7 @@ from engine.graph_cache import load_or_compile
 from engine.libc import keep_freed_memory, let_timers_be_late
 from engine.linear import pack_linear, round_bfloat16
 from engine.model import EDIT_INPUTS, MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
-from engine.state_pool import StatePool, count_slots
+from engine.state_pool import StatePool, count_slots, spare_slots
 from engine.telemetry import turn_off_telemetry
 from engine.weights import Weights, named_tensors
 
@@ -60,6 +61,8 @@ class ModelRunner:
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
         keep_freed_memory()
         self.device = open_device(config.device)
+        if config.num_slots:  # what cannot fit is refused before anything is compiled
+            count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
         self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
@@ -68,7 +71,8 @@ class ModelRunner:
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
         num_slots = self.num_slots + config.prefix_slots
-        self._pool = StatePool(weights.config, num_slots, self.device)
+        self._pool = StatePool(weights.config, num_slots + spare_slots(self.device), self.device)
+        self._spare_slot = num_slots
         self._no_edits = self._upload_edits(NO_EDITS)
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="step", initializer=let_timers_be_late
@@ -89,8 +93,9 @@ class ModelRunner:
         States made by the old ones stay in the pool: that is for `Engine.load_weights` to mind.
         """
         started = time.monotonic()
-        registry = device_weights(weights, self.dtype, self.device)
+        registry = host_weights(weights, self.dtype, self.device)
         self._model: Model = self._session.init(self._compiled, weights_registry=registry)
+        self.device.synchronize()  # it may still read what is freed next
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
 
     def close(self) -> None:
@@ -98,6 +103,8 @@ class ModelRunner:
         self._thread.shutdown()
 
     def _run(self, batch: Batch) -> StepResult:
+        if not self.device.is_host:  # a product of one row is summed in another order there
+            batch = padded(batch, self._spare_slot)
         inputs = (
             batch.token_ids,
             batch.read_slots,
@@ -129,25 +136,32 @@ def open_device(kind: str) -> Device:
     return Accelerator()
 
 
-def device_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
-    """Every weight by name, in the layout and dtype the step graph declares for this device."""
+def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
+    """Every weight by name, in the layout and dtype the graph for this device declares.
+
+    All are on the host, as MAX declares the weights of every graph; it copies them when it
+    initialises one.
+    """
     return {
-        name: _device_weight(name, value, dtype, device) for name, value in named_tensors(weights)
+        name: _host_weight(name, value, dtype, device) for name, value in named_tensors(weights)
     }
 
 
-def _device_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffer:
+def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
     if kind in SCALARS:
-        return _upload(value, device)
+        return _buffer(value)
     if device.is_host and kind in MATRICES:
         value = pack_linear(value, dtype)
     elif dtype == DType.bfloat16:
         value = round_bfloat16(value)
-    buffer = _upload(value, device)
-    return buffer.view(dtype, value.shape)  # numpy has no bfloat16, only its bits
+    return _buffer(value).view(dtype, value.shape)  # numpy has no bfloat16, only its bits
 
 
 def _upload(array: Array, device: Device) -> Buffer:
-    buffer = Buffer.from_numpy(np.ascontiguousarray(array))
+    buffer = _buffer(array)
     return buffer if device.is_host else buffer.to(device)
+
+
+def _buffer(array: Array) -> Buffer:
+    return Buffer.from_numpy(np.ascontiguousarray(array))

@@ -69,6 +69,7 @@ class Scheduler:
         self._completion = Completion(self.table, self.stop_sets, self._roster, self.latencies)
         self._turns = Turns(self._max_rows)
         self._next_id = 0
+        self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order
 
     @property
     def num_waiting(self) -> int:
@@ -117,10 +118,11 @@ class Scheduler:
             count = group.unstarted
         else:
             parked = None
-        if self.num_waiting + count > limit:
+        waiting = self._admission.waiting_before(request.priority)
+        if waiting + count > limit:
             raise Overloaded(
-                f"{self.num_waiting} of at most {limit} sequences are waiting",
-                excess=self.num_waiting + count - limit,
+                f"{waiting} of at most {limit} sequences are waiting",
+                excess=waiting + count - limit,
             )
         waiting_bytes, limit = self.waiting_bytes + group.num_bytes, self._config.max_waiting_bytes
         if self.num_waiting and waiting_bytes > limit:  # one that waits alone always has room
@@ -164,6 +166,33 @@ class Scheduler:
         self._roster.drop(group)
         self.latencies.abort(group)
         return group.unfinished
+
+    def abandon(self, request_id: str, is_alone: bool) -> None:
+        """Nobody waits for this request now, or somebody does again."""
+        self._abandoned.pop(request_id, None)
+        if is_alone and request_id in self._roster.by_id:
+            self._abandoned[request_id] = None
+
+    def in_the_way(self) -> list[str]:
+        """Abandoned requests whose slots others of their priority or a higher one wait for: the
+        first abandoned first, and no more than these need."""
+        if not self._abandoned:
+            return []
+        alone = [self._roster.by_id.get(request_id) for request_id in self._abandoned]
+        groups = [group for group in alone if group is not None]
+        self._abandoned = dict.fromkeys(group.request.id for group in groups)
+        found, free = [], self.table.num_free
+        for group in groups:
+            priority = group.request.priority
+            own = sum(one.unstarted for one in groups if one.request.priority >= priority)
+            if self._admission.waiting_before(priority) - own <= free:
+                continue
+            slots = group.slots[: group.reach]
+            held = int(np.count_nonzero(self.table.first_id[slots] == group.first_id))
+            if held:
+                found.append(group.request.id)
+                free += held
+        return found
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; how many there were to end.

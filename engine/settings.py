@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -159,7 +159,7 @@ def _preset(file: Path, presets: Path | None) -> Path:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 

@@ -15,11 +15,15 @@ import numpy as np
 from engine.batch import I64
 from engine.messages import Request
 
+UNIT = 2.0**-62
+"""Weights are counted in it. Every float from MIN_WEIGHT on is a whole number of these: so a sum
+that shares join and leave is exact, and no remainder of rounding is taken for a share."""
+
 
 class Ranking(Protocol):
     """Where shares that wait for something are in order of their load."""
 
-    def rank(self, share: Share, heavier: float = 0.0) -> None:
+    def rank(self, share: Share, heavier: int = 0) -> None:
         """Its load has changed, and its weight by so much."""
         ...
 
@@ -30,7 +34,7 @@ class Tier:
 
     priority: int
     members: dict[str, Share] = field(default_factory=dict)
-    weight: float = 0.0
+    weight: int = 0
     """Of the members together."""
     owned: int = 0
     """Slots they hold."""
@@ -46,7 +50,8 @@ class Share:
     """The larger, the younger."""
     place: int
     """Of its own as long as it is here: small numbers that arrays can hold."""
-    weight: float
+    weight: int = 0
+    """In units of `UNIT`."""
     num_groups: int = 0
     """Requests of it that are not over."""
     owned: int = 0
@@ -84,12 +89,10 @@ class Shares:
         share = tier.members.get(request.share)
         if share is None:
             place = self._take_place(request.priority)
-            share = Share(request.share, tier, self._next_number, place, request.weight)
+            share = Share(request.share, tier, self._next_number, place)
             self._next_number += 1
             tier.members[request.share] = share
-            tier.weight += share.weight
-        elif share.weight != request.weight:
-            self.weigh(share, request.weight)
+        self.weigh(share, request.weight)
         share.num_groups += 1
         return share
 
@@ -107,11 +110,12 @@ class Shares:
 
     def weigh(self, share: Share, weight: float) -> None:
         """Give it another weight."""
-        heavier = weight - share.weight
-        share.tier.weight += heavier
-        share.weight = weight
-        for ranking in share.rankings:
-            ranking.rank(share, heavier)
+        heavier = int(weight / UNIT) - share.weight
+        if heavier:
+            share.tier.weight += heavier
+            share.weight += heavier
+            for ranking in share.rankings:
+                ranking.rank(share, heavier)
 
     def own(self, share: Share, count: int) -> None:
         """It holds so many slots more."""

@@ -13,6 +13,7 @@ import numpy as np
 from engine.batch import F32, I32, I64, Bool
 from engine.edits import EditPlan
 from engine.history import History
+from engine.messages import GREEDY_BELOW, LEAST_TOP_P
 from engine.parked import Parked
 from engine.sequence import SequenceGroup, sample_seeds
 
@@ -116,9 +117,10 @@ class SlotTable:
         self.first_read[at] = slots if group.prefix is None else group.prefix.slot
         self.first_token[at] = group.prompt[-1]
         self.last_position[at] = first + group.max_outputs - 1
-        self.temperature[at] = params.temperature
+        is_greedy = params.temperature < GREEDY_BELOW
+        self.temperature[at] = 0.0 if is_greedy else params.temperature
         self.top_k[at] = params.top_k
-        self.top_p[at] = params.top_p
+        self.top_p[at] = max(params.top_p, LEAST_TOP_P)
         self.min_p[at] = params.min_p
         self.seed[at] = sample_seeds(params.seed, indices)
         self.stop_row[at] = group.stop_row

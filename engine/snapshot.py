@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.batch import I32, I64, SlotStates
-from engine.errors import SnapshotError
+from engine.errors import UNDECODABLE, SnapshotError
 from engine.messages import Request
 from engine.parked import Parked, latest
 
@@ -169,10 +169,13 @@ class SnapshotFile:
             raise self._refused("size in bytes", size, offset + length)
         data = self._read(offset, length)
         self._check("header", zlib.crc32(data), checksum)
-        version = msgspec.msgpack.decode(data, type=_Versioned).format_version
-        if version != FORMAT_VERSION:
-            raise self._refused("format_version", version, FORMAT_VERSION)
-        return msgspec.msgpack.decode(data, type=Header)
+        try:
+            version = msgspec.msgpack.decode(data, type=_Versioned).format_version
+            if version != FORMAT_VERSION:
+                raise self._refused("format_version", version, FORMAT_VERSION)
+            return msgspec.msgpack.decode(data, type=Header)
+        except UNDECODABLE as error:
+            raise SnapshotError(f"{self.path}: header is none: {error}") from None
 
     def _check_stamp(self) -> None:
         for name in Stamp.__struct_fields__:

@@ -95,6 +95,11 @@ def _buffer(array: npt.NDArray[Any]) -> Buffer:
     return Buffer.from_numpy(np.ascontiguousarray(array))
 
 
+def spare_slots(device: Device) -> int:
+    """Slots that nobody gets, for the rows that `engine.batch.padded` adds."""
+    return 0 if device.is_host else 1
+
+
 def slot_bytes(config: ModelConfig) -> int:
     """What the device keeps of one sequence: its states and its last token."""
     return 4 * (config.state_width + 1)
@@ -107,7 +112,7 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
     ConfigError if too many are wanted.
     """
     on_device, on_host = slot_bytes(model), SlotTable(1, model.n_ctx).nbytes
-    for_prefixes = config.prefix_slots * on_device
+    for_prefixes = (config.prefix_slots + spare_slots(device)) * on_device
     if device.is_host:
         needs = [("memory", on_device + on_host, available_memory() - for_prefixes)]
     else:
@@ -117,13 +122,14 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
         ]
     fitting = min(int(config.memory_fraction * free) // size for _, size, free in needs)
     most = CPU_SLOTS if device.is_host else MAX_SLOTS
-    num_slots = config.num_slots or max(1, min(fitting, most))
+    num_slots = config.num_slots or max(1, min(fitting, config.max_slots or most))
+    largest = max(0, min(free // size for _, size, free in needs))
     for name, size, free in needs:
         if num_slots * size > free:
             raise ConfigError(
-                f"num_slots = {num_slots} needs {num_slots * size / GIB:.2f} GiB of {name}, "
-                f"{size:,} bytes a slot; {free / GIB:.2f} GiB are free besides prefix_slots "
-                f"= {config.prefix_slots}, which hold {max(0, free // size)}"
+                f"num_slots = {num_slots} does not fit, at most {largest} do: "
+                f"a slot takes {size:,} bytes of {name}, "
+                f"and {free / GIB:.2f} GiB are free besides prefix_slots = {config.prefix_slots}"
             )
     log.info(
         "%d slots of %d bytes for states (%.2f GiB) and up to %d bytes of the host's (%.2f GiB)",

@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 
 from engine.batch import I64
-from engine.errors import SRMError
+from engine.errors import EngineError, SRMError
 from engine.messages import (
     PROMPT,
+    Abandon,
     Abort,
     Columns,
     Output,
@@ -152,6 +153,11 @@ class Stream:
         """Take in the cached tokens of the request whose first stream has this number."""
         self.cached_tokens[(number - self._first) // self.n] = count
 
+    def abandon(self, is_alone: bool) -> None:
+        """Nobody waits for these requests now, or somebody does again."""
+        for request_id in self._ids:
+            self._streams.send(Abandon(request_id, is_alone))
+
     def fail(self, error: SRMError) -> None:
         """End everything."""
         self._error = error
@@ -164,13 +170,14 @@ class Stream:
     def close(self) -> None:
         """Forget the requests; those that still run are aborted.
 
-        Durable ones not if they were lost: an engine that is still there goes on with them.
+        Durable ones not if they were lost: an engine that is still there goes on with them, and so
+        does the successor of one that drains.
         """
         is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
         self._streams.table.close(self._first, self._size)
         self._streams.forget(self._number, self._ids)
-        is_lost = self._is_durable and self._error is not None
+        is_lost = self._is_durable and isinstance(self._error, EngineError)
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
             self._streams.send(Abort(self._ids[place]))
 

@@ -17,10 +17,18 @@ from pathlib import Path
 import msgspec
 
 from engine import metrics
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig, ModelConfig, parse_model_config
 from engine.engine import Engine
-from engine.errors import CheckpointError, InvalidRequest, NotFound, SRMError, SwapInProgress
+from engine.errors import (
+    UNDECODABLE,
+    CheckpointError,
+    InvalidRequest,
+    NotFound,
+    SRMError,
+    SwapInProgress,
+)
 from engine.messages import Done, LoadWeights
+from engine.tensor_file import read_file
 from engine.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -137,11 +145,26 @@ def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights
     if not folder.is_dir():
         raise NotFound(f"path = {str(folder)!r}: there is no such folder", "path")
     try:
+        config_path = folder / "config.json"
+        config = parse_model_config(config_path, read_file(config_path))
+        _check_same(folder, config, served)  # before all the rest is read
         weights = load(folder)
     except CheckpointError as error:
         raise InvalidRequest(f"path = {str(folder)!r}: {error.message}", "path") from None
+    except InvalidRequest:
+        raise
+    except Exception as error:  # whatever it is, those who are served have no part in it
+        logger.exception("%s cannot be loaded", folder)
+        raise InvalidRequest(
+            f"path = {str(folder)!r} cannot be loaded: {error!r}", "path"
+        ) from None
+    _check_same(folder, weights.config, served)
+    return weights
+
+
+def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
     for name in ModelConfig.__struct_fields__:
-        theirs, ours = getattr(weights.config, name), getattr(served, name)
+        theirs, ours = getattr(config, name), getattr(served, name)
         if theirs != ours:
             raise InvalidRequest(
                 f"path = {str(folder)!r}: {name} = {theirs!r} in its config.json, and the model "
@@ -149,19 +172,24 @@ def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights
                 "architecture only",
                 "path",
             )
-    return weights
 
 
 def first_weights(config: EngineConfig, load: LoadFolder) -> tuple[Weights, int]:
     """What an engine begins with: the model it is told to serve, or what its predecessor went on
     to; and their version.
 
-    Raises CheckpointError, also where the folder of the latter has changed since.
+    Raises CheckpointError, also where the note is damaged or the folder of the latter has changed.
     """
     path = Path(config.weights_note)
     if not config.weights_note or not path.exists():
         return load(config.model), 1
-    note = msgspec.json.decode(path.read_bytes(), type=Note)
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=Note)
+    except UNDECODABLE as error:
+        raise CheckpointError(
+            f"{path} should say which weights were in use before this process: {error}; give the "
+            "model to serve, and start anew"
+        ) from None
     what = f"weights version {note.weights_version}, in use before this process,"
     try:
         weights = load(Path(note.path))

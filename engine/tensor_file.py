@@ -15,6 +15,7 @@ import safetensors
 
 from engine.batch import F32
 from engine.errors import CheckpointError
+from engine.memory import available_memory
 from engine.tensors import Shapes
 
 
@@ -30,9 +31,13 @@ class StoredTensor:
 
 def read_file(path: Path) -> bytes:
     try:
+        if path.stat().st_size > available_memory():  # a system that promises more would kill us
+            raise MemoryError
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except MemoryError:
+        raise CheckpointError(f"cannot read {path}: it is larger than the memory") from None
 
 
 def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:

@@ -26,7 +26,7 @@ F64 = npt.NDArray[np.float64]
 Tensors = Mapping[str, F32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MixerUnit:
     """One recurrence. H = heads, n = n_ctx, k = kernel_size; all float32."""
 
@@ -39,7 +39,7 @@ class MixerUnit:
     taps_beta: F32 | None = None  # f32[n] added after them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """One block. d = d_model; all float32."""
 
@@ -58,7 +58,7 @@ class LayerWeights:
     proj_out_bias: F32 | None  # f32[d]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """A whole model. `fingerprint` is of config and tensors, hexadecimal."""
 

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from max.engine import InferenceSession, Model
+from max.engine import CompiledModel, InferenceSession, Model
 from max.graph import Module
 
 from engine.batch import F32, I32
-from engine.config import ModelConfig
-from engine.model import build_logits_graph
-from engine.runner import device_weights
+from engine.config import EngineConfig, ModelConfig
+from engine.graph_cache import cached
+from engine.model import build_logits_graph, graph_shape
+from engine.runner import host_weights
+from engine.settings import load
 from engine.weights import Weights
 
 NUM_SLOTS = 24
@@ -67,17 +69,30 @@ class LogitsModel:
 
 
 def compile_logits(
-    models: Mapping[str, Weights], dtype: DType = DType.float32
+    models: Mapping[str, Weights], dtypes: Mapping[str, DType] | None = None
 ) -> dict[str, LogitsModel]:
-    """All of them at once, in hardly more time than one takes; names are identifiers."""
-    device, module = CPU(), Module()
-    registry: dict[str, Buffer] = {}
-    for name, weights in models.items():
-        graph = build_logits_graph(weights.config, dtype, device, f"{name}.", module)
-        found = device_weights(weights, dtype, device)
-        registry |= {f"{name}.{k}": value for k, value in found.items()}
+    """All of them at once, in hardly more time than a few take; names are identifiers.
+
+    Of float32 where `dtypes` says nothing else. What was compiled once is read from disk.
+    """
+    device = CPU()
+    kinds = {name: (dtypes or {}).get(name, DType.float32) for name in models}
+    registry = {
+        f"{name}.{k}": value
+        for name, weights in models.items()
+        for k, value in host_weights(weights, kinds[name], device).items()
+    }
     session = InferenceSession(devices=[device])
-    compiled = session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+
+    def compile_them() -> CompiledModel:
+        module = Module()
+        for name, weights in models.items():
+            graph = build_logits_graph(weights.config, kinds[name], device, f"{name}.", module)
+        return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+
+    shape = tuple((name, graph_shape(models[name].config, kinds[name])) for name in models)
+    folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+    compiled = cached("logits", shape, compile_them, device, folder)
     loaded = session.init_all(compiled, weights_registry=registry)
     return {
         name: LogitsModel(weights.config, loaded[f"{name}.srm_logits"])

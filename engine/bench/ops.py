@@ -38,7 +38,7 @@ MOST_COPIES = 256
 Inputs = list[BufferType | TensorType]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """A graph's inputs and what it does with them; the arrays of a call with so many rows."""
 

@@ -1,8 +1,9 @@
 """`srm bench table`: the newest records' figures, written into the pages that state them.
 
 A page has `<!-- figures: NAME -->` and `<!-- end of figures -->`, and between them what
-`engine.bench.figures` makes of the newest whole record of that kind, with its command and a link.
-So no figure there is typed, and `--check` says whether any has drifted from the records.
+`engine.bench.figures` makes of the newest whole record of that kind, with its command and a link;
+in a model's card, what `engine.bench.card` makes of the files beside it. So no figure there is
+typed, and `--check` says whether any has drifted.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 
 import msgspec
 
+from engine.bench.card import CARD
 from engine.bench.figures import FIGURES, is_whole
+from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT
 from engine.settings import load
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", DEMO_MODEL / "README.md")
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)
 
@@ -52,8 +55,12 @@ def written(page: Path, records: Path) -> str:
 
     def block(found: re.Match[str]) -> str:
         name = found[1]
+        if name in CARD:
+            lines = "\n".join(CARD[name](page.parent))
+            return f"<!-- figures: {name} -->\n{lines}\n{END}"
         if name not in FIGURES:
-            raise ConfigError(f"{page}: figures: {name} must be one of {', '.join(FIGURES)}")
+            allowed = ", ".join((*FIGURES, *CARD))
+            raise ConfigError(f"{page}: figures: {name} must be one of {allowed}")
         kind, render = FIGURES[name]
         last = newest(kind, records)
         if last is None:

@@ -9,38 +9,23 @@ logits differ by as much as a few such values make; that is measured against wha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from max.dtype import DType
 
 from engine.batch import F32
-from engine.config import EngineConfig, ModelConfig
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.engine import Engine
 from engine.messages import SamplingParams
-from engine.random_model import random_tensors
 from engine.runner import ModelRunner
+from engine.settings import load
 from engine.weights import LayerWeights, MixerUnit, Weights, fold
-from tests.logits_model import LogitsModel, compile_logits
+from tests.forms import ROUNDED, compiled, tensors
 from tests.numpy_runner import F64, feed
 
-
-def config(**fields: Any) -> ModelConfig:
-    shape = {"d_model": 64, "num_layers": 3, "num_heads": 4, "n_ctx": 48, "vocab_size": 101}
-    return ModelConfig(**{**shape, **fields})
-
-
-HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": False}
-CONFIGS = {
-    "mixed": config(),
-    "combined": config(num_heads=2, mixer="combined"),
-    "diagonal": config(mixer="diagonal"),
-    "kernel": config(mixer="kernel", kernel_size=4, d_model=35, **HEADLESS),
-    "expanded": config(mixer="expanded", **HEADLESS),
-}
-MODELS = {name: fold(shape, random_tensors(shape), name) for name, shape in CONFIGS.items()}
+MODELS = {name: fold(shape, tensors(name, shape), name) for name, shape in ROUNDED.items()}
 
 
 def rounded(values: F32 | F64 | torch.Tensor) -> torch.Tensor:
@@ -118,16 +103,9 @@ def _run(
     return y, s
 
 
-@pytest.fixture(scope="module")
-def compiled() -> dict[str, LogitsModel]:
-    return compile_logits(MODELS, DType.bfloat16)
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_same_roundings(
-    name: str, compiled: dict[str, LogitsModel]
-) -> None:
-    weights, model = MODELS[name], compiled[name]
+def test_logits_are_those_of_the_same_roundings(name: str) -> None:
+    weights, model = MODELS[name], compiled()[name]
     ids = np.random.default_rng(3).integers(0, 101, 40, dtype=np.int32)
     found = model.feed(model.pool(), [(ids, 5, 5, 0)])
     emulation, state = Emulation(weights), np.zeros(weights.config.state_width)
@@ -142,10 +120,8 @@ def test_logits_are_those_of_the_same_roundings(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_any_chunking_and_company_give_the_same_bits(
-    name: str, compiled: dict[str, LogitsModel]
-) -> None:
-    model = compiled[name]
+def test_any_chunking_and_company_give_the_same_bits(name: str) -> None:
+    model = compiled()[name]
     ids, other = np.random.default_rng(4).integers(0, 101, (2, 48), dtype=np.int32)
     whole, parts = model.pool(), model.pool()
     expected = model.feed(whole, [(ids, 2, 2, 0)])
@@ -158,16 +134,16 @@ def test_any_chunking_and_company_give_the_same_bits(
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
-    folder = tmp_path_factory.mktemp("graphs")
-    settings = EngineConfig(num_slots=64, dtype="bfloat16", cache_dir=folder)
-    runner = ModelRunner(MODELS["mixed"], settings)
+def runner() -> Iterator[ModelRunner]:
+    """The demo model, whose graph other tests need as well."""
+    settings = load(EngineConfig, ["--num-slots=64", "--dtype=bfloat16"])
+    runner = ModelRunner(load_checkpoint(DEMO_MODEL), settings)
     yield runner
     runner.close()
 
 
 def test_sampled_tokens_are_the_same_alone_and_among_others(runner: ModelRunner) -> None:
-    rng = np.random.default_rng(7)
+    rng, config = np.random.default_rng(7), load_checkpoint(DEMO_MODEL).config
     prompts = [rng.integers(0, 101, n).tolist() for n in rng.integers(1, 25, 30)]
 
     def tokens(
@@ -175,7 +151,7 @@ def test_sampled_tokens_are_the_same_alone_and_among_others(runner: ModelRunner)
     ) -> list[bytes]:
         params = SamplingParams(max_tokens=20, ignore_eos=True, seed=first_seed)
         settings = EngineConfig(num_slots=64, max_step_rows=rows, max_step_tokens=step_tokens)
-        engine = Engine(MODELS["mixed"].config, runner, settings)
+        engine = Engine(config, runner, settings)
         return [outputs[0].token_ids for outputs in engine.generate(prompts, params)]
 
     together = tokens(prompts, 64, 512)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import psutil
+import pytest
 
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
@@ -75,6 +76,7 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.slow
 def test_half_a_million_sequences_run_at_once(tmp_path: Path) -> None:
     # In a process of its own: what earlier tests have freed would be taken for memory not needed.
     with ProcessPoolExecutor(1, get_context("spawn")) as process:

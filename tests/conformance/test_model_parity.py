@@ -85,6 +85,7 @@ def test_any_chunking_and_company_give_the_same_bits(forms: Forms) -> None:
     assert np.array_equal(parts[0].to_numpy()[4], whole[0].to_numpy()[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["combined", "kernel"])
 def test_the_engine_serves_more_than_one_unit_and_taps(name: str, tmp_path: Path) -> None:
     """Greedy tokens are those of the same weights in numpy, in float64."""

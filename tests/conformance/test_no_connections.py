@@ -101,7 +101,7 @@ def test_engine_and_api_call_nobody(tmp_path: Path) -> None:
         assert engine.poll() is api.poll() is None, "somebody was called after the request"
         for process in (api, engine):
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
 
 
 WATCHED_SUPERVISOR = """
@@ -128,6 +128,6 @@ def test_the_supervisor_calls_its_own_server_alone(text_model: Path) -> None:
         assert supervisor.stdout.readline().startswith(b"Serving ")
         supervisor.send_signal(signal.SIGTERM)
         last = supervisor.stdout.read().splitlines()[-1]
-        assert supervisor.wait(30) == 0
+        assert supervisor.wait(120) == 0
         supervisor.stdout.close()
     assert json.loads(last)["hosts"] == ["127.0.0.1"]

@@ -7,6 +7,7 @@ does that has no product for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import numpy.typing as npt
 import pytest
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from max.engine import InferenceSession, Model
+from max.engine import CompiledModel, InferenceSession, Model
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue
 
 from engine.batch import F32
+from engine.config import EngineConfig
+from engine.graph_cache import cached
 from engine.linear import (
     PANEL,
     kernel_libraries,
@@ -27,6 +30,7 @@ from engine.linear import (
     pack_linear,
     round_bfloat16,
 )
+from engine.settings import load
 
 F64 = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
@@ -137,13 +141,19 @@ def build_layer_norm(dtype: DType, graph_name: str, module: Module) -> None:
 
 @pytest.fixture(scope="module")
 def all_models() -> Models:
-    module = Module()
-    for kind_name, kind in KINDS.items():
-        for name in EPILOGUES:
-            build(name, kind, f"{kind_name}.{name}", module)
-        build_layer_norm(kind.dtype, f"{kind_name}.layer_norm", module)
     session = InferenceSession(devices=[CPU()])
-    return dict(session.load_all(module, custom_extensions=kernel_libraries()))
+
+    def compile_them() -> CompiledModel:
+        module = Module()
+        for kind_name, kind in KINDS.items():
+            for name in EPILOGUES:
+                build(name, kind, f"{kind_name}.{name}", module)
+            build_layer_norm(kind.dtype, f"{kind_name}.layer_norm", module)
+        return session.compile(module, custom_extensions=kernel_libraries())
+
+    folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+    shape = (Path(__file__).read_bytes(),)
+    return dict(session.init_all(cached("linear", shape, compile_them, CPU(), folder)))
 
 
 @pytest.fixture(params=list(KINDS))

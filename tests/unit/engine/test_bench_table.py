@@ -10,9 +10,12 @@ import pytest
 
 import srm
 from engine.bench import table
+from engine.bench.card import CARD
 from engine.bench.figures import FIGURES
 from engine.bench.table import PAGES, newest, written
+from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
+from engine.inspect_model import inspect_model
 from engine.records import RECORDS
 
 BLOCK = "<!-- figures: {} -->\n{}<!-- end of figures -->\n"
@@ -39,9 +42,15 @@ def test_the_pages_agree_with_their_records(page: Path) -> None:
     assert "<!-- figures: " in page.read_text()
 
 
+def test_the_model_card_says_what_inspect_says() -> None:
+    card = (DEMO_MODEL / "README.md").read_text()
+    for name, value in inspect_model(DEMO_MODEL).items():
+        assert f"| {name} | {value} |" in card
+
+
 def test_every_figure_is_on_a_page() -> None:
     shown = "".join(page.read_text() for page in PAGES)
-    assert [name for name in FIGURES if f"<!-- figures: {name} -->" not in shown] == []
+    assert [name for name in (*FIGURES, *CARD) if f"<!-- figures: {name} -->" not in shown] == []
 
 
 def test_the_newest_whole_record_is_shown_by_time_and_not_by_name(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,26 @@ def test_a_refused_prompt_leaves_the_engine_as_it_was(make_engine: MakeEngine) -
             engine.generate(prompts, params)
         assert not engine.has_work
     assert engine.scheduler.table.num_free == 8
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e-9},
+        {"temperature": 5, "top_p": 0},
+        {"temperature": 100, "top_p": 1e-46},  # 0 in float32
+        {"temperature": 5, "top_p": 0, "top_k": 3, "min_p": 0.01},
+    ],
+)
+def test_a_temperature_or_top_p_of_almost_0_takes_the_likeliest_token(
+    make_engine: MakeEngine, params: dict[str, Any]
+) -> None:
+    common: dict[str, Any] = {"max_tokens": 8, "n": 3, "ignore_eos": True}
+    greedy = make_engine().generate([[5, 6]], SamplingParams(**common, temperature=0))
+    found = make_engine().generate([[5, 6]], SamplingParams(**common, **params))
+    assert [[one.token_ids for one in outputs] for outputs in found] == [
+        [one.token_ids for one in outputs] for outputs in greedy
+    ]
 
 
 def test_output_that_is_not_finite_ends_one_sequence_only(

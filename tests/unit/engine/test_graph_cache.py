@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from max.driver import CPU
 from max.dtype import DType
 
+from engine import graph_cache
 from engine.config import ModelConfig
-from engine.graph_cache import cache_path
+from engine.errors import ConfigError
+from engine.graph_cache import cache_path, cached
 from engine.model import graph_shape
 
 MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
@@ -68,3 +71,37 @@ def test_what_a_graph_depends_on_names_it(fields: dict[str, Any]) -> None:
     if fields.get("mixer") == "kernel":
         assert path(**fields) != path(mixer="row", **HEADLESS)
         assert path(**fields) != path(**(fields | {"kernel_size": 4}))
+
+
+def test_a_graph_that_others_want_meanwhile_is_compiled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_cache, "read", Path.read_text)
+    compiled, found = [], []
+    all_wait = threading.Barrier(4)
+
+    class Compiled:
+        def export_mef(self, path: Path) -> None:
+            path.write_text("the graph")
+
+    def want() -> None:
+        all_wait.wait()
+        found.append(cached("test", (), compile_it, CPU(), tmp_path))
+
+    def compile_it() -> Any:
+        compiled.append(Compiled())
+        return compiled[-1]
+
+    threads = [threading.Thread(target=want) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiled) == 1
+    assert sorted(map(str, found)) == sorted([str(compiled[0]), *["the graph"] * 3])
+
+
+def test_a_folder_that_cannot_be_is_said_before_anything_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot keep the compiled graph"):
+        cached("test", (), lambda: pytest.fail("compiled"), CPU(), tmp_path / "file")

@@ -6,6 +6,7 @@ import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -102,6 +103,18 @@ def test_many_samples_of_more_prompts_than_there_are_slots(llm: Engine) -> None:
     assert tokens(first.completions) == tokens(second.completions), "a seed is every prompt's"
 
 
+@pytest.mark.parametrize(
+    ("params", "kind"), [({"n": 3}, "dict"), ([{"n": 3}], "dict"), (3, "int"), (["n"], "str")]
+)
+def test_params_of_another_type_are_named(llm: Engine, params: Any, kind: str) -> None:
+    """`llm.generate([q], {"n": 3})` was "'str' object has no attribute 'n'"."""
+    message = f"params must be SamplingParams, or one for each prompt; got {kind}$"
+    with pytest.raises(InvalidRequest, match=message):
+        llm.generate([[5, 6]], params)
+    with pytest.raises(InvalidRequest, match=message):
+        next(llm.stream([[5, 6]], params))
+
+
 def test_prompts_are_scored(llm: Engine) -> None:
     (found,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=0, prompt_logprobs=3))
     scores = found.prompt_scores
@@ -171,7 +184,7 @@ def test_one_at_a_time(llm: Engine) -> None:
 def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(llm: Engine) -> None:
     good = SamplingParams(max_tokens=100)
     for prompts, params, kind, message in (
-        (["the cat", [5] * 200], good, ContextTooLong, "prompt 1: the prompt has 200 tokens"),
+        (["the cat", [5] * 200], good, ContextTooLong, "prompt 1: .* your prompt has 200 tokens"),
         ([[5], [400]], good, InvalidRequest, "prompt 1: prompt_token_ids holds 400"),
         ([[5], []], good, InvalidRequest, "prompt 1: prompt_token_ids must be one or more"),
         ([5, 6], good, InvalidRequest, "prompt 0 must be a text or a list of token ids, got 5"),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.accept import accept
+from engine.batch import SlotStates
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.messages import Request
 from engine.parked import Parked, merged
-from engine.parking import parkable
+from engine.parking import check_fits, parkable
 from tests.conftest import MakeEngine, MakeRequest
+from tests.numpy_runner import TINY
 from tests.stepped import run, tokens
 
 NOBODY = np.empty(0, np.int32)
@@ -123,6 +128,43 @@ def test_parked_samples_can_be_stopped_and_aborted(
     assert {output.id for output in run(engine)} == {"high"}
 
 
+@pytest.mark.parametrize("indices, cut", [([2], None), ([2, 3], None), ([], 3), ([0, 1, 2], 3)])
+def test_samples_that_were_parked_one_after_the_other_can_be_stopped(
+    make_engine: MakeEngine, make_request: MakeRequest, indices: list[int], cut: int | None
+) -> None:
+    engine = make_engine(num_slots=4)
+    engine.add(make_request("low", n=4, max_tokens=9, priority=-1))
+    run(engine, 3)
+    engine.settle()
+    slots = parkable(engine.scheduler.table)
+    for some in (slots[2:], slots[:2]):  # samples 0 and 1, then 2 and 3
+        engine.scheduler.park(some, engine._runner.read_slots(some))
+    engine.stop("low", np.array(indices, np.int32), cut)
+    left = sorted(set(range(4)) - {*indices, *range(4 if cut is None else cut, 4)})
+    assert engine.scheduler.parking.num_parked == len(left)
+    assert sorted(tokens(run(engine))) == [("low", index) for index in left]
+    assert engine.scheduler.parking.num_bytes == 0
+
+
+def test_a_prompt_is_counted_once_though_its_samples_are_parked(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    request = make_request("low", n=3, max_tokens=9, durable=True)
+    engine = make_engine(num_slots=4)
+    engine.add(request)
+    run(engine, 3)
+    engine.settle()
+    slots = parkable(engine.scheduler.table)
+    engine.scheduler.park(slots, engine._runner.read_slots(slots))
+    kept = merged([parked for _, parked in engine.parked_of_all()])
+    run(engine)
+    assert engine.scheduler.latencies.num_prompt_tokens == 3
+    other = make_engine(num_slots=4)
+    other.add(request, kept)
+    run(other)
+    assert other.scheduler.latencies.num_prompt_tokens == 3
+
+
 @pytest.mark.parametrize("emit", ["final", "delta"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 4, 7, 12])
 def test_a_durable_request_that_is_sent_again_is_answered_in_full(
@@ -166,6 +208,36 @@ def test_another_request_of_the_same_id_starts_anew(
         engine.add(other)
     with pytest.raises(InvalidRequest, match="durable must be false where emit is columns"):
         engine.add(make_request("b", emit="columns", durable=True))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"indices": np.array([1, 1])},
+        {"indices": np.array([2, 1])},
+        {"indices": np.array([-1, 1])},
+        {"indices": np.array([1, 3])},
+        {"positions": np.array([2, 3], np.int32), "tokens": (b"", b"****")},
+        {"positions": np.array([4, 7], np.int32), "tokens": (b"*" * 8, b"*" * 20)},
+        {"tokens": (b"****", b"****")},
+        {"logprobs": (b"", b"****")},
+        {"states": SlotStates(np.zeros((1, 2), np.float32), np.zeros(1, np.int32))},
+    ],
+)
+def test_what_is_not_of_a_request_is_not_gone_on_with(
+    make_request: MakeRequest, wrong: dict[str, Any]
+) -> None:
+    group = accept(make_request(n=3, max_tokens=5), TINY, 0)
+    right = Parked(
+        indices=np.array([0, 2]),
+        positions=np.array([3, 6], np.int32),  # one token, and all but the last
+        states=SlotStates(np.zeros((2, 2), np.float32), np.zeros(2, np.int32)),
+        tokens=(b"*" * 4, b"*" * 16),
+        logprobs=(b"", b""),
+    )
+    check_fits(group, right)
+    with pytest.raises(AssertionError):
+        check_fits(group, replace(right, **wrong))
 
 
 def test_another_engine_goes_on_where_this_one_was(

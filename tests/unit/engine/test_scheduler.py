@@ -81,6 +81,18 @@ def test_a_prompt_is_prefilled_up_to_its_last_token(make_request: MakeRequest) -
     assert scheduler.num_requests == scheduler.num_waiting == 0
 
 
+def test_who_left_the_queue_is_counted(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_slots=2)
+    counts = [scheduler.num_left]
+    for _ in range(2):
+        scheduler.add(make_request(prompt=[5], n=3))
+        counts.append(scheduler.num_left)
+        scheduled(scheduler)
+        counts.append(scheduler.num_left)
+        scheduler.abort("a")
+    assert [*counts, scheduler.num_left] == [0, 0, 2, 3, 5, 6]
+
+
 def test_a_prompt_of_one_token_has_nothing_to_prefill(make_request: MakeRequest) -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request(prompt=[5], n=3, max_tokens=1))
@@ -383,3 +395,44 @@ def test_one_slot_serves_any_n(make_request: MakeRequest) -> None:
 
 def test_nothing_to_do_is_no_batch() -> None:
     assert make_scheduler().schedule() is None
+
+
+def test_a_batch_line_that_fills_the_queue_leaves_it_to_people(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(max_waiting=100)
+    scheduler.add(make_request("line", n=99, priority=-1000))
+    with pytest.raises(Overloaded, match="99 of at most 100"):
+        scheduler.add(make_request("other line", n=2, priority=-1000))
+    scheduler.add(make_request("a person", n=98))
+    with pytest.raises(Overloaded, match="98 of at most 100") as error:
+        scheduler.add(make_request("another", n=4))
+    assert error.value.excess == 2
+    with pytest.raises(Overloaded, match="197 of at most 100"):
+        scheduler.add(make_request("other line", n=2, priority=-1000))
+    for name in ("line", "a person"):
+        scheduler.abort(name)
+    scheduler.add(make_request("other line", n=100, priority=-1000))
+
+
+def test_who_was_abandoned_gives_way_to_those_who_wait(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_slots=4)
+    for name in "abc":
+        scheduler.add(make_request(name, prompt=[5], n=1 + (name == "a")))
+    step(scheduler)
+    for name in ("b", "a", "c", "a"):
+        scheduler.abandon(name, is_alone=True)
+    assert scheduler.in_the_way() == []  # nobody waits
+    scheduler.add(make_request("line", n=9, prompt=[5], priority=-1000))
+    scheduler.add(make_request("gone", n=9, prompt=[5]))
+    scheduler.abandon("gone", is_alone=True)
+    assert scheduler.in_the_way() == []  # nobody whom they may let wait
+    scheduler.add(make_request("one", prompt=[5]))
+    assert scheduler.in_the_way() == ["b"]
+    scheduler.add(make_request("two", prompt=[5], priority=3))
+    assert scheduler.in_the_way() == ["b", "c"]
+    scheduler.abandon("c", is_alone=False)
+    assert scheduler.in_the_way() == ["b", "a"]
+    for name in ("b", "a"):
+        scheduler.abort(name)
+    assert scheduler.in_the_way() == []
+    scheduler.abandon("nothing", is_alone=True)
+    assert scheduler.in_the_way() == []

@@ -169,19 +169,23 @@ def test_an_aborted_request_says_nothing_of_its_prompt(make_request: MakeRequest
     assert (output.id, floats(output.logprobs)) == ("b", [-2])
 
 
-def test_alternatives_come_with_each_token_to_those_who_asked(make_request: MakeRequest) -> None:
+@pytest.mark.parametrize("most", [1, 2])
+def test_alternatives_come_with_each_token_to_those_who_asked(
+    make_request: MakeRequest, most: int
+) -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("not", prompt=[5], emit="delta"))
-    scheduler.add(make_request("asks", prompt=[5], emit="delta", logprobs=2, max_tokens=2))
+    scheduler.add(make_request("asks", prompt=[5], emit="delta", logprobs=most, max_tokens=2))
     scheduler.add(make_request("chosen", prompt=[5], emit="delta", logprobs=0))
     for _ in range(2):
         batch = scheduled(scheduler)
         (row,) = batch.score_rows.tolist()
-        assert batch.num_top.tolist() == [2]
+        assert batch.num_top.tolist() == [most]
         outputs = {output.id: output for output in complete(scheduler, batch)}
         asks = outputs["asks"]
         assert batch.sequence_ids[row] == 1
-        assert (ints(asks.top_ids), floats(asks.top_logprobs)) == ([0, 1], [-0.0, -1])
+        assert ints(asks.top_ids) == [0, 1][:most]
+        assert floats(asks.top_logprobs) == [-0.0, -1][:most]
         assert (floats(asks.logprobs), ints(asks.ranks)) == ([0], [1])
         assert outputs["not"].logprobs == outputs["not"].top_ids == b""
         assert (floats(outputs["chosen"].logprobs), outputs["chosen"].top_ids) == ([-0.5], b"")

@@ -21,13 +21,13 @@ from tests.numpy_runner import TINY
         ("n", 0),
         ("n", -3),
         ("temperature", -0.1),
-        ("temperature", 1e-9),
+        ("temperature", 101),
         ("temperature", 1e39),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("top_k", -1),
         ("top_k", 2**31),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.01),
         ("top_p", float("nan")),
         ("min_p", -0.01),
@@ -55,9 +55,10 @@ def test_a_parameter_out_of_range_is_named(
     ("field", "value"),
     [
         ("temperature", 0),
-        ("temperature", 1e-4),
+        ("temperature", 1e-9),
+        ("temperature", 100),
         ("top_k", 2**31 - 1),
-        ("top_p", 1e-9),
+        ("top_p", 0),
         ("min_p", 1.0),
         ("seed", 2**64 - 1),
         ("max_tokens", 2**62),
@@ -90,7 +91,7 @@ def test_a_prompt_token_outside_the_vocabulary_is_refused(
 def test_a_prompt_beyond_the_context_is_refused_with_both_lengths(
     make_request: MakeRequest,
 ) -> None:
-    with pytest.raises(ContextTooLong, match=r"65 tokens.*holds 64"):
+    with pytest.raises(ContextTooLong, match=r"64 tokens.*65 tokens"):
         accept(make_request(prompt=[3] * 65), TINY, 0)
 
 

@@ -7,11 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from engine.accept import accept
 from engine.batch import SlotStates
 from engine.errors import InvalidRequest
+from engine.lines import ShareLine
+from engine.messages import Request
 from engine.scheduler import Scheduler
+from engine.sequence import SequenceGroup
+from engine.shares import Share, Shares
 from tests.calls import calls_of
 from tests.conftest import MakeRequest
+from tests.numpy_runner import TINY
 from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled, step
 
 
@@ -19,6 +25,12 @@ def held(scheduler: Scheduler) -> Counter[str]:
     """Slots by share."""
     tiers = scheduler._admission.shares.tiers.values()
     return Counter({name: one.owned for tier in tiers for name, one in tier.members.items()})
+
+
+def group_of(request: Request, share: Share) -> SequenceGroup:
+    group = accept(request, TINY, share.number)
+    group.share = share
+    return group
 
 
 def park_victims(scheduler: Scheduler) -> int:
@@ -76,6 +88,19 @@ def test_a_poor_share_gets_its_part_and_then_nothing_moves(make_request: MakeReq
         assert park_victims(scheduler) == 0
 
 
+def test_those_who_give_slots_up_keep_their_parts(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_slots=12, max_step_rows=12)
+    for token, name in enumerate("ab", 5):
+        scheduler.add(make_request(name, [token], n=20, share=name, max_tokens=50))
+    for _ in range(3):
+        step(scheduler)
+    assert held(scheduler) == {"a": 6, "b": 6}
+    scheduler.add(make_request("c", [7], n=20, share="c", max_tokens=50))
+    assert park_victims(scheduler) == 4
+    step(scheduler)
+    assert held(scheduler) == {"a": 4, "b": 4, "c": 4}
+
+
 def test_a_share_with_half_of_its_part_waits_for_an_end(make_request: MakeRequest) -> None:
     scheduler = make_scheduler(num_slots=8)
     scheduler.add(make_request("b", [6], n=2, share="b", max_tokens=50))
@@ -95,9 +120,46 @@ def test_the_weight_sent_last_is_the_shares(make_request: MakeRequest) -> None:
         )
     step(scheduler)
     assert held(scheduler) == {"one": 6, "two": 6}
-    for bad in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(InvalidRequest, match="weight must be above 0"):
-            scheduler.add(make_request("d", weight=bad))
+
+
+@pytest.mark.parametrize("weight", [5e-324, 0.0, -1.0, 0.000999, 1000.1, np.nan, np.inf, -np.inf])
+def test_a_weight_that_no_sum_of_floats_would_notice_is_refused(
+    make_request: MakeRequest, weight: float
+) -> None:
+    scheduler = make_scheduler()
+    with pytest.raises(InvalidRequest, match=r"weight must be 0\.001 … 1000, got ") as refused:
+        scheduler.add(make_request(weight=weight))
+    assert refused.value.param == "weight"
+
+
+def test_nothing_is_left_of_the_weights_of_those_who_went(make_request: MakeRequest) -> None:
+    shares, line, rivals = Shares(), ShareLine(), (0.1, 1e3, 0.7, 1 / 3, 999.9)
+    light = shares.enter(make_request(share="light", weight=1e-3))
+    alone = light.weight
+    for weight in rivals:
+        shares.enter(make_request(share=str(weight), weight=weight))
+    members = light.tier.members
+    for share in members.values():
+        line.push(group_of(make_request(), share))
+    shares.weigh(members["0.7"], 0.2)
+    assert light.tier.weight == line.weight == sum(one.weight for one in members.values())
+    shares.weigh(members["0.7"], 77.7)
+    assert light.tier.weight == line.weight == sum(one.weight for one in members.values())
+    for weight in rivals:
+        share = members[str(weight)]
+        for group in list(line.of(share)):
+            line.discard(group)
+        shares.leave(share)
+    assert light.tier.weight == line.weight == light.weight == alone
+
+
+def test_of_those_who_wait_no_more_are_looked_at_than_are_wanted(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_slots=2)
+    for name in "abcde":
+        scheduler.add(make_request(name, [5]))
+    admission = scheduler._admission
+    share = admission.shares.tiers[0].members[""]
+    assert [admission.usable(share, limit) for limit in (0, 1, 3, 5, 99)] == [0, 1, 3, 5, 5]
 
 
 def test_with_one_share_requests_are_served_by_arrival(make_request: MakeRequest) -> None:

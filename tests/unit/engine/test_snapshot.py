@@ -89,6 +89,28 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     found.close()
 
 
+def test_a_request_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its chunk has been looked at."""
+    read, real = 0, os.pread
+
+    def pread(file: int, size: int, offset: int) -> bytes:
+        nonlocal read
+        data = real(file, size, offset)
+        read += len(data)
+        return data
+
+    found = SnapshotFile(write(tmp_path), STAMP)
+    chunk = CHUNKS[2]
+    found.progress(chunk[0].request)
+    monkeypatch.setattr(os, "pread", pread)
+    for request, parked in chunk:
+        read = 0
+        found.progress(request)
+        sampled = sum(map(len, (*parked.tokens, *parked.logprobs)))
+        assert read == parked.states.states.nbytes + sampled
+    found.close()
+
+
 def test_another_request_of_the_same_id_gets_nothing(tmp_path: Path) -> None:
     found = SnapshotFile(write(tmp_path), STAMP)
     request, _ = CHUNKS[0][0]

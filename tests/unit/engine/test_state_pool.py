@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import ClassVar, cast
 
 import msgspec
 import numpy as np
 import pytest
-from max.driver import CPU
+from max.driver import CPU, Device
 
 from engine import memory
 from engine.batch import SlotStates
@@ -45,6 +46,7 @@ def test_as_many_slots_as_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert count_slots(half, TINY, CPU()) == (2**20 - 100 * slot_bytes(TINY)) // 2 // SLOT
     set_available(monkeypatch, tmp_path, 2**40)
     assert count_slots(half, TINY, CPU()) == CPU_SLOTS
+    assert count_slots(EngineConfig(max_slots=100), TINY, CPU()) == 100
     assert count_slots(EngineConfig(num_slots=10**6), TINY, CPU()) == 10**6
 
 
@@ -54,12 +56,31 @@ def test_too_many_slots_are_refused_with_numbers(
     set_available(monkeypatch, tmp_path, 2**30)
     fitting = (2**30 - EngineConfig().prefix_slots * slot_bytes(TINY)) // SLOT
     assert count_slots(EngineConfig(num_slots=fitting), TINY, CPU()) == fitting
-    expected = f"num_slots = {fitting + 1} needs 1.00 GiB of memory, {SLOT} bytes a slot; 1.00 GiB"
+    expected = f"num_slots = {fitting + 1} does not fit, at most {fitting} do: a slot takes {SLOT} "
     with pytest.raises(ConfigError, match=re.escape(expected)):
         count_slots(EngineConfig(num_slots=fitting + 1), TINY, CPU())
     set_available(monkeypatch, tmp_path, 0)
-    with pytest.raises(ConfigError, match="which hold 0"):
+    with pytest.raises(ConfigError, match="at most 0 do"):
         count_slots(EngineConfig(), TINY, CPU())
+
+
+class Gpu:
+    """What a number of slots depends on."""
+
+    is_host = False
+    stats: ClassVar = {"free_memory": 2**30}
+
+
+def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config, gpu = EngineConfig(device="gpu", memory_fraction=1.0, prefix_slots=99), Gpu()
+    on_host = SlotTable(1, TINY.n_ctx).nbytes
+    fitting = (2**30 - 100 * slot_bytes(TINY)) // slot_bytes(TINY)  # a spare one besides
+    set_available(monkeypatch, tmp_path, fitting * on_host + 1024)
+    assert count_slots(config, TINY, cast(Device, gpu)) == fitting
+    set_available(monkeypatch, tmp_path, 2**20)
+    assert count_slots(config, TINY, cast(Device, gpu)) == 2**20 // on_host
 
 
 def test_a_container_has_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from engine.errors import Overloaded
+from engine.errors import InvalidRequest, Overloaded
 from engine.messages import (
     REASONS,
     Abort,
@@ -123,14 +124,14 @@ async def test_who_waits_for_what_is_cut_is_woken() -> None:
     await asyncio.sleep(0)
     engine.stream.cut(0, 0)
     engine.stream.cut(1, 0)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 120)
     assert engine.stream.unfinished == 0
 
 
 def test_more_completions_than_there_are_numbers_for_are_refused() -> None:
     heard: list[ToEngine] = []
     streams = Streams(heard.append)
-    with pytest.raises(Overloaded, match="16777216 completions"):
+    with pytest.raises(InvalidRequest, match=r"prompts x n .* 1048576 .* 33554432"):
         streams.open([Request("a", b"\5\0\0\0", SamplingParams(n=1 << 25))])
     assert not heard
     first = streams.open([Request("a", b"\5\0\0\0", SamplingParams(n=4))])
@@ -138,3 +139,26 @@ def test_more_completions_than_there_are_numbers_for_are_refused() -> None:
     streams.receive(Outputs([Output("b", 1, finish_reason="stop")]))
     assert not first.take().outputs
     assert len(second.take().outputs) == 1
+
+
+def test_requests_that_are_refused_leave_room_for_others() -> None:
+    """170 at once of 100,000 completions, most of them refused: they took up all rows for good."""
+    heard: list[ToEngine] = []
+    streams = Streams(heard.append)
+    params = SamplingParams(n=100_000)
+    opened = [streams.open([Request(f"{i}", b"", params, emit="columns")]) for i in range(170)]
+    sent = [request.stream for request in heard if isinstance(request, Request)]
+    taken = np.array(sent[:2])  # by the engine, which says something of their first completions
+    rows, reasons = np.array([7, 7], np.int32).tobytes(), bytes(2)
+    streams.receive(Outputs([], Columns(taken.tobytes(), rows, reasons)))
+    assert [len(one.take().news.indices) for one in opened[:3]] == [1, 1, 0]
+    assert streams.table.num_rows <= 200_000
+    for one in opened[2:]:
+        one.fail(Overloaded("the queue is full"))
+    for one in opened:
+        one.close()
+    for i in range(1_000):
+        with closing(streams.open([Request(f"{i}", b"", SamplingParams(n=400))])) as small:
+            streams.receive(Outputs([Output(f"{i}", 399, finish_reason="stop")]))
+            assert len(small.take().outputs) == 1
+    assert streams.table.num_rows <= 200_000

@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import CheckpointError, InvalidRequest, NotFound, SRMError, SwapInProgress
 from engine.messages import PROMPT, LoadWeights, Output, join
+from engine.random_model import write_random_model
 from engine.swap import Swaps, first_weights, load_weights
 from engine.weights import Weights
 from tests.conftest import MakeEngine, MakeRequest
@@ -221,6 +223,58 @@ def test_what_is_wrong_with_a_folder_ends_the_change_and_nothing_else(
     assert swaps.current is None and not engine.scheduler.is_held
     assert engine.status().fingerprint == "tiny-0"
     swaps.close()
+
+
+def test_a_config_that_is_no_utf8_leaves_the_weights_as_they_are(
+    make_engine: MakeEngine, make_folder: MakeFolder
+) -> None:
+    engine, folder = make_engine(), make_folder("spoiled")
+    write_random_model(folder, TINY)
+    (folder / "config.json").write_bytes(b'{"mixer": "\xff"}')
+    swaps = Swaps(engine, load_checkpoint, note="")
+    swaps.begin(LoadWeights("a", str(folder)))
+    with pytest.raises(InvalidRequest, match=r"spoiled/config\.json.*utf-8"):
+        due(swaps)
+    assert engine.status().fingerprint == "tiny-0" and swaps.current is None
+    swaps.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a bug of the loader")])
+def test_whatever_a_loader_raises_ends_the_change_and_not_the_engine(
+    make_engine: MakeEngine, make_folder: MakeFolder, error: Exception
+) -> None:
+    def broken(_folder: Path) -> Weights:
+        raise error
+
+    engine = make_engine()
+    swaps = Swaps(engine, broken, note="")
+    swaps.begin(LoadWeights("a", str(make_folder("good"))))
+    with pytest.raises(InvalidRequest, match=r"good' cannot be loaded: (Memory|Value)Error"):
+        due(swaps)
+    assert engine.status().fingerprint == "tiny-0" and swaps.current is None
+    swaps.close()
+
+
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read(
+    make_folder: MakeFolder,
+) -> None:
+    folder = make_folder("sparse")
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(2**41)
+    with pytest.raises(InvalidRequest, match=r"model\.safetensors: it is larger than the memory"):
+        load_weights(load_checkpoint, folder, TINY)
+
+
+def test_a_config_of_endless_layers_is_refused_before_they_are_listed(
+    make_folder: MakeFolder,
+) -> None:
+    folder = make_folder("deep", num_layers=TINY.num_layers)
+    text = (folder / "config.json").read_text()
+    number = f'"num_layers":{TINY.num_layers}'
+    assert number in text
+    (folder / "config.json").write_text(text.replace(number, '"num_layers":2147483648'))
+    with pytest.raises(InvalidRequest, match=r"num_layers \* num_heads must be at most 65536"):
+        load_weights(load_checkpoint, folder, TINY)
 
 
 def swap_once(engine: Engine, folder: Path, note: Path) -> None:

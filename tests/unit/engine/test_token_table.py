@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.news import News, merge, slices
+from engine.stretches import Stretches
 from engine.token_queues import PAGE
-from engine.token_table import TokenTable
+from engine.token_table import UNUSED_READERS, TokenTable
 
 
 def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -> list[int]:
@@ -74,6 +75,24 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
     assert table.num_pages == 0
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99))))
+def test_stretches_never_overlap_and_gaps_that_touch_are_one(
+    actions: list[tuple[int, int]],
+) -> None:
+    stretches, taken = Stretches(), list[tuple[int, int]]()
+    for size, place in actions:
+        if place % 3 or not taken:
+            begin = stretches.take(size)
+            used = {at for first, count in taken for at in range(first, first + count)}
+            assert used.isdisjoint(range(begin, begin + size))
+            gaps = "".join(" x"[at in used] for at in range(begin)).split("x")
+            assert all(len(gap) < size for gap in gaps), "a gap before it had room"
+            taken.append((begin, size))
+        else:
+            stretches.give_back(*taken.pop(place % len(taken)))
+        assert stretches.end == max((first + count for first, count in taken), default=0)
+
+
 def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
     table = TokenTable()
     first = table.open(3, 7)
@@ -104,6 +123,15 @@ def test_what_is_muted_is_forgotten() -> None:
     assert read(table.take(first, 4)) == {0: [0] * 3 * PAGE, 2: [2] * (3 * PAGE + 1)}
     table.close(first, 4)
     assert table.num_pages == 0
+
+
+def test_a_number_is_not_used_again_soon() -> None:
+    table, used = TokenTable(), set()
+    for _ in range(UNUSED_READERS + 1):
+        used.add(first := table.open(1, 0))
+        table.close(first, 1)
+    assert len(used) == UNUSED_READERS + 1
+    assert table.open(1, 0) in used
 
 
 def test_what_is_read_takes_no_memory() -> None:

@@ -10,6 +10,7 @@ from engine import metrics
 from engine.batch import SlotStates
 from engine.pace import MIXED
 from engine.scheduler import Scheduler
+from tests.calls import calls_of
 from tests.conftest import MakeRequest
 from tests.unit.engine.test_latency import Clocked, Grown
 from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled
@@ -84,3 +85,26 @@ def test_a_sequence_that_was_parked_waited_meanwhile(make_request: MakeRequest) 
     clocked.latencies.publish(is_idle=True)
     assert grown() == (3, 10)
     assert decoded() == (2, 2 + 8)
+
+
+def calls_of_turns(make_request: MakeRequest, num_slots: int) -> int:
+    """Function calls of a step whose rows are full, however many slots others hold."""
+    scheduler = make_scheduler(num_slots=num_slots, max_step_rows=4, max_waiting=num_slots)
+    scheduler.add(make_request("high", [5], n=2, max_tokens=60))
+    scheduler.add(make_request("low", [5], n=num_slots - 2, priority=-1, max_tokens=60))
+    scheduler._admission.admit()
+    return calls_of(lambda: scheduler._turns.take(scheduler.table, scheduler._admission.shares))
+
+
+def test_turns_cost_the_same_however_many_slots_there_are(make_request: MakeRequest) -> None:
+    calls_of_turns(make_request, 40)  # what is done once only
+    assert calls_of_turns(make_request, 4_000) == calls_of_turns(make_request, 40)
+
+
+def test_a_turn_ends_where_fewer_run_than_hold_slots(make_request: MakeRequest) -> None:
+    scheduler = make_scheduler(num_slots=9, max_step_rows=6, max_step_tokens=9)
+    scheduler.add(make_request("high", [5], n=5, max_tokens=60))
+    scheduler.add(make_request("runs", [5], n=2, priority=-1, max_tokens=60))
+    scheduler.add(make_request("is fed", [5] * 60, priority=-1, max_tokens=60))
+    scheduler.add(make_request("too", [5] * 60, priority=-1, max_tokens=60))
+    assert served(scheduler) == {"high": 5, "runs": 1}

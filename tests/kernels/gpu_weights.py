@@ -1,0 +1,82 @@
+"""`python -m tests.kernels.gpu_weights`: what is bound to GPU graphs, against what they declare.
+
+Needs no GPU: the graphs are built for a virtual one, which a process cannot take back. Prints a
+`Report` as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import cast, get_args
+
+import msgspec
+from max.driver import Device
+from max.dtype import DType
+
+from engine.config import Mixer, ModelConfig
+from engine.model import build_logits_graph, build_step_graph
+from engine.precompile import PrecompileConfig, leave, open_target
+from engine.random_model import random_tensors
+from engine.runner import host_weights
+from engine.weights import fold
+from tests.numpy_runner import TINY
+from tests.variants import HEADLESS
+
+
+class _Gpu:
+    """A GPU that nothing can be put on; a virtual one leaves on the host what is put on it."""
+
+    is_host = False
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    compared: list[str]
+    """Graphs whose weights were looked at."""
+    wrong: list[str]
+    """Weights that are bound in another way than their graph declares."""
+
+
+def models() -> Iterator[ModelConfig]:
+    """One of every mixer, with and without projections where it may be."""
+    for mixer in get_args(Mixer):
+        for projected in (False, True):
+            heads, taps = 1 if mixer in HEADLESS else 2, 3 if mixer == "kernel" else 1
+            changes = {"num_heads": heads, "use_projections": projected, "kernel_size": taps}
+            changes["decay"] = False  # the same graph as with decay, and allowed for every mixer
+            try:
+                yield msgspec.structs.replace(TINY, mixer=mixer, **changes)
+            except ValueError:
+                continue  # not one that there can be
+
+
+def main() -> None:
+    device = open_target(PrecompileConfig())
+    compared, wrong = [], []
+    for model in models():
+        weights = fold(model, random_tensors(model, 0), "")
+        for dtype in (DType.float32, DType.bfloat16):
+            bound = {
+                name: (f"{buffer.device.label}:{buffer.device.id}", buffer.dtype, buffer.shape)
+                for name, buffer in host_weights(weights, dtype, cast(Device, _Gpu())).items()
+            }
+            for build in (build_step_graph, build_logits_graph):
+                graph = f"{build.__name__} {model.mixer} {model.use_projections} {dtype.name}"
+                declared = {
+                    name: (str(w.value.device), w.value.dtype, tuple(map(int, w.value.shape)))
+                    for name, w in build(model, dtype, device)._weights.items()
+                }
+                compared.append(graph)
+                wrong += [
+                    f"{graph}: {name} is bound as {bound.get(name)}, not {declared.get(name)}"
+                    for name in sorted(bound.keys() | declared.keys())
+                    if bound.get(name) != declared.get(name)
+                ]
+    sys.stdout.buffer.write(msgspec.json.encode(Report(compared, wrong)))
+
+
+if __name__ == "__main__":
+    main()
+    leave(0)
