@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
+import signal
 import socket
 import sys
 from functools import partial
@@ -12,7 +14,7 @@ import uvicorn
 
 from engine import logs
 from engine.client import ENGINE_TIMEOUT_S, EngineClient
-from engine.errors import SRMError
+from engine.errors import ConfigError, SRMError
 from engine.memory import collect_rarely
 from engine.settings import load
 from server import jobs, launch
@@ -21,6 +23,7 @@ from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.connection import Connection
 from server.draining import Draining, DrainingServer
+from server.keys import Keys
 from server.text import Text
 from server.tokenizer_files import chat_template as chat_template_source
 
@@ -49,9 +52,12 @@ def serve_api(argv: list[str]) -> int:
         config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
     )
     draining = Draining()
+    keys = Keys([])
+    signal.signal(signal.SIGHUP, lambda *_: _reread(keys, config.api_keys_file))
+    keys.reread(config.api_keys_file, os.environ)
     server = DrainingServer(
         uvicorn.Config(
-            create_app(config, client, text, template, draining),
+            create_app(config, client, text, template, draining, keys),
             loop="uvloop",
             http=partial(Connection, config),  # type: ignore[arg-type]  # made like the class
             ws="none",
@@ -67,6 +73,15 @@ def serve_api(argv: list[str]) -> int:
     collect_rarely()
     server.run(sockets=listeners)
     return 0
+
+
+def _reread(keys: Keys, file: str) -> None:
+    try:
+        keys.reread(file, os.environ)
+    except ConfigError as error:
+        logging.error("API keys stay as they were: %s", error.message)
+    else:
+        logging.info("API keys have been read again")
 
 
 def _listener(fd: int, host: str, port: int) -> socket.socket:

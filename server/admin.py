@@ -20,7 +20,7 @@ from engine.client import EngineClient
 from engine.errors import CheckpointError, EngineUnavailable, InvalidRequest
 from engine.messages import Done, Running
 from server.bodies import json_reply, read_body
-from server.checking import Fields, checked, given_fields, show
+from server.checking import Fields, checked, given_fields, require, show
 from server.config import ServerConfig
 from server.openapi import Body, Operation
 from server.responses import WhileConnected
@@ -127,8 +127,7 @@ class Admin:
     async def load_weights(self, body: bytes) -> WeightsReply:
         """Raises the SRMError to answer with; then nothing has changed."""
         given = given_fields(body)
-        if "path" not in given:
-            raise InvalidRequest("path is required: a model folder on the server's machine", "path")
+        require(given, "path", "a model folder on the server's machine")
         request = checked(WeightsRequest, given, {}, {})
         folder = await asyncio.to_thread(self._checked_folder, request.path)
         done = await self._client.load_weights(str(folder), request.running)

@@ -7,7 +7,7 @@ it is spelled is a Shape's business. Knows no fields of requests but those of st
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from operator import itemgetter
 from typing import Protocol
@@ -25,8 +25,12 @@ from server.pacing import Pacing
 from server.read_ahead import read_ahead
 from server.rendering import Choices
 from server.replies import Samples, Usage
-from server.responses import EventStream
+from server.responses import EventStream, together
 from server.sample import Delta
+
+MOST_ALONE = 16
+"""Choices of a request up to which each has events of its own, since many clients read the first
+choice of an event and no other."""
 
 UsageField = Usage | UnsetType | None
 """Absent, null or there."""
@@ -45,6 +49,9 @@ class Shape(Protocol):
 
     def whole_news(self, whole: Delta) -> Raw:
         """A finished choice in an event of a stream."""
+
+    def begun(self, deltas: list[Delta]) -> list[Raw]:
+        """Choices that say that a completion begins, before anything of it is told."""
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         """The choices of each event that tells these deltas; none if nobody waits for them."""
@@ -86,22 +93,35 @@ class Answers:
         return shape.reply([raw for _, raw in choices], generation.usage, generation.samples)
 
     async def _events(self, generation: Generation, shape: Shape) -> AsyncGenerator[bytes, None]:
-        """The reply as a stream of JSON documents; the choices with news share an event."""
+        """The reply as a stream of one or more events at a time.
+
+        The choices with news share an event, but for those of a request of few.
+        """
         options = generation.request.stream_options
         is_continuous = bool(options and options.continuous_usage_stats)
         usage: UsageField = None if options and options.include_usage else UNSET
         last = generation.started
+        told = 0  # tokens
+        is_few = generation.num_choices <= MOST_ALONE
+
+        def events(news: Iterable[list[Raw]]) -> Iterator[bytes]:
+            so_far = generation.usage_of(told) if is_continuous else usage
+            for choices in news:
+                for part in ([one] for one in choices) if is_few else (choices,):
+                    yield shape.event(part, so_far)
+
         with self._claimed(generation):
             async with aclosing(self._news(generation, shape)) as parts:
-                async for news in parts:
-                    if not news:
+                async for begun, news in parts:
+                    if not (begun or news):
                         continue
                     now = time.monotonic()
                     if last != generation.started:
                         metrics.INTER_TOKEN_LATENCY.observe(now - last)
                     last = now
-                    for choices in news:
-                        yield shape.event(choices, generation.usage if is_continuous else usage)
+                    before = [*events([begun] if begun else [])]
+                    told = generation.completion_tokens
+                    yield together([*before, *events(news)])
             if generation.samples is not UNSET:
                 yield shape.event([], UNSET, generation.samples)
             if options and options.include_usage:
@@ -109,13 +129,17 @@ class Answers:
 
     async def _news(
         self, generation: Generation, shape: Shape
-    ) -> AsyncGenerator[list[list[Raw]], None]:
-        """The choices of each event to send; from arrays where nothing but text is wanted."""
+    ) -> AsyncGenerator[tuple[list[Raw], list[list[Raw]]], None]:
+        """Choices that begin, and those of each event to send.
+
+        They are made from arrays where nothing but text is wanted.
+        """
+        is_joined = generation.num_choices > MOST_ALONE
         if generation.is_plain and (rendering := shape.rendering()) is not None:
             async with aclosing(generation.news(self._client)) as parts:
                 async for news in parts:
-                    choices = rendering.render(news)
-                    yield [[Raw(choices)]] if choices else []
+                    choices = [*map(Raw, rendering.render(news, is_joined))]
+                    yield [], [choices] if choices else []
             return
         if generation.request.stream_whole:
             source = generation.wholes(self._client)
@@ -123,12 +147,13 @@ class Answers:
                 source = read_ahead(source)
             async with aclosing(source) as wholes:
                 async for whole in wholes:
-                    yield [[shape.whole_news(one) for one in whole]] if whole else []
+                    yield [], [[shape.whole_news(one) for one in whole]] if whole else []
             return
         pacing = Pacing(generation.request.stream_interval or 1)
         async with aclosing(generation.deltas(self._client)) as batches:
             async for deltas in batches:
-                yield shape.news(pacing.take(deltas))
+                paced = pacing.take(deltas)
+                yield shape.begun(paced), shape.news(paced)
 
     @contextmanager
     def _claimed(self, generation: Generation) -> Iterator[None]:

@@ -40,7 +40,7 @@ from server.config import ServerConfig
 from server.cors import Cors
 from server.draining import Draining
 from server.guard import Guard
-from server.keys import load_keys
+from server.keys import Keys, load_keys
 from server.limits import check_limits
 from server.retries import Retries
 from server.store import Store
@@ -74,18 +74,21 @@ def create_app(
     text: Text,
     template: ChatTemplate | None = None,
     draining: Draining | None = None,
+    keys: Keys | None = None,
 ) -> FastAPI:
     """Everything an API process answers. It takes nothing new once `draining` is on.
+
+    Asks for `keys` as they are by then; without them, for those of `config` and the environment.
 
     Connects `client` at startup, and closes it and `template` at shutdown. Raises ConfigError for
     keys, limits and traces that cannot be.
     """
     draining = draining or Draining()
-    keys = load_keys(config.api_keys_file, os.environ)
+    keys = load_keys(config.api_keys_file, os.environ) if keys is None else keys
     check_limits(config, keys)
     tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
 
-    store = Store(config.data_dir)
+    store = Store(config.data_folder)
     threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
 
     @asynccontextmanager
@@ -112,7 +115,7 @@ def create_app(
         Guard, config=config, keys=keys, retry_after_s=retry_after_s, draining=draining
     )
     if config.cors_origins:
-        app.add_middleware(Cors, origins=config.cors_origins)
+        app.add_middleware(Cors, origins=config.cors_origins, operations=OPERATIONS)
     app.add_middleware(Boundary, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
@@ -126,7 +129,7 @@ def create_app(
     app.include_router(chat.routes(chatting, config.max_body_bytes))
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
-    jobs = batches.Batches(store, threads, config.max_batches, has_chats=template is not None)
+    jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     app.include_router(files.routes(kept))
     app.include_router(batches.routes(jobs, config.max_body_bytes))
     app.include_router(models.routes(served))

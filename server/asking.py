@@ -55,9 +55,7 @@ class Asking:
 
     @property
     def _priority(self) -> int:
-        priority = self._sender.priority - self._request.priority  # the client's is reversed
-        # What lasts never goes ahead of what people wait for, whatever its body says.
-        return min(priority, -1) if self._sender.durable else priority
+        return self._sender.priority - self._request.priority  # the client's is reversed
 
     @property
     def _emit(self) -> Literal["final", "delta", "columns"]:

@@ -1,14 +1,18 @@
 """`srm batch`: a file of requests answered with no server, by the code that answers batch jobs.
 
 Starts an engine process of its own, and again if it crashes. What it writes is whole lines at any
-moment, and is its journal too: `--resume` goes on behind them.
+moment, and is its journal too: `--resume` goes on behind them, and with lines that were under way
+at their tokens, which are in a snapshot beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import os
+import shlex
 import signal
 import stat
 import sys
@@ -19,13 +23,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, SRMError
 from engine.settings import build, read_settings
 from server import offline_parquet
 from server.batch_lines import RawLine, record_id
 from server.offline_config import BatchConfig
-from server.offline_identity import job_name, peek
+from server.offline_identity import PARTS, check_shard, job_name, peek
 from server.offline_input import PARQUET, STANDARD, Input, open_input
 from server.offline_output import StreamPart, open_part, records
 from server.offline_results import BatchResults
@@ -42,6 +48,9 @@ _QUIET = "warning"
 """What the engine logs of itself, if nothing else is said."""
 _FSYNC_S = 1.0
 """How long results may wait to be written together."""
+_SLOTS_A_ROW = 1.5
+"""So many that steps are full though prompts have to be read first, and so few that hardly any take
+turns: what began first ends first. With 1.0, steps are 82 to 94 % full."""
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
@@ -50,7 +59,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         (BatchConfig, EngineConfig),
         argv,
         prog="srm batch",
-        private=PRIVATE,
+        private=PRIVATE - {"snapshot_interval_s", "snapshot_s"},
         positional="input",
         short={"output": "-o"},
     )
@@ -59,12 +68,18 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     _check_files(config)
     text = Text(engine.model)
+    engine = _frugal(config, engine, text)
     source = open_input(config.input, config.max_body_bytes)
     first, lines = peek(source.lines)
     job = job_name(config, engine, first)
     if config.resume and _is_finished(config):
         return _look_through(config, job, lines)
-    return asyncio.run(_Command(config, engine, text, source, lines, job).run(engine_module))
+    again = shlex.join(["srm", "batch", *argv, *([] if config.resume else ["--resume"])])
+    try:
+        command = _Command(config, engine, text, source, lines, job, again)
+        return asyncio.run(command.run(engine_module))
+    except KeyboardInterrupt:  # the second one
+        return INTERRUPTED
 
 
 class _Command:
@@ -78,6 +93,7 @@ class _Command:
         source: Input,
         lines: Iterator[list[RawLine]],
         job: str,
+        again: str,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -85,6 +101,7 @@ class _Command:
         self._source = source
         self._lines = lines
         self._job = job
+        self._again = again
 
     async def run(self, engine_module: str) -> int:
         """The exit code. Whatever ends it, all results that there are have been written."""
@@ -110,25 +127,33 @@ class _Command:
                 task.result()
                 return self._finish(results)
             return stopped.result()
-        except EngineUnavailable:
-            log.error("what is answered so far is in the output; --resume goes on with it")
-            raise
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):  # the second one ends it at once
                 loop.remove_signal_handler(number)
+            is_stopped = not task.done() and stopped.done() and stopped.result() == INTERRUPTED
+            if is_stopped:
+                log.info("stopping: what is under way is written down; Ctrl-C again leaves at once")
             self._source.close()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await self._close(results)
             if stopped.done() and stopped.result() == BROKEN_PIPE:
                 leave_broken_pipe()
+            if is_stopped or (results.num_put and _is_lost(task)):
+                self._say_how_to_go_on(results, run.total)
+
+    def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
+        output, of = self._config.output, "" if total is None else f" of {total:,}"
+        said = f"{results.num_ended:,}{of} lines are written"
+        if not _is_stream(output):
+            said += f" to {output}; to go on with the others:\n  {self._again}"
+        log.info("%s", said)
 
     def _open(self, on_broken: Callable[[], object]) -> BatchResults:
         config = self._config
         errors = _part(Path(config.errors), on_broken) if config.errors else None
-        results = BatchResults(
-            self._job, _part(_journal(config.output), on_broken), errors, _FSYNC_S
-        )
+        output = _part(_journal(config.output), on_broken)
+        results = BatchResults(config, self._job, output, errors, _FSYNC_S)
         try:
             results.recover()
         except SRMError:
@@ -143,6 +168,7 @@ class _Command:
 
     def _finish(self, results: BatchResults) -> int:
         counts, output = results.counts, self._config.output
+        _forget_snapshots(self._engine)
         if output.suffix.lower() == PARQUET:
             journal = _journal(output)
             try:
@@ -166,6 +192,33 @@ class _Command:
         except OSError as error:
             log.error("some results cannot be written: %s; --resume makes them again", error)
         results.close()
+
+
+def _frugal(config: BatchConfig, engine: EngineConfig, text: Text) -> EngineConfig:
+    """With no more slots than raise throughput, and a place for snapshots beside the output."""
+    rows, _ = engine.step_limits(text.model)
+    output = config.output
+    return msgspec.structs.replace(
+        engine,
+        max_slots=math.ceil(_SLOTS_A_ROW * rows),
+        snapshot_dir="" if _is_stream(output) else str(output.absolute()) + ".snapshot",
+        snapshot_interval_s=config.snapshot_interval_s,
+    )
+
+
+def _forget_snapshots(engine: EngineConfig) -> None:
+    """All lines have their results: nothing goes on from them any more."""
+    if engine.snapshot_dir:
+        folder = Path(engine.snapshot_dir)
+        with contextlib.suppress(OSError):  # there is none, or it is not ours alone
+            for file in folder.glob("durable.snapshot*"):
+                file.unlink()
+            folder.rmdir()
+
+
+def _is_lost(task: asyncio.Task[None]) -> bool:
+    """Whether the engine was given up."""
+    return not task.cancelled() and isinstance(task.exception(), EngineUnavailable)
 
 
 def _check_files(config: BatchConfig) -> None:
@@ -227,10 +280,10 @@ def _look_through(config: BatchConfig, job: str, lines: Iterator[list[RawLine]])
     start = record_id(job, 0)[:-1]
     for name, is_failed in offline_parquet.read_ids(config.output):
         if not name.startswith(start):
-            raise ConfigError(
-                f"output = {config.output} is of another input, model, dtype, chat template or seed"
-            )
-        done.add(int(name.removeprefix(start)))
+            raise ConfigError(f"output = {config.output} is of another {PARTS}")
+        number = int(name.removeprefix(start))
+        check_shard(config, config.output, number)
+        done.add(number)
         failed += is_failed
         count += 1
     for number, _ in chain.from_iterable(lines):

@@ -63,11 +63,10 @@ def check_input(
             checked.errors.append(line)
     if not checked.total:
         checked.errors = [LineError(code="empty_file", message="the file has no lines")]
-    elif not checked.errors:
-        doubtful = _repeated(hashes)
-        if doubtful:
-            lines = _lines(path, max_line_bytes, is_stopped)
-            checked.errors = _duplicates(lines, endpoint, doubtful)
+    elif doubtful := _repeated(hashes):
+        lines = _lines(path, max_line_bytes, is_stopped)
+        found = checked.errors + _duplicates(lines, endpoint, doubtful)
+        checked.errors = sorted(found, key=lambda error: error.line or 0)[:MAX_ERRORS]
     return checked
 
 

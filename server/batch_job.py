@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import StoreError
+from engine.tasks import beside
 from server.batch_input import Checked, Stopped, check_input
 from server.batch_lines import Answerer, BatchLine, LineResult, answer_line, parse_line, read_lines
+from server.clock import Clock
 from server.config import ServerConfig
 from server.line_runner import LineRunner
 from server.result_files import ResultFiles
@@ -46,6 +48,7 @@ class Workplace:
 
     config: ServerConfig
     store: Store
+    clock: Clock
     answerers: Mapping[str, Answerer]
     sending: Sending
 
@@ -59,6 +62,7 @@ class BatchJob:
         self._record = record
         self._config = place.config
         self._store = place.store
+        self._clock = place.clock
         self._answerers = place.answerers
         self._sending = place.sending
         self._share = share
@@ -81,6 +85,11 @@ class BatchJob:
 
         Raises StoreError, and OSError if its files cannot be read or written: to be run again.
         """
+        record = await asyncio.to_thread(self._store.get_batch, self.id)
+        if record is None or not record.is_runnable:  # it ended while somebody looked
+            return
+        self._record = record
+        self._is_cancelled = record.status == "cancelling"
         try:
             if self._record.status == "validating" and not await self._validate():
                 return
@@ -90,6 +99,16 @@ class BatchJob:
             await self._run_lines()
         finally:
             self._is_stopped = True
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is over."""
+        return self._clock.now() >= self._record.expires_at
+
+    def fail(self, why: str) -> None:
+        """Give it up, with the results that there are. Raises StoreError and OSError."""
+        error = LineError(code="internal_error", message=why)
+        self._finish("failed", self._files(), errors=[error])
 
     async def _validate(self) -> bool:
         """Whether lines are to be run."""
@@ -114,7 +133,8 @@ class BatchJob:
             log.info("%s: failed: %s", self.id, checked.errors[0].message)
             await asyncio.to_thread(partial(self._finish, "failed", {}, errors=checked.errors))
             return False
-        fields = {"total": checked.total, "model": self._config.model_name}
+        name = self._record.model or self._config.model_name
+        fields = {"total": checked.total, "model": name}
         begin = partial(self._change, "validating", status="in_progress", **fields)
         changed = await asyncio.to_thread(begin)
         if changed is None:
@@ -146,12 +166,10 @@ class BatchJob:
                 )
                 if self._is_cancelled:
                     self._end(CANCELLED)
-                watching = asyncio.create_task(self._watch(results))
-                try:
+                elif self.is_late:
+                    self._end(EXPIRED)
+                async with beside(self._watch(results)):
                     await self._runner.run()
-                finally:
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
             await asyncio.to_thread(self._complete, results, self._runner.ended_with)
         finally:
             self._runner = None
@@ -161,7 +179,7 @@ class BatchJob:
         """Keep the counts in the store about right, and the batch within its time."""
         told: dict[str, Any] = {}
         while True:
-            if time.time() >= self._record.expires_at and self._record.status != "finalizing":
+            if self.is_late and self._record.status != "finalizing":
                 self._end(EXPIRED)
             now = {**_counts(results), "errors": _errors(results.trouble)}
             news = {name: value for name, value in now.items() if told.get(name) != value}
@@ -184,11 +202,13 @@ class BatchJob:
             status = "expired"
         elif self._change(("in_progress", "finalizing"), status="finalizing", **counts) is None:
             status = "cancelled"  # meanwhile
-        ids = {
-            self._record.output_file_id: (results.output.path, "output"),
-            self._record.error_file_id: (results.errors.path, "error"),
-        }
-        self._finish(status, {id: found for id, found in ids.items() if id}, **counts)
+        self._finish(status, self._files(), **counts)
+
+    def _files(self) -> dict[str, tuple[Path, str]]:
+        """Of its results, by their ids, and what they are called."""
+        ids = {"output": self._record.output_file_id, "error": self._record.error_file_id}
+        found = {id: (self._store.path_of(id), name) for name, id in ids.items() if id}
+        return {id: (path, name) for id, (path, name) in found.items() if path.exists()}
 
     def _finish(self, status: str, files: Mapping[str, tuple[Path, str]], **fields: Any) -> None:
         now = int(time.time())

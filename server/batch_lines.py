@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from engine.errors import IdInUse, Overloaded, RequestError, SRMError, TimedOut
+from engine.errors import UNDECODABLE, IdInUse, Overloaded, RequestError, SRMError, TimedOut
+from server.checking import fault_in
 from server.errors import INTERNAL, body_of, status_of
 from server.replies import Usage
 from server.sender import Sender
@@ -140,8 +142,10 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
     Holds a chunk and one line at most, whatever the file.
     """
     number, rest, is_skipping = 0, b"", False
-    while chunk := file.read(_CHUNK):
+    for chunk in chain(iter(lambda: file.read(_CHUNK), b""), [b"\n"]):  # the last line may lack it
         *whole, rest = (rest + chunk).split(b"\n")
+        if whole and not number:
+            whole[0] = whole[0].removeprefix(_BOM)
         lines: list[RawLine] = []
         for line in whole:
             number += 1
@@ -150,7 +154,7 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
             elif len(line) > max_line_bytes:
                 lines.append((number, None))
             elif line and not line.isspace():
-                lines.append((number, line if number > 1 else line.removeprefix(_BOM)))
+                lines.append((number, line))
         if len(rest) > max_line_bytes:
             if not is_skipping:
                 lines.append((number + 1, None))
@@ -158,8 +162,6 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
         if is_skipping:
             rest = b""
         yield lines
-    if rest and not rest.isspace():
-        yield [(number + 1, rest if number else rest.removeprefix(_BOM))]
 
 
 def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine | LineError:
@@ -170,8 +172,8 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
         line = _decode_line(raw)
     except msgspec.ValidationError as error:
         return _shape_error(str(error), number)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _error("invalid_json_line", number, f"This line is not JSON: {error}")
+    except UNDECODABLE as error:
+        return _error("invalid_json_line", number, f"This line is not JSON: {fault_in(raw, error)}")
     if not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID:
         message = f"custom_id must have 1 … {MAX_CUSTOM_ID} characters, got {len(line.custom_id)}"
         return _error("invalid_custom_id", number, message, "custom_id")
@@ -213,7 +215,7 @@ def _size(body: bytes) -> int:
             items = _decode_raws(size.prompt)
             if items and bytes(items[0])[:1] in b'"[':
                 prompts = len(items)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return 1  # whoever answers it says what is wrong
     return max(1, prompts * max(size.n or 1, size.best_of or 1))
 
@@ -282,7 +284,7 @@ def kept(record: bytes) -> Kept | None:
     try:
         found = _decode_kept(record)
         number = int(found.id.rpartition("_")[2])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+    except UNDECODABLE:
         return None
     usage = NO_USAGE if found.response is None else _usage(found.response.body)
     return Kept(number, usage, found.error.code if found.error else "")

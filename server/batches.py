@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -18,21 +19,22 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from engine.errors import Conflict, InvalidRequest, NotFound
+from engine.errors import BatchesUnavailable, Conflict, InvalidRequest, NotFound
+from engine.messages import MAX_WEIGHT, MIN_WEIGHT
 from server import batch_replies as replies
 from server.bodies import json_reply, read_body
-from server.checking import Fields, checked, given_fields, refused
+from server.checking import Fields, checked, given_fields, refused, require
+from server.config import ServerConfig
 from server.fields import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, Metadata
 from server.files import Anchor, Seconds
 from server.named_text import from_text
 from server.openapi import Body, Operation
 from server.sender import of_current_request
 from server.store import Store
-from server.store_records import BatchRecord, new_batch_id
+from server.store_records import BatchRecord, LineError, new_batch_id
 
 MAX_LISTED = 100
 MAX_WINDOW_DAYS = 30
-MAX_WEIGHT = 1000.0
 MAX_BATCH_PRIORITY = 1000
 _WINDOW = r"^[1-9][0-9]{0,2}[hd]\Z"
 
@@ -78,7 +80,12 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         | None
     ) = None
     weight: Annotated[
-        float, Meta(gt=0, le=MAX_WEIGHT, description=f"a number above 0, at most {MAX_WEIGHT:g}")
+        float,
+        Meta(
+            ge=MIN_WEIGHT,
+            le=MAX_WEIGHT,
+            description=f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}",
+        ),
     ] = 1.0
     priority: Annotated[
         int,
@@ -149,17 +156,23 @@ class Batches:
     """The jobs of the keys of this server."""
 
     def __init__(
-        self, store: Store, threads: ThreadPoolExecutor, max_batches: int, has_chats: bool
+        self,
+        store: Store,
+        threads: ThreadPoolExecutor,
+        config: ServerConfig,
+        has_chats: bool,
     ) -> None:
         """`has_chats`: whether the model has a chat template."""
         self._store = store
         self._threads = threads
-        self._max_batches = max_batches
+        self._config = config
         self._has_chats = has_chats
 
     async def create(self, body: bytes) -> replies.Batch:
         """Raises the RequestError to answer with, or StoreError."""
         asked = parse_batch(body)
+        if why := await self._run(partial(_read, self._config.why_no_jobs)):
+            raise BatchesUnavailable(f"batches are not run now: {why}")
         if asked.endpoint == "/v1/chat/completions" and not self._has_chats:
             raise InvalidRequest(
                 "endpoint must be /v1/completions: this model has no chat template", "endpoint"
@@ -175,11 +188,13 @@ class Batches:
             created_at=created_at,
             expires_at=created_at + asked.window_s,
             metadata=asked.metadata,
+            model=self._config.model_name,
+            model_id=self._config.model_id or None,
             weight=asked.weight,
             priority=asked.priority,
             output_expires_after=expiry.seconds if expiry else None,
         )
-        await self._run(partial(self._store.add_batch, record, self._max_batches))
+        await self._run(partial(self._store.add_batch, record, self._config.max_batches))
         return replies.batch(record)
 
     async def list(self, query: BatchQuery) -> replies.BatchList:
@@ -189,7 +204,7 @@ class Batches:
         found = await self._run(listing)
         if found is None:
             raise InvalidRequest(f"after = {query.after!r:.80} is none of your batches", "after")
-        return replies.batch_list(found, query.limit)
+        return replies.batch_list([self._told(record) for record in found], query.limit)
 
     async def get(self, id: str) -> replies.Batch:
         """Raises NotFound and StoreError."""
@@ -197,7 +212,7 @@ class Batches:
         record = await self._run(partial(self._store.get_batch, id, owner))
         if record is None:
             raise NotFound(f"there is no batch {id[:80]!r}", "batch_id")
-        return replies.batch(record)
+        return replies.batch(self._told(record))
 
     async def cancel(self, id: str) -> replies.Batch:
         """Raises NotFound, StoreError, and Conflict for a batch that is past stopping."""
@@ -213,16 +228,36 @@ class Batches:
             raise Conflict(f"batch {id} is {batch.status}: it cannot be cancelled any more")
         return batch
 
+    def _told(self, record: BatchRecord) -> BatchRecord:
+        """With the reason why no process of this server runs it, if it is another's."""
+        name = self._config.model_name
+        if not record.is_runnable or record.is_of(self._config.model_id, name):
+            return record
+        also = ", of other weights or another tokenizer" if record.model == name else ""
+        message = (
+            f"only a server of the model that took it, {record.model!r}, runs it, with this "
+            f"data_dir; this one has {name!r}{also}"
+        )
+        error = LineError(code="other_model", message=message)
+        return msgspec.structs.replace(record, errors=[*(record.errors or []), error])
+
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text() if file else ""
+    except FileNotFoundError:
+        return ""
 
 
 def parse_batch(body: bytes) -> BatchRequest:
     """The body of POST /v1/batches. Raises InvalidRequest naming the field."""
     given = given_fields(body)
     for field in msgspec.structs.fields(BatchRequest):
-        if field.required and field.name not in given:
-            raise InvalidRequest(f"{field.name} is required", field.name)
+        if field.required:
+            require(given, field.name)
     return checked(BatchRequest, given, {}, {})
 
 

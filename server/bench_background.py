@@ -123,7 +123,7 @@ async def _send(host: str, port: int, body: bytes, due: float) -> tuple[float, f
     """Seconds from when it was due to its first and its last token. Raises ConfigError."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nhost: srm\r\nconnection: close\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     )
     head = await reader.readline()

@@ -21,7 +21,7 @@ _TAIL = 4096
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 _HEAD = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: srm\r\nconnection: close\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     b"content-type: application/json\r\n"
 )
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import BodyTooLarge
+from engine.errors import BodyTooLarge, WrongContentType
+
+FORMS = {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"}
+"""Types that a browser lets any page send to any server, without asking first."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body. Raises BodyTooLarge as soon as it is."""
+    """The request's body, JSON. Raises WrongContentType, and BodyTooLarge as soon as it is."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() in FORMS:
+        raise WrongContentType(
+            f"content-type must be application/json; got {given[:80]!r} (curl -d sends that unless "
+            "there is -H 'Content-Type: application/json')",
+            "content-type",
+        )
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

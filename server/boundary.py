@@ -12,6 +12,7 @@ import logging
 import re
 import time
 import uuid
+from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -86,6 +87,8 @@ class Boundary:
             await errors.response(500, errors.INTERNAL)(inner, receive, send_with_id)
         finally:
             metrics.HTTP_IN_FLIGHT.dec()
+            if status < HTTPStatus.BAD_REQUEST:
+                status = entry.broken_off or status
             method = asked if asked in _METHODS else "other"
             route = getattr(inner.get("route"), "path", "other")
             _record(route, method, status, time.monotonic() - started, entry)

@@ -129,10 +129,7 @@ class ChatShape:
         self._client = client
         self._name = naming(text, request.return_tokens_as_token_ids)
         self._wants_tokens = request.return_token_ids or request.logprobs is not None
-        self._prompt: Raw | UnsetType = UNSET
-        """Its token ids, until they have been told."""
-        if request.return_token_ids:
-            self._prompt = generation.prompts[0].token_ids_json
+        self._has_told_prompt = False
 
     def choice(self, whole: Delta) -> Raw:
         choice = ChatChoice(
@@ -161,6 +158,7 @@ class ChatShape:
 
     def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
         made = origin(self._client, self._generation)
+        token_ids, logprobs = self._of_prompt()
         return _encode(
             ChatCompletion(
                 id=self._generation.id,
@@ -171,18 +169,19 @@ class ChatShape:
                 system_fingerprint=made.fingerprint,
                 weights_version=made.version,
                 first_weights_version=made.first_version,
-                prompt_token_ids=self._prompt,
+                prompt_token_ids=token_ids,
+                prompt_logprobs=logprobs,
                 samples=samples,
             )
         )
 
-    def news(self, deltas: list[Delta]) -> list[list[Raw]]:
+    def begun(self, deltas: list[Delta]) -> list[Raw]:
         """Role, content and end of a choice are in three events, as clients expect them."""
-        begun = [
-            ChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content=""))
-            for delta in deltas
-            if delta.is_first
-        ]
+        delta = ChatDelta(role="assistant", content="")
+        indices = [one.index for one in deltas if one.is_first]
+        return [Raw(_encode(ChunkChoice(index=index, delta=delta))) for index in indices]
+
+    def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         said = [
             ChunkChoice(
                 index=delta.index,
@@ -204,9 +203,7 @@ class ChatShape:
             if delta.finish_reason is not None
         ]
         return [
-            [Raw(_encode(choice)) for choice in choices]
-            for choices in (begun, said, ended)
-            if choices
+            [Raw(_encode(choice)) for choice in choices] for choices in (said, ended) if choices
         ]
 
     def rendering(self) -> None:
@@ -214,6 +211,7 @@ class ChatShape:
 
     def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
         made = origin(self._client, self._generation)
+        token_ids, logprobs = self._of_prompt()
         chunk = ChatChunk(
             id=self._generation.id,
             created=self._generation.created_unix,
@@ -222,11 +220,22 @@ class ChatShape:
             usage=usage,
             system_fingerprint=made.fingerprint,
             weights_version=made.version,
-            prompt_token_ids=self._prompt,
+            prompt_token_ids=token_ids,
+            prompt_logprobs=logprobs,
             samples=samples,
         )
-        self._prompt = UNSET
         return _encode(chunk)
+
+    def _of_prompt(self) -> tuple[Raw | UnsetType, Raw | UnsetType]:
+        """Its token ids and scores, where they are asked for and have not been told."""
+        if self._has_told_prompt:
+            return UNSET, UNSET
+        self._has_told_prompt = True
+        request, prompt = self._generation.request, self._generation.prompts[0]
+        return (
+            prompt.token_ids_json if request.return_token_ids else UNSET,
+            UNSET if request.prompt_logprobs is None else prompt.logprobs_json,
+        )
 
     def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
         if not self._generation.request.return_token_ids:

@@ -53,6 +53,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """The older name of max_completion_tokens."""
     logprobs: Flag = False
     top_logprobs: Alternatives | None = None
+    prompt_logprobs: Alternatives | None = None
+    """Log-probabilities of the prompt that the template makes, with so many alternatives."""
     add_generation_prompt: GenerationPrompt | None = None
     continue_final_message: Flag = False
     chat_template_kwargs: TemplateVariables | None = None
@@ -80,7 +82,11 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
                 "max_tokens",
             )
         if self.returns == "counts":
-            shown = {"logprobs": self.logprobs, "return_token_ids": self.return_token_ids}
+            shown = {
+                "logprobs": self.logprobs,
+                "prompt_logprobs": self.prompt_logprobs is not None,
+                "return_token_ids": self.return_token_ids,
+            }
             self.refuse_beside(shown, 'return = "counts", which has no choices')
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest(
@@ -96,6 +102,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             prompt=[prompt],
             max_tokens=self.max_completion_tokens or self.max_tokens or n_ctx,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
             add_special_tokens=self.add_special_tokens,
         )
 
@@ -107,14 +114,17 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "echo": (False,),
     "documents": ([],),
+    "return_prompt_text": (False,),
     "audio": (),
     "prediction": (),
+    "separate_reasoning": (True, False),
+    "stream_reasoning": (True, False),
+    "include_reasoning": (True, False),
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
@@ -127,4 +137,8 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
 def parse_chat(body: bytes) -> ChatRequest:
     """Check the body of POST /v1/chat/completions. Raises InvalidRequest naming field and value."""
     given = given_fields(body)
+    if "prompt" in given:
+        raise InvalidRequest(
+            "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"
+        )
     return checked(ChatRequest, given, {"messages": messages_of(given)}, CHAT_NEUTRAL)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from server.openapi import reference
-from server.replies import Samples, TokenIdsJson, Usage
+from server.replies import PromptLogprobsJson, Samples, TokenIdsJson, Usage
 
 
 class TopLogprob(msgspec.Struct):
@@ -71,6 +71,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     first_weights_version: int | UnsetType = UNSET
     """Of those that the first token was made with, if they were others."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     samples: list[Samples] | UnsetType = UNSET
     """With `until`, or another `return` than "choices"."""
 
@@ -107,6 +108,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     weights_version: int | None = None
     """Of the weights that the last token of this was made with."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     """In the first one."""
     samples: list[Samples] | UnsetType = UNSET
     """In the last one, with `until`."""

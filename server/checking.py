@@ -6,12 +6,16 @@ not do, is refused by name and never ignored. Knows no field.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from engine.errors import InvalidRequest
+from engine.errors import UNDECODABLE, InvalidRequest
+
+_LONGEST_NAME = 64
+"""Most characters of an unknown field's name that known ones are compared with."""
 
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +52,31 @@ def checked(
             continue
         if name in hints:
             fields[name] = _convert(kind, name, value)
-        elif name in neutral:
-            _check_neutral(name, value, neutral[name])
-        else:
-            raise InvalidRequest(f"{name!r} is not a field of this request", name)
+        elif name not in neutral:
+            raise _unknown(name, [*hints, *neutral])
+    for name, values in neutral.items():  # in this order: the first says most
+        if name in given:
+            _check_neutral(name, given[name], values)
     names = _attributes(kind)
     request = kind(**{names[name]: value for name, value in fields.items()})
     request.check()
     return request
+
+
+def require(given: dict[str, Any], name: str, meaning: str = "") -> None:
+    """Raise InvalidRequest for a field that is missing, or the one that is a misspelling of it."""
+    if name not in given:
+        for other in get_close_matches(
+            name, [one for one in given if len(one) <= _LONGEST_NAME], 1
+        ):
+            raise _unknown(other, [name])
+        raise InvalidRequest(f"{name} is required{meaning and f': {meaning}'}", name)
+
+
+def _unknown(name: str, known: list[str]) -> InvalidRequest:
+    close = get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    return InvalidRequest(f"{name[:_LONGEST_NAME]!r} is not a field of this request{meant}", name)
 
 
 @cache
@@ -82,11 +103,20 @@ def _json_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest("the body is empty; it must be a JSON object")
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON in UTF-8: {error}") from None
+    except UNDECODABLE as error:
+        raise InvalidRequest(f"the body is not JSON in UTF-8: {fault_in(body, error)}") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object; got {show(value)}")
     return value
+
+
+def fault_in(data: bytes, error: Exception) -> str:
+    """Why data is not JSON in UTF-8. A decoder of JSON counts bytes from where a string begins."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as undecodable:
+        return str(undecodable)
+    return str(error)
 
 
 def convert(value: Any, hint: Any) -> Any:

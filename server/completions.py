@@ -94,6 +94,12 @@ class Completions:
     async def start(self, id: str, request: CompletionRequest, sender: Sender) -> Generation:
         """Make a request ready to run. Raises the RequestError to answer with."""
         self._models.check(request.model)
+        if sender.durable and request.priority:  # it would go ahead of other batches, or of people
+            raise InvalidRequest(
+                f"priority = {request.priority}: lines have the priority of their batch, "
+                "so it must be left out of them, or 0",
+                "priority",
+            )
         self._check_fits(request)
         prompts = await encode_prompts(request, self._text)
         return Generation(id, request, prompts, self._text, sender)
@@ -151,6 +157,9 @@ class CompletionShape:
 
     def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
         return self._encode(choices, usage, samples, origin(self._client, self._generation))
+
+    def begun(self, _deltas: list[Delta]) -> list[Raw]:
+        return []
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
         choices = [

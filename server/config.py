@@ -12,10 +12,13 @@ import msgspec
 
 from engine.client import HEARTBEAT_S
 from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
+from server.model_identity import digest
 
-_ORIGIN = re.compile(r"https?://[^/?#\s]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+"""Those of browsers' extensions and of desktop programs have schemes of their own."""
 
 MAX_API_PROCESSES = 256
+_DATA = Path("~/.local/share/srm")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,30 +50,30 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long headers may take, and a body besides a second for each 16 KiB, in seconds."""
     send_timeout_s: float = 60.0
     """How long a client may take none of a reply before it is taken for gone, in seconds."""
-    retry_grace_s: float = 10.0
+    retry_grace_s: float = 2.0
     """How long a request waits for the retry of an SDK that timed out, in seconds; 0: never."""
     api_keys_file: str = ""
     """File of the keys that requests must have, one a line; empty: none but SRM_API_KEYS."""
     requests_per_minute: float = 0.0
     """Requests that each key may make; 0: any number."""
     tokens_per_minute: float = 0.0
-    """Tokens of prompts and completions that each key may have; 0: any number."""
+    """Tokens of each key's prompts and completions over HTTP, not in batches; 0: any number."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may send requests, such as https://example.org; * is every one."""
     admin_port: int = 0
-    """Another port, the only one that then has metrics and the page; 0: they are on `port`."""
+    """Another port, the only one that then has metrics, the page and /v1/admin; 0: none."""
     admin_host: str = "127.0.0.1"
     """Address that `admin_port` listens on."""
     weights_dir: str = ""
     """Folder that other weights may be loaded from while serving; empty: any folder."""
     otlp_endpoint: str = ""
     """Where OpenTelemetry traces are sent, as http://HOST:4318/v1/traces; empty: nowhere."""
-    data_dir: Path = Path("~/.local/share/srm")
-    """Folder of files, batches and snapshots; made when first needed."""
+    data_dir: str = ""
+    """Folder of files, batches and snapshots; empty: one for the model, in ~/.local/share/srm."""
     max_file_bytes: int = 8 * 1024**3
     """Largest file that may be uploaded, in bytes."""
     max_store_bytes: int = 64 * 1024**3
-    """Most bytes of files that each key may keep, at least 4096 for each; 0: any number."""
+    """Most bytes of a key's files after an upload, at least 4096 for each; 0: any number."""
     max_batches: int = 0
     """Most batches that each key may have waiting or running; 0: any number."""
     max_batch_lines: int = 0
@@ -91,6 +94,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A listening socket inherited from the supervisor, instead of host and port."""
     admin_fd: int = -1
     """The same for `admin_host` and `admin_port`."""
+    limits_fd: int = -1
+    """Memory inherited from the supervisor, in which API processes count for all of them."""
+    model_id: str = ""
+    """Which model `model` has, to tell its batches from those of others."""
+    why_no_jobs: str = ""
+    """File that says why no batches run, while they cannot."""
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
@@ -136,6 +145,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"api_processes must be 1 … {MAX_API_PROCESSES}, got {self.api_processes}"
             )
+
+    @property
+    def data_folder(self) -> Path:
+        if self.data_dir:
+            return Path(self.data_dir).expanduser()
+        folder = self.model.resolve()
+        return _DATA.expanduser() / f"{folder.name}-{digest([bytes(folder)])[:8]}"
 
     @property
     def model_name(self) -> str:

@@ -12,8 +12,13 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from starlette.types import Message
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from server.config import ServerConfig
@@ -95,6 +100,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_receiving()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _speak_1_0(self.cycle, self.parser.should_keep_alive())
         if TOO_MANY_CONNECTIONS in self.app_state:
             self.cycle.keep_alive = False
 
@@ -191,3 +198,26 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.transport.close()
         self._abort_later()
+
+
+def _speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:
+    """HTTP/1.0 knows no chunks: a reply without a length ends with the connection. Whoever asks for
+    the connection to stay is told that it does."""
+    cycle.keep_alive = asks_to_stay
+    send, is_framed = cycle.send, True
+
+    async def send_1_0(message: Message) -> None:
+        nonlocal is_framed
+        if message["type"] == "http.response.start":
+            headers = list(message["headers"])
+            is_framed = any(name.lower() == b"content-length" for name, _ in headers)
+            if not is_framed:
+                cycle.keep_alive = cycle.chunked_encoding = False
+            elif cycle.keep_alive:
+                headers.append((b"connection", b"keep-alive"))
+            message = {**message, "headers": headers}
+        elif not is_framed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)  # type: ignore[arg-type]  # uvicorn has types of its own
+
+    cycle.send = send_1_0  # type: ignore[assignment]  # for this request alone

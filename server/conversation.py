@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.errors import InvalidRequest
+from engine.errors import UNDECODABLE, InvalidRequest
 from server.checking import (
     show,
 )
@@ -23,18 +23,22 @@ GenerationPrompt = Annotated[Flag | None, Meta(description="true or false")]
 TemplateVariables = Annotated[dict[str, Any], Meta(description="an object")]
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """What a request says of these in fields of its own."""
+_LABELS = {"cache_control", "id", "type"}
+"""Keys beside a text that may say what they like: no template shows it."""
+_ASKING = {"partial", "prefix"}
+"""Keys by which other servers are asked to go on with a message."""
 
 
-class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
+class _TextPart(msgspec.Struct, frozen=True, tag="text"):
     text: str
 
 
-class _Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Function(msgspec.Struct, frozen=True):
     name: str
     arguments: str
 
 
-class _ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ToolCall(msgspec.Struct, frozen=True):
     """Of an earlier turn: no tool is called here."""
 
     function: _Function
@@ -42,8 +46,11 @@ class _ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One turn; null is the same as absent."""
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn; null is the same as absent.
+
+    Clients send a reply's message back with keys of their own: those without text are let pass.
+    """
 
     role: Role
     content: str | list[_TextPart] = ""
@@ -51,6 +58,14 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     name: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+
+
+_INNER: dict[str, type[msgspec.Struct]] = {
+    "content": _TextPart,
+    "tool_calls": _ToolCall,
+    "function": _Function,
+}
+"""What the objects of these fields are."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +126,7 @@ def _message(value: Any, i: int) -> Message:
     try:
         if isinstance(value, dict):
             value = {name: one for name, one in value.items() if one is not None}
+        _check_keys(value, Message)
         message = msgspec.convert(value, Message)
         if "content" not in value and message.role != "assistant":
             raise msgspec.ValidationError("only an assistant's content may be left out")
@@ -122,6 +138,31 @@ def _message(value: Any, i: int) -> Message:
             "messages",
         ) from None
     return message
+
+
+def _check_keys(value: Any, kind: type[msgspec.Struct]) -> None:
+    """Raise ValidationError for text under a key that is none of a message or of what is in it."""
+    if not isinstance(value, dict):
+        return
+    for name in value.keys() - {*kind.__struct_fields__, *_LABELS}:
+        if _has_text(value[name]) or (name in _ASKING and value[name] is True):
+            raise msgspec.ValidationError(f"`{name}` is not a field of it and may have no text")
+    for name in value.keys() & _INNER.keys() & {*kind.__struct_fields__}:
+        parts = value[name] if isinstance(value[name], list) else [value[name]]
+        for part in parts:
+            _check_keys(part, _INNER[name])
+
+
+def _has_text(value: Any) -> bool:
+    """Whether a value from JSON has a string that is not empty, however deep."""
+    values = [value]
+    while values:
+        one = values.pop()
+        if isinstance(one, str) and one:
+            return True
+        if isinstance(one, list | dict):
+            values += one.values() if isinstance(one, dict) else one
+    return False
 
 
 def _for_template(message: Message, knows_developer: bool) -> dict[str, Any]:
@@ -139,5 +180,5 @@ def _arguments(text: str) -> Any:
     """Of an earlier call: the object that the text is JSON of, or the text if it is none."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return text

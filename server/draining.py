@@ -6,6 +6,7 @@ by the machine: 503 with `Retry-After`, and `/ready` says why. Knows no routes.
 
 from __future__ import annotations
 
+import logging
 import time
 from types import FrameType
 
@@ -13,8 +14,15 @@ import uvicorn
 
 from server.errors import stopping
 
+log = logging.getLogger(__name__)
+
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that begin nothing, and are answered to the end: metrics above all."""
+
+
+def _is_no_stop(record: logging.LogRecord) -> bool:
+    """Not uvicorn's error of a stop that does not wait any longer: that was asked for."""
+    return "timeout graceful shutdown exceeded" not in str(record.msg)
 
 
 class Draining:
@@ -33,6 +41,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, draining: Draining, drain_s: float) -> None:
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_no_stop)
         self._draining = draining
         self._drain_s = drain_s
         self._deadline: float | None = None
@@ -42,6 +51,8 @@ class DrainingServer(uvicorn.Server):
         if self._deadline is None:
             self._draining.is_on = True
             self._deadline = time.monotonic() + self._drain_s
+            if running := len(self.server_state.tasks):
+                log.info("stopping: %d requests run, for %g s at most", running, self._drain_s)
         else:
             self._deadline = time.monotonic()
 
@@ -53,4 +64,6 @@ class DrainingServer(uvicorn.Server):
         left = max(0.0, self._deadline - time.monotonic())
         # Of what is left, connections that have their replies still to take may have the rest.
         self.config.timeout_graceful_shutdown = left  # type: ignore[assignment]  # waits for floats too
+        if left == 0 and (running := len(self.server_state.tasks)):
+            log.warning("stopping: %d requests are broken off", running)
         return is_over or not self.server_state.tasks or left == 0

@@ -13,6 +13,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from engine import errors
 
@@ -27,17 +28,21 @@ _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first matc
     (errors.Conflict, 409, "conflict_error"),
     (errors.QuotaExceeded, 403, "permission_error"),
     (errors.SwapInProgress, 409, "conflict_error"),
+    (errors.WrongContentType, 415, "invalid_request_error"),
     (errors.BodyTooLarge, 413, "invalid_request_error"),
     (errors.RequestError, 400, "invalid_request_error"),
     (errors.EngineUnavailable, 503, "service_unavailable"),
     (errors.TimedOut, 504, "timeout_error"),
     (errors.StoreFull, 507, "api_error"),
     (errors.StoreError, 503, "service_unavailable"),
+    (errors.SnapshotError, 503, "service_unavailable"),
     (errors.SRMError, 500, "api_error"),
 )
 _RETRIED_4XX = {408, 409, 429}
 _NOT_RETRIED_5XX = {504, 507}
 """It took too long, and would again: a retry would only double the load. A disk remains full."""
+_MOST_PARTS = 8
+"""Most parts of an unknown path of which the end is looked for among the routes."""
 _ENGINE_RESTART_S = 2
 """When to try again while the engine is starting or gone."""
 _STORE_BACK_S = 10
@@ -93,7 +98,9 @@ async def srm_error(_request: Request, error: Exception) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, errors.EngineUnavailable):
         headers["retry-after"] = str(_ENGINE_RESTART_S)
-    elif isinstance(error, errors.StoreError) and not isinstance(error, errors.StoreFull):
+    elif isinstance(error, errors.StoreFull):
+        pass
+    elif isinstance(error, errors.StoreError | errors.SnapshotError):
         headers["retry-after"] = str(_STORE_BACK_S)
     elif isinstance(error, errors.Conflict):  # with what takes longer than a retry waits
         headers["x-should-retry"] = "false"
@@ -108,8 +115,26 @@ async def framework_error(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code)
     kind = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
     message = f"{error.detail}: {request.method} {request.url.path}"
+    if status == HTTPStatus.NOT_FOUND and (meant := _path_meant(request)):
+        message += f"; did you mean {meant}?"
     body = ErrorBody(ErrorDetail(message, kind, None, status.name.lower()))
     return response(status, body, dict(error.headers or {}))
+
+
+def _path_meant(request: Request) -> str | None:
+    """The path of a route that the end of this one is, with or without /v1 before it."""
+    parts = request.url.path.split("/")[1:]
+    if len(parts) > _MOST_PARTS:
+        return None
+    for begin in range(len(parts)):
+        end = "/".join(["", *parts[begin:]])
+        for path in (f"/v1{end}", end):
+            scope = {**request.scope, "path": path, "root_path": ""}
+            if end != "/" and any(
+                route.matches(scope)[0] is not Match.NONE for route in request.app.routes
+            ):
+                return path
+    return None
 
 
 async def validation_error(_request: Request, error: Exception) -> Response:

@@ -8,7 +8,13 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import InvalidRequest
-from engine.messages import MAX_BIAS, MAX_LOGPROBS, MAX_PENALTY, REPETITION_PENALTIES
+from engine.messages import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_TEMPERATURE,
+    REPETITION_PENALTIES,
+)
 from server.checking import refused
 from server.until import MAX_CHOICES, WantedSamples
 
@@ -63,9 +69,12 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
         int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
     ] = 1
     temperature: Annotated[
-        float, Meta(ge=0, le=100, description="a number from 0 (greedy) to 100")
+        float,
+        Meta(
+            ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"
+        ),
     ] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1, description="a number above 0, at most 1")] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 1.0
     top_k: Annotated[
         int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
     ] = 0
@@ -204,7 +213,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
-    "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "response_format": ({"type": "text"},),
+    "truncation_side": ("left",),
+    "watermarking": (False,),
+    "thinking_token_budget": (-1,),
+    "return_token_offsets": (False,),
+    "return_mm_kwargs": (True, False),
+    "routed_experts_prompt_start": (0,),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "background": (False,),
+    "log_metrics": (True, False),
+    "no_logs": (True, False),
     "structured_outputs": (),
     "cache_salt": (),
 }

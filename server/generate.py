@@ -18,7 +18,7 @@ import msgspec
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.errors import ConfigError, RequestError
+from engine.errors import UNDECODABLE, ConfigError, RequestError
 from engine.settings import build, read_settings
 from server.answering import answering
 from server.completions import Completions
@@ -108,7 +108,7 @@ def _body(asked: GenerateConfig) -> dict[str, Any]:
     }
     try:
         extra = msgspec.json.decode(asked.extra_body, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"extra_body must be a JSON object: {error}") from None
     prompt = asked.prompt
     if prompt == "-":

@@ -15,13 +15,14 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 
 from engine.client import EngineClient
-from engine.errors import StepFailed
+from engine.errors import NotFinite
 from engine.messages import PROMPT, REASONS, Output
 from engine.news import News, slices
 from engine.streams import Delivery, Stream
 from server.asking import Asking, wants_whole
 from server.backlog import Backlog, taken
 from server.feeding import Feeding
+from server.journal import note_stream
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
 from server.ranking import Ranking
@@ -104,11 +105,15 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """So far."""
+        return self.usage_of(self.completion_tokens)
+
+    def usage_of(self, completion_tokens: int) -> Usage:
+        """When so many had been told."""
         prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
         return Usage(
             prompt_tokens=prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            total_tokens=prompt_tokens + self.completion_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=UNSET
             if self._sender.durable
             else PromptTokensDetails(sum(self._cached_tokens) + sum(self._cached_in_columns)),
@@ -157,6 +162,7 @@ class Generation:
         Raises what the engine refuses the request with. A refusal of any prompt ends them all.
         """
         with client.open(self._asking.requests(self.prompts, self._asked)) as stream:
+            note_stream(stream)
             while stream.unfinished:
                 await stream.wait()
                 delivery = stream.take()
@@ -175,6 +181,7 @@ class Generation:
         if not requests:
             return
         with client.open(requests) as stream:
+            note_stream(stream)
             self._stream = stream
             source = taken(stream, only_ended=wants_whole(self.request))
             if self._stops is not None:
@@ -230,15 +237,15 @@ class Generation:
         return self._feeding.feed([(i, Output("", i, finish_reason="length")) for i in indices])
 
     def _note(self, stream: Stream, delivery: Delivery) -> None:
-        """Raises StepFailed if the model broke."""
+        """Raises NotFinite if the model broke."""
         self.weights_version, self.first_version = delivery.weights_version, stream.first_version
         reasons = delivery.news.reasons
         if reasons.any() and (reasons == REASONS.index("error")).any():
-            raise StepFailed(_BROKEN)
+            raise NotFinite(_BROKEN)
         self._cached_in_columns = stream.cached_tokens
         for place, output in delivery.outputs:
             if output.finish_reason == "error":
-                raise StepFailed(output.error or _BROKEN)
+                raise NotFinite(output.error or _BROKEN)
             prompt = self._asked[place]
             if output.index == PROMPT:
                 self.prompts[prompt].scores.append(output)

@@ -7,7 +7,6 @@ from here on inwards become replies here, so CORS headers, which are made outsid
 from __future__ import annotations
 
 from collections.abc import Callable
-from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from engine.errors import (
 )
 from server import errors
 from server.config import ServerConfig
+from server.cors import Origins, is_loopback
 from server.draining import READING, Draining
 from server.intake import Intake, is_upload
 from server.journal import CURRENT
@@ -35,7 +35,7 @@ ADMIN = frozenset({"/", "/metrics"})
 ADMIN_FOLDERS = ("/dashboard/",)
 """What belongs to the operator: on `admin_port` where there is one, and without a key there."""
 OPERATOR_FOLDER = "/v1/admin/"
-"""What changes the server: on `admin_port` too, and for the operator alone."""
+"""What changes the server: on `admin_port` too, nowhere else without keys; for the operator."""
 OPERATOR_KEY = "admin"
 """Name of the operator's key; further ones are called `admin-…`."""
 BY_WAY = ("origin", "forwarded", "x-forwarded-for")
@@ -61,7 +61,12 @@ class Guard:
         self._draining = draining
         self._keys = keys
         self._admin_port = config.admin_port
-        self._limits = Limits(config.requests_per_minute, config.tokens_per_minute)
+        self._origins = Origins(config.cors_origins, (config.host, config.admin_host))
+        self._is_local = is_loopback(config.host)
+        self._is_admin_local = is_loopback(config.admin_host)
+        self._limits = Limits(
+            config.requests_per_minute, config.tokens_per_minute, config.limits_fd
+        )
         self._max_connections = config.max_connections
         self.intake = Intake(
             config.max_body_bytes,
@@ -100,6 +105,10 @@ class Guard:
         if path in PROBES:
             return
         headers = Headers(scope=scope)
+        is_admin_port = self._is_admin_port(scope)
+        if self._is_admin_local if is_admin_port else self._is_local and not self._keys:
+            self._origins.check_host(headers.get("host", ""))
+        self._origins.check(headers)
         self._check_port(scope, path)
         if scope["method"] not in READING:
             self._draining.check()
@@ -109,7 +118,7 @@ class Guard:
         if self._keys and not self._is_open(scope, path):
             key = self._check_key(headers.get("authorization", ""), scope["method"])
         if path.startswith(OPERATOR_FOLDER):
-            _check_operator(scope, headers, key)
+            _check_operator(scope, headers, key, is_admin_port)
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise InvalidRequest(
@@ -139,7 +148,7 @@ class Guard:
         account = self._limits.account(key.name)
         CURRENT.get().account = account
         if method == "POST":
-            account.admit_now()
+            account.admit()
         return key
 
 
@@ -147,8 +156,11 @@ def _is_admin(path: str) -> bool:
     return path in ADMIN or path.startswith((*ADMIN_FOLDERS, OPERATOR_FOLDER))
 
 
-def _check_operator(scope: Scope, headers: Headers, key: ApiKey | None) -> None:
-    """With keys, it takes the operator's; without any, who asks must be on this machine."""
+def _check_operator(
+    scope: Scope, headers: Headers, key: ApiKey | None, is_admin_port: bool
+) -> None:
+    """With keys, it takes the operator's; without any, who asks must be on this machine, and at
+    `admin_port`: what comes to the other port may come through a proxy that says nothing of it."""
     if key is not None:
         if key.name != OPERATOR_KEY and not key.name.startswith(f"{OPERATOR_KEY}-"):
             raise NotPermitted(
@@ -156,18 +168,14 @@ def _check_operator(scope: Scope, headers: Headers, key: ApiKey | None) -> None:
                 f"{OPERATOR_KEY}-; this one is called {key.name!r}"
             )
         return
+    if not is_admin_port:
+        raise NotPermitted(
+            f"{scope['path']} is answered on admin_port alone, where the server has no keys, and "
+            "it has no admin_port: start it with --admin-port PORT, or with keys"
+        )
     by_way = [name for name in BY_WAY if name in headers]
-    if by_way or not _is_loopback(scope.get("client")):
+    if by_way or not is_loopback((scope.get("client") or ("",))[0]):
         raise NotPermitted(
             f"{scope['path']} is answered to programs on this machine alone, where the server has "
             "no keys; " + (f"the request has a header {by_way[0]}" if by_way else "you are not")
         )
-
-
-def _is_loopback(client: tuple[str, int] | None) -> bool:
-    try:
-        address = ip_address(client[0] if client else "")
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from engine.streams import Stream
 from server.limits import Account
 
 
@@ -24,6 +25,10 @@ class Entry:
     completion_tokens: int = 0
     first_token_s: float | None = None
     """From the completion's start to its first output."""
+    stream: Stream | None = None
+    """What the engine makes for it."""
+    broken_off: int = 0
+    """The status that a reply which had begun would have had, had it been known how it ends."""
 
     def take_over(self, other: Entry) -> None:
         """This request is answered with what was made for another one."""
@@ -49,6 +54,18 @@ class Entry:
 
 CURRENT: ContextVar[Entry] = ContextVar("request")
 """The entry of the request being answered."""
+
+
+def note_stream(stream: Stream) -> None:
+    """The engine has been asked for something."""
+    if (entry := CURRENT.get(None)) is not None:
+        entry.stream = stream
+
+
+def note_broken_off(status: int) -> None:
+    """A reply that had begun ends with an error."""
+    if (entry := CURRENT.get(None)) is not None:
+        entry.broken_off = status
 
 
 def note_completion(

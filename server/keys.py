@@ -1,4 +1,4 @@
-"""API keys: who may ask. Read once at the start; kept as digests, so nothing here can show one.
+"""API keys: who may ask. Kept as digests, so nothing here can show one.
 
 Each line of the file, and each part between commas of SRM_API_KEYS, is a key, or a name, a space
 and a key. Names are for logs and metrics; a key without one is called by its place.
@@ -35,6 +35,10 @@ class Keys:
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    def reread(self, file: str, environ: Mapping[str, str]) -> None:
+        """Have those that are there now instead, or raise ConfigError and have the same."""
+        self._keys = load_keys(file, environ)._keys
 
     def find(self, given: str) -> ApiKey | None:
         """Whose key this is. Takes as long for every key, whether it is one of ours or not."""
@@ -78,8 +82,11 @@ def key_to_send(environ: Mapping[str, str], name: str) -> str | None:
 def _of_file(file: str) -> Iterator[tuple[str, str]]:
     if not file:
         return
+    path = Path(file).expanduser()
+    if path.exists() and not path.is_file():  # reading a pipe would wait for who knows how long
+        raise ConfigError(f"api_keys_file = {file!r}: must be a file")
     try:
-        text = Path(file).expanduser().read_text()
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"api_keys_file = {file!r}: cannot be read: {reason}") from None

@@ -7,12 +7,14 @@ settings of all as one flat set of flags, of which each is passed its own. Works
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,12 +24,21 @@ from engine.errors import ConfigError
 from engine.settings import build, read_settings
 from server.config import ServerConfig
 from server.keys import VARIABLE, load_keys
-from server.limits import check_limits
+from server.limits import check_limits, memory
+from server.model_identity import model_id
 from server.supervisor import Child, Supervisor
+from server.text import read_model_config
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PRIVATE = frozenset({"endpoint", "listen_fd", "admin_fd", "heartbeat", "weights_note"})
+_PRIVATE = frozenset(
+    {
+        *("endpoint", "listen_fd", "admin_fd", "limits_fd", "heartbeat", "max_slots"),
+        *("weights_note", "model_id", "why_no_jobs"),
+    }
+)
 """Settings of the children that are made here and not given."""
+QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
+"""README's, as JSON: the bundled model knows the answer."""
 _MARGIN_S = 5.0
 """How much longer than `step_timeout_s` an engine may be silent before it is taken for frozen."""
 
@@ -40,6 +51,10 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     server, engine = load_settings(argv)
     logs.configure(server.log_level, server.log_format)
     check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
+    read_model_config(server.model)  # and said once
+    check_writable("data_dir", server.data_folder)
+    if engine.snapshot_dir:
+        check_writable("snapshot_dir", Path(engine.snapshot_dir).expanduser())
     with ExitStack() as opened:
         listener = opened.enter_context(listen(server.host, server.port))
         listeners = [listener]
@@ -49,8 +64,10 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
             listeners.append(admin)
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="srm-"))
         supervisor = _supervisor(server, engine, engine_module, listeners, Path(folder))
-        prompt = '"Once upon a time"' if (server.model / "tokenizer.json").exists() else "[0]"
-        meanwhile = announce(server.model_name, server.host, listener, prompt)
+        prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
+        url = url_of(server.host, listener)
+        page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
+        meanwhile = announce(server.model_name, url, page, prompt)
         return asyncio.run(supervisor.run(meanwhile))
 
 
@@ -64,21 +81,29 @@ def _supervisor(
     metrics = folder / "metrics"
     metrics.mkdir()
     endpoint = f"ipc://{folder}/engine"
-    server = msgspec.structs.replace(server, endpoint=endpoint, listen_fd=listeners[0].fileno())
+    why_no_jobs = folder / "why_no_jobs"
+    server = msgspec.structs.replace(
+        server,
+        endpoint=endpoint,
+        listen_fd=listeners[0].fileno(),
+        limits_fd=memory(),
+        model_id=model_id(server.model),
+        why_no_jobs=str(why_no_jobs),
+    )
     heartbeat = folder / "heartbeat"
     engine = msgspec.structs.replace(
         engine,
         endpoint=endpoint,
         heartbeat=str(heartbeat),
         weights_note=str(folder / "weights"),
-        snapshot_dir=engine.snapshot_dir or str(server.data_dir.expanduser() / "snapshots"),
+        snapshot_dir=engine.snapshot_dir or str(server.data_folder / "snapshots"),
     )
     environment = child_environment(metrics)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     # Millions of lines pass through several threads: with memory of its own for each, none is ever
     # given back.
     frugal = {**without_keys, "MALLOC_ARENA_MAX": "1"}
-    api = python_module("server", server, "api")
+    api, jobs = (python_module("server", server, name) for name in ("api", "jobs"))
     return Supervisor(
         engine=Child(
             "engine",
@@ -90,12 +115,13 @@ def _supervisor(
             silence_s=engine.step_timeout_s and engine.step_timeout_s + _MARGIN_S,
         ),
         apis=[
-            Child(f"api {number}", api, environment, metrics, listeners)
+            Child(f"api {number}", api, environment, metrics, listeners, fds=(server.limits_fd,))
             for number in range(server.api_processes)
         ],
         drain_s=server.drain_s,
-        others=[Child("jobs", python_module("server", server, "jobs"), frugal, metrics)],
+        others=[Child("jobs", jobs, frugal, metrics, why_away=why_no_jobs)],
         snapshot_s=engine.snapshot_s,
+        passes_hangups=bool(server.api_keys_file),
     )
 
 
@@ -135,20 +161,37 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason += f"; take another, with --port {port + 1} or PORT={port + 1} make serve"
         raise ConfigError(f"host = {host!r}, port = {port}: cannot listen: {reason}") from None
 
 
-async def announce(model_name: str, host: str, listener: socket.socket, prompt: str) -> None:
-    """Say where and how to send a request, once one would be answered."""
+def check_writable(name: str, folder: Path) -> None:
+    """Raises ConfigError if the folder cannot be written into, or cannot be made."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{name} = {folder}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name} = {folder}: {there} cannot be written into")
+
+
+def url_of(host: str, listener: socket.socket) -> str:
+    """Where programs on this machine reach a socket that listens on `host`."""
     port = listener.getsockname()[1]
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    while not await _is_ready(host, port):
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def announce(model_name: str, url: str, page: str, prompt: str) -> None:
+    """Say where and how to send a request, once one would be answered."""
+    parts = urlsplit(url)
+    while not await _is_ready(parts.hostname or "", parts.port or 0):
         await asyncio.sleep(0.1)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     sys.stdout.write(
         f"Serving {model_name} on {url}\n"
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' "
-        f"""-d '{{"prompt": {prompt}, "max_tokens": 32}}'\n"""
+        f"""-d '{{"prompt": {prompt}, "max_tokens": 32, "temperature": 0}}'\n"""
+        f"A page to watch and try it: {page}/   what may be asked: {url}/docs\n"
     )
     sys.stdout.flush()
 
@@ -156,7 +199,7 @@ async def announce(model_name: str, host: str, listener: socket.socket, prompt: 
 async def _is_ready(host: str, port: int) -> bool:
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(b"GET /ready HTTP/1.1\r\nHost: srm\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return b" 200 " in await reader.readline()
     except OSError:  # the API process crashed: its successor will answer
         return False

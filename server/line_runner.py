@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from engine.errors import SRMError
+from engine.tasks import beside, task_group
 from server.batch_lines import BatchLine, LineResult, RawLine, never_run, refused
 from server.result_files import ResultFiles
 from server.room import Share
@@ -51,6 +52,7 @@ class LineRunner:
     sending: Sending
     share: Share
     _flying: set[asyncio.Task[None]] = field(default_factory=set)
+    """Of a task group; known so that all of them can be given up."""
     _flying_bytes: int = 0
     _has_landed: asyncio.Event = field(default_factory=asyncio.Event)
     _ending: Ending | None = None
@@ -62,19 +64,13 @@ class LineRunner:
         When cancelled, lines in flight are given up; whoever runs the job again sends them again.
         Raises OSError if the input cannot be read.
         """
-        writer = asyncio.create_task(self.results.keep_writing())
-        try:
-            while (lines := await asyncio.to_thread(next, self.source, None)) is not None:
-                for number, raw in lines:
-                    if number not in self.results.done:
-                        await self._begin(number, raw)
-            while self._flying:
-                await self._landing()
+        async with beside(self.results.keep_writing()):
+            async with task_group() as group:
+                while (lines := await asyncio.to_thread(next, self.source, None)) is not None:
+                    for number, raw in lines:
+                        if number not in self.results.done:
+                            await self._begin(group, number, raw)
             await self.results.finish()
-        finally:
-            for task in (writer, *self._flying):
-                task.cancel()
-            await asyncio.gather(writer, *self._flying, return_exceptions=True)
 
     @property
     def ended_with(self) -> str:
@@ -85,10 +81,11 @@ class LineRunner:
         """Give up what is in flight, and answer all lines that have no result with this."""
         if self._ending is None:
             self._ending = Ending(code, message)
+            self.share.give_up()
             for task in self._flying:
                 task.cancel()
 
-    async def _begin(self, number: int, raw: bytes | None) -> None:
+    async def _begin(self, group: asyncio.TaskGroup, number: int, raw: bytes | None) -> None:
         line = self.parse(raw, number)
         await self.results.wait_for_room()
         if isinstance(line, LineError):
@@ -97,26 +94,25 @@ class LineRunner:
         num_bytes = len(line.body)
         while self._flying and self._flying_bytes + num_bytes > MAX_FLYING_BYTES:
             await self._landing()
-        if self._ending is None:
-            await self.share.take(line.size)
-            if self._ending is None:
-                self._flying_bytes += num_bytes
-                task = asyncio.create_task(self._fly(line))
-                self._flying.add(task)
-                return
-            self.share.free(line.size)
-        self.results.put(self._given_up(line, self._ending))
+        if self._ending is None and await self.share.take(line.size):
+            self._flying_bytes += num_bytes
+            task = group.create_task(self._fly(line))
+            self._flying.add(task)
+            task.add_done_callback(partial(self._landed, line))
+        else:
+            self._put_given_up(line)
 
     async def _fly(self, line: BatchLine) -> None:
-        try:
-            self.results.put(await self._result(line))
-        finally:
-            self.share.free(line.size)
-            self._flying_bytes -= len(line.body)
-            task = asyncio.current_task()
-            assert task is not None
-            self._flying.discard(task)
-            self._has_landed.set()
+        self.results.put(await self._result(line))
+
+    def _landed(self, line: BatchLine, task: asyncio.Task[None]) -> None:
+        """Called of every line, also of one whose task was cancelled before it began."""
+        self._flying.remove(task)
+        self._flying_bytes -= len(line.body)
+        self.share.free(line.size)
+        self._has_landed.set()
+        if task.cancelled() and self._ending is not None:
+            self._put_given_up(line)
 
     async def _result(self, line: BatchLine) -> LineResult:
         try:
@@ -124,18 +120,16 @@ class LineRunner:
         except SRMError as error:
             message = f"given up after several attempts: {error.message}"
             return never_run(line.number, line.custom_id, self.job, error.code, message)
-        except asyncio.CancelledError:
-            if self._ending is None:
-                raise
-            return self._given_up(line, self._ending)
         except Exception:
             # A bug of ours that one line meets must not end the process, which would meet it again.
             log.exception("%s line %d", self.job, line.number)
             return refused(line, self.job, None)
 
-    def _given_up(self, line: BatchLine, ending: Ending) -> LineResult:
+    def _put_given_up(self, line: BatchLine) -> None:
+        assert self._ending is not None
         self._num_given_up += 1
-        return never_run(line.number, line.custom_id, self.job, ending.code, ending.message)
+        code, message = self._ending
+        self.results.put(never_run(line.number, line.custom_id, self.job, code, message))
 
     async def _landing(self) -> None:
         """Until a line lands."""

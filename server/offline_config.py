@@ -31,6 +31,8 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """File with the Jinja template of chats; empty: the model folder's own, if it has one."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Longest line, in bytes; longer ones fail."""
+    snapshot_interval_s: float = 60.0
+    """Time between two snapshots of the lines under way, in seconds; 0: none but at a stop."""
 
     def __post_init__(self) -> None:
         index, slash, count = self.shard.partition("/")

@@ -6,16 +6,18 @@ So an output needs no file beside it that says whose it is: each of its lines do
 from __future__ import annotations
 
 from collections.abc import Iterator
-from hashlib import blake2b
 from itertools import chain
+from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from server.batch_lines import RawLine
+from server.model_identity import digest, model_parts
 from server.offline_config import BatchConfig
 from server.tokenizer_files import chat_template
 
-_HEAD = 64 * 1024
-"""Bytes of each end of the weights that tell them from others."""
+PARTS = "input, model, served_model_name, dtype, chat template or seed"
+"""What another name of a job comes from, for whoever is told."""
 
 
 def peek(lines: Iterator[list[RawLine]]) -> tuple[bytes, Iterator[list[RawLine]]]:
@@ -30,19 +32,22 @@ def peek(lines: Iterator[list[RawLine]]) -> tuple[bytes, Iterator[list[RawLine]]
 
 def job_name(config: BatchConfig, engine: EngineConfig, first: bytes) -> str:
     """A name that is the same whenever the same results are made: of the input's first line, the
-    model, and what else a result depends on."""
-    found = blake2b(digest_size=8)
-    weights = engine.model / "model.safetensors"
-    ends = [b""]
-    if weights.exists():
-        with weights.open("rb") as file:
-            ends = [file.read(_HEAD), str(weights.stat().st_size).encode()]
-            file.seek(max(0, weights.stat().st_size - _HEAD))
-            ends.append(file.read())
-    for part in (
+    model, and what else a result depends on. All shards have one name; a folder's own name is not
+    in it, so that the model may move."""
+    parts = [
         *(first, str(config.seed).encode(), engine.compute_dtype.encode()),
-        *((engine.model / "config.json").read_bytes(), *ends),
+        *model_parts(engine.model),
         (chat_template(engine.model, config.chat_template) or "").encode(),
-    ):
-        found.update(len(part).to_bytes(8, "little") + part)
-    return f"batch_{found.hexdigest()}"
+    ]
+    if config.served_model_name not in ("", engine.model.resolve().name):
+        parts.append(config.served_model_name.encode())
+    return f"batch_{digest(parts)}"
+
+
+def check_shard(config: BatchConfig, output: Path, number: int) -> None:
+    """Raises ConfigError for a line of an earlier run that is not of the shard."""
+    if not config.has(number):
+        raise ConfigError(
+            f"output = {output} has line {number}, which is not of shard = {config.shard}: "
+            "go on with the shard that it was made with, or name another output"
+        )

@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 import msgspec
 from msgspec import Raw
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 from server.batch_lines import BatchLine, RawLine, parse_line, read_lines
 from server.compression import CHUNK, Damaged, codec_of, decompressed
 from server.offline_parquet import count_rows, read_rows
@@ -79,7 +79,7 @@ def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
     chat is what has messages."""
     try:
         fields = _decode(raw or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return parse_line(raw, number)  # which says what is wrong
     if fields.keys() >= _LINE_FIELDS:
         return parse_line(raw, number)
@@ -102,7 +102,7 @@ def custom_id(raw: bytes | None, number: int) -> str | None:
 def _has_messages(body: Raw) -> bool:
     try:
         return "messages" in _decode(bytes(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return False
 
 

@@ -132,7 +132,7 @@ def _arrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError(
-            "Parquet files need pyarrow, which is not installed: pip install 'srm-server[parquet]'"
+            "Parquet files need pyarrow, which is not installed: pip install pyarrow"
         ) from None
 
 

@@ -1,4 +1,7 @@
-"""How far `srm batch` is: a bar on a terminal, or lines in a log. Knows only numbers."""
+"""How far `srm batch` is: a bar on a terminal, or lines in a log. Knows only numbers.
+
+It goes by tokens: while the first lines are long, none has ended, and much is done.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,22 @@ _WINDOW_S = 30.0
 
 
 class Level(NamedTuple):
-    """How far it is."""
+    """How far it is, in earlier runs too."""
 
     done: int
-    """Lines with a result, of earlier runs too."""
+    """Lines with a result."""
+    ended: int
+    """Tokens of these."""
     tokens: int
-    """Sampled in this run."""
+    """Sampled, for lines under way too."""
     running: int
     """Sequences that the engine runs."""
+
+    def expected(self, total: int | None) -> int | None:
+        """Tokens of all lines, if those to come are like those that have ended; None: not known."""
+        if total is None or not self.done:
+            return None
+        return max(self.tokens, round(self.ended / self.done * total))
 
 
 class Meter:
@@ -38,24 +49,22 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: deque[tuple[float, Level]] = deque()
+        self._seen: deque[tuple[float, int]] = deque()
 
     def describe(self, level: Level, total: int | None) -> str:
-        """Lines of how many, tokens a second, how long it will take."""
+        """Lines of how many, tokens, tokens a second, how long it will take."""
         now = self._clock()
-        self._seen.append((now, level))
+        self._seen.append((now, level.tokens))
         while now - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
         then, first = self._seen[0]
-        seconds = max(now - then, 1e-9)
-        lines_per_s = (level.done - first.done) / seconds
-        tokens_per_s = (level.tokens - first.tokens) / seconds if now > then else 0.0
+        per_s = max(0, level.tokens - first) / (now - then) if now > then else 0.0
         of = f" of {total:,}" if total is not None else ""
-        left = ""
-        if total is not None and lines_per_s > 0 and level.done < total:
-            left = f", {timedelta(seconds=round((total - level.done) / lines_per_s))} left"
+        expected, left = level.expected(total), ""
+        if expected is not None and per_s and level.done != total:
+            left = f", {timedelta(seconds=round((expected - level.tokens) / per_s))} left"
         return (
-            f"{level.done:,}{of} lines, {tokens_per_s:,.0f} tok/s, "
+            f"{level.done:,}{of} lines, {level.tokens:,} tokens, {per_s:,.0f} tok/s, "
             f"{level.running:,} sequences running{left}"
         )
 
@@ -71,14 +80,19 @@ async def show_progress(level: Callable[[], Level], total: Callable[[], int | No
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=None)
+
+        def show() -> None:
+            now, lines = level(), total()
+            progress.update(
+                bar,
+                total=now.tokens if now.done == lines else now.expected(lines),
+                completed=now.tokens,
+                description=meter.describe(now, lines),
+            )
+
         try:
             while True:
-                progress.update(
-                    bar,
-                    total=total(),
-                    completed=level().done,
-                    description=meter.describe(level(), total()),
-                )
+                show()
                 await asyncio.sleep(_BAR_S)
         finally:
-            progress.update(bar, total=total(), completed=level().done)
+            show()

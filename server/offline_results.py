@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 from server import offline_input
 from server.batch_lines import LineResult, RawLine, kept, record_id
+from server.offline_config import BatchConfig
+from server.offline_identity import PARTS, check_shard
 from server.offline_output import beginning
 from server.part_file import PartFile
 from server.result_files import Counts, ResultFiles
@@ -37,13 +39,22 @@ _decode = msgspec.json.Decoder(_Kept).decode
 class BatchResults(ResultFiles):
     """Results in `output`; those of lines that failed there too, or in `errors`."""
 
-    def __init__(self, job: str, output: PartFile, errors: PartFile | None, fsync_s: float) -> None:
+    def __init__(
+        self,
+        config: BatchConfig,
+        job: str,
+        output: PartFile,
+        errors: PartFile | None,
+        fsync_s: float,
+    ) -> None:
+        self._config = config
         self._job = job
         self._parts = {"output": output, "errors": errors or output}
         super().__init__(Path("output"), Path("errors"), fsync_s)
         self._is_one = errors is None
         self._names: dict[int, int] = {}  # of some lines that are done: a checksum of custom_id
         self._last_done = 0
+        self._num_earlier = 0
         self.num_put = 0
         """Lines that have ended in this run."""
         self.num_tokens = 0
@@ -59,6 +70,12 @@ class BatchResults(ResultFiles):
             if part.num_bytes:
                 self._check_beginning(beginning(part.path))
             part.recover(self._remember)
+        self._num_earlier = self.counts.completed + self.counts.failed
+
+    @property
+    def num_ended(self) -> int:
+        """Lines that have ended, in earlier runs too, whether they are on the disk or not."""
+        return self._num_earlier + self.num_put
 
     def put(self, result: LineResult) -> None:
         super().put(result)
@@ -97,7 +114,10 @@ class BatchResults(ResultFiles):
         found = kept(record)
         if found is None:
             raise self._foreign(f"{record[:80].decode(errors='replace')!r} is no result")
-        line = _decode(record)
+        try:
+            line = _decode(record)
+        except UNDECODABLE as error:
+            raise self._foreign(f"{record[:80].decode(errors='replace')!r}: {error}") from None
         if line.id != record_id(self._job, found.number):
             raise self._foreign(f"{line.id} is no result of this one")
         if found.number in self.done:
@@ -105,6 +125,7 @@ class BatchResults(ResultFiles):
                 f"output = {self.output.path}: line {found.number} has two results; "
                 "it cannot be gone on with"
             )
+        check_shard(self._config, self.output.path, found.number)
         is_failed = line.response is None or line.response.status_code != 200
         self.done.add(found.number)
         self._last_done = max(self._last_done, found.number)
@@ -115,8 +136,8 @@ class BatchResults(ResultFiles):
 
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(
-            f"output = {self.output.path} is of another input, model, dtype, chat template or seed:"
-            f" {why}"
+            f"output = {self.output.path} is of another {PARTS}: {why}; it can be gone on with by "
+            "the same command, of the same version, or another output be named"
         )
 
 

@@ -24,6 +24,9 @@ from server.sender import Sender
 from server.sending import Sending
 from server.text import Text
 
+_AHEAD = 8
+"""Of a step's rows, so many times as many sequences wait at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Numbered(Sender):
@@ -47,10 +50,13 @@ class BatchRun:
     results: BatchResults
     total: int | None = None
     """Lines of the shard, once that is known."""
+    _sampled: int = 0  # as the engine last said
+    _before: int = 0  # tokens of what had ended when the engine started
 
     async def answer(self, client: EngineClient) -> None:
         """Until every line has its result."""
         room = Room(*self._room(client))
+        self._before = self.results.counts.usage.completion_tokens
         sender = _Numbered(durable=True, created_unix=0, base=self.config.seed)
         config = self.config
         with answering(
@@ -83,10 +89,11 @@ class BatchRun:
                 await asyncio.gather(progress, return_exceptions=True)
 
     def _room(self, client: EngineClient) -> tuple[int, int]:
-        """Sequences and lines in flight: so many that no step is short of any."""
+        """Sequences and lines in flight: so many that no step is short of any, though a line's
+        count until the last of them has ended."""
         rows, _ = self.engine.step_limits(self.text.model)
         slots = client.status.num_slots if client.status else rows
-        return slots + min(rows, self.engine.max_waiting), 2 * rows
+        return slots + min(_AHEAD * rows, self.engine.max_waiting), 2 * rows
 
     def _mine(self) -> Iterator[list[RawLine]]:
         """The lines of the shard."""
@@ -100,6 +107,15 @@ class BatchRun:
         self.results.check_end(last)
 
     def _level(self, client: EngineClient) -> Level:
-        done = self.results.counts.completed + self.results.counts.failed
-        running = client.status.running if client.status else 0
-        return Level(done, self.results.num_tokens, running)
+        counts, status = self.results.counts, client.status
+        ended = counts.usage.completion_tokens
+        if status is not None:
+            if status.sampled < self._sampled:  # another engine
+                self._before = ended
+            self._sampled = status.sampled
+        return Level(
+            counts.completed + counts.failed,
+            ended,
+            max(ended, self._before + self._sampled),
+            status.running if status is not None else 0,
+        )

@@ -32,6 +32,7 @@ ERRORS = {
     409: "It would disturb what is going on, such as a change of the weights; or the `request_id` "
     "is that of a running request.",
     413: "The body is too large.",
+    415: "The body has the type of a form; it must be application/json.",
     416: "The file has no such bytes.",
     429: "Too many requests with this key: try again after `retry-after` seconds.",
     500: "A bug of the server, or the engine failed.",
@@ -108,7 +109,14 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
 
 def _operation(one: Operation) -> Schema:
     success = {"description": "Done.", "headers": _headers(), "content": _content(one)}
-    errors = sorted({*one.errors, *_EVERYWHERE, *([400, 408, 413] if one.body or one.form else [])})
+    errors = sorted(
+        {
+            *one.errors,
+            *_EVERYWHERE,
+            *([400, 408, 413] if one.body or one.form else []),
+            *([415] if one.body else []),
+        }
+    )
     name = re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_")
     operation: Schema = {
         "operationId": name,
@@ -206,14 +214,17 @@ def _headers(has_retry: bool = False) -> Schema:
 
 
 def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[str, Schema]:
-    """Schemas of structs and of what is in them. A reply always has all that is not UNSET."""
+    """Schemas of structs and of what is in them. A reply always has all that is not UNSET;
+    what forbids no further keys in a request takes some."""
     found = list(dict.fromkeys(part for kind in kinds for part in _structs(kind)))
     _, schemas = msgspec.json.schema_components(found, ref_template=_REFERENCE)
     for kind in found:
         schema = schemas[kind.__name__]
         for name, meaning in field_docs(kind).items():
             schema["properties"][name].setdefault("description", meaning)
-        if is_reply:
+        if not is_reply:
+            schema.setdefault("additionalProperties", True)
+        else:
             hints = get_type_hints(kind)
             schema["required"] = [
                 name for name in hints if UnsetType not in {hints[name], *get_args(hints[name])}

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 PRIVATE = frozenset(
     {
-        *("endpoint", "drain_s", "heartbeat", "request_timeout_s"),
+        *("endpoint", "drain_s", "heartbeat", "max_slots", "request_timeout_s"),
         *("snapshot_dir", "snapshot_interval_s", "snapshot_s", "weights_note"),
     }
 )
@@ -68,11 +68,11 @@ async def with_engine(
                 raise _ended(engine.result())
             return task.result()
         finally:
+            await client.close()  # first: what is broken off now, the engine puts into its snapshot
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await client.close()
             engine.cancel()  # or it would be started again
-            await child.stop(_STOP_S)
+            await child.stop(_STOP_S + (config.snapshot_s if config.snapshot_dir else 0.0))
             await asyncio.gather(engine, return_exceptions=True)
 
 
@@ -101,6 +101,8 @@ async def _keep(child: Child, progress: Callable[[], int]) -> int:
 
 
 def _ended(code: int) -> EngineUnavailable:
-    error = EngineUnavailable(f"the engine process ended, exit code {code}")
+    # What is wrong with settings and files it has said itself, and nothing is to come behind that.
+    said = "" if code in _FATAL_CODES else f"the engine process ended, exit code {code}"
+    error = EngineUnavailable(said)
     error.exit_code = code if code > 0 else 1
     return error

@@ -100,7 +100,7 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         if not encoded:
             raise InvalidRequest("prompt must have at least one token; got none", "prompt")
         if len(encoded) // 4 > limit:
-            raise _too_long(str(len(encoded) // 4), limit)
+            raise ContextTooLong.of(len(encoded) // 4, limit, "prompt")
     _check_scores(request, prompts, limit)
     return prompts
 
@@ -113,7 +113,7 @@ def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
     if at_least <= limit:
         return
     if not is_cut:
-        raise _too_long(f"at least {at_least}", limit)
+        raise ContextTooLong.of(f"at least {at_least}", limit, "prompt")
     if len(prompt) > MAX_CUT_LENGTH:
         raise InvalidRequest(
             f"prompt has {len(prompt)} characters; with truncate_prompt_tokens it may have "
@@ -153,9 +153,3 @@ def _check_scores(request: CompletionRequest, prompts: list[bytes], n_ctx: int) 
             f"log-probabilities; a reply may have {MAX_SCORES}: send fewer prompts at once",
             "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
         )
-
-
-def _too_long(num_tokens: str, limit: int) -> ContextTooLong:
-    return ContextTooLong(
-        f"prompt has {num_tokens} tokens; the model's context is {limit}", "prompt"
-    )

@@ -13,6 +13,7 @@ from server.checking import (
     convert,
     given_fields,
     refused,
+    require,
     show,
 )
 from server.fields import (
@@ -127,8 +128,12 @@ ABOUT_TEXT = (
 def parse_completion(body: bytes) -> CompletionRequest:
     """Check the body of POST /v1/completions. Raises InvalidRequest naming field and value."""
     given = given_fields(body)
-    if "prompt" not in given:
-        raise InvalidRequest("prompt is required: text, token ids, or a list of either", "prompt")
+    if "messages" in given:
+        raise InvalidRequest(
+            "messages are for POST /v1/chat/completions; POST /v1/completions takes a prompt",
+            "messages",
+        )
+    require(given, "prompt", "text, token ids, or a list of either")
     request = checked(CompletionRequest, given, {"prompt": _prompts(given["prompt"])}, NEUTRAL)
     longest = request.max_completion_tokens
     if longest is None:

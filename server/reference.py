@@ -1,10 +1,13 @@
 """GET /openapi.json, the interface for programs, and GET /docs, the same for people.
 
-The page is plain HTML without scripts: it loads nothing, neither from here nor from elsewhere.
+The page has its style and its script in itself: it loads nothing, neither from here nor from
+elsewhere, and the browser runs that script alone.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from server.dashboard import FOLDER
 from server.openapi import Operation, document
 
 OPERATIONS = (
@@ -29,6 +33,7 @@ _TITLE = "srm"
 _VERSION = "1"
 """Of the interface; the server's own is another."""
 _PAGE = Path(__file__).with_name("reference.html")
+_SCRIPT = _PAGE.with_suffix(".js")
 _RANGES = {
     "minimum": "≥ {}",
     "exclusiveMinimum": "> {}",
@@ -46,6 +51,8 @@ def routes(operations: Iterable[Operation]) -> APIRouter:
     whole = document(operations, _TITLE, _VERSION)
     as_json = msgspec.json.encode(whole)
     as_page = page(whole).encode()
+    script = base64.b64encode(hashlib.sha256(_SCRIPT.read_bytes()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
 
     @router.get("/openapi.json")
     async def openapi() -> Response:
@@ -53,17 +60,21 @@ def routes(operations: Iterable[Operation]) -> APIRouter:
 
     @router.get("/docs")
     async def docs() -> Response:
-        policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        return Response(as_page, media_type="text/html", headers=policy)
+        headers = {"content-security-policy": policy}
+        return Response(as_page, media_type="text/html", headers=headers)
 
     return router
 
 
 def page(whole: dict[str, Any]) -> str:
     """The document as HTML."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["spelled"] = spelled
-    return environment.from_string(_PAGE.read_text(encoding="utf-8")).render(whole)
+    template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
+    style = (FOLDER / "style.css").read_text(encoding="utf-8")
+    return template.render(whole, style=style, script=_SCRIPT.read_text(encoding="utf-8"))
 
 
 def spelled(schema: dict[str, Any]) -> str:

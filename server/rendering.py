@@ -99,11 +99,14 @@ class Choices:
         self._is_cut = np.zeros(num_choices, np.bool_)
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
-    def render(self, news: News) -> bytes:
-        """The choices with news as JSON, between commas; empty if there is nothing to say."""
-        if len(news.indices) <= 2:  # arrays would cost more than they save
-            odd = range(len(news.indices))
-            return b",".join(filter(None, (self._one(news, entry) for entry in odd)))
+    def render(self, news: News, is_joined: bool = True) -> list[bytes]:
+        """The choices with news as JSON, each alone; if they may be joined, with commas between."""
+        if is_joined and len(news.indices) > 2:  # arrays would cost more than they save
+            rendered = self._many(news)
+            return [rendered] if rendered else []
+        return [*filter(None, (self._one(news, entry) for entry in range(len(news.indices))))]
+
+    def _many(self, news: News) -> bytes:
         is_odd = (news.reasons != 0) | self._is_cut[news.indices]
         is_whole = self._pieces.is_whole[news.token_ids]
         if not is_whole.all():

@@ -43,6 +43,9 @@ _BY_TOKEN_ID = {
 }
 
 
+PromptLogprobsJson = Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)]
+
+
 class Packed(msgspec.Struct, kw_only=True):
     """Tokens and scores as base64 of little-endian arrays."""
 
@@ -67,7 +70,7 @@ class Choice(msgspec.Struct, kw_only=True):
     """The stop string or stop token that ended it, if one did."""
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
-    prompt_logprobs: Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
     matched: bool | UnsetType = UNSET
     """Whether its text matches `until.match`."""

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import SRMError
-from server import errors
+from server import errors, journal
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,15 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
+def together(events: list[bytes]) -> bytes:
+    """Several events that are sent as one part of a stream."""
+    return b"\n\ndata: ".join(events)
+
+
 class EventStream(Response):
-    """Server-sent events, one JSON document each; ends with `[DONE]`, whatever ended it.
+    """Server-sent events, a JSON document each, sent in parts of one or more.
+
+    It ends with `[DONE]`, whatever ended it.
 
     The status is sent when this is called, so whoever makes it fetches `first` before and lets
     what goes wrong until then be an HTTP error. Always closes `events`.
@@ -76,13 +83,19 @@ class EventStream(Response):
                 async for event in events:
                     await _send_event(send, event)
             except SRMError as error:
-                await _send_event(send, msgspec.json.encode(errors.body_of(error)))
+                await _break_off(send, errors.status_of(error), errors.body_of(error))
             except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
-                await _send_event(send, msgspec.json.encode(errors.body_of(errors.stopping())))
+                stopping = errors.stopping()
+                await _break_off(send, errors.status_of(stopping), errors.body_of(stopping))
             except Exception:
                 log.exception("stream failed")
-                await _send_event(send, msgspec.json.encode(errors.INTERNAL))
+                await _break_off(send, 500, errors.INTERNAL)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _break_off(send: Send, status: int, body: errors.ErrorBody) -> None:
+    journal.note_broken_off(status)
+    await _send_event(send, msgspec.json.encode(body))
 
 
 async def _send_event(send: Send, event: bytes) -> None:

@@ -6,7 +6,8 @@ again after 0.5 to 8 seconds, with `x-stainless-retry-count` above 0. Here:
 - A client that goes away is taken to have timed out if it says after how long it does
   (`x-stainless-read-timeout`), about that time has passed since its body was complete, and nothing
   of the reply has been sent. Its request then runs on for `grace_s`. In every other case the
-  request ends at once, so that whoever leaves frees the slots by the next step.
+  request ends at once, so that whoever leaves frees the slots by the next step. It also ends as
+  soon as somebody else waits for slots that it holds.
 - A retry with the same bytes, path and key takes that request over, whether it still runs or its
   reply lies ready. It also takes over one whose client ought to have given up by now, though its
   connection still seems to be there. It never takes over a request that somebody may be waiting
@@ -38,6 +39,7 @@ clock and ours do not start at the same moment."""
 MAX_ALONE_BYTES = 64 * 1024**2
 """Most bytes of bodies whose clients have gone. Beyond them nothing waits for a retry."""
 
+SERVICE_UNAVAILABLE = 503
 _Likeness = tuple[str, str, int]  # path, key's name, length of the body
 
 
@@ -159,6 +161,7 @@ class _Running:
         """Answer this client from now on; the event says when no longer to."""
         if self._expiry is not None:
             self._expiry.cancel()
+            self._abandon(False)
         self._send = send
         self.leave = asyncio.Event()
         self._has_client.set()
@@ -167,7 +170,13 @@ class _Running:
     def wait_for_retry(self, grace_s: float) -> None:
         """Its client has timed out: hold back the reply for the next one, and end if none comes."""
         self._has_client.clear()
+        self._abandon(True)
         self._expiry = asyncio.get_running_loop().call_later(grace_s, self.end)
+
+    def _abandon(self, is_alone: bool) -> None:
+        """While it is alone, whoever waits for a slot of its own gets it."""
+        if self.entry.stream is not None:
+            self.entry.stream.abandon(is_alone)
 
     def end(self) -> None:
         """Nobody waits for it: to the routes this is a client that has gone away."""
@@ -185,6 +194,8 @@ class _Running:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
+        if self.is_alone and message.get("status") == SERVICE_UNAVAILABLE:
+            self.end()  # others had its slots: a retry begins anew
         await self._has_client.wait()
         if self._has_ended.is_set():
             return

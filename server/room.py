@@ -76,13 +76,13 @@ class Room:
                 return
             self._waiting.remove(first)
             self._give(first, first.wanted)
-            first.granted.set_result(None)
+            first.granted.set_result(True)
 
 
 class Share:
     """One job's part of the room."""
 
-    granted: asyncio.Future[None]
+    granted: asyncio.Future[bool]
 
     def __init__(self, room: Room, priority: int, weight: float) -> None:
         self.priority = priority
@@ -97,21 +97,27 @@ class Share:
         """The least is the next; of equals, whoever had a turn longest ago."""
         return -self.priority, self.sequences / self.weight, self.last_turn
 
-    async def take(self, size: int) -> None:
-        """Wait for room for a line of so many sequences; one at a time."""
+    async def take(self, size: int) -> bool:
+        """Wait for room for a line of so many sequences, one at a time; whether it got any."""
         if self._room._take(self, size):
-            return
+            return True
         self.wanted = size
         self.granted = asyncio.get_running_loop().create_future()
         self._room._wait(self)
         try:
-            await self.granted
+            return await self.granted
         except asyncio.CancelledError:
-            if self.granted.done() and not self.granted.cancelled():
-                self.free(size)
-            else:
+            if self.granted.cancelled():
                 self._room._leave(self)
+            elif self.granted.result():
+                self.free(size)
             raise
+
+    def give_up(self) -> None:
+        """Who waits for room gets none."""
+        if self in self._room._waiting:
+            self._room._leave(self)
+            self.granted.set_result(False)
 
     def free(self, size: int) -> None:
         """The line has ended."""

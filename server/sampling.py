@@ -8,9 +8,6 @@ from server.edits import edit_params
 from server.protocol import CompletionRequest
 from server.text import Text
 
-_GREEDY_BELOW = 1e-4
-"""Temperatures below are read as 0: dividing by them would overflow float32."""
-
 
 def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
     """How the engine is to sample; the seed is still to be set. Raises InvalidRequest."""
@@ -24,7 +21,7 @@ def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
     return SamplingParams(
         max_tokens=min(request.max_tokens, limits.n_ctx),
         n=request.num_samples,
-        temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
+        temperature=request.temperature,
         top_k=min(max(request.top_k, 0), limits.vocab_size),
         top_p=request.top_p,
         min_p=request.min_p,

@@ -24,6 +24,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from engine.settings import build, read_settings
+from engine.tasks import task_group
 from server.own_engine import PRIVATE, with_engine
 from server.score_lines import Failure, Score, failure, parse, score
 from server.standard_output import INTERRUPTED
@@ -64,20 +65,18 @@ class _File:
         with _progress() as progress:
             bar = progress.add_task("scoring", total=self.size, tokens=0)
             try:
-                while line := await asyncio.to_thread(self.source.readline):
-                    number += 1
-                    if not line.strip():
-                        progress.advance(bar, len(line))
-                        continue
-                    if len(flying) >= self.window:
+                async with task_group() as group:
+                    while line := await asyncio.to_thread(self.source.readline):
+                        number += 1
+                        if not line.strip():
+                            progress.advance(bar, len(line))
+                            continue
+                        if len(flying) >= self.window:
+                            self._land(await flying.popleft(), progress, bar)
+                        flying.append(group.create_task(self._score_line(client, line, number)))
+                    while flying:
                         self._land(await flying.popleft(), progress, bar)
-                    flying.append(asyncio.create_task(self._score_line(client, line, number)))
-                while flying:
-                    self._land(await flying.popleft(), progress, bar)
             finally:
-                for task in flying:
-                    task.cancel()
-                await asyncio.gather(*flying, return_exceptions=True)
                 self.sink.flush()
 
     async def _score_line(self, client: EngineClient, line: bytes, number: int) -> _Landed:

@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from engine.client import EngineClient
-from engine.errors import InvalidRequest, RequestError
+from engine.errors import UNDECODABLE, InvalidRequest, RequestError
 from engine.messages import Output, Request, SamplingParams, join
+from server.checking import fault_in
 from server.logprobs import LOWEST
 from server.text import Text
 
@@ -70,9 +71,10 @@ def parse(data: bytes, number: int, text: Text) -> Scoring:
     """Raises InvalidRequest for a line that says something else than `_Line`."""
     try:
         line = msgspec.json.decode(data, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
+        fault = fault_in(data, error)
         raise InvalidRequest(
-            f'not {{"prompt": text or ids, "completion"?: text or ids, "id"?}}: {error}'
+            f'not {{"prompt": text or ids, "completion"?: text or ids, "id"?}}: {fault}'
         ) from None
     prompt = _encode("prompt", line.prompt, text)
     completion = b""
@@ -126,7 +128,7 @@ def failure(data: bytes, number: int, error: RequestError) -> Failure:
     """Of a line, by its id if it can be read."""
     try:
         given = msgspec.json.decode(data, type=_Named).id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         given = None
     detail = {"message": error.message, "param": error.param, "code": error.code}
     return Failure(number if given is None else given, detail)

@@ -2,30 +2,51 @@
 
 An engine that is away is waited for. A line that was in flight at several deaths of the engine in a
 row is tried alone, once nothing else of ours is in flight, so that it takes no others along; if the
-engine dies of it again, it is the line. Knows no lines and no requests.
+engine dies of it again and again, and lives for as long without it, it is the line: others may be
+what kills it, which are not ours. Knows no lines and no requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import TypeVar
 
 from engine.client import EngineClient
-from engine.errors import EngineUnavailable, IdInUse, Overloaded, StepFailed
+from engine.errors import EngineUnavailable, IdInUse, NotFinite, Overloaded, SRMError, StepFailed
 from server import metrics
 
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 5
 """Of the engine in a row with a line in flight, after which it is tried alone."""
+MAX_ALONE = 3
+"""Deaths with it alone, after which that is its result."""
 MAX_BREAKS = 5
 """Results of a line that were no numbers, after which that is its result."""
 _POLL_S = 0.05
 _LONGEST_PAUSE_S = 5.0
+_SHORTEST_WATCH_S, _LONGEST_WATCH_S = 1.0, 30.0
+"""How long the engine is to live without what it died of."""
 
 Result = TypeVar("Result")
+
+
+class _Died(Exception):
+    """The engine did, while it ran what was asked."""
+
+    def __init__(self, number: int, error: SRMError) -> None:
+        super().__init__(number)
+        self.number = number
+        """Of the engine's deaths, as the client counts them."""
+        self.error = error
+
+
+class _Cleared(Exception):
+    """The engine dies without it too."""
 
 
 class Sending:
@@ -40,7 +61,7 @@ class Sending:
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
         self._alone = asyncio.Lock()
-        self._poller: asyncio.Task[None] | None = None
+        self._looks = asyncio.Lock()
 
     @property
     def is_ready(self) -> bool:
@@ -51,27 +72,29 @@ class Sending:
     async def until_answered(self, ask: Callable[[], Awaitable[Result]]) -> Result:
         """Ask until there is an answer, and however often the engine goes away meanwhile.
 
-        Raises StepFailed if what is asked breaks the model every time, and EngineUnavailable if
-        the engine dies of it.
+        Raises NotFinite if what is asked breaks the model every time, and what the engine says, or
+        EngineUnavailable, if it dies of it.
         """
-        deaths = breaks = 0
+        breaks = deaths = last = 0
         while True:
-            is_suspect = deaths >= MAX_DEATHS
             try:
-                if is_suspect:
-                    log.warning("in flight at %d deaths of the engine: tried alone", deaths)
-                    return await self._ask_alone(ask)
-                return await self._ask(ask)
-            except EngineUnavailable:
-                # An engine that drains refuses and is there; one that died is not.
-                if self._client.status is None:
-                    deaths += 1
-                if is_suspect and deaths > MAX_DEATHS:
-                    raise
-            except StepFailed:
+                if deaths < MAX_DEATHS:
+                    return await self._ask(ask)
+                log.warning("in flight at %d deaths of the engine: tried alone", deaths)
+                return await self._ask_alone(ask)
+            except _Died as death:
+                if deaths >= MAX_DEATHS:
+                    raise death.error from None
+                deaths += death.number != last
+                last = death.number
+            except _Cleared:
+                deaths = 0
+            except NotFinite:
                 breaks += 1
                 if breaks == MAX_BREAKS:
                     raise
+            except EngineUnavailable:  # it drains, or is not there any more
+                pass
             except Overloaded as error:
                 await asyncio.sleep(min(error.retry_after_s, _LONGEST_PAUSE_S))
             except IdInUse:
@@ -85,7 +108,7 @@ class Sending:
         self._num_sent += 1
         self._is_quiet.clear()
         try:
-            return await ask()
+            return await self._send(ask)
         finally:
             self._num_sent -= 1
             if not self._num_sent:
@@ -97,20 +120,52 @@ class Sending:
         try:
             async with self._alone:
                 await self._is_quiet.wait()
-                await self._until_ready()
-                return await ask()
+                return await self._tried(ask)
         finally:
             self._suspects -= 1
             if not self._suspects:
                 self._may_send.set()
 
+    async def _tried(self, ask: Callable[[], Awaitable[Result]]) -> Result:
+        """Raises _Cleared, or _Died if it is what the engine dies of."""
+        for turn in count(1):
+            await self._until_ready()
+            began = time.monotonic()
+            try:
+                return await self._send(ask)
+            except _Died as death:
+                while self._client.losses < death.number:
+                    await asyncio.sleep(_POLL_S)
+                await self._until_ready()
+                took = time.monotonic() - began
+                await self._watch(min(max(took, _SHORTEST_WATCH_S), _LONGEST_WATCH_S))
+                if self._client.losses > death.number:
+                    raise _Cleared from None
+                if turn == MAX_ALONE:
+                    raise
+        raise AssertionError
+
+    async def _watch(self, seconds: float) -> None:
+        """While nothing of ours is in flight."""
+        await asyncio.sleep(seconds)
+
+    async def _send(self, ask: Callable[[], Awaitable[Result]]) -> Result:
+        before = self._client.losses
+        try:
+            return await ask()
+        except NotFinite:
+            raise
+        except StepFailed as error:  # the engine's last words
+            raise _Died(before + 1, error) from None
+        except EngineUnavailable as error:
+            if self._client.is_closed:
+                await asyncio.Event().wait()  # we are leaving: it is no answer, and none is made
+            if self._client.losses > before:
+                raise _Died(self._client.losses, error) from None
+            raise
+
     async def _until_ready(self) -> None:
         """However many wait, one looks."""
-        if not self.is_ready:
-            if self._poller is None or self._poller.done():
-                self._poller = asyncio.create_task(self._poll())
-            await asyncio.shield(self._poller)
-
-    async def _poll(self) -> None:
-        while not self.is_ready:
-            await asyncio.sleep(_POLL_S)
+        async with self._looks:
+            while not self.is_ready:
+                await asyncio.sleep(_POLL_S)

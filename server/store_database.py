@@ -17,6 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -137,6 +138,8 @@ class Database:
                     connection.execute("ROLLBACK")
                 raise
             return result
+        except UnicodeDecodeError as error:
+            raise Damaged(f"text in it is none: {error}") from None
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
                 raise Damaged(str(error)) from None
@@ -160,6 +163,8 @@ class Database:
                 )
             if version < VERSION:
                 raise Damaged("it has no tables of ours")
+            if _tables(connection) != _own_tables():
+                raise Damaged("its tables are not as they were made")
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise Damaged(found)
@@ -170,7 +175,11 @@ class Database:
         return connection
 
     def _connect(self, name: str) -> sqlite3.Connection:
-        return sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = bytes.decode  # its own calls bad UTF-8 an OperationalError
+        return connection
 
     def _newest(self) -> int:
         """The number of the database in use; 0: there is none."""
@@ -208,6 +217,19 @@ class Database:
             yield
         finally:
             os.close(file)
+
+
+def _tables(connection: sqlite3.Connection) -> list[tuple[str]]:
+    """The statements that made tables and indices."""
+    wanted = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
+    return connection.execute(wanted).fetchall()
+
+
+@cache
+def _own_tables() -> list[tuple[str]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        return _tables(connection)
 
 
 @contextmanager

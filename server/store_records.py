@@ -27,6 +27,7 @@ BatchStatus = Literal[
 RUNNABLE: frozenset[str] = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 """States that a batch leaves by itself; it never leaves the others."""
 
+
 _FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -87,6 +88,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     errors: list[LineError] | None = None
     model: str | None = None
+    """What the server that took it calls its model; in older records, once it runs."""
+    model_id: str | None = None
+    """Which model that is; None in older records."""
     weight: float = 1.0
     """How large a part of the slots it gets beside other batches."""
     priority: int = 0
@@ -97,6 +101,12 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_runnable(self) -> bool:
         return self.status in RUNNABLE
+
+    def is_of(self, model_id: str, name: str) -> bool:
+        """Whether a server of this model may run it."""
+        if self.model_id is None:
+            return self.model in (None, name)
+        return self.model_id == model_id
 
 
 def new_file_id() -> str:

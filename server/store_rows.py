@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.errors import UNDECODABLE
 from server.store_database import Damaged
 from server.store_records import RUNNABLE, BatchRecord, FileRecord
 
@@ -181,7 +182,7 @@ def count_by_status(connection: sqlite3.Connection) -> dict[str, int]:
 def _decoded(data: bytes, kind: type[_Record]) -> _Record:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Damaged(f"a record is none: {error}") from None
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.errors import UNDECODABLE
 from server.store_database import sync_folder
 from server.store_records import BatchRecord, FileRecord, is_batch_id, is_file_id
 
@@ -99,7 +100,7 @@ def _read(folder: Path, ids: Iterable[str], kind: type[_Record]) -> list[_Record
             record = msgspec.json.decode(path.read_bytes(), type=kind)
         except FileNotFoundError:  # deleted since
             continue
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             log.error("%s is left out: %s", path, error)
             continue
         if record.id == id:

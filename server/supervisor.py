@@ -1,10 +1,10 @@
 """Keeps child processes running, and takes them along when it goes.
 
 A child that crashes is started again, after a pause if it has not come to work before; one that
-says that its settings or files are wrong, or that keeps crashing like that, ends the whole. One
-that has a heartbeat is killed when it falls silent. A stop is in order: first the API, which lets
-running requests finish, and whoever else asks the engine, then the engine they need. Knows nothing
-of what the children do.
+says that its settings or files are wrong, or that keeps crashing like that, ends the whole, unless
+the others can do without it. One that has a heartbeat is killed when it falls silent. A stop is in
+order: first the API, which lets running requests finish, and whoever else asks the engine, then the
+engine they need. Knows nothing of what the children do.
 """
 
 from __future__ import annotations
@@ -51,10 +51,15 @@ class Child:
     metrics: Path
     """Folder of the metrics that processes leave behind."""
     listeners: Sequence[socket.socket] = ()
+    fds: Sequence[int] = ()
+    """Further files it inherits."""
     heartbeat: Path | None = None
     """File that it makes when it serves, touches while it does, and writes to when it works."""
     silence_s: float = 0.0
     """How long it may not touch that file, in seconds; 0: as long as it likes."""
+    why_away: Path | None = None
+    """File that says why it cannot run, while it cannot: the others do without it, and it is
+    tried again for ever. None: they cannot."""
     process: asyncio.subprocess.Process | None = None
 
     async def keep_running(self) -> int:
@@ -62,14 +67,21 @@ class Child:
         failures = 0
         while True:
             started = time.monotonic()
-            code = await self.run_once()
-            if code in _FATAL_CODES:
-                return code
+            try:
+                code = await self.run_once()
+            except OSError as error:
+                log.error("%s cannot be started: %s", self.name, error)
+                code = 1
             failures = 0 if self._has_worked(code, time.monotonic() - started) else failures + 1
-            if failures == _MAX_FAILURES:
-                log.error("%s ended %d times (exit code %d): giving up", self.name, failures, code)
-                return 1
-            pause = min(0.25 * 2**failures, _LONGEST_PAUSE_S)
+            if code in _FATAL_CODES or failures >= _MAX_FAILURES:
+                why = f"{self.name} ended {max(failures, 1)} times (exit code {code})"
+                if self.why_away is None:
+                    if code in _FATAL_CODES:
+                        return code
+                    log.error("%s: giving up", why)
+                    return 1
+                self._say_why_away(f"{why}; the server's log says why")
+            pause = min(0.25 * 2 ** min(failures, 10), _LONGEST_PAUSE_S)
             log.warning("%s ended (exit code %d): restart in %g s", self.name, code, pause)
             await asyncio.sleep(pause)
 
@@ -77,14 +89,14 @@ class Child:
         """Start it and wait until it ends; its exit code."""
         if self.heartbeat is not None:
             self.heartbeat.unlink(missing_ok=True)
-        self.process = await asyncio.create_subprocess_exec(
-            *self.command,
-            env=self.environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C is for us, who stop them in order
-            pass_fds=[listener.fileno() for listener in self.listeners],
-            preexec_fn=_die_with(os.getpid()),
-        )
+        starting = asyncio.create_task(self._start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                await starting  # or whoever stops us would not know of the process
+            raise
+        assert self.process is not None
         watch = asyncio.create_task(self._watch())
         try:
             code = await self.process.wait()
@@ -93,6 +105,16 @@ class Child:
         mark_dead = multiprocess.mark_process_dead
         mark_dead(self.process.pid, str(self.metrics))  # type: ignore[no-untyped-call]  # untyped
         return code
+
+    async def _start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *self.command,
+            env=self.environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's Ctrl-C is for us, who stop them in order
+            pass_fds=[*(listener.fileno() for listener in self.listeners), *self.fds],
+            preexec_fn=_die_with(os.getpid()),
+        )
 
     async def stop(self, timeout_s: float) -> None:
         """Ask it to leave; kill it if it has not after `timeout_s`."""
@@ -113,8 +135,18 @@ class Child:
         beat = _stat(self.heartbeat)
         return beat is not None and (beat.st_size > 0 or code == -signal.SIGKILL)
 
+    def _say_why_away(self, why: str) -> None:
+        assert self.why_away is not None
+        try:
+            self.why_away.write_text(why)
+        except OSError as error:
+            log.error("%s: %s", self.why_away, error)
+
     async def _watch(self) -> None:
-        """Kill it when it falls silent."""
+        """Kill it when it falls silent; take back what was said of one that runs now."""
+        if self.why_away is not None:
+            await asyncio.sleep(_STEADY_S)
+            self.why_away.unlink(missing_ok=True)
         if self.heartbeat is None or not self.silence_s:
             return
         silent_s, last = 0.0, None
@@ -133,9 +165,12 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+    def send(self, signum: signal.Signals) -> None:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+                self.process.send_signal(signum)
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -157,6 +192,7 @@ def _die_with(parent: int) -> Callable[[], None]:
     """To be run in a child before its program: whatever ends the parent ends the child."""
 
     def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it knows what to do then
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has gone already, before we asked
             os.kill(os.getpid(), signal.SIGKILL)
@@ -175,12 +211,16 @@ class Supervisor:
     """What the engine may take besides, once nobody asks it any more."""
     others: list[Child] = field(default_factory=list)
     """They are stopped together with the API processes, and must not need their whole `drain_s`."""
+    passes_hangups: bool = False
+    """Whether SIGHUP is for the API processes, to read their keys again, and ends nothing."""
 
     async def run(self, meanwhile: Coroutine[None, None, None]) -> int:
         """Keep all running until SIGTERM or SIGINT (0), or until one cannot run (its code)."""
         stopped = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, stopped)
+        if self.passes_hangups:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         stop = asyncio.create_task(stopped.wait())
         children = (self.engine, *self.apis, *self.others)
         keepers = [asyncio.create_task(one.keep_running()) for one in children]
@@ -199,8 +239,16 @@ class Supervisor:
             await self.engine.stop(self.snapshot_s + _KILL_AFTER_S)
         return ended[0] if ended else 0
 
+    def _on_hangup(self) -> None:
+        for api in self.apis:
+            api.send(signal.SIGHUP)
+
     def _on_signal(self, stopped: asyncio.Event) -> None:
         if stopped.is_set():  # the second one: leave at once
             for child in (*self.apis, *self.others, self.engine):
                 child.kill()
+        else:
+            log.info(
+                "stopping: what runs has %g s to end; a second signal leaves at once", self.drain_s
+            )
         stopped.set()

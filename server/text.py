@@ -15,10 +15,9 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from tokenizers import Tokenizer
 
-from engine.config import ModelConfig
+from engine.config import ModelConfig, parse_model_config
 from engine.errors import CheckpointError
 from server import tokenizer_files
 from server.byte_table import ByteTable
@@ -34,7 +33,7 @@ class Text:
 
     def __init__(self, folder: Path) -> None:
         """Load `config.json` and `tokenizer.json`. Raises CheckpointError naming the file."""
-        self.model = _read_model_config(folder / "config.json")
+        self.model = read_model_config(folder)
         self.labels = [f"token_id:{token}" for token in range(self.model.vocab_size)]
         """How each token is written where one token is shown alone."""
         self.longest_token = len(self.labels[-1])
@@ -70,7 +69,12 @@ class Text:
                 f"{path}: token id {largest} lies outside the model's {self.model.vocab_size}"
             )
         special = _special(self._tokenizer)
-        plain = _entries(vocab, self._tokenizer, special, self.model.vocab_size)
+        try:
+            plain = _entries(vocab, self._tokenizer, special, self.model.vocab_size)
+        except KeyError as error:
+            raise CheckpointError(
+                f"{path}: a token is not spelled in byte-level BPE: {error}"
+            ) from None
         self._table = ByteTable(plain)
         self._table_with_special = ByteTable(
             [special[i].encode() if i in special else data for i, data in enumerate(plain)]
@@ -124,11 +128,13 @@ def _by_length(texts: list[str]) -> Iterator[list[str]]:
         yield some
 
 
-def _read_model_config(path: Path) -> ModelConfig:
+def read_model_config(folder: Path) -> ModelConfig:
+    """Raises CheckpointError, which names the file."""
+    path = folder / "config.json"
     try:
-        return msgspec.json.decode(_read(path), type=ModelConfig)
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        return parse_model_config(path, path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from None
 
 
 def _read(path: Path) -> str:
@@ -147,7 +153,10 @@ def _special(tokenizer: Tokenizer) -> dict[int, str]:
 def _entries(
     vocab: dict[str, int], tokenizer: Tokenizer, special: dict[int, str], size: int
 ) -> list[bytes]:
-    """Bytes of every token id below `size`; special tokens and ids that are no tokens have none."""
+    """Bytes of every token id below `size`; special tokens and ids that are no tokens have none.
+
+    Raises KeyError of a character that stands for no byte.
+    """
     table = [b""] * size
     byte_of = _bytes_of_characters()
     added = tokenizer.get_added_tokens_decoder()
@@ -157,10 +166,7 @@ def _entries(
         if token_id in added:
             table[token_id] = token.encode()
         else:
-            try:
-                table[token_id] = bytes(byte_of[character] for character in token)
-            except KeyError:
-                raise CheckpointError(f"token {token!r} is not spelled in byte-level BPE") from None
+            table[token_id] = bytes(byte_of[character] for character in token)
     return table
 
 

@@ -21,11 +21,7 @@ from server.bodies import json_reply, read_body
 from server.chat import render
 from server.chat_protocol import MESSAGES_FORMS
 from server.chat_template import ChatTemplate
-from server.checking import (
-    Fields,
-    checked,
-    given_fields,
-)
+from server.checking import Fields, checked, given_fields, require
 from server.conversation import (
     Conversation,
     GenerationPrompt,
@@ -209,8 +205,7 @@ class Tokenizing:
     async def detokenize(self, body: bytes) -> Detokenized:
         """Raises the RequestError to answer with."""
         given = given_fields(body)
-        if "tokens" not in given:
-            raise InvalidRequest("tokens is required: a list of token ids", "tokens")
+        require(given, "tokens", "a list of token ids")
         request = checked(DetokenizeRequest, given, {}, {})
         self._models.check(request.model)
         size = self._text.model.vocab_size

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import CheckpointError, ConfigError, SRMError
+from engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of one of these files."""
@@ -70,7 +70,7 @@ def _read_config(folder: Path) -> _Described:
         return _Described()
     try:
         return msgspec.json.decode(_read(path, CheckpointError), type=_Described)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 

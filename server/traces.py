@@ -1,6 +1,6 @@
 """OpenTelemetry spans, one for each request, where `otlp_endpoint` says where to send them.
 
-The packages are an extra, `srm-server[traces]`: nothing else needs them, and nothing is sent
+The packages are the extra `traces`: nothing else needs them, and nothing is sent
 without the setting. A span is made when its request has ended, out of what is known then.
 """
 
@@ -33,7 +33,7 @@ class Tracer:
         except ImportError as error:
             raise ConfigError(
                 f"otlp_endpoint = {endpoint!r} needs packages that are not here ({error.name}): "
-                "pip install 'srm-server[traces]'"
+                "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
             ) from None
         resource = resources.Resource.create({"service.name": "srm", "srm.model": model_name})
         self.provider = sdk.TracerProvider(resource=resource)

@@ -1,5 +1,6 @@
-// The playground: one streamed completion request, its samples side by side.
+// The playground: one streamed request, its samples side by side.
 
+import { forget, goOn, messages, settle } from "./chat.js";
 import { amount, byId, count, duration } from "./show.js";
 
 const NUMBERS = ["n", "max_tokens", "temperature", "top_p", "top_k", "min_p"];
@@ -13,6 +14,12 @@ export function play(headers) {
     event.preventDefault();
     if (!running) run(headers());
   });
+  form.addEventListener("change", ({ target }) => target.name === "mode" && showMode());
+  byId("new-chat").addEventListener("click", () => {
+    forget();
+    clear();
+  });
+  showMode(); // a browser may restore what was chosen before
   byId("cancel").addEventListener("click", () => running?.abort());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();
@@ -23,12 +30,31 @@ export function play(headers) {
   });
 }
 
+const isChat = () => byId("form").elements.mode.value === "chat";
+
+/** Show what the chosen route wants. */
+function showMode() {
+  for (const part of document.querySelectorAll("[data-mode]")) {
+    part.hidden = (part.dataset.mode === "chat") !== isChat();
+  }
+  running?.abort();
+  settle();
+  clear();
+}
+
+/** No samples, and nothing said of them. */
+function clear() {
+  byId("samples").replaceChildren();
+  byId("progress").textContent = "";
+  byId("error").hidden = true;
+}
+
 /** The request as JSON. A seed may be larger than a JavaScript number: it goes as it is written. */
 function body() {
   const fields = Object.fromEntries(NUMBERS.map((name) => [name, Number(byId(name).value)]));
   const stop = byId("stop").value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
   const json = JSON.stringify({
-    prompt: byId("prompt").value,
+    ...(isChat() ? { messages: messages() } : { prompt: byId("prompt").value }),
     ...fields,
     ...(stop.length && { stop }),
     stream: true,
@@ -39,19 +65,23 @@ function body() {
 }
 
 async function run(headers) {
-  const samples = new Samples(byId("prompt").value, Number(byId("n").value));
+  const path = isChat() ? "v1/chat/completions" : "v1/completions";
+  const asked = byId(isChat() ? "message" : "prompt").value;
+  const samples = new Samples(Number(byId("n").value));
   running = new AbortController();
   setBusy(true);
   byId("error").hidden = true;
   announce("Running");
   try {
-    const reply = await fetch(new URL("v1/completions", document.baseURI), {
+    const reply = await fetch(new URL(path, document.baseURI), {
       method: "POST",
       headers: { "Content-Type": "application/json", ...headers },
       body: body(),
       signal: running.signal,
     });
     if (!reply.ok) throw new Error(await reason(reply));
+    if (isChat()) goOn(asked, samples.show(""));
+    else samples.show(asked);
     for await (const event of events(reply.body)) {
       if (event.error) throw new Error(said(event.error));
       samples.add(event);
@@ -119,16 +149,23 @@ function setBusy(isBusy) {
   if (hadFocus) byId(isBusy ? "cancel" : "run").focus(); // a disabled button would lose it
 }
 
-/** The cards of one request. Text is drawn once a frame, however many events came. */
+/** The samples of one request. Text is drawn once a frame, however many events came. */
 class Samples {
-  constructor(prompt, n) {
+  constructor(n) {
     this.started = performance.now();
     this.firstAfter = undefined;
     this.tokens = 0;
     this.waiting = false;
-    this.cards = Array.from({ length: n }, (_, index) => card(prompt, index));
+    this.n = n;
+    this.cards = [];
+    if (!isChat()) clear(); // a chat's replies are what its next question goes on from
+  }
+
+  /** A card for each, now that the server has taken the request. */
+  show(prompt) {
+    this.cards = Array.from({ length: this.n }, (_, index) => card(prompt, index));
     byId("samples").replaceChildren(...this.cards.map(({ element }) => element));
-    byId("progress").textContent = "";
+    return this.cards;
   }
 
   add(event) {
@@ -136,7 +173,7 @@ class Samples {
     this.tokens = event.usage?.completion_tokens ?? this.tokens;
     for (const choice of event.choices) {
       const one = this.cards[choice.index];
-      one.fresh += choice.text;
+      one.fresh += choice.text ?? choice.delta.content ?? "";
       one.reason = choice.finish_reason ?? one.reason;
     }
     if (!this.waiting) {
@@ -162,6 +199,7 @@ class Samples {
 
   /** Say of those that have not ended why they never will. */
   finish(why = "") {
+    if (!this.cards.length) return;
     for (const one of this.cards) one.reason ||= why;
     this.draw();
   }

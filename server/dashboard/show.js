@@ -1,16 +1,18 @@
 // Numbers as text and as curves.
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const GAP = 5; // seconds without a reading, of which a curve shows nothing
 const SVG = "http://www.w3.org/2000/svg";
 
 export const byId = (id) => document.getElementById(id);
 
-/** 0, 4.2, 123, 45,678, 912K; a dash for what is not known. */
+/** 0, 0.3, 4.2, 38, 45,678, 912K; a dash for what is not known. */
 export function amount(value) {
   if (value === undefined) return "–";
-  if (value >= 100 && value < 1e5) return whole.format(value);
-  return compact.format(value < 0.005 ? 0 : value);
+  if (value >= 1e5) return compact.format(value);
+  return (value < 9.95 ? tenths : whole).format(value);
 }
 
 /** All digits. */
@@ -43,8 +45,12 @@ export function curve(svg, readings, span) {
   const top = nice(Math.max(...readings.map(({ value }) => value), 1e-9));
   const x = (at) => (width * (1 - (now - at) / span)).toFixed(1);
   const y = (value) => (height - 1 - (value / top) * (height - 4)).toFixed(1);
-  const line = readings.map(({ at, value }, place) => `${place ? "L" : "M"}${x(at)},${y(value)}`).join("");
-  const area = line && `${line}L${width},${height}L${x(readings[0].at)},${height}Z`;
+  const drawn = (piece) => `M${piece.map(({ at, value }) => `${x(at)},${y(value)}`).join("L")}`;
+  const isBroken = ({ at }, place) => at - readings[place - 1]?.at > GAP;
+  const starts = [0, ...readings.keys()].filter((place, nth) => !nth || isBroken(readings[place], place));
+  const pieces = readings.length ? starts.map((start, nth) => readings.slice(start, starts[nth + 1])) : [];
+  const line = pieces.map(drawn).join("");
+  const area = pieces.map((one) => `${drawn(one)}L${x(one.at(-1).at)},${height}L${x(one[0].at)},${height}Z`).join("");
   const shapes = [["area", area], ["line", line]];
   if (svg.classList.contains("chart")) {
     const lines = [0, 0.5, 1].map((share) => `M0,${y(top * share)}H${width}`);

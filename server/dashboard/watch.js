@@ -4,7 +4,8 @@ import { buckets, parse, quantile, since, size, total } from "./prometheus.js";
 import { amount, byId, count, curve, duration, put } from "./show.js";
 
 const PERIOD_MS = 1000;
-const HISTORY = 120; // seconds in a curve
+const HISTORY = 120; // seconds in a curve, at most
+const LEAST = 10; // and at least
 const WINDOW = 60; // seconds that percentiles look back
 const SMOOTH = 3; // readings that a rate looks back
 const TABLE = {
@@ -57,10 +58,21 @@ async function read(url, headers) {
     const isAway = error instanceof TypeError;
     problem.textContent = isAway ? "The server cannot be reached; trying again." : error.message;
     problem.hidden = false;
+    forget();
   }
 }
 
+/** Nothing is known of now; the curves stay, as of before. */
+function forget() {
+  readings.length = 0;
+  for (const one of document.querySelectorAll(".number, tbody td")) one.textContent = "–";
+  byId("occupancy-bar").style.width = "0";
+  byId("errors").parentElement.classList.remove("trouble");
+  byId("numbers").classList.add("stale");
+}
+
 function show(samples) {
+  byId("numbers").classList.remove("stale");
   const counters = Object.entries(COUNTERS).map(([name, get]) => [name, get(samples)]);
   const histograms = Object.entries(TABLE).map(([id, name]) => [id, buckets(samples, name)]);
   readings.push({
@@ -96,7 +108,8 @@ function show(samples) {
 function showPool(samples, running) {
   const usage = total(samples, "srm_engine_slot_usage");
   const percent = usage === undefined ? 0 : 100 * usage;
-  put("occupancy", usage === undefined ? "–" : `${Number(percent.toPrecision(3))} %`);
+  const isTrace = percent > 0 && percent < 0.1;
+  put("occupancy", usage === undefined ? "–" : isTrace ? "< 0.1 %" : `${amount(percent)} %`);
   put("slots", `${count(running)} of ${count(total(samples, "srm_engine_num_slots"))} slots`);
   byId("occupancy-bar").style.width = `${percent}%`;
 }
@@ -119,8 +132,12 @@ function draw(name, value) {
   const { at } = readings.at(-1);
   if (value !== undefined) curves[name].push({ at, value });
   dropBefore(curves[name], at - HISTORY);
-  const top = curve(byId(`${name}-chart`), curves[name], HISTORY);
-  if (name === "tokens") put("tokens-top", amount(top));
+  const age = at - (curves.running[0]?.at ?? at);
+  const span = Math.min(HISTORY, Math.max(LEAST, age));
+  const top = curve(byId(`${name}-chart`), curves[name], span);
+  if (name !== "tokens") return;
+  put("tokens-top", amount(top));
+  put("since", span < HISTORY ? `${Math.round(span)} s ago` : "2 minutes ago");
 }
 
 /** What a counter gained over the last few readings; undefined before there are two. */

@@ -21,7 +21,7 @@ expect.set_options(timeout=20_000)  # milliseconds, on a machine that does other
 def browser() -> Iterator[Browser]:
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
-        pytest.skip("there is no Chromium; tests/browser/install.sh installs it as root on Debian")
+        pytest.skip("there is no Chromium; tests/install.sh installs it as root on Debian")
     # Chromium refuses to sandbox root.
     arguments = ["--no-sandbox"] if os.getuid() == 0 else []
     with sync_playwright() as playwright:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -30,7 +31,7 @@ def completions(page: Page) -> list[str]:
 
 
 def wait_until_idle(server: Server) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while server.metric("srm_engine_free_slots") < NUM_SLOTS:
         assert time.monotonic() < deadline, "slots are still held"
         time.sleep(0.02)
@@ -83,6 +84,26 @@ def test_the_playground_shows_what_the_api_answers(server: Server, open_page: Op
     expect(page.locator("#announcement")).to_contain_text("3 of 3 samples ended")
 
 
+def test_a_chat_goes_on_from_the_reply_that_was_chosen(server: Server, open_page: Open) -> None:
+    page = open_page()
+    page.check("#chat")
+    sampling = {"n": 2, "max_tokens": 5, "seed": 4, "temperature": 0.8}
+    run(page, message="the cat", system="mat", **sampling)
+    said = [{"role": "system", "content": "mat"}, {"role": "user", "content": "the cat"}]
+    reply = server.http.post("/v1/chat/completions", json={"messages": said, **sampling}).json()
+    replies = [choice["message"]["content"] for choice in reply["choices"]]
+    assert page.locator(".sample p").all_text_contents() == replies
+    page.get_by_role("button", name="Go on from this one").nth(1).click()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        run(page, message="sat")
+    said += [{"role": "assistant", "content": replies[1]}, {"role": "user", "content": "sat"}]
+    body: Any = asked.value.post_data_json
+    assert body["messages"] == said
+    expect(page.locator("#turns li")).to_have_count(3)
+    page.click("#new-chat")
+    expect(page.locator("#turns li, .sample")).to_have_count(0)
+
+
 def slow_down(page: Page) -> None:
     """Let the page receive 20 kB a second."""
     session = page.context.new_cdp_session(page)
@@ -112,6 +133,7 @@ def test_text_streams_in_and_can_be_stopped(server: Server, open_page: Open, by_
 def test_an_error_is_said(open_page: Open, complaints: list[str]) -> None:
     page = open_page()
     run(page, prompt="cat " * 200)
+    expect(page.locator(".sample")).to_have_count(0)
     error = page.locator("#error")
     expect(error).to_be_visible()
     expect(error).to_have_text(re.compile("^400: .*context"))
@@ -131,10 +153,13 @@ def test_a_server_that_is_away_is_said_until_it_is_back(
         "The server cannot be reached; trying again."
     )
     expect(page.locator("#state-text")).to_have_text("Not reachable")
+    numbers = page.locator(".number, #numbers td")
+    assert set(numbers.all_text_contents()) == {"–"}
     run(page)
     expect(page.locator("#error")).to_have_text("The server cannot be reached.")
     page.unroute("**/*")
     expect(page.locator("#metrics-error")).to_be_hidden()
+    expect(page.locator("#slots")).to_have_text(f"0 of {NUM_SLOTS} slots")
     assert all("Failed to load resource" in said for said in complaints)
     complaints.clear()
 
@@ -161,6 +186,11 @@ def test_the_keyboard_alone_can_run_a_completion(open_page: Open) -> None:
 
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # the first link skips the numbers
+    assert focused() == "completion"
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#message")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Tab")
     assert focused() == "prompt"
     page.keyboard.press("Control+A")
     page.keyboard.type("the cat")
@@ -204,6 +234,43 @@ def test_a_narrow_screen_does_not_scroll_sideways(open_page: Open, width: int) -
     assert page.evaluate("document.documentElement.scrollWidth") == width
     beyond = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth).length"
     assert page.locator("body *:not(.skip)").evaluate_all(beyond) == 0
+
+
+def test_a_phone_shows_the_whole_latency_table(open_page: Open) -> None:
+    page = open_page(360)
+    hidden = page.locator(".scroll").evaluate(
+        """one => {
+          for (const cell of one.querySelectorAll("td")) cell.textContent = "123,456 s";
+          return one.scrollWidth - one.clientWidth;
+        }"""
+    )
+    assert hidden == 0
+
+
+def test_curves_begin_at_the_left_and_pauses_are_gaps(open_page: Open) -> None:
+    page = open_page()
+    expect(page.locator("#since")).to_have_text(re.compile(r"^\d\d s ago$"))
+    seconds = [0, 1, 2, 9, 10]
+    shapes = page.evaluate(
+        """async (seconds) => {
+          const { curve } = await import("/dashboard/show.js");
+          const svg = document.getElementById("step-chart").cloneNode();
+          curve(svg, seconds.map((at) => ({ at, value: 1 })), 10);
+          return [...svg.children].map((one) => one.getAttribute("d"));
+        }""",
+        seconds,
+    )
+    lines = [re.findall(r"([ML])([\d.]+),", shape) for shape in shapes]
+    assert lines[1] == [("M", "0.0"), ("L", "20.0"), ("L", "40.0"), ("M", "180.0"), ("L", "200.0")]
+    assert [one for one, _ in lines[0]].count("M") == 2
+
+
+def test_rates_have_the_digits_that_mean_something(open_page: Open) -> None:
+    shown = open_page().evaluate(
+        """async (values) => values.map((await import("/dashboard/show.js")).amount)""",
+        [0, 0.332, 4.23, 38.5, 45_678, 912_345],
+    )
+    assert shown == ["0", "0.3", "4.2", "39", "45,678", "912K"]
 
 
 def test_dark_and_light_follow_the_system_and_the_switch(open_page: Open) -> None:

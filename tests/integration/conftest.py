@@ -28,10 +28,11 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
 
     def start(
         runner: type[NumpyRunner] = NumpyRunner,
-        client_timeout_s: float = 10,
+        client_timeout_s: float = 120,
         max_waiting: int = 100,
-        drain_s: float = 5,
+        drain_s: float = 120,
         request_timeout_s: float = 0,
+        make_engine: type[Engine] = Engine,
         **settings: Any,
     ) -> Served:
         config = EngineConfig(
@@ -44,7 +45,9 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
             request_timeout_s=request_timeout_s,
             **settings,
         )
-        engine = Engine(weights.config, runner(weights, NUM_SLOTS), config, weights.fingerprint)
+        engine = make_engine(
+            weights.config, runner(weights, NUM_SLOTS), config, weights.fingerprint
+        )
         served = Served(engine, config, client_timeout_s)
         started.append(served)
         return served

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -56,15 +57,17 @@ def as_jsonl(lines: list[Record]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def run(folder: Path, *flags: str) -> int:
+def run(folder: Path, *flags: str, engine: str = "tests.numpy_engine") -> int:
     """In this process, with an engine of its own."""
-    return main([f"--model={folder}", *FLAGS, *flags], engine_module="tests.numpy_engine")
+    return main([f"--model={folder}", *FLAGS, *flags], engine_module=engine)
 
 
-def start(folder: Path, *flags: str, **options: Any) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, *flags: str, engine: str = "tests.numpy_engine", **options: Any
+) -> subprocess.Popen[bytes]:
     program = (
         "import sys; from server.batch_command import main; from engine.errors import SRMError\n"
-        "try: code = main(sys.argv[1:], engine_module='tests.numpy_engine')\n"
+        f"try: code = main(sys.argv[1:], engine_module={engine!r})\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"
     )
@@ -230,9 +233,9 @@ def test_what_is_ended_is_gone_on_with(text_model: Path, tmp_path: Path) -> None
             wait_for(output, size + 1)
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signum)
-            code = process.wait(30)
+            code = process.wait(120)
         assert code == (-signum if signum == signal.SIGKILL else INTERRUPTED)
-        assert children and not psutil.wait_procs(children, timeout=5)[1]
+        assert children and not psutil.wait_procs(children, timeout=120)[1]
         if signum == signal.SIGTERM:
             assert 0 < len(by_number(read(output))) < 1_500, "whole frames"
             with pytest.raises(ConfigError, match="is there already: --resume"):
@@ -241,6 +244,53 @@ def test_what_is_ended_is_gone_on_with(text_model: Path, tmp_path: Path) -> None
     found = by_number(read(output))
     assert sorted(found) == list(range(1, 1_501))
     assert [json.loads(found[i])["custom_id"] for i in (1, 300, 1_500)] == ["0", "299", "1499"]
+
+
+def long_lines(lengths: list[int], n: int = 1) -> bytes:
+    line = b'{"prompt": [5, %d], "n": %d, "max_tokens": %d, "ignore_eos": true}\n'
+    return b"".join(line % (number, n, length) for number, length in enumerate(lengths))
+
+
+def test_lines_under_way_go_on_at_their_tokens(
+    text_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was sampled for lines that had not ended was lost: 30 s of 16,384 sequences."""
+    source, output, whole = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "whole.jsonl"))
+    source.write_bytes(long_lines([1, *[100] * 60]))
+    assert run(text_model, str(source), "-o", str(whole)) == 0
+    snapshot = tmp_path / "out.jsonl.snapshot" / "durable.snapshot"
+    flags = (str(source), "-o", str(output), "--resume", "--snapshot-interval-s=0.05")
+    with start(text_model, *flags, engine="tests.slow_engine") as process:
+        wait_for(snapshot)
+        process.kill()
+    with start(text_model, *flags, engine="tests.slow_engine") as process:
+        wait_for(output)
+        snapshot.unlink()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == INTERRUPTED
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    ended = len(output.read_bytes().splitlines())
+    assert f"{ended} of 61 lines are written to {output}; to go on" in said
+    assert f"  srm batch --model={text_model} " in said and said.endswith("=0.05\n")
+    assert snapshot.exists(), "written at the stop"
+    capfd.readouterr()
+    assert run(text_model, *flags, engine="tests.slow_engine") == 0
+    for log in (said, capfd.readouterr().err):  # after SIGKILL, and after Ctrl-C
+        assert re.search(r"has [1-9]\d* sequences to go on with", log)
+    assert by_number(output.read_bytes()) == by_number(whole.read_bytes())
+    assert not snapshot.parent.exists()
+
+
+def test_what_began_first_ends_first(text_model: Path, tmp_path: Path) -> None:
+    """All lines that fitted ran at once and took turns, so all were half done for very long."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(long_lines([60] * 24 + [1] * 40, n=4))
+    assert run(text_model, str(source), "-o", str(output), "--num-slots=0") == 0
+    numbers = list(by_number(output.read_bytes()))
+    at_once = 24 // 4  # slots, one and a half times --max-step-rows, by samples of a line
+    overtaken = max(number - 1 - place for place, number in enumerate(numbers))
+    assert len(numbers) == 64 and overtaken <= 2 * at_once
 
 
 @pytest.mark.slow
@@ -305,7 +355,7 @@ def test_lines_of_a_pipe_are_answered_as_they_come(text_model: Path) -> None:
             assert answer["custom_id"] == str(number)
             assert answer["response"]["status_code"] == 200
         process.send_signal(signal.SIGINT)  # while it waits for more
-        assert process.wait(20) == INTERRUPTED
+        assert process.wait(120) == INTERRUPTED
 
 
 def test_a_reader_that_goes_ends_it_quietly(text_model: Path, tmp_path: Path) -> None:
@@ -315,7 +365,7 @@ def test_a_reader_that_goes_ends_it_quietly(text_model: Path, tmp_path: Path) ->
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith(b'{"id":"batch_req_')
         process.stdout.close()
-        assert process.wait(30) == BROKEN_PIPE
+        assert process.wait(120) == BROKEN_PIPE
         assert process.stderr.read() == b""
 
 
@@ -346,6 +396,11 @@ def test_what_cannot_be_is_refused_before_the_engine_starts(
         ((str(source), "--resume"), "resume needs an output that is a file"),
         ((str(source), "-o", str(output), "--resume", "--seed=1"), "of another input, model"),
         ((str(other), "-o", str(output), "--resume"), "of another input, model"),
+        ((str(source), "-o", str(output), "--resume", "--shard=2/2"), "is not of shard = 2/2"),
+        (
+            (str(source), "-o", str(output), "--resume", "--served-model-name=other"),
+            "of another input, model, served_model_name",
+        ),
         ((str(source), "-o", str(foreign), "--resume"), "it begins with 'do not lose me'"),
         ((str(source), "-o", str(twice), "--resume"), "line . has two results"),
         ((str(source), "--shard=0/3"), "shard must be i/k with 1 ≤ i ≤ k, got '0/3'"),

@@ -12,7 +12,8 @@ import openai
 import pytest
 from openai.types import Batch
 
-from server.jobs import LOCK_NAME
+from server.jobs import lock_name
+from server.model_identity import model_id
 from server.store import Store
 from server.store_records import FileRecord, LineError
 from tests.serving import SERVER_FLAGS, Server
@@ -22,11 +23,11 @@ MAX_BATCHES = 4
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """With the lock of whoever runs its batches: these tests do, and no server."""
     folder = tmp_path_factory.mktemp("kept") / "data"
     folder.mkdir()
-    with (folder / LOCK_NAME).open("w") as lock:
+    with (folder / lock_name(model_id(text_model))).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Store(folder)
 
@@ -193,6 +194,7 @@ def test_so_many_batches_run(client: openai.OpenAI, input_file_id: str) -> None:
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
         ({"weight": 0}, "weight"),
         ({"weight": 1001}, "weight"),
+        ({"weight": 5e-324}, "weight"),
         ({"priority": 1001}, "priority"),
         ({"priority": 0.5}, "priority"),
         ({"n": 1}, "n"),

@@ -110,7 +110,7 @@ async def application(endpoint: str, model: Path) -> AsyncIterator[tuple[FastAPI
     text = Text(model)
     app = create_app(ServerConfig(model=model), client, text)
     async with app.router.lifespan_context(app):
-        await client.wait_until_ready(5)
+        await client.wait_until_ready(120)
         yield app, client
 
 
@@ -148,7 +148,7 @@ async def ask(
     finally:
         await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await asyncio.gather(task, return_exceptions=True)
     finally:
         loop.set_task_factory(None)

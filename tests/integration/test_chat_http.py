@@ -145,6 +145,29 @@ def test_usage_is_absent_unless_asked_for_and_grows_where_it_is(server: Server) 
     assert counts[-1] == 5
 
 
+@pytest.mark.parametrize("n", [1, 16])
+def test_an_event_of_a_role_alone_tells_no_tokens_and_no_other_choice(
+    server: Server, n: int
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = chunks(server, n=n, max_tokens=5, ignore_eos=True, stream_options=options)
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert events[0]["usage"]["completion_tokens"] == 0
+    assert events[0]["usage"]["total_tokens"] == events[0]["usage"]["prompt_tokens"] > 0
+    assert events[-1]["usage"]["completion_tokens"] == 5 * n
+    assert all(len(event["choices"]) == 1 for event in events[:-1])
+
+
+def test_scores_of_the_prompt_are_those_of_completions(server: Server) -> None:
+    fields = {"prompt_logprobs": 2, "max_tokens": 1, "seed": 1}
+    plain = server.post(prompt=PROMPT, add_special_tokens=False, **fields).json()["choices"][0]
+    assert ask(server, **fields)["prompt_logprobs"] == plain["prompt_logprobs"]
+    first, *others = chunks(server, n=2, **fields)
+    assert first["prompt_logprobs"] == plain["prompt_logprobs"]
+    assert not any("prompt_logprobs" in event for event in others)
+    assert "prompt_logprobs" not in ask(server, max_tokens=1)
+
+
 def test_the_last_message_is_continued(server: Server) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "the other "}]
     fields = {"messages": messages, "continue_final_message": True, "return_token_ids": True}
@@ -195,7 +218,7 @@ async def test_a_model_without_a_template_says_what_is_missing(tmp_path: Path) -
     (tmp_path / "chat_template.jinja").unlink()
     app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(tmp_path))
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://srm") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for path in (PATH, "/tokenize"):
             reply = await client.post(path, json={"messages": MESSAGES})
             assert reply.status_code == 400

@@ -19,10 +19,10 @@ from schemathesis.checks import CHECKS, load_all_checks
 from engine.config import ModelConfig
 from server.app import OPERATIONS
 from server.openapi import document
-from tests.serving import Server, write_text_model
+from tests.serving import Server, free_port, write_text_model
 
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)
-REFUSED = [400, 404, 405, 413]
+REFUSED = [400, 404, 405, 413, 415]
 """What a request may get that the document forbids."""
 FLAGS = ("--num-slots=32", "--max-step-rows=32", "--max-waiting=200", "--max-body-bytes=200000")
 """Small, so that no valid request keeps it busy for long."""
@@ -81,7 +81,7 @@ NOT_PROMISED: list[Any] = CHECKS.get_by_names(["positive_data_acceptance"])
 def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     write_text_model(folder, MODEL)
-    with Server(folder, *FLAGS) as running:
+    with Server(folder, *FLAGS, f"--admin-port={free_port()}") as running:
         yield running
 
 
@@ -109,7 +109,7 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
     if mode is GenerationMode.POSITIVE and case.operation.label == "POST /v1/batches":
         assert isinstance(case.body, dict)
         case.body["input_file_id"] = uploaded(running)
-    reply = case.call(base_url=running.url, timeout=30)
+    reply = case.call(base_url=running.admin_url, timeout=120)
     statuses[reply.status_code] += 1
     case.validate_response(reply, excluded_checks=NOT_PROMISED)
     if reply.headers["content-type"][0].startswith("text/event-stream"):
@@ -170,6 +170,6 @@ def test_many_requests_near_the_document(
 @pytest.mark.parametrize("label", sorted(set(CALLS) - {label for label, _ in VARIED}))
 def test_what_takes_nothing_answers_as_told(small_server: Server, label: str) -> None:
     case = CALLS[label].Case()
-    reply = case.call(base_url=small_server.url)
+    reply = case.call(base_url=small_server.admin_url)
     assert reply.status_code == 200
     case.validate_response(reply)

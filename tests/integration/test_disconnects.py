@@ -33,7 +33,7 @@ def request(rng: random.Random) -> bytes:
     if rng.random() < 0.2:
         body |= {"logprobs": 2, "echo": rng.random() < 0.5, "stop": "zzz"}
     encoded = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: srm\r\nConnection: close\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     return head + b"Content-Length: %d\r\n\r\n" % len(encoded) + encoded
 
 
@@ -99,8 +99,8 @@ async def check(server: Server, num_clients: int) -> None:
     assert server.post(max_tokens=2).status_code == 200
 
 
-async def test_1000_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
-    await check(server, 1_000)
+async def test_300_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
+    await check(server, 300)
 
 
 @pytest.mark.slow

@@ -7,16 +7,17 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from tests.integration.test_streams_http import connect, until
 from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server
 
 MAX_HEADER_BYTES = 4_096
 MAX_CONNECTIONS = 40
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: srm\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ class Raw:
 
     def __init__(self, server: Server) -> None:
         host, port = server.url.removeprefix("http://").rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self.socket = socket.create_connection((host, int(port)), timeout=120)
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -94,9 +95,9 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", 400, "invalid_http"),
         (b"GET / HTTP/3.7\r\n\r\n", 400, "invalid_http"),
-        (b"GET /\xff HTTP/1.1\r\nHost: srm\r\n\r\n", 400, "invalid_http"),
-        (b"BREW / HTTP/1.1\r\nHost: srm\r\n\r\n", 400, "invalid_http"),
-        (b"CONNECT srm:80 HTTP/1.1\r\nHost: srm\r\n\r\n", 400, "invalid_http"),
+        (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
+        (b"BREW / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
+        (b"CONNECT srm:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "invalid_http"),
         (POST + b"Content-Length: -1\r\n\r\n", 400, "invalid_http"),
         (POST + b"Content-Length: 1e9\r\n\r\n", 400, "invalid_http"),
         (POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400, "invalid_http"),
@@ -109,10 +110,10 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
         (POST + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}", 400, "invalid_request"),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n\xff\xfe\xfd\xfc\xfb\r\n0\r\n\r\n", 400,
          "invalid_request"),
-        (b"GET /nowhere HTTP/1.1\r\nHost: srm\r\n\r\n", 404, "not_found"),
-        (b"PUT /v1/completions HTTP/1.1\r\nHost: srm\r\n\r\n", 405, "method_not_allowed"),
-        (b"OPTIONS /v1/completions HTTP/1.1\r\nHost: srm\r\n\r\n", 405, "method_not_allowed"),
-        (b"GET /v1/completions HTTP/1.1\r\nHost: srm\r\n\r\n", 405, "method_not_allowed"),
+        (b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n", 404, "not_found"),
+        (b"PUT /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "method_not_allowed"),
+        (b"OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "method_not_allowed"),
+        (b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "method_not_allowed"),
     ],
 )  # fmt: skip
 def test_every_error_has_one_shape(edge: Server, sent: bytes, status: int, code: str) -> None:
@@ -211,22 +212,43 @@ def test_the_rest_of_a_refused_body_is_not_read_for_ever(edge: Server) -> None:
 
 
 def test_a_reply_that_nobody_takes_ends_the_request(edge: Server) -> None:
-    request = json.dumps(
-        {"prompt": "the cat", "n": 2_000, "max_tokens": 120, "ignore_eos": True, "stream": True,
-         "logprobs": 5, "return_token_ids": True}
-    ).encode()  # fmt: skip
+    large = {"n": 2_000, "max_tokens": 120, "logprobs": 5, "return_token_ids": True}
+    gone = edge.metric("http_requests_total", "499")
+    with closing(connect(edge, **large)):
+        until(lambda: edge.metric("http_requests_total", "499") > gone, within_s=600)
+        edge.wait_until_idle()
+
+
+def test_http_1_0_keeps_a_connection_that_asks_for_it(edge: Server) -> None:
+    """As `ab -k` does."""
+    get = b"GET /health HTTP/1.0\r\n%b\r\n"
     with Raw(edge) as raw:
-        raw.send(POST + b"Content-Length: %d\r\n\r\n%b" % (len(request), request))
-        deadline = time.monotonic() + 20
-        while edge.metric("http_requests_total", "499") < 1:
-            assert time.monotonic() < deadline, "a client that reads nothing still holds a request"
-            time.sleep(0.05)
-    assert edge.metric("srm_engine_running_sequences") == 0
+        for _ in range(3):
+            raw.send(get % b"Connection: Keep-Alive\r\n")
+            status, headers, body = raw.reply()
+            assert (status, headers["connection"], body) == (200, "keep-alive", b'{"status":"ok"}')
+        raw.send(get % b"")
+        assert b"\r\nconnection: close\r\n" in raw.rest()
+
+
+def test_http_1_0_gets_a_stream_without_chunks(edge: Server) -> None:
+    """It knows none: their lengths would be part of the text."""
+    body = b'{"prompt": "the cat", "max_tokens": 2, "stream": true}'
+    with Raw(edge) as raw:
+        raw.send(
+            b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        head, _, events = raw.rest().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"\r\nconnection: close" in head
+    assert events.startswith(b"data: {") and events.endswith(b"\n\ndata: [DONE]\n\n")
+    assert all(line.startswith(b"data: ") for line in events.split(b"\n\n")[:-1])
 
 
 def test_pipelined_requests_are_answered_in_order(edge: Server) -> None:
     with Raw(edge) as raw:
-        raw.send(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        for path in (b"/health", b"/ready"):
+            raw.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
         data = b""
         while b'"ready"' not in data:
             data += raw._more()
@@ -235,13 +257,13 @@ def test_pipelined_requests_are_answered_in_order(edge: Server) -> None:
 
 def test_more_pipelined_requests_than_anybody_needs_end_the_connection(edge: Server) -> None:
     with Raw(edge) as raw:
-        raw.send(b"GET /v1/models HTTP/1.1\r\nHost: srm\r\n\r\n" * 2_000)
+        raw.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2_000)
         assert raw.rest().count(b"HTTP/1.1 200") <= 20
     assert edge.get("/health").status_code == 200
 
 
 def test_beyond_the_connections_there_is_a_503_and_probes_are_answered(edge: Server) -> None:
-    get = b"GET %b HTTP/1.1\r\nHost: srm\r\n\r\n"
+    get = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as opened:
         held = [opened.enter_context(Raw(edge)) for _ in range(MAX_CONNECTIONS + 2)]
         for raw in held:

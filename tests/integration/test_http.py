@@ -144,6 +144,27 @@ def test_a_stream_adds_up_to_the_whole(server: Server, fields: dict[str, Any]) -
             assert joined == choice["logprobs"][name]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 16},
+        {"prompt": ["the cat", "sat on"], "n": 8},
+        {"n": 16, "logprobs": 0, "return_token_ids": True},
+        {"n": 16, "stop": ["e"]},
+        {"n": 16, "stream_whole": True},
+    ],
+)
+def test_an_event_of_a_request_of_few_choices_has_one(
+    server: Server, fields: dict[str, Any]
+) -> None:
+    fields = {"max_tokens": 9, "ignore_eos": True, **fields}
+    events = stream(server, **fields)
+    assert [len(event["choices"]) for event in events] == [1] * len(events)
+    assert {event["choices"][0]["index"] for event in events} == set(range(16))
+    more = stream(server, **{**fields, "n": 17})
+    assert max(len(event["choices"]) for event in more) > 1
+
+
 def test_continuous_usage_grows(server: Server) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = stream(server, max_tokens=8, ignore_eos=True, stream_options=options)
@@ -326,7 +347,7 @@ async def test_clients_that_leave_free_their_slots_and_the_others_finish(server:
     async def read(client: httpx.AsyncClient, num_events: int | None) -> str:
         """Read so many events and leave, or read all; what came last."""
         last = ""
-        request = {**LONG, "n": 5 if num_events is None else 300, "stream": True}
+        request = {**LONG, "n": 5 if num_events is None else 700, "stream": True}
         url = f"{server.url}/v1/completions"
         async with client.stream("POST", url, json=request) as reply:
             async for line in reply.aiter_lines():
@@ -337,10 +358,12 @@ async def test_clients_that_leave_free_their_slots_and_the_others_finish(server:
                         break
         return last
 
-    async with httpx.AsyncClient(timeout=60) as client:
+    aborted = server.metric("srm_engine_requests_total", "aborted")
+    async with httpx.AsyncClient(timeout=120) as client:
         last = await asyncio.gather(*(read(client, [None, 1, None, 3][i % 4]) for i in range(8)))
     assert last[0::2] == ["data: [DONE]"] * 4
-    await asyncio.to_thread(server.wait_until_idle, 2)
+    await asyncio.to_thread(server.wait_until_idle)
+    assert server.metric("srm_engine_requests_total", "aborted") == aborted + 4
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -354,7 +377,7 @@ async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(
                     await client.post(
                         f"{server.url}/v1/completions", json={**LONG, "stream": is_stream}
                     )
-            await asyncio.to_thread(server.wait_until_idle, 2)
+            await asyncio.to_thread(server.wait_until_idle)
     assert server.metric("http_requests_in_flight") == 1  # the one that asks
 
 

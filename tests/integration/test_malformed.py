@@ -47,7 +47,7 @@ def post_garbage(server: Server, num_bodies: int) -> Counter[int]:
     """Statuses of so many bodies, over one connection while the server keeps it."""
     rng = random.Random(1)
     statuses: Counter[int] = Counter()
-    with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=30)) as connection:
+    with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=120)) as connection:
         for _ in range(num_bodies):
             path = rng.choice(list(ROUTES))
             names = [*ROUTES[path], "nonsense"]
@@ -85,7 +85,7 @@ def send_garbage(server: Server, num_requests: int) -> Counter[str]:
 
 def exchange(address: tuple[str, int], sent: bytes) -> bytes:
     """All that comes back until the server closes; it may close before it has read all."""
-    with socket.create_connection(address, timeout=30) as connection:
+    with socket.create_connection(address, timeout=120) as connection:
         try:
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)

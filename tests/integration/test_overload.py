@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from engine.errors import Overloaded, TimedOut
 from tests.conftest import MakeEngine, MakeRequest
+from tests.held_engine import held
+from tests.integration.test_serve import HELD_FLAGS, Asked
 from tests.served_engine import Serve, collect, connected, until
-from tests.serving import SERVER_FLAGS, Server
+from tests.serving import Server
 
 
 def test_waiting_requests_are_bounded_in_bytes(
@@ -61,7 +60,7 @@ async def test_what_takes_too_long_is_ended(
     async with connected(endpoint, heartbeat_s=0.05) as client:
         with pytest.raises(TimedOut, match=r"0\.3 s"):
             await collect(client, make_request(n=5_000, max_tokens=60))
-        assert len(await collect(client, make_request("b", max_tokens=2))) == 1
+        assert len(await collect(client, make_request("b", max_tokens=2, durable=True))) == 1
         await until(lambda: served.engine.scheduler.num_requests == 0)
         await until(
             lambda: (
@@ -71,26 +70,24 @@ async def test_what_takes_too_long_is_ended(
 
 
 def test_a_full_queue_is_a_503_that_says_when(text_model: Path) -> None:
-    long = {"max_tokens": 120, "ignore_eos": True}
-    with Server(text_model, *SERVER_FLAGS, "--request-timeout-s=4") as running:
-        replies: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: replies.append(running.post(n=3_000, **long)))
-        asking.start()
-        while not running.metric("srm_engine_running_sequences"):
-            time.sleep(0.01)
-        time.sleep(1.2)  # so that there is a pace
-        refused = running.post(n=3_000, **long)
+    with Server(text_model, *HELD_FLAGS, engine_module="tests.held_engine") as running:
+        with held(text_model):
+            asked = Asked(running, n=3_000, max_tokens=2)
+            refused = running.post(n=3_000)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"
         assert 1 <= int(refused.headers["retry-after"]) <= 120
         assert "x-should-retry" not in refused.headers
-        asking.join()
-        assert replies[0].status_code in {200, 504}
+        assert asked.answer().status_code == 200
 
 
 def test_a_request_that_takes_too_long_is_a_504_and_its_stream_an_error(text_model: Path) -> None:
-    long = {"n": 3_000, "max_tokens": 120, "ignore_eos": True}
-    with Server(text_model, *SERVER_FLAGS, "--request-timeout-s=0.3") as running:
+    long = {"max_tokens": 120, "ignore_eos": True}
+    flags = (*HELD_FLAGS, "--request-timeout-s=0.3")
+    with (
+        Server(text_model, *flags, engine_module="tests.held_engine") as running,
+        held(text_model),
+    ):
         late = running.post(**long)
         assert late.status_code == 504
         assert late.json()["error"]["code"] == "request_timeout"
@@ -98,7 +95,4 @@ def test_a_request_that_takes_too_long_is_a_504_and_its_stream_an_error(text_mod
         *_, error, done, _ = running.post(stream=True, **long).text.split("\n\n")
         assert '"request_timeout"' in error
         assert done == "data: [DONE]"
-        deadline = time.monotonic() + 5
-        while running.metric("srm_engine_running_sequences"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        running.wait_until_idle()

@@ -19,17 +19,38 @@ import pytest
 from engine.errors import EngineUnavailable
 from engine.messages import Request, SamplingParams
 from engine.snapshot import NAME
+from tests.held_engine import held
 from tests.served_engine import collect, connected
 from tests.serving import NUM_SLOTS, ROOT, SERVER_FLAGS, Server
 
 LONG = {"max_tokens": 120, "ignore_eos": True}
+HELD_FLAGS = (*SERVER_FLAGS, "--stall-s=1000")
 
 
 @pytest.fixture
 def own_server(text_model: Path) -> Iterator[Server]:
     """One that the test may break."""
-    with Server(text_model, *SERVER_FLAGS) as running:
+    with Server(text_model, *HELD_FLAGS, engine_module="tests.held_engine") as running:
         yield running
+
+
+class Asked(threading.Thread):
+    """A request that runs, for as long as the engine is held."""
+
+    def __init__(self, server: Server, **fields: object) -> None:
+        super().__init__()
+        self._server, self._fields = server, fields
+        self.start()
+        while not server.metric("srm_engine_running_sequences"):
+            assert self.is_alive(), "it has ended before it ran"
+            time.sleep(0.01)
+
+    def run(self) -> None:
+        self._reply = self._server.post(**{**LONG, **self._fields})
+
+    def answer(self) -> httpx.Response:
+        self.join()
+        return self._reply
 
 
 def children(server: Server) -> dict[str, int]:
@@ -50,7 +71,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_ready(server: Server, within_s: float = 20) -> None:
+def wait_until_ready(server: Server, within_s: float = 120) -> None:
     deadline = time.monotonic() + within_s
     while server.get("/ready").status_code != 200:
         assert time.monotonic() < deadline, "not ready again"
@@ -58,6 +79,7 @@ def wait_until_ready(server: Server, within_s: float = 20) -> None:
 
 
 def test_it_says_where_it_serves_and_how_to_ask(server: Server) -> None:
+    assert f"{server.url}/docs" in "".join(server.lines)
     start = next(i for i, line in enumerate(server.lines) if line.startswith("Serving"))
     assert re.fullmatch(r"Serving tiny on http://127\.0\.0\.1:\d+\n", server.lines[start])
     command = server.lines[start + 1].strip()
@@ -65,16 +87,15 @@ def test_it_says_where_it_serves_and_how_to_ask(server: Server) -> None:
     assert '"object":"text_completion"' in answer.stdout
 
 
-def test_a_killed_engine_fails_what_ran_and_comes_back(own_server: Server) -> None:
-    replies: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: replies.append(own_server.post(n=2_000, **LONG)))
-    asking.start()
-    while not own_server.metric("srm_engine_running_sequences"):
-        time.sleep(0.01)
-    os.kill(children(own_server)["engine"], signal.SIGKILL)
-    asking.join(10)
-    assert replies[0].status_code == 503
-    assert replies[0].json()["error"]["type"] == "service_unavailable"
+def test_a_killed_engine_fails_what_ran_and_comes_back(
+    own_server: Server, text_model: Path
+) -> None:
+    with held(text_model):
+        asked = Asked(own_server)
+        os.kill(children(own_server)["engine"], signal.SIGKILL)
+        reply = asked.answer()
+    assert reply.status_code == 503
+    assert reply.json()["error"]["type"] == "service_unavailable"
     assert own_server.get("/health").status_code == 200
     refused = own_server.post()
     if refused.status_code != 200:  # unless it is back already
@@ -84,9 +105,14 @@ def test_a_killed_engine_fails_what_ran_and_comes_back(own_server: Server) -> No
     assert own_server.post(max_tokens=2).status_code == 200
 
 
-def test_a_killed_engine_ends_a_stream_with_an_error_event(own_server: Server) -> None:
-    request = {"prompt": "the cat", "n": 2_000, "stream": True, **LONG}
-    with own_server.http.stream("POST", "/v1/completions", json=request) as reply:
+def test_a_killed_engine_ends_a_stream_with_an_error_event(
+    own_server: Server, text_model: Path
+) -> None:
+    request = {"prompt": "the cat", "stream": True, **LONG}
+    with (
+        held(text_model, steps=9),
+        own_server.http.stream("POST", "/v1/completions", json=request) as reply,
+    ):
         lines = reply.iter_lines()
         assert next(lines).startswith("data: {")
         os.kill(children(own_server)["engine"], signal.SIGKILL)
@@ -97,7 +123,7 @@ def test_a_killed_engine_ends_a_stream_with_an_error_event(own_server: Server) -
 
 def test_a_killed_api_comes_back_on_the_same_port(own_server: Server) -> None:
     os.kill(children(own_server)["api"], signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
             wait_until_ready(own_server)
@@ -109,40 +135,42 @@ def test_a_killed_api_comes_back_on_the_same_port(own_server: Server) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_finishes_what_runs_and_leaves_nothing(text_model: Path, signum: int) -> None:
-    running = Server(text_model, *SERVER_FLAGS)
+    flags = (*HELD_FLAGS, "--drain-s=1000")
+    running = Server(text_model, *flags, engine_module="tests.held_engine")
     pids = children(running)
-    replies: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: replies.append(running.post(n=20, **LONG)))
-    asking.start()
-    while not running.metric("srm_engine_running_sequences"):
-        time.sleep(0.01)
-    running.process.send_signal(signum)
-    asking.join(30)
-    assert replies[0].status_code == 200
-    assert replies[0].json()["usage"]["completion_tokens"] == 20 * 120
+    with held(text_model):
+        asked = Asked(running, n=5)
+        running.process.send_signal(signum)
+        until_refused(running)
+    reply = asked.answer()
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["completion_tokens"] == 5 * 120
     assert running.wait() == 0, "".join(running.lines)
     assert not any(is_running(pid) for pid in pids.values())
 
 
 def test_a_stop_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
-    running = Server(text_model, *SERVER_FLAGS, "--drain-s=0.5")
-    replies: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: replies.append(running.post(n=2_900, **LONG)))
-    asking.start()
-    while not running.metric("srm_engine_running_sequences"):
-        time.sleep(0.01)
-    started = time.monotonic()
-    assert running.stop() == 0
-    assert time.monotonic() - started < 8
-    asking.join(5)
-    assert replies[0].status_code == 503
-    assert "shutting down" in replies[0].json()["error"]["message"]
+    flags = (*HELD_FLAGS, "--drain-s=0.5")
+    running = Server(text_model, *flags, engine_module="tests.held_engine")
+    with held(text_model):
+        asked = Asked(running)
+        assert running.stop() == 0
+        reply = asked.answer()
+    assert reply.status_code == 503
+    assert "shutting down" in reply.json()["error"]["message"]
+    log = "".join(running.lines)
+    assert "1 requests run, for 0.5 s at most" in log and "1 requests are broken off" in log
+    assert "ERROR" not in log, "it was asked for"
 
 
 def test_a_stop_that_waits_no_longer_ends_a_stream_with_an_error_event(text_model: Path) -> None:
-    running = Server(text_model, *SERVER_FLAGS, "--drain-s=0.5")
-    request = {"prompt": "the cat", "n": 2_900, "stream": True, **LONG}
-    with running.http.stream("POST", "/v1/completions", json=request) as reply:
+    flags = (*HELD_FLAGS, "--drain-s=0.5")
+    running = Server(text_model, *flags, engine_module="tests.held_engine")
+    request = {"prompt": "the cat", "stream": True, **LONG}
+    with (
+        held(text_model, steps=9),
+        running.http.stream("POST", "/v1/completions", json=request) as reply,
+    ):
         lines = reply.iter_lines()
         assert next(lines).startswith("data: {")
         running.process.send_signal(signal.SIGTERM)
@@ -151,6 +179,7 @@ def test_a_stop_that_waits_no_longer_ends_a_stream_with_an_error_event(text_mode
     assert error.startswith('data: {"error":')
     assert "shutting down" in error
     assert done == "data: [DONE]"
+    assert "status=503" in next(line for line in running.lines if "/v1/completions status" in line)
 
 
 def test_two_api_processes_serve_and_survive_a_crash_of_one(text_model: Path) -> None:
@@ -182,13 +211,13 @@ def apis(server: Server) -> list[int]:
 
 
 def until_apis(server: Server, count: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len([pid for pid in apis(server) if is_running(pid)]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def wait_until_connected(server: Server, pid: int, within_s: float = 20) -> None:
+def wait_until_connected(server: Server, pid: int, within_s: float = 120) -> None:
     """Until an API process, which has just been started, answers for itself."""
     others = [other for other in apis(server) if other != pid]
     for other in others:
@@ -197,7 +226,7 @@ def wait_until_connected(server: Server, pid: int, within_s: float = 20) -> None
         deadline = time.monotonic() + within_s
         while True:
             try:
-                if httpx.get(f"{server.url}/ready", timeout=1).status_code == 200:
+                if httpx.get(f"{server.url}/ready", timeout=5).status_code == 200:
                     return
             except httpx.TransportError:
                 time.sleep(0.05)
@@ -210,7 +239,7 @@ def wait_until_connected(server: Server, pid: int, within_s: float = 20) -> None
 def ask(server: Server) -> int:
     """The status of a small request over a connection of its own."""
     body = {"prompt": "the cat", "max_tokens": 2}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=20).status_code
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code
 
 
 def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
@@ -219,7 +248,7 @@ def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
     assert set(pids) == {"engine", "api", "jobs"}
     running.process.kill()
     assert running.wait() == -signal.SIGKILL
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while any(is_running(pid) for pid in pids.values()):
         assert time.monotonic() < deadline, "orphans"
         time.sleep(0.02)
@@ -259,28 +288,25 @@ def test_a_port_in_use_ends_it_with_2_and_is_named(server: Server, text_model: P
 
 
 def test_a_stop_says_so_to_whoever_comes_until_all_is_finished(text_model: Path) -> None:
-    with Server(text_model, *SERVER_FLAGS) as running:
-        replies: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: replies.append(running.post(n=200, **LONG)))
-        asking.start()
-        while not running.metric("srm_engine_running_sequences"):
-            time.sleep(0.01)
-        assert running.get("/ready").status_code == 200
-        running.process.send_signal(signal.SIGTERM)
-        ready = until_refused(running)
-        refused = running.post(max_tokens=2)
-        assert running.get("/health").status_code == 200
-        assert running.get("/metrics").status_code == 200
-        asking.join(60)
+    flags = (*HELD_FLAGS, "--drain-s=1000")
+    with Server(text_model, *flags, engine_module="tests.held_engine") as running:
+        with held(text_model):
+            asked = Asked(running)
+            assert running.get("/ready").status_code == 200
+            running.process.send_signal(signal.SIGTERM)
+            ready = until_refused(running)
+            refused = running.post(max_tokens=2)
+            assert running.get("/health").status_code == 200
+            assert running.get("/metrics").status_code == 200
+        assert asked.answer().status_code == 200
     for reply in (ready, refused):
         assert reply.status_code == 503
         assert reply.json()["error"]["message"] == "the server is shutting down"
         assert int(reply.headers["retry-after"]) >= 1
-    assert replies[0].status_code == 200
 
 
 def until_refused(server: Server) -> httpx.Response:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (reply := server.get("/ready")).status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -289,14 +315,14 @@ def until_refused(server: Server) -> httpx.Response:
 
 @pytest.mark.slow
 def test_a_frozen_engine_is_killed_and_comes_back(text_model: Path) -> None:
-    with Server(text_model, *SERVER_FLAGS, "--step-timeout-s=1") as server:
+    with Server(text_model, *SERVER_FLAGS, "--step-timeout-s=5") as server:
         assert ask(server) == 200
         engine = children(server)["engine"]
         os.kill(engine, signal.SIGSTOP)
         replies = []
         asking = threading.Thread(target=lambda: replies.append(ask(server)))
         asking.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while is_running(engine):
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from multiprocessing.context import SpawnProcess
@@ -26,18 +25,11 @@ from engine.process import serve as serve_engine
 from engine.snapshot import NAME
 from engine.weights import Weights
 from tests.conftest import MakeRequest
-from tests.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
-from tests.served_engine import NUM_SLOTS, Serve, collect, connected, until
+from tests.held_engine import HeldEngine, held, hold, release
+from tests.numpy_runner import NumpyRunner, tiny_weights
+from tests.served_engine import NUM_SLOTS, Serve, Served, collect, connected, until
 
 MAX_TOKENS = 50
-
-
-class SlowRunner(NumpyRunner):
-    """One that can be caught in the middle."""
-
-    def run_until(self, launched: NumpyLaunched) -> None:
-        time.sleep(0.01)
-        super().run_until(launched)
 
 
 def requests(count: int = NUM_SLOTS // 2, n: int = 2) -> list[Request]:
@@ -75,10 +67,11 @@ def tokens(outputs: list[Output]) -> list[bytes]:
 
 
 def serve_with_snapshots(endpoint: str, settings: dict[str, Any]) -> None:
-    """What `python -m engine` does, on a runner that takes its time."""
+    """What `python -m engine` does, in an engine that can be held."""
     weights = tiny_weights()
     config = EngineConfig(num_slots=NUM_SLOTS, endpoint=endpoint, **settings)
-    engine = Engine(weights.config, SlowRunner(weights, NUM_SLOTS), config, weights.fingerprint)
+    runner = NumpyRunner(weights, NUM_SLOTS)
+    engine = HeldEngine(weights.config, runner, config, weights.fingerprint)
     raise SystemExit(serve_engine(engine, config))
 
 
@@ -96,7 +89,8 @@ def start(endpoint: str, folder: Path) -> Iterator[Start]:
     started: list[SpawnProcess] = []
 
     def begin(**settings: Any) -> SpawnProcess:
-        arguments = (endpoint, {"snapshot_dir": str(folder), **settings})
+        fields = {"snapshot_dir": str(folder), "model": folder.parent, **settings}
+        arguments = (endpoint, fields)
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=serve_with_snapshots, args=arguments)
         process.start()
@@ -111,12 +105,12 @@ def start(endpoint: str, folder: Path) -> Iterator[Start]:
 
 @asynccontextmanager
 async def asking(endpoint: str) -> AsyncIterator[EngineClient]:
-    async with connected(endpoint, ready_s=30, heartbeat_s=0.02) as client:
+    async with connected(endpoint, heartbeat_s=0.02) as client:
         yield client
 
 
 async def steps_made(client: EngineClient, steps: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while client.status is None or client.status.steps < steps:
             await asyncio.sleep(0.005)
 
@@ -129,7 +123,9 @@ async def lost(task: asyncio.Task[Any]) -> None:
 async def steps_after_all(client: EngineClient, wanted: list[Request], weights: Weights) -> int:
     """How many the engine made in all until it had answered these, as an undisturbed one does."""
     assert await collect_all(client, wanted) == undisturbed(weights, wanted)
-    await asyncio.sleep(0.1)  # a heartbeat or more
+    for _ in range(2):  # the first may be the answer to a question from before
+        known = client.status
+        await until(lambda: client.status is not known)  # noqa: B023
     assert client.status is not None
     return client.status.steps
 
@@ -137,6 +133,7 @@ async def steps_after_all(client: EngineClient, wanted: list[Request], weights: 
 async def test_all_goes_on_from_a_snapshot_after_a_kill(
     start: Start, endpoint: str, folder: Path, weights: Weights
 ) -> None:
+    hold(folder.parent, steps=20)
     engine = start()
     wanted = requests()
     async with asking(endpoint) as client:
@@ -149,8 +146,9 @@ async def test_all_goes_on_from_a_snapshot_after_a_kill(
         assert done.detail["bytes"] == (folder / NAME).stat().st_size
         engine.kill()
         await lost(first)
+        release(folder.parent)
         start()
-        await client.wait_until_ready(30)
+        await client.wait_until_ready(120)
         assert await steps_after_all(client, wanted, weights) < MAX_TOKENS - 10
     assert list(folder.iterdir()) == [folder / NAME]
 
@@ -161,31 +159,34 @@ async def test_a_stop_takes_a_snapshot_once_others_are_answered(
     engine = start()
     wanted = requests()
     async with asking(endpoint) as client:
-        batch = asyncio.create_task(collect_all(client, wanted[1:]))
-        await steps_made(client, 10)
-        online = asyncio.create_task(collect(client, make_request("online", max_tokens=20)))
-        await steps_made(client, 15)
-        engine.terminate()
+        with held(folder.parent, steps=10):
+            batch = asyncio.create_task(collect_all(client, wanted[1:]))
+            await steps_made(client, 10)
+            online = asyncio.create_task(collect(client, make_request("online", max_tokens=20)))
+            await until(lambda: client.status is not None and client.status.waiting == 1)
+            engine.terminate()
+            await until(lambda: client.status is not None and client.status.state == "draining")
         assert len(await online) == 1
         await lost(batch)
-        await asyncio.to_thread(engine.join, 20)
+        await asyncio.to_thread(engine.join, 120)
         assert engine.exitcode == 0
         assert list(folder.iterdir()) == [folder / NAME]
         start()
-        await client.wait_until_ready(30)
+        await client.wait_until_ready(120)
         await steps_after_all(client, wanted[1:], weights)
 
 
 async def test_a_stop_with_nothing_but_batches_does_not_wait(
     start: Start, endpoint: str, folder: Path
 ) -> None:
+    hold(folder.parent, steps=5)
     engine = start(drain_s=1000)
     async with asking(endpoint) as client:
         batch = asyncio.create_task(collect_all(client, requests(count=100)))
         await steps_made(client, 5)
         engine.terminate()
         await lost(batch)
-        await asyncio.to_thread(engine.join, 20)
+        await asyncio.to_thread(engine.join, 120)
     assert engine.exitcode == 0
     assert (folder / NAME).exists()
 
@@ -193,21 +194,20 @@ async def test_a_stop_with_nothing_but_batches_does_not_wait(
 async def test_a_second_signal_leaves_at_once(
     start: Start, endpoint: str, folder: Path, make_request: MakeRequest
 ) -> None:
+    hold(folder.parent, steps=5)
     engine = start(drain_s=1000)
     async with asking(endpoint) as client:
         batch = asyncio.create_task(collect_all(client, requests()))
         online = asyncio.create_task(collect(client, make_request("a", n=90, max_tokens=60)))
         await steps_made(client, 5)
         engine.terminate()
-        async with asyncio.timeout(20):
-            while client.status is None or client.status.state != "draining":
-                await asyncio.sleep(0.005)
+        await until(lambda: client.status is not None and client.status.state == "draining")
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGTERM)
         for task in (batch, online):
             with pytest.raises(EngineUnavailable):
                 await task
-        await asyncio.to_thread(engine.join, 20)
+        await asyncio.to_thread(engine.join, 120)
     assert engine.exitcode == 0
     assert not folder.exists()
 
@@ -219,9 +219,10 @@ async def test_snapshots_are_taken_now_and_then_while_batches_run(
     async with asking(endpoint) as client:
         await collect(client, make_request("online", max_tokens=30))
         assert not folder.exists()  # nothing durable, nothing touched
+        hold(folder.parent, steps=20)
         batch = asyncio.create_task(collect_all(client, requests(count=50)))
         written: set[int] = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(written) < 3:
                 await asyncio.sleep(0.01)
                 if (folder / NAME).exists():
@@ -238,14 +239,15 @@ async def test_a_snapshot_that_cannot_be_written_disturbs_nobody(
     serve: Serve, endpoint: str, folder: Path, weights: Weights
 ) -> None:
     folder.write_text("in the way")
-    serve(SlowRunner, snapshot_dir=str(folder))
+    serve(make_engine=HeldEngine, model=folder.parent, snapshot_dir=str(folder))
     failed = counted("failed")
     wanted = requests()
     async with asking(endpoint) as client:
-        batch = asyncio.create_task(collect_all(client, wanted))
-        await steps_made(client, 5)
-        with pytest.raises(SnapshotError, match=r"snapshots/durable\.snapshot\.partial: cannot"):
-            await client.snapshot()
+        with held(folder.parent, steps=5):
+            batch = asyncio.create_task(collect_all(client, wanted))
+            await steps_made(client, 5)
+            with pytest.raises(SnapshotError, match=r"durable\.snapshot\.partial: cannot"):
+                await client.snapshot()
         assert await batch == undisturbed(weights, wanted)
     assert counted("failed") == failed + 1
 
@@ -270,7 +272,7 @@ async def test_without_a_folder_there_are_no_snapshots(serve: Serve, endpoint: s
 async def test_with_nothing_to_go_on_with_nothing_is_written(
     serve: Serve, endpoint: str, folder: Path, make_request: MakeRequest
 ) -> None:
-    serve(SlowRunner, snapshot_dir=str(folder))
+    serve(snapshot_dir=str(folder))
     async with asking(endpoint) as client:
         online = asyncio.create_task(collect(client, make_request("online", max_tokens=30)))
         await steps_made(client, 5)
@@ -292,25 +294,34 @@ async def test_an_engine_that_goes_away_answers_no_question(
                 await client.snapshot()
 
 
+async def left_in_the_middle(served: Served, endpoint: str, wanted: list[Request]) -> None:
+    """By a client that has fallen silent, when the engine has made 25 steps."""
+    patience_s = served.process._client_timeout_s
+    async with connected(endpoint, heartbeat_s=1000) as silent:
+        asked = asyncio.create_task(collect_all(silent, wanted))
+        await until(lambda: served.engine.num_steps == 25)
+        served.process._client_timeout_s = 0
+        await lost(asked)
+    served.process._client_timeout_s = patience_s
+
+
 @pytest.mark.parametrize("has_memory", [True, False])
 async def test_a_successor_goes_on_with_what_a_silent_client_left(
     serve: Serve,
     endpoint: str,
+    folder: Path,
     weights: Weights,
     has_memory: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not has_memory:
         monkeypatch.setattr("engine.durable.available_memory", lambda: 0)
-    served = serve(SlowRunner, client_timeout_s=0.3)
+    served = serve(make_engine=HeldEngine, model=folder.parent)
     wanted = requests()
     restored = metrics.RESTORED._value.get()
-    async with connected(endpoint, heartbeat_s=1000) as silent:
-        first = asyncio.create_task(collect_all(silent, wanted))
-        await lost(first)
+    with held(folder.parent, steps=25):
+        await left_in_the_middle(served, endpoint, wanted)
     assert not served.engine.has_work
-    steps = served.engine.num_steps
-    assert 5 < steps < MAX_TOKENS
     async with asking(endpoint) as client:
         total = await steps_after_all(client, wanted, weights)
     assert (total < MAX_TOKENS + 10) == has_memory
@@ -320,10 +331,10 @@ async def test_a_successor_goes_on_with_what_a_silent_client_left(
 async def test_what_a_silent_client_left_is_in_the_next_snapshot(
     serve: Serve, endpoint: str, folder: Path, weights: Weights
 ) -> None:
-    served = serve(SlowRunner, client_timeout_s=0.3, snapshot_dir=str(folder))
+    served = serve(make_engine=HeldEngine, model=folder.parent, snapshot_dir=str(folder))
     wanted = requests()
-    async with connected(endpoint, heartbeat_s=1000) as silent:
-        await lost(asyncio.create_task(collect_all(silent, wanted)))
+    with held(folder.parent, steps=25):
+        await left_in_the_middle(served, endpoint, wanted)
     served.process.drain()
     assert served.join() == 0
     serve(snapshot_dir=str(folder))
@@ -332,14 +343,15 @@ async def test_what_a_silent_client_left_is_in_the_next_snapshot(
 
 
 async def test_a_client_that_closes_leaves_its_durable_requests_running(
-    serve: Serve, endpoint: str, weights: Weights
+    serve: Serve, endpoint: str, folder: Path, weights: Weights
 ) -> None:
-    served = serve(SlowRunner)
+    served = serve(make_engine=HeldEngine, model=folder.parent)
     wanted = requests()
-    async with connected(endpoint) as client:
-        first = asyncio.create_task(collect_all(client, wanted))
-        await until(lambda: served.engine.num_steps > 10)
-    await lost(first)
-    assert served.engine.has_work
+    with held(folder.parent, steps=15):
+        async with connected(endpoint) as client:
+            first = asyncio.create_task(collect_all(client, wanted))
+            await until(lambda: served.engine.num_steps > 10)
+        await lost(first)
+        assert served.engine.has_work
     async with asking(endpoint) as client:
         assert await steps_after_all(client, wanted, weights) < 2 * MAX_TOKENS - 20

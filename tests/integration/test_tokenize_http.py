@@ -140,7 +140,7 @@ async def test_more_text_than_fits_is_refused(
     monkeypatch.setattr(tokenize, "MAX_CHARACTERS", 10)
     app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(text_model))
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://srm"
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
     ) as client:
         monkeypatch.setattr(tokenize, "AT_ONCE", 5)
         for prompt, status in (("x" * 10, 200), ("x" * 11, 400), (["x" * 6] * 2, 400)):
@@ -154,7 +154,7 @@ async def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(tmp_path))
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://srm"
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
     ) as client:
         reply = await client.post("/tokenize", json={"prompt": "x"})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")

@@ -24,7 +24,7 @@ def ask(url: str, route: str = "completions", **fields: Any) -> httpx.Response:
         else {"prompt": [5, 6, 7]}
     )
     body = {"model": "toy", "max_tokens": 4, **prompt, **fields}
-    return httpx.post(f"{url}/v1/{route}", json=body, timeout=20)
+    return httpx.post(f"{url}/v1/{route}", json=body, timeout=120)
 
 
 def events(reply: httpx.Response) -> list[dict[str, Any]]:

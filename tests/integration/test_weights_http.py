@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import httpx
 import pytest
 
 import srm
-from tests.integration.test_serve import children, wait_until_ready
-from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete
+from tests.held_engine import held, release
+from tests.integration.test_serve import Asked, children, wait_until_ready
+from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete, free_port
 
 WEIGHTS = "/v1/admin/weights"
 HEADER = "the cat sat on the mat with the other cat and the other cat sat on the mat"
@@ -37,27 +38,28 @@ def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def swapping(folders: Path) -> Iterator[Server]:
-    flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}")
-    with Server(folders / "first", *flags, "--api-processes=2") as running:
+    flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
+             f"--admin-port={free_port()}", "--stall-s=1000", "--api-processes=2")  # fmt: skip
+    with Server(folders / "first", *flags, engine_module="tests.held_engine") as running:
         yield running
 
 
 def swap(server: Server, path: object, **more: str) -> dict[str, Any]:
-    reply = server.http.post(WEIGHTS, json={"path": str(path), **more})
+    reply = server.admin.post(WEIGHTS, json={"path": str(path), **more})
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
     return answer
 
 
 def refused(server: Server, status: int, **body: object) -> dict[str, Any]:
-    reply = server.http.post(WEIGHTS, json=body)
+    reply = server.admin.post(WEIGHTS, json=body)
     assert reply.status_code == status, reply.text
     error: dict[str, Any] = reply.json()["error"]
     return error
 
 
 def state(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = server.get("/v1/admin/state").json()
+    found: dict[str, Any] = server.admin.get("/v1/admin/state").json()
     return found
 
 
@@ -95,7 +97,8 @@ def test_every_api_process_knows_at_once(swapping: Server, folders: Path) -> Non
     for name in ("second", "first"):
         done = swap(swapping, folders / name)
         for _ in range(8):  # a connection each, so that both processes answer
-            reply = httpx.post(f"{swapping.url}/v1/completions", json={"prompt": "a"}).json()
+            url = f"{swapping.url}/v1/completions"
+            reply = httpx.post(url, json={"prompt": "a"}, timeout=120).json()
             assert reply["weights_version"] == done["weights_version"]
             assert reply["system_fingerprint"] == done["fingerprint"]
 
@@ -123,8 +126,9 @@ def test_a_stream_says_of_each_event_which_weights(
     if not plain:
         fields |= {"logprobs": 0, "stream_options": {"include_usage": True}}
     with closing(events(swapping, **fields)) as stream:
-        said = [next(stream)]
-        done = swap(swapping, folder, running="continue")
+        with held(folders / "first", steps=9):
+            said = [next(stream)]
+            done = swap(swapping, folder, running="continue")
         for event in stream:
             said.append(event)
             if event["weights_version"] > before:
@@ -136,28 +140,9 @@ def test_a_stream_says_of_each_event_which_weights(
     swapping.wait_until_idle()
 
 
-class Asked(threading.Thread):
-    """A request under way in a thread: there are slots that it holds, or it has ended already."""
-
-    def __init__(self, server: Server, **fields: Any) -> None:
-        super().__init__()
-        self._url = server.url
-        self._body = {"prompt": "the cat", "ignore_eos": True, "max_tokens": 120, **fields}
-        self.start()
-        while self.is_alive() and not server.metric("srm_engine_running_sequences"):
-            time.sleep(0.005)
-
-    def run(self) -> None:
-        self.reply = httpx.post(f"{self._url}/v1/completions", json=self._body, timeout=60)
-
-    def answer(self) -> httpx.Response:
-        self.join()
-        return self.reply
-
-
 def tries() -> Iterator[None]:
     """For what may have ended before it is met, or is still to come: again, for a while."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         yield
     raise AssertionError("what was waited for never came")
@@ -167,24 +152,20 @@ def tries() -> Iterator[None]:
 def test_what_runs_goes_on_and_says_so(
     swapping: Server, folders: Path, stop: list[str] | None
 ) -> None:
-    for _ in tries():
-        before = version(swapping)
-        asked = Asked(swapping, n=60, stop=stop)
-        swap(swapping, other(swapping, folders), running="continue")
-        reply = asked.answer().json()
-        if reply["weights_version"] > before:
-            break
+    before, folder = version(swapping), other(swapping, folders)
+    with held(folders / "first"):
+        asked = Asked(swapping, n=5, stop=stop)
+        swap(swapping, folder, running="continue")
+    reply = asked.answer().json()
     assert (reply["first_weights_version"], reply["weights_version"]) == (before, before + 1)
-    assert [len(choice["text"]) > 0 for choice in reply["choices"]] == [True] * 60
+    assert [len(choice["text"]) > 0 for choice in reply["choices"]] == [True] * 5
 
 
 def test_what_runs_is_dropped(swapping: Server, folders: Path) -> None:
-    for _ in tries():
-        asked = Asked(swapping, n=200)
+    with held(folders / "first"):
+        asked = Asked(swapping, n=5)
         done = swap(swapping, folders / "second", running="drop")
         reply = asked.answer()
-        if reply.is_error:
-            break
     assert reply.status_code == 503
     assert reply.json()["error"]["code"] == "engine_unavailable"
     assert "other weights" in reply.json()["error"]["message"]
@@ -196,28 +177,21 @@ def test_what_runs_is_dropped(swapping: Server, folders: Path) -> None:
 def test_what_runs_is_waited_for_and_a_second_change_is_refused(
     swapping: Server, folders: Path
 ) -> None:
-    body = {"path": str(folders / "first")}
-    for _ in tries():
-        before = version(swapping)
-        asked = Asked(swapping, n=60)
-        changed: list[httpx.Response] = []
-        change = threading.Thread(
-            target=lambda: changed.append(  # noqa: B023
-                httpx.post(swapping.url + WEIGHTS, json=body, timeout=60)
-            )
-        )
-        change.start()
-        second = None
-        while not changed and (second is None or second.status_code != 409):
-            second = swapping.http.post(WEIGHTS, json={"path": "no folder"})
+    before = version(swapping)
+    with held(folders / "first"), ThreadPoolExecutor() as pool:
+        asked = Asked(swapping, n=5)
+        change = pool.submit(swap, swapping, folders / "first")
+        for _ in tries():
+            second = swapping.admin.post(WEIGHTS, json={"path": "no folder"})
+            if second.status_code == 409:
+                break
+        release(folders / "first")
         reply = asked.answer().json()
-        change.join()
-        if second is not None and second.status_code == 409 and changed[0].status_code == 200:
-            break
-    assert second is not None and second.json()["error"]["code"] == "swap_in_progress"
+        changed = change.result()
+    assert second.json()["error"]["code"] == "swap_in_progress"
     assert second.json()["error"]["type"] == "conflict_error"
     assert reply["weights_version"] == before and "first_weights_version" not in reply
-    assert changed[0].json()["weights_version"] == before + 1
+    assert changed["weights_version"] == before + 1
 
 
 def test_a_wrong_folder_is_refused_and_changes_nothing(swapping: Server, folders: Path) -> None:
@@ -262,7 +236,7 @@ def test_the_command_changes_weights(
 ) -> None:
     monkeypatch.delenv("SRM_API_KEYS", raising=False)
     before = version(swapping)
-    flags = (f"--url={swapping.url}", "--running=continue")
+    flags = (f"--url={swapping.admin_url}", "--running=continue")
     assert srm.main(["weights", str(folders / "second"), *flags]) == 0
     assert json.loads(capsys.readouterr().out)["weights_version"] == before + 1
     assert srm.main(["weights", str(folders / "nowhere"), *flags]) == 1
@@ -278,11 +252,11 @@ def test_a_snapshot_is_taken_when_asked_for(
     swapping: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SRM_API_KEYS", raising=False)
-    reply = swapping.http.post("/v1/admin/snapshot")
+    reply = swapping.admin.post("/v1/admin/snapshot")
     assert reply.status_code == 200, reply.text
     taken = reply.json()
     assert (taken["path"], taken["requests"], taken["sequences"]) == (None, 0, 0)
-    assert srm.main(["snapshot", f"--url={swapping.url}/"]) == 0
+    assert srm.main(["snapshot", f"--url={swapping.admin_url}/"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == taken.keys()
 
 
@@ -311,7 +285,7 @@ def test_without_the_folder_in_use_a_crash_ends_the_server(
     folder = tmp_path / "gone"
     shutil.copytree(text_model, folder)
     (folder / "seed").write_text("1")
-    with Server(text_model, *SERVER_FLAGS) as running:
+    with Server(text_model, *SERVER_FLAGS, f"--admin-port={free_port()}") as running:
         assert swap(running, folder)["weights_version"] == 2
         shutil.rmtree(folder)
         os.kill(children(running)["engine"], signal.SIGKILL)
@@ -320,8 +294,26 @@ def test_without_the_folder_in_use_a_crash_ends_the_server(
     assert "weights version 2" in said and str(folder) in said
 
 
+def test_the_state_is_that_of_replies(swapping: Server) -> None:
+    for _ in tries():  # it is a second old at most
+        reply, found = complete(swapping, max_tokens=1), state(swapping)
+        if reply["weights_version"] == found["weights_version"]:
+            break
+    assert (found["state"], found["num_slots"]) == ("ready", NUM_SLOTS)
+    assert found["fingerprint"] == reply["system_fingerprint"]
+
+
 def test_the_model_served_has_the_version_1(server: Server) -> None:
     assert complete(server, max_tokens=1)["weights_version"] == 1
-    found = state(server)
-    assert (found["state"], found["weights_version"], found["num_slots"]) == ("ready", 1, NUM_SLOTS)
-    assert found["fingerprint"] == complete(server)["system_fingerprint"]
+
+
+def test_without_keys_the_public_port_changes_nothing(
+    swapping: Server, server: Server, folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind a proxy on this machine, whoever asks seems to be on this machine."""
+    before = version(swapping)
+    assert swapping.http.post(WEIGHTS, json={"path": str(folders / "second")}).status_code == 404
+    assert server.http.post("/v1/admin/snapshot").status_code == 403
+    assert version(swapping) == before
+    assert srm.main(["weights", str(folders / "second"), f"--url={server.url}"]) == 1
+    assert "--admin-port" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def test_the_first_hundred_are_told(tmp_path: Path) -> None:
     assert len(checked(tmp_path, "{\n" * 250).errors) == 100
 
 
-@pytest.mark.parametrize("text", ["", "\n \n"])
+@pytest.mark.parametrize("text", ["", "\n \n", "\ufeff", "\ufeff\n", "\ufeff\n\n", "\ufeff \n"])
 def test_an_empty_file(tmp_path: Path, text: str) -> None:
     assert codes(checked(tmp_path, text)) == [("empty_file", None)]
 
@@ -58,6 +58,22 @@ def test_an_id_that_is_there_twice(tmp_path: Path) -> None:
     found = checked(tmp_path, "\n".join(map(line, ids)))
     assert codes(found) == [("duplicate_custom_id", 7), ("duplicate_custom_id", 9)]
     assert "line 2" in found.errors[0].message
+
+
+def test_ids_that_are_there_twice_are_told_of_beside_other_faults(tmp_path: Path) -> None:
+    found = checked(tmp_path, "\n".join([line("a"), line("a"), "{", line("b"), line("a")]))
+    assert codes(found) == [
+        ("duplicate_custom_id", 2),
+        ("invalid_json_line", 3),
+        ("duplicate_custom_id", 5),
+    ]
+
+
+def test_the_first_hundred_are_told_whatever_is_wrong_with_them(tmp_path: Path) -> None:
+    found = checked(tmp_path, "\n".join([line("a"), *[line("a"), "{"] * 100]))
+    assert len(found.errors) == 100
+    assert codes(found)[:2] == [("duplicate_custom_id", 2), ("invalid_json_line", 3)]
+    assert codes(found)[-1] == ("invalid_json_line", 101)
 
 
 def test_equal_hashes_are_no_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

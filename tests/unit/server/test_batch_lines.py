@@ -85,12 +85,24 @@ def test_how_many_sequences_a_line_takes(body: dict[str, Any], size: int) -> Non
     assert parsed(body=body).size == size
 
 
+def test_the_longest_custom_id() -> None:
+    assert parsed(custom_id="a" * 512).custom_id == "a" * 512
+
+
 def lines_of(data: bytes, limit: int = 100) -> list[RawLine]:
     return [line for some in read_lines(io.BytesIO(data), limit) for line in some]
 
 
 def test_lines_are_numbered_as_an_editor_does() -> None:
     assert lines_of(b"\xef\xbb\xbfa\n\n  \r\nb\nc") == [(1, b"a"), (4, b"b"), (5, b"c")]
+    assert lines_of(b"\xef\xbb\xbfa") == [(1, b"a")]
+    assert lines_of(b"\xef\xbb\xbf\n") == lines_of(b"\xef\xbb\xbf") == []
+
+
+@pytest.mark.parametrize("data", [b"a", b"a\nb", b"\na\n\nb", b"", b" \n "])
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_a_last_line_without_an_end_is_a_line_like_others(data: bytes, bom: bytes) -> None:
+    assert lines_of(bom + data) == lines_of(bom + data + b"\n") == lines_of(data)
 
 
 def test_a_line_that_is_too_long_is_told_and_not_kept() -> None:

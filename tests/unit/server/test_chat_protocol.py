@@ -85,6 +85,7 @@ def test_logprobs(fields: dict[str, Any], expected: int | None) -> None:
         },
         {"role": "tool", "content": "5", "tool_call_id": "1"},
         {"role": "developer", "content": "x"},
+        {"role": "tool", "content": "5", "id": "msg_1", "is_error": False, "index": 0},
     ],
 )
 def test_messages_that_are_taken(message: dict[str, Any]) -> None:
@@ -105,8 +106,14 @@ def test_messages_that_are_taken(message: dict[str, Any]) -> None:
         {"role": "user", "content": [5]},
         {"role": "user", "content": ["x"]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
-        {"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]},
+        {"role": "user", "content": [{"type": "text", "text": "x", "more": "1"}]},
         {**USER, "mood": "good"},
+        {**ANSWER, "reasoning_content": "I thought"},
+        {**ANSWER, "provider_specific_fields": {"thoughts": [{"said": "I thought"}]}},
+        {**ANSWER, "audio": {"id": "audio_1"}},
+        {**ANSWER, "prefix": True},
+        {**ANSWER, "mood": json.loads("[" * 500 + '"x"' + "]" * 500)},
+        {**ANSWER, "content": json.loads("[" * 500 + '"x"' + "]" * 500)},
         {**ANSWER, "tool_calls": [{"id": "1", "type": "custom", "function": FUNCTION}]},
     ],
 )
@@ -114,6 +121,27 @@ def test_a_wrong_message_is_named_with_its_place(message: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^messages\[1\] must be an object with role") as no:
         parse(USER, message)
     assert no.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "replayed",
+    [
+        {
+            "refusal": None,
+            "annotations": [],
+            "provider_specific_fields": {"refusal": None},
+        },  # LiteLLM
+        {"refusal": None, "annotations": None, "audio": None, "function_call": None},  # openai
+        {"reasoning_content": "", "images": [], "thinking_blocks": [{}], "prefix": False},
+        {"content": [{"type": "text", "text": "ho", "cache_control": {"type": "ephemeral"}}]},
+        {"content": [{"type": "text", "text": "ho", "annotations": [], "id": "part_1"}]},
+        {"tool_calls": [{"id": "1", "index": 0, "function": {**FUNCTION, "parsed": None}}]},
+    ],
+)
+def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, Any]) -> None:
+    told = parse(USER, {**ANSWER, **replayed}, USER).conversation.for_template(True)[1]
+    assert {name: told[name] for name in ANSWER} == ANSWER
+    assert set(told) <= {*ANSWER, "tool_calls"}
 
 
 @pytest.mark.parametrize("messages", [None, [], {}, "hi", 5, [USER] * (MAX_MESSAGES + 1)])
@@ -182,7 +210,7 @@ def test_what_is_not_done_may_be_neutral_and_nothing_else(
         ("chat_template_kwargs", {"chat_template_kwargs": {"add_generation_prompt": False}}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("prompt", {"prompt": "x"}),
-        ("prompt_logprobs", {"prompt_logprobs": 1}),
+        ("prompt_logprobs", {"prompt_logprobs": 1, "return": "counts"}),
     ],
 )  # fmt: skip
 def test_fields_that_do_not_go_together(field: str, fields: dict[str, Any]) -> None:

@@ -139,12 +139,12 @@ async def test_the_engine_never_hears_the_clients_id(text_model: Path) -> None:
 
 async def test_what_lasts_is_drawn_from_its_id(text_model: Path) -> None:
     sender = Sender(share="a", weight=2.0, priority=-5, durable=True, created_unix=77)
-    client, generation, _ = await run(text_model, sender, priority=1)
-    again, _, _ = await run(text_model, sender, priority=1)
+    client, generation, _ = await run(text_model, sender)
+    again, _, _ = await run(text_model, sender)
     assert client.requests == again.requests
     assert len({request.params.seed for request in client.requests}) == 2
     first = client.requests[0]
-    assert (first.share, first.weight, first.priority, first.durable) == ("a", 2.0, -6, True)
+    assert (first.share, first.weight, first.priority, first.durable) == ("a", 2.0, -5, True)
     assert (first.emit, generation.created_unix) == ("final", 77)
     with_stops, _, _ = await run(text_model, sender, stop=["x"], seed=-1)
     assert {request.emit for request in with_stops.requests} == {"delta"}

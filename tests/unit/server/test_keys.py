@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,26 @@ def test_a_bad_file_is_named_and_its_keys_are_not(
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would hold up all requests
+    with pytest.raises(ConfigError, match=r"pipe': must be a file"):
+        load_keys(str(tmp_path / "pipe"), {})
     with pytest.raises(ConfigError, match="cannot be read"):
         load_keys(str(tmp_path / "none"), {})
     with pytest.raises(ConfigError, match="SRM_API_KEYS has no key"):
         load_keys("", {"SRM_API_KEYS": " , "})
+
+
+def test_keys_are_read_again_or_stay(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice {ALICE}\n")
+    keys = load_keys(str(file), {})
+    file.write_text(f"bob {BOB}\n")
+    keys.reread(str(file), {})
+    assert keys.find(BOB) and not keys.find(ALICE)
+    file.write_text("bob short\n")
+    with pytest.raises(ConfigError, match="line 1"):
+        keys.reread(str(file), {})
+    assert keys.find(BOB)
 
 
 def test_nothing_of_a_key_is_kept() -> None:

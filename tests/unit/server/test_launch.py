@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+import srm
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import CheckpointError, ConfigError
 from engine.settings import load
+from server import launch
 from server.config import ServerConfig
 from server.keys import load_keys
-from server.launch import flags, listen, load_settings
+from server.launch import QUESTION, flags, listen, load_settings, main
 from server.limits import check_limits
+from server.model_identity import model_id
+from tests.serving import ROOT
 
 
 def test_each_process_gets_its_own_settings(tmp_path: Path) -> None:
@@ -87,8 +91,57 @@ def test_limits_of_keys_need_keys() -> None:
 def test_a_port_in_use_is_said_to_be() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port = {port}: cannot listen: Address already"):
+        with pytest.raises(ConfigError, match=f"port = {port}: cannot listen: Address .*PORT=\\d+"):
             listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("name", ["no folder", "/proc/1/data"])
+def test_a_data_folder_that_cannot_be_written_into_is_said_at_the_start(
+    name: str, text_model: Path, tmp_path: Path
+) -> None:
+    """Every upload was a 503, and nothing was said before."""
+    (tmp_path / "no folder").write_text("a file")
+    folder = tmp_path / name
+    with pytest.raises(ConfigError, match=f"data_dir = {folder}: "):
+        main([f"--model={text_model}", "--port=0", f"--data-dir={folder}"], "nothing is started")
+
+
+def test_a_model_of_another_library_is_said_to_be_none_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Engine, API and jobs process each complained of its first unknown field."""
+    (tmp_path / "config.json").write_text('{"architectures": [], "model_type": "llama"}')
+    for command, given in (("serve", "--port=0"), ("generate", "hello"), ("batch", "-")):
+        assert srm.main([command, f"--model={tmp_path}", given]) == CheckpointError.exit_code
+        assert capfd.readouterr().err == (
+            f"srm {command}: {tmp_path / 'config.json'}: this is no SRM model, "
+            "but one of model_type = 'llama'\n"
+        )
+
+
+def test_the_startup_line_asks_what_the_model_can_answer() -> None:
+    """It asked "Once upon a time"."""
+    assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("host", "told"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("localhost", "localhost")]
+)
+async def test_the_page_is_said_to_be_where_it_is(
+    host: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an admin_port the page is there alone, and the line named the other."""
+
+    async def is_ready(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(launch, "_is_ready", is_ready)
+    with listen(host, 0) as public, listen("127.0.0.1", 0) as admin:
+        page = launch.url_of("127.0.0.1", admin)
+        await launch.announce("m", launch.url_of(host, public), page, "[0]")
+        said = capsys.readouterr().out
+        assert f"Serving m on http://{told}:{public.getsockname()[1]}\n" in said
+        assert f"watch and try it: http://127.0.0.1:{admin.getsockname()[1]}/ " in said
 
 
 def test_a_host_that_is_none_is_said_to_be() -> None:
@@ -99,3 +152,22 @@ def test_a_host_that_is_none_is_said_to_be() -> None:
 def test_the_model_is_called_by_its_folder_unless_named() -> None:
     assert ServerConfig(model=Path("models/demo/")).model_name == "demo"
     assert ServerConfig(model=Path("models/demo"), served_model_name="x").model_name == "x"
+
+
+def test_each_model_has_a_data_folder_of_its_own(tmp_path: Path) -> None:
+    one, two = (ServerConfig(model=tmp_path / name / "model").data_folder for name in "ab")
+    assert one != two
+    assert one.parent == two.parent == Path("~/.local/share/srm").expanduser()
+    assert ServerConfig(data_dir="~/here").data_folder == Path("~/here").expanduser()
+
+
+def test_a_model_is_told_from_another_wherever_it_lies(tmp_path: Path) -> None:
+    for name, config, weights in (("a", "{}", "x"), ("b", "{}", "x"), ("c", "{}", "y")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+        (tmp_path / name / "model.safetensors").write_text(weights)
+    a, b, c = (model_id(tmp_path / name) for name in "abc")
+    assert a == b != c
+    (tmp_path / "b" / "tokenizer.json").write_text("{}")
+    assert model_id(tmp_path / "b") != a
+    assert model_id(tmp_path / "nowhere") == ""

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from engine.client import EngineClient
-from engine.errors import InvalidRequest, StepFailed
-from server import line_runner, result_files
+from engine.errors import InvalidRequest, NotFinite
+from server import line_runner, metrics, result_files
 from server.batch_lines import BatchLine, LineResult, RawLine, answer_line, parse_line
 from server.line_runner import LineRunner
 from server.result_files import Counts, LineSet, ResultFiles
@@ -70,7 +70,7 @@ class Job:
         self.output, self.errors = folder / "output", folder / "errors"
         self.results = ResultFiles(self.output, self.errors, 0.01)
         self.results.recover()
-        client = SimpleNamespace(status=SimpleNamespace(state="ready"))
+        client = SimpleNamespace(status=SimpleNamespace(state="ready"), losses=0, is_closed=False)
         self.runner = LineRunner(
             job=JOB,
             source=self._read(lines),
@@ -92,7 +92,7 @@ class Job:
 
     async def run(self) -> None:
         try:
-            await asyncio.wait_for(self.runner.run(), 20)
+            await asyncio.wait_for(self.runner.run(), 120)
         finally:
             self.results.close()
 
@@ -141,8 +141,11 @@ def test_it_reads_no_further_than_there_is_room(tmp_path: Path) -> None:
 def test_lines_in_flight_are_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_runner, "MAX_FLYING_BYTES", 1000)
-    job = Job(tmp_path, [raw_line(number, text="x" * 400) for number in range(1, 21)])
+    lines = [raw_line(number, text="x" * 400) for number in range(10, 30)]
+    line = parse_line(lines[0][1], 10)
+    assert isinstance(line, BatchLine)
+    monkeypatch.setattr(line_runner, "MAX_FLYING_BYTES", 2 * len(line.body))
+    job = Job(tmp_path, lines)
     asyncio.run(job.run())
     assert job.model.most_flying == 2
     assert len(job.records()) == 20
@@ -153,7 +156,7 @@ def test_what_fails_is_in_the_error_file(tmp_path: Path) -> None:
         if number == 3:
             raise InvalidRequest("n", "n")
         if number == 4:
-            raise StepFailed("no numbers")
+            raise NotFinite("no numbers")
         if number == 5:
             raise ZeroDivisionError  # a bug of ours
 
@@ -240,6 +243,61 @@ def test_what_is_ended_is_told_of_every_line_that_is_left(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_line_that_is_given_up_before_its_task_began_has_its_result_and_its_room_back(
+    tmp_path: Path,
+) -> None:
+    async def run() -> Job:
+        job = Job(tmp_path, [raw_line(number) for number in range(1, 21)])
+
+        def parse(raw: bytes | None, number: int) -> Any:
+            if number == 5:  # the tasks of lines before it were made, and are to run before this
+                asyncio.get_running_loop().call_soon(job.runner.end, "batch_cancelled", "it was")
+            return parse_line(raw, number)
+
+        job.runner.parse = parse
+        await job.run()
+        return job
+
+    job = asyncio.run(run())
+    assert 5 not in job.model.asked
+    assert numbers(job.records(is_failed=True)) == list(range(1, 21))
+    assert job.runner.ended_with == "batch_cancelled"
+    assert (job.room.lines, job.room._sequences) == (0, 0)
+
+
+def test_an_input_that_cannot_be_read_to_its_end_leaves_no_room_taken(tmp_path: Path) -> None:
+    async def run() -> Job:
+        job = Job(tmp_path, [])
+
+        def source() -> Iterator[list[RawLine]]:
+            yield [raw_line(number) for number in range(1, 6)]
+            raise OSError(errno.EIO, "Input/output error")
+
+        job.model.meet = lambda _: asyncio.Event().wait()  # type: ignore[assignment,return-value]
+        job.runner.source = source()
+        with pytest.raises(OSError, match="Input/output"):
+            await job.run()
+        return job
+
+    job = asyncio.run(run())
+    assert (job.room.lines, job.room._sequences) == (0, 0)
+
+
+def test_a_writer_that_fails_ends_the_job_rather_than_have_it_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, [raw_line(number) for number in range(1, 21)])
+
+    def fail() -> None:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(job.results, "_sync", fail)
+    job.results.close = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(KeyError):
+        asyncio.run(job.run())
+    assert (job.room.lines, job.room._sequences) == (0, 0)
+
+
 def test_a_full_disk_holds_the_job_up_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,6 +312,7 @@ def test_a_full_disk_holds_the_job_up_and_loses_nothing(
         return real(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
+    failures = metrics.BATCH_JOURNAL_ERRORS._value.get()
 
     async def run() -> Job:
         nonlocal is_full
@@ -263,6 +322,7 @@ def test_a_full_disk_holds_the_job_up_and_loses_nothing(
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert job.results.trouble == "No space left on device"
+        assert metrics.BATCH_JOURNAL_ERRORS._value.get() > failures
         assert job.results.counts == Counts()  # nothing counts before it is on the disk
         assert len(job.model.asked) < 50  # what waits in memory is bounded
         is_full = False

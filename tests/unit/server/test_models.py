@@ -29,7 +29,7 @@ async def test_a_name_may_have_slashes(text_model: Path) -> None:
     config = ServerConfig(served_model_name="some/one/tiny")
     app = create_app(config, EngineClient("tcp://127.0.0.1:1"), Text(text_model))
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://srm/v1/models"
+        transport=httpx.ASGITransport(app), base_url="http://localhost/v1/models"
     ) as client:
         for path in ("some/one/tiny", "some%2Fone%2Ftiny"):  # OpenAI's SDK sends the second
             assert (await client.get(path)).json()["id"] == "some/one/tiny"

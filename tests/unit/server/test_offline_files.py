@@ -7,15 +7,19 @@ import os
 import random
 import threading
 import zlib
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.batch_lines import BatchLine
 from server.compression import CHUNK, CODECS, Damaged, decompressed, whole_size
 from server.offline_config import BatchConfig
+from server.offline_identity import job_name
 from server.offline_input import open_input, parse
 from server.offline_output import FrameFile, StreamPart, open_part
 from server.offline_progress import Level, Meter
@@ -33,8 +37,8 @@ def record(number: int, is_failed: bool = False) -> bytes:
     ) % (number, number, status, b"x" * (number * 37 % 300))
 
 
-def results(path: Path, job: str = JOB) -> BatchResults:
-    return BatchResults(job, open_part(path), None, fsync_s=0)
+def results(path: Path, job: str = JOB, shard: str = "1/1") -> BatchResults:
+    return BatchResults(BatchConfig(shard=shard), job, open_part(path), None, fsync_s=0)
 
 
 def write(path: Path, groups: list[range]) -> None:
@@ -106,6 +110,34 @@ def _recover(path: Path) -> None:
         found.recover()
     finally:
         found.close()
+
+
+def test_an_output_of_another_shard_is_left_as_it_is(tmp_path: Path) -> None:
+    """It would be whole without the lines of neither."""
+    output = tmp_path / "out.jsonl"
+    write(output, [range(1, 10, 2)])
+    data = output.read_bytes()
+    for shard, number in (("2/2", 1), ("1/4", 3)):
+        with (
+            closing(results(output, shard=shard)) as again,
+            pytest.raises(ConfigError, match=f"has line {number}, which is not of shard = {shard}"),
+        ):
+            again.recover()
+        assert output.read_bytes() == data
+    for shard in ("1/2", "1/1"):
+        with closing(results(output, shard=shard)) as again:
+            again.recover()
+            assert again.num_ended == 5
+
+
+def test_results_of_another_model_name_are_another_jobs(text_model: Path) -> None:
+    engine = EngineConfig(model=text_model)
+
+    def job(**given: Any) -> str:
+        return job_name(BatchConfig(**given), engine, b"{}")
+
+    assert job(served_model_name="other") != job()
+    assert job(served_model_name=text_model.name) == job() == job(shard="2/3", resume=True)
 
 
 def test_an_output_has_one_writer(tmp_path: Path) -> None:
@@ -202,7 +234,7 @@ def test_a_named_pipe_is_opened_once_and_its_wait_can_be_ended(tmp_path: Path) -
     opened = os.open(pipe, os.O_RDWR)  # a writer that says nothing
     waiting = open_input(pipe, 4096)
     waiting.close()
-    assert list(waiting.lines) == []
+    assert not any(waiting.lines)
     os.close(opened)
 
 
@@ -241,11 +273,25 @@ def test_a_shard_is_every_kth_line(shard: str) -> None:
 def test_rates_are_those_of_the_last_seconds() -> None:
     now = 0.0
     meter = Meter(lambda: now)
-    assert meter.describe(Level(0, 0, 0), None) == "0 lines, 0 tok/s, 0 sequences running"
+    said = meter.describe(Level(0, 0, 0, 0), None)
+    assert said == "0 lines, 0 tokens, 0 tok/s, 0 sequences running"
     now = 10.0
-    said = meter.describe(Level(100, 5_000, 64), 1_100)
-    assert said == "100 of 1,100 lines, 500 tok/s, 64 sequences running, 0:01:40 left"
+    said = meter.describe(Level(100, 5_000, 5_000, 64), 1_100)
+    assert said == "100 of 1,100 lines, 5,000 tokens, 500 tok/s, 64 sequences running, 0:01:40 left"
     now = 1000.0
-    assert "0 tok/s" in meter.describe(Level(100, 5_000, 64), 1_100)
+    assert " 0 tok/s" in meter.describe(Level(100, 5_000, 5_000, 64), 1_100)
     now = 1010.0
-    assert "1,000 tok/s" in meter.describe(Level(200, 15_000, 64), 1_100)
+    assert "1,000 tok/s" in meter.describe(Level(200, 15_000, 15_000, 64), 1_100)
+
+
+def test_the_time_left_goes_by_tokens_and_not_by_lines_that_have_ended() -> None:
+    """Of 1,000 lines of 400 tokens all were half done, 5 had ended: "1 day, 9:26:34 left"."""
+    now = 0.0
+    meter = Meter(lambda: now)
+    meter.describe(Level(0, 0, 0, 0), 1_000)
+    now = 10.0
+    assert "left" not in meter.describe(Level(0, 0, 200_000, 64), 1_000), "no line tells how long"
+    said = meter.describe(Level(5, 2_000, 200_000, 64), 1_000)
+    assert said.endswith("200,000 tokens, 20,000 tok/s, 64 sequences running, 0:00:10 left")
+    assert "left" not in meter.describe(Level(1_000, 400_000, 400_000, 0), 1_000)
+    assert Level(5, 2_000, 500_000, 64).expected(1_000) == 500_000, "never less than there are"

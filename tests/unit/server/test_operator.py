@@ -38,7 +38,9 @@ async def status(
     """Of a POST from that address."""
     headers = {header: "a"} | ({"authorization": f"Bearer {key}"} if key else {})
     transport = httpx.ASGITransport(app, client=(address, 1234))
-    async with httpx.AsyncClient(transport=transport, base_url=f"http://srm:{port}") as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url=f"http://127.0.0.1:{port}"
+    ) as client:
         reply = await client.post(WEIGHTS, headers=headers)
     if reply.status_code != 200:
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
@@ -50,18 +52,28 @@ async def status(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"])
-async def test_without_keys_it_is_who_asks_from_this_machine(address: str) -> None:
-    assert await status(guarded(NO_KEYS), address) == 200
+async def test_without_keys_it_is_who_asks_from_this_machine_at_the_admin_port(
+    address: str,
+) -> None:
+    assert await status(guarded(NO_KEYS, admin_port=9000), address, port=9000) == 200
+
+
+async def test_without_keys_whoever_comes_through_a_proxy_may_not() -> None:
+    """One on this machine that adds no header: it is the peer, and says nothing of its own."""
+    assert await status(guarded(NO_KEYS), "127.0.0.1") == 403
+    assert await status(guarded(NO_KEYS, admin_port=9000), "127.0.0.1") == 404
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5", "0.0.0.0", "::ffff:10.0.0.5", "fe80::1", ""])
 async def test_without_keys_nobody_else_may(address: str) -> None:
     assert await status(guarded(NO_KEYS), address) == 403
+    assert await status(guarded(NO_KEYS, admin_port=9000), address, port=9000) == 403
 
 
 @pytest.mark.parametrize("header", ["origin", "forwarded", "x-forwarded-for"])
 async def test_a_page_or_a_proxy_on_this_machine_is_not_the_operator(header: str) -> None:
-    assert await status(guarded(NO_KEYS), "127.0.0.1", header=header) == 403
+    app = guarded(NO_KEYS, admin_port=9000)
+    assert await status(app, "127.0.0.1", port=9000, header=header) == 403
 
 
 async def test_with_keys_it_takes_the_operators() -> None:

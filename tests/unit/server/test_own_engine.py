@@ -48,6 +48,12 @@ async def test_crashes_with_nothing_done_between_them_end_it(
     assert pauses == sorted(pauses) and pauses[-1] == 5
 
 
+@pytest.mark.parametrize(("code", "said"), [(-9, True), (1, True), (2, False), (3, False)])
+def test_what_the_engine_has_said_of_its_end_is_the_last_line(code: int, said: bool) -> None:
+    """Behind "num_slots = … does not fit" came "the engine process ended, exit code 2"."""
+    assert bool(own_engine._ended(code).message) == said
+
+
 async def test_crashes_with_something_done_between_them_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,6 +24,10 @@ from server.store_upkeep import ABANDONED_S, CURSORS_KEPT_S
 from tests.serving import ROOT
 
 NOW = 1_800_000_000
+BAD_SQL = {
+    "no records": "UPDATE files SET record = x'00'",
+    "records that are no UTF-8": "UPDATE batches SET record = x'7b226964223a22ff227d'",
+}
 
 
 @pytest.fixture
@@ -175,6 +179,21 @@ def test_a_batch_goes_from_state_to_state_once(store: Store) -> None:
     assert store.count_batches() == {"completed": 1}
 
 
+def test_progress_is_not_worth_a_sidecar(store: Store) -> None:
+    batch = a_batch(store, a_file(store))
+    sidecars = {path: path.read_bytes() for path in store.folder.rglob("*") if ".json" in path.name}
+    assert any(batch.id in path.name for path in sidecars)
+    counts = dict.fromkeys(
+        ("completed", "failed", "input_tokens", "output_tokens", "cached_tokens"), 3
+    )
+    assert store.change_batch(batch.id, "validating", **counts) == msgspec.structs.replace(
+        batch, **counts
+    )
+    assert sidecars == {path: path.read_bytes() for path in sidecars}
+    store.change_batch(batch.id, "validating", total=3, **counts)
+    assert sidecars != {path: path.read_bytes() for path in sidecars}
+
+
 def test_a_file_that_is_needed_stays(store: Store) -> None:
     file = a_file(store, expires_at=NOW)
     batch = store.allocate_output_ids(a_batch(store, file))
@@ -271,7 +290,7 @@ def test_a_newer_database_is_refused_and_left_alone(store: Store) -> None:
     assert not (store.folder / "store-2.sqlite3").exists()
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "half", "no records"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "half", *BAD_SQL, "other tables"])
 def test_a_database_is_made_anew_with_all_results(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,7 +303,7 @@ def test_a_database_is_made_anew_with_all_results(
     store.delete_file(deleted.id, "a")
     before = [store.list_files("a", 10), store.list_batches("a", 10), store.runnable_batches()]
     assert other.list_files("a", 10) == before[0]
-    if damage in {"gone", "half"}:  # which is found at a start
+    if damage in {"gone", "half", "other tables"}:  # which is found at a start
         store.close()
         other.close()
     spoil(tmp_path / "store.sqlite3", damage)
@@ -299,9 +318,9 @@ def test_a_database_is_made_anew_with_all_results(
 
 
 def spoil(path: Path, damage: str) -> None:
-    if damage == "no records":
+    if damage in BAD_SQL:
         connection = sqlite3.connect(path)
-        connection.execute("UPDATE files SET record = x'00'")
+        connection.execute(BAD_SQL[damage])
         connection.commit()
         connection.close()
         return
@@ -312,20 +331,36 @@ def spoil(path: Path, damage: str) -> None:
     if damage == "gone":
         path.unlink()
     else:
-        spoiled = {"empty": b"", "garbage": b"\xff" * len(data), "half": data[: len(data) // 2]}
+        spoiled = {
+            "empty": b"",
+            "garbage": b"\xff" * len(data),
+            "half": data[: len(data) // 2],
+            "other tables": data.replace(b"num_bytes INTEGER", b"num_bytds INTEGER"),
+        }
         path.write_bytes(spoiled[damage])
 
 
+@pytest.mark.parametrize("content", [b"{", b'{"id": "\xff"}', b"[" * 100_000])
 def test_a_sidecar_that_is_damaged_costs_no_other(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Store, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = [a_file(store) for _ in range(3)]
-    (store.folder / "files" / f"{files[1].id}.json").write_bytes(b"{")
+    (store.folder / "files" / f"{files[1].id}.json").write_bytes(content)
     spoil(store.folder / "store.sqlite3", "garbage")
     assert sorted(record.id for record in store.list_files("", 10) or []) == sorted(
         [files[0].id, files[2].id]
     )
     assert f"{files[1].id}.json is left out" in caplog.text
+
+
+def test_text_in_the_database_that_is_no_utf8_is_replaced(store: Store) -> None:
+    a_batch(store, a_file(store))
+    before = store.count_batches()
+    connection = sqlite3.connect(store.folder / "store.sqlite3")
+    connection.execute("UPDATE batches SET status = CAST(x'ff' AS TEXT)")
+    connection.commit()
+    connection.close()
+    assert store.count_batches() == before
 
 
 def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:

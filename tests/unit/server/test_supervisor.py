@@ -50,12 +50,18 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeChild:
 async def started(child: Child, other_than: int = 0) -> int:
     """The process id of a child that beats, once it does."""
     assert child.heartbeat is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while child.process is None or child.process.pid == other_than:
             await asyncio.sleep(0.01)
         while not child.heartbeat.exists():
             await asyncio.sleep(0.01)
     return child.process.pid
+
+
+async def ended(keeper: asyncio.Task[int], child: Child) -> None:
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    await child.stop(5)
 
 
 @pytest.mark.parametrize("beats", [True, False])
@@ -94,22 +100,70 @@ async def test_one_that_worked_or_was_killed_is_started_again_however_often(
         os.kill(pid, signum)
     await started(beating, other_than=pid)
     assert not keeper.done()
-    keeper.cancel()
-    await beating.stop(5)
+    await ended(keeper, beating)
 
 
 async def test_one_that_is_frozen_is_killed_and_started_again(
     child: MakeChild, caplog: pytest.LogCaptureFixture
 ) -> None:
-    beating = child(BEATING, "1", silence_s=0.5)
+    beating = child(BEATING, "1", silence_s=1000)
     keeper = asyncio.create_task(beating.keep_running())
     pid = await started(beating)
     with caplog.at_level(logging.ERROR):
         os.kill(pid, signal.SIGSTOP)
+        beating.silence_s = 0.1
         await started(beating, other_than=pid)
     assert f"child (process {pid}, state T) has given no sign of life for" in caplog.text
-    keeper.cancel()
-    await beating.stop(5)
+    await ended(keeper, beating)
+
+
+async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be_away(
+    child: MakeChild, tmp_path: Path
+) -> None:
+    why, count = tmp_path / "why", tmp_path / "count"
+    program = f"open({str(count)!r}, 'a').write('+'); raise SystemExit(2)"
+    crashing = child(program, beats=False)
+    crashing.why_away = why
+    keeper = asyncio.create_task(crashing.keep_running())
+    async with asyncio.timeout(60):
+        while not count.exists() or count.stat().st_size < supervisor._MAX_FAILURES + 2:
+            await asyncio.sleep(0.01)
+    assert not keeper.done()
+    assert "times (exit code 2); the server's log says why" in why.read_text()
+    await ended(keeper, crashing)
+
+
+async def test_what_was_away_and_runs_is_not_said_to_be_away(
+    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
+    running = child("import time; time.sleep(600)", beats=False)
+    running.why_away = tmp_path / "why"
+    running.why_away.write_text("it crashed")
+    keeper = asyncio.create_task(running.keep_running())
+    async with asyncio.timeout(120):
+        while running.why_away.exists():
+            await asyncio.sleep(0.01)
+    await ended(keeper, running)
+
+
+async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_it(
+    child: MakeChild,
+) -> None:
+    starting = child("import time; time.sleep(600)", beats=False)
+    keeper = asyncio.create_task(starting.keep_running())
+    for _ in range(2):  # the keeper, then the start
+        await asyncio.sleep(0)
+    assert starting.process is None
+    await ended(keeper, starting)
+    assert starting.process is not None
+    assert starting.process.returncode is not None
+
+
+async def test_one_that_cannot_be_started_is_tried_again(child: MakeChild, tmp_path: Path) -> None:
+    missing = child("", beats=False)
+    missing.command = [str(tmp_path / "nowhere")]
+    assert await missing.keep_running() == 1
 
 
 async def test_one_that_takes_its_time_to_start_is_not_silent(child: MakeChild) -> None:

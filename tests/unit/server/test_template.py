@@ -95,8 +95,15 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert whole == begin + problem.prompt + problem.solution + end
     again = rendered(source, chat(problem.question, problem.solution, problem.question))
     assert again == whole + begin + problem.prompt
-    with pytest.raises(TemplateFailed, match="not of system"):
-        rendered(source, chat("be kind", first="system"))
+    with pytest.raises(TemplateFailed, match="no messages of tool"):
+        rendered(source, [{"role": "tool", "content": "5"}])
+
+
+def test_the_demo_template_drops_a_system_message_that_clients_always_send() -> None:
+    source = (DEMO_MODEL / "chat_template.jinja").read_text()
+    question = chat("How many are 2 hats and 3 hats?")
+    system = {"role": "system", "content": "Be kind."}
+    assert rendered(source, [system, *question]) == rendered(source, question)
 
 
 @pytest.mark.parametrize(

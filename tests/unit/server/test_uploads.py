@@ -97,10 +97,10 @@ def test_what_is_wrong_with_a_form_is_said(
 
 @pytest.fixture
 async def http(tmp_path: Path, text_model: Path) -> AsyncIterator[httpx.AsyncClient]:
-    config = ServerConfig(data_dir=tmp_path / "data", max_store_bytes=8 * 1024**2)
+    config = ServerConfig(data_dir=str(tmp_path / "data"), max_store_bytes=8 * 1024**2)
     app = create_app(config, EngineClient("tcp://127.0.0.1:1"), Text(text_model))
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 
@@ -144,10 +144,10 @@ async def test_a_disk_that_fails_is_said_and_nothing_is_left(
 
 async def test_a_folder_that_cannot_be_written_is_said(text_model: Path) -> None:
     app = create_app(
-        ServerConfig(data_dir=Path("/sys/srm")), EngineClient("tcp://127.0.0.1:1"), Text(text_model)
+        ServerConfig(data_dir="/sys/srm"), EngineClient("tcp://127.0.0.1:1"), Text(text_model)
     )
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://here"
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
     ) as http:
         reply = await send(http)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
@@ -242,4 +242,18 @@ def test_ranges_agree_with_slices(begin: int, end: int) -> None:
                     wanted(asked)
         for asked in ("", "bytes=-", "bytes=x-1", "lines=1-2", "bytes=1-2,4-5", "bytes=9" * 99):
             assert wanted(asked) == data
+        reply.close()
+
+
+@pytest.mark.parametrize("digits", [19, 20, 5_000])
+def test_a_range_far_behind_the_end_is_none_of_the_file(digits: int) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        reply = Download(BytesIO(b"0123456789"), 10, "tag", "name", threads)
+        far = "9" * digits
+        with pytest.raises(HTTPException) as refused:
+            reply._wanted(Headers({"range": f"bytes={far}-"}))
+        assert refused.value.status_code == 416
+        assert reply._wanted(Headers({"range": f"bytes=2-{far}"})) == (2, 10)
+        assert reply._wanted(Headers({"range": f"bytes=-{far}"})) == (0, 10)
+        assert reply._wanted(Headers({"range": f"bytes={'0' * digits}3-"})) == (3, 10)
         reply.close()

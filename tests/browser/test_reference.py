@@ -1,0 +1,62 @@
+"""/docs in Chromium: contents, a search, and the page's look, though it loads nothing."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open
+from tests.serving import Server
+
+
+@pytest.fixture
+def reference(server: Server, open_page: Open) -> Page:
+    page = open_page()
+    page.get_by_role("link", name="API", exact=True).click()
+    expect(page.locator("h1")).to_have_text("srm HTTP API")
+    return page
+
+
+def test_its_contents_lead_to_every_entry(reference: Page) -> None:
+    linked = reference.locator("nav a").evaluate_all("all => all.map(one => one.hash.slice(1))")
+    entries = reference.locator("details").evaluate_all("all => all.map(one => one.id)")
+    assert linked == entries
+    assert len(entries) > 50
+    entry = reference.locator("#CompletionRequest")
+    expect(entry.locator("table")).to_be_hidden()
+    reference.get_by_role("link", name="CompletionRequest", exact=True).first.click()
+    expect(entry.locator("table")).to_be_visible()
+    expect(entry).to_be_in_viewport()
+
+
+def test_it_can_be_searched(reference: Page) -> None:
+    reference.fill("#search", "temperature top_k body")
+    shown = reference.locator("details:visible")
+    expect(reference.locator("#CompletionRequest table")).to_be_visible()
+    assert 0 < shown.count() < 5
+    expect(reference.locator("#found")).to_contain_text(f"{shown.count()} of ")
+    reference.locator("#CompletionRequest").get_by_role("link", name="Until").click()
+    expect(reference.locator("#Until table")).to_be_visible()
+    reference.fill("#search", "no such words")
+    expect(shown).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_looks_as_the_page_does(server: Server, open_page: Open, scheme: str) -> None:
+    page = open_page(color_scheme=scheme)
+    look = """() => ["color", "backgroundColor", "fontFamily"]
+        .map(name => getComputedStyle(document.body)[name])"""
+    looked = page.evaluate(look)
+    page.goto(f"{server.url}/docs")
+    assert page.evaluate(look) == looked
+
+
+@pytest.mark.parametrize("width", [320, 360, 1280])
+def test_it_fits_the_screen(server: Server, open_page: Open, width: int) -> None:
+    page = open_page(width)
+    page.goto(f"{server.url}/docs")
+    assert page.evaluate("document.documentElement.scrollHeight") < 8_000
+    page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).length"
+    assert page.locator(".scroll").evaluate_all(cut) == 0

@@ -1,0 +1,98 @@
+"""What is said of a stop, and of replies that it or an error breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.errors import EngineUnavailable
+from server.boundary import Boundary
+from server.responses import EventStream
+from server.supervisor import Child, Supervisor
+
+GET: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+
+
+class Streamed:
+    """One event, then whatever happens."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+        self.sent: list[bytes] = []
+        self.has_begun = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await EventStream(b"{}", self._events())(scope, receive, send)
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        yield b"{}"
+        self.has_begun.set()
+        if self._error is not None:
+            raise self._error
+        await asyncio.Event().wait()
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message.get("body", b""))
+
+
+async def receive() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, 503), (EngineUnavailable("gone"), 503), (KeyError(), 500)]
+)
+async def test_a_stream_that_is_broken_off_is_not_logged_as_answered(
+    error: Exception | None, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    streamed = Streamed(error)
+    with caplog.at_level(logging.INFO, "server.boundary"):
+        task = asyncio.create_task(Boundary(streamed)(GET, receive, streamed.send))
+        await streamed.has_begun.wait()
+        if error is None:
+            task.cancel()
+        await task
+    (fields,) = (vars(one)["fields"] for one in caplog.records if one.message == "answered")
+    assert fields["status"] == status
+    assert b'"error":' in b"".join(streamed.sent)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stop_says_what_is_waited_for_and_a_second_signal_leaves_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = (
+        "import signal, sys, time; signal.signal(15, signal.SIG_IGN)\nopen(sys.argv[1], 'w')\n"
+    )
+    command = [sys.executable, "-ISc", program + "time.sleep(1000)"]
+    engine, api = (
+        Child(name, [*command, str(tmp_path / name)], dict(os.environ), tmp_path)
+        for name in ("engine", "api")
+    )
+
+    async def announce() -> None:
+        await asyncio.Event().wait()
+
+    with caplog.at_level(logging.INFO):
+        running = asyncio.create_task(Supervisor(engine, [api], 1000, 1000).run(announce()))
+        await until(lambda: (tmp_path / "engine").exists() and (tmp_path / "api").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+        await until(lambda: "what runs has 1000 s to end; a second signal leaves" in caplog.text)
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(120):
+            assert await running == 0
