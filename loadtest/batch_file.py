@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 
 _POLL_S = 0.25
 _TIMEOUT_S = 60.0
@@ -128,14 +128,14 @@ class BatchClient:
                         _count(line, decode(line), output)
                 if rest.strip():
                     _count(rest, decode(rest), output)
-        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        except (httpx.HTTPError, *UNDECODABLE) as error:
             raise ConfigError(f"GET {self._url}{path}: {error}") from None
 
     def _ask(self, method: str, path: str, **given: Any) -> dict[str, Any]:
         try:
             reply = self._http.request(method, path, **given)
             found: dict[str, Any] = reply.json() if reply.status_code == 200 else {}
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, *UNDECODABLE) as error:
             raise ConfigError(f"{method} {self._url}{path}: {error}") from None
         if reply.status_code != 200:
             said = reply.text[:300]

@@ -18,7 +18,7 @@ Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chunks:
     """Sorted by request, sample and time. Arrays of [chunks]."""
 

@@ -37,7 +37,7 @@ class Histogram:
     def __init__(self) -> None:
         """Raises ConfigError if the package is missing."""
         if HdrHistogram is None:
-            raise ConfigError(f"load tests need `pip install 'srm-server[loadtest]'`: {MISSING}")
+            raise ConfigError(f"load tests need `pip install hdrhistogram setuptools`: {MISSING}")
         self._hdr: Any = HdrHistogram(1, 2**40, DIGITS)
         self._counts = np.frombuffer(self._hdr.counts, np.uint64)  # the same memory
         self._mean = 0.0

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
         if line.strip():
             try:
                 found.append((number, decoder.decode(line)))
-            except (msgspec.MsgspecError, ValueError) as error:
+            except UNDECODABLE as error:
                 raise bad_line(path, number, str(error), allowed) from None
     if not found:
         raise ConfigError(f"{path}: no line; allowed is {allowed}")

@@ -24,7 +24,7 @@ class Values(NamedTuple):
     weight: Times
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observed:
     """A recording, its chunks, and what is derived once for all parts of a report."""
 

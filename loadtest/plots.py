@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ try:
     )
 except ImportError:
     raise ConfigError(
-        "plots of load tests need matplotlib: pip install 'srm-server[loadtest]'"
+        f"plots of load tests need matplotlib: {sys.executable} -m pip install matplotlib"
     ) from None
 
 Panel = Axes

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 from loadtest.scenario import Scenario, as_path
 
 ERRORS = (
@@ -102,7 +102,7 @@ class About(msgspec.Struct):
     server_metrics: list[Sample]
 
 
-class Recording(msgspec.Struct):
+class Recording(msgspec.Struct, eq=False):
     """A whole run."""
 
     about: About
@@ -133,7 +133,7 @@ def load(folder: Path) -> Recording:
         )
         with np.load(folder / "recording.npz") as file:
             arrays: dict[str, Any] = {name: file[name] for name in _ARRAYS}
-    except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+    except (OSError, *UNDECODABLE, KeyError) as error:
         raise ConfigError(f"cannot read the recording in {folder}: {error}") from None
     for name, dtype in _ARRAYS.items():
         if arrays[name].dtype != dtype:

@@ -10,6 +10,7 @@ import math
 import msgspec
 from msgspec import Raw
 
+from engine.errors import UNDECODABLE
 from loadtest.event_stream import EventStream
 
 _NOTHING = {b"", b'""', b"null"}
@@ -145,7 +146,7 @@ class Reply:
     def _read(self, data: bytes) -> _Document:
         try:
             document = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise BadReply(f"{error}: {data[:200]!r}") from None
         if document.error and (said := bytes(document.error)) not in _NOTHING:
             raise BadReply(said.decode(errors="replace"))

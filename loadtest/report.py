@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 from loadtest.confidence import parts
 from loadtest.goodput import good_requests
 from loadtest.measures import within
@@ -131,7 +131,7 @@ def read_report(folder: Path) -> Report:
             for part in ("summary", "objectives", "parts", "timeline", "server"):
                 run[part] = _numbers(run[part])
         return msgspec.convert(content, Report, dec_hook=as_path)
-    except (OSError, KeyError, TypeError, msgspec.MsgspecError) as error:
+    except (OSError, KeyError, TypeError, *UNDECODABLE) as error:
         raise ConfigError(f"cannot read the report {path}: {error}") from None
 
 

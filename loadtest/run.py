@@ -96,7 +96,7 @@ async def run(
             stopping.cancel()
         for worker in workers:
             await worker.end()
-    return _put_together(results, scenario, target, command, started_unix, stopped)
+    return put_together(results, scenario, target, command, started_unix, stopped)
 
 
 def num_workers(scenario: Scenario) -> int:
@@ -204,7 +204,7 @@ def _first(group: BaseExceptionGroup[SRMError]) -> SRMError:
     return error
 
 
-def _put_together(
+def put_together(
     results: Sequence[frames.Result],
     scenario: Scenario,
     target: Target,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.errors import UNDECODABLE
 from engine.settings import build, read_settings
 from loadtest import lengths
 
@@ -178,7 +179,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _check_extra_body(self) -> None:
         try:
             members = msgspec.json.decode(self.extra_body, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise ValueError(
                 f"extra_body must be a JSON object, got {self.extra_body!r}: {error}"
             ) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError, SRMError
+from engine.errors import UNDECODABLE, ConfigError, SRMError
 from engine.settings import build, read_settings
 from loadtest import outcome
 from loadtest.reports import Run, write_reports
@@ -95,5 +95,5 @@ def read_saved(folder: Path) -> Saved:
     """Raises ConfigError for a folder that no sweep wrote."""
     try:
         return msgspec.json.decode((folder / SAVED).read_bytes(), type=Saved)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise ConfigError(f"cannot read the sweep in {folder}: {error}") from None

@@ -42,7 +42,7 @@ def main() -> None:
     try:
         allow_files(setup.scenario, setup.worker, setup.workers)
         workload = Workload(setup.scenario)
-        loop = _loop(setup, workload)
+        loop = pace_of(setup, workload)
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)  # what a request leaves goes with its last reference
@@ -50,13 +50,13 @@ def main() -> None:
         go = frames.read(0)
         if not isinstance(go, frames.Go):
             raise SystemExit(1)
-        result = uvloop.run(_Run(setup, workload, loop, go.started, out).result())
+        result = uvloop.run(Part(setup, workload, loop, go.started, out).result())
         frames.write(out, result)
     except SRMError as error:
         frames.write(out, frames.Failed(error.message, isinstance(error, ConfigError)))
 
 
-def _loop(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:
+def pace_of(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:
     scenario, worker, workers = setup.scenario, setup.worker, setup.workers
     if scenario.open_loop:
         return OpenLoop(arrivals.times(scenario), slice(worker, None, workers), workload)
@@ -69,8 +69,8 @@ def _loop(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:
     )
 
 
-class _Run:
-    """From the start to the last request's end."""
+class Part:
+    """Of a run, that of one process: from the start to its last request's end."""
 
     def __init__(
         self,

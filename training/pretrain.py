@@ -27,8 +27,8 @@ CHAT_TEMPLATE = r"""{%- for message in messages -%}
 {{- '<|begin_of_text|>Question: ' ~ message.content | trim -}}
 {%- elif message.role == 'assistant' -%}
 {{- '\nAnswer: ' ~ message.content | trim ~ '<|end_of_text|>' -}}
-{%- else -%}
-{{- raise_exception('this model knows messages of user and assistant, not of ' ~ message.role) -}}
+{%- elif message.role != 'system' -%}
+{{- raise_exception('this model knows questions and answers, no messages of ' ~ message.role) -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}

@@ -94,7 +94,7 @@ def test_samples_have_the_times_of_the_run() -> None:
     begun = time.time()
     with _served(answers) as url, Sampling(url, "secret") as sampling:
         for _ in range(3):
-            assert answers.asked.acquire(timeout=20)
+            assert answers.asked.acquire(timeout=120)
     found = sampling.samples(begun, time.time() - begun + 1)
     assert found[0].values == read(OURS) and found[1].values == read(VLLM)
     assert 0 <= found[0].time < found[1].time
@@ -110,7 +110,7 @@ def test_a_server_without_metrics_is_noted_and_asked_again() -> None:
     answers = _Answers((404, "no such route"), (200, "<html></html>"), (200, OURS))
     with _served(answers) as url, Sampling(url) as sampling:
         for _ in range(4):
-            assert answers.asked.acquire(timeout=20)
+            assert answers.asked.acquire(timeout=120)
     assert "404" in sampling.note and url in sampling.note
     assert sampling.latest == read(OURS)
 
@@ -119,7 +119,7 @@ def test_a_server_that_says_other_things_is_noted() -> None:
     answers = _Answers((200, "go_gc_duration_seconds 1\n"))
     with _served(answers) as url, Sampling(url) as sampling:
         for _ in range(2):
-            assert answers.asked.acquire(timeout=20)
+            assert answers.asked.acquire(timeout=120)
     assert "none of the names" in sampling.note
 
 

@@ -9,7 +9,19 @@ from itertools import islice
 
 import pytest
 
-from training.tasks import KINDS, Problem, Split, extract_answer, problems, reward
+from engine.config import DEMO_MODEL
+from training.tasks import (
+    GOODS,
+    HOLDERS,
+    KINDS,
+    NAMES,
+    THINGS,
+    Problem,
+    Split,
+    extract_answer,
+    problems,
+    reward,
+)
 
 SPLITS: tuple[Split, Split] = ("train", "held-out")
 
@@ -35,6 +47,20 @@ def test_every_kind_appears_about_equally_often() -> None:
     assert len(set(kinds)) == len(KINDS)
     for kind in set(kinds):
         assert 700 < kinds.count(kind) < 1_300
+
+
+def test_the_model_card_has_every_wording_and_no_other() -> None:
+    def wording(question: str) -> str:
+        listed = "|".join((*NAMES, *THINGS, *HOLDERS, *(f"{good}s?" for good in GOODS)))
+        verbs = "buys|finds|wins|is given|sells|loses|gives away|breaks"
+        return re.sub(rf"\b(?:{listed}|{verbs}|\d+|more|of them)\b", "_", question)
+
+    card = (DEMO_MODEL / "README.md").read_text()
+    rows = re.findall(r"^\| ([a-z ]+) \| (.*\?) \|$", card, re.M)
+    drawn = _drawn("train", 0, 300)
+    assert len(rows) == len(KINDS)
+    assert {kind for kind, _ in rows} == {problem.kind for problem in drawn}
+    assert {wording(question) for _, question in rows} <= {wording(p.question) for p in drawn}
 
 
 def test_every_step_is_true_and_the_last_is_the_answer() -> None:
