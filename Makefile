@@ -4,12 +4,17 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?= models/demo
 DEVICE ?= cpu
+SECONDS ?= 600
+JOBS ?= 2
+COUNT ?= 60
+SEED ?= 14
+PARALLEL = -n $(JOBS) --dist worksteal
 BIN := .venv/bin
 SOURCES := engine server training loadtest deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients kernels gpu-kit bench load chaos agreement peers-setup peers check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,8 +32,8 @@ help:  ## this list
 	$(BIN)/pip install --progress-bar on -r requirements-dev.lock
 	@touch $@
 
-.venv/browser: .venv/dev tests/browser/install.sh
-	@tests/browser/install.sh
+.venv/system: .venv/dev tests/install.sh
+	@tests/install.sh
 	@touch $@
 
 setup: .venv/dev  ## a .venv with everything
@@ -49,32 +54,46 @@ lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
 types: .venv/dev  ## mypy --strict
 	$(BIN)/mypy $(SOURCES)
 
-test: .venv/browser  ## everything but the slow tests
-	$(BIN)/python -m pytest -m "not slow and not gpu and not clients"
+test: .venv/system  ## everything but the slow tests
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu and not clients"
 
-test-all: .venv/browser  ## the slow ones too
-	$(BIN)/python -m pytest -m "not gpu and not clients"
+test-all: .venv/system  ## the slow ones too
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not clients"
 
 test-gpu: .venv/dev  ## on a machine with a GPU
 	$(BIN)/python -m pytest -m gpu
 
+fuzz: .venv/dev  ## property tests with fresh seeds, round after round, for SECONDS=600
+	@end=$$(($$(date +%s) + $(SECONDS))); while [ $$(date +%s) -lt $$end ]; do \
+	  $(BIN)/python -m pytest -q -x --hypothesis-profile=fuzz tests/property || exit 1; done
+
+mutants: .venv/dev  ## change COUNT=60 single tokens, drawn with SEED=14; do tests notice?
+	@COUNT=$(COUNT) SEED=$(SEED) JOBS=$(JOBS) $(BIN)/python -m tests.mutants
+
 chaos: .venv/dev  ## kill processes at random during a job of 20,000 lines; writes docs/benchmarks/
 	$(BIN)/python -m tests.chaos.run
 
-.venv-clients/ready: requirements-clients.lock
+attack: .venv/dev  ## half an hour of random requests, kills, full disks, flipped bits and clock jumps; needs root
+	$(BIN)/python -m tests.attack.run
+
+.venv-clients/ready: requirements-clients.lock requirements-litellm.lock
 	$(PYTHON) -m venv .venv-clients
 	@echo "Installing other people's clients (about 0.6 GB to download with torch for a CPU, once) ..."
 	.venv-clients/bin/pip install --progress-bar on -r requirements-clients.lock
+	@echo "LiteLLM, which asks for older versions than the others and runs with these ..."
+	.venv-clients/bin/pip install --no-deps -r requirements-litellm.lock
 	@touch $@
 
-test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm and LangChain against a server
+test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm, LangChain and LiteLLM against a server
 	$(BIN)/python -m pytest -m clients
 
 agreement: .venv/dev .venv-clients/ready  ## load tests beside guidellm; writes docs/benchmarks/
 	$(BIN)/python -m tests.clients.agreement
 
-kernels: .venv/dev  ## compile ops and bf16 step graphs for an H100 or H200, without one
+kernels: .venv/dev  ## compile every op for an H100 or H200, without one
 	$(BIN)/python -m tests.kernels.compile_for_gpu
+
+kernels-wide: .venv/dev  ## the bf16 step graphs of d 512 and 1024 too, minutes each
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -18,8 +18,11 @@ from engine.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+# Neither load nor luck fails a test; `make fuzz` draws other examples each time.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, derandomize=False, print_blob=True)
+settings.register_profile("mutants", settings.get_profile("suite"), phases=[Phase.generate])
+settings.load_profile("suite")
 turn_off_telemetry()  # of the sessions that tests make without a ModelRunner
 
 MakeEngine = Callable[..., Engine]

@@ -8,11 +8,11 @@ which counts as well.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from tests.toy import Toy
 
 _CHUNK = 1 << 16
 
@@ -24,8 +24,8 @@ class Stall(NamedTuple):
     end: float
 
 
-class FaultProxy:
-    """Listens at `url` between `with FaultProxy(server.url, …) as proxy:` and the block's end."""
+class FaultProxy(Toy):
+    """Stands before one server."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class FaultProxy:
                 the reply have come through.
             cut_after_bytes: Of the reply, head included.
         """
+        super().__init__()
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None
         self._server = (parts.hostname, parts.port)
@@ -55,54 +56,16 @@ class FaultProxy:
         self.requests = 0
         self.cuts = 0
         self.stall: Stall | None = None
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
-
-    def __enter__(self) -> FaultProxy:
-        self._thread.start()
-        assert self._ready.wait(10), "the proxy did not start"
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    async def _run(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        listening = await asyncio.start_server(self._connection, "127.0.0.1", 0, backlog=4096)
-        self.url = "http://{}:{}".format(*listening.sockets[0].getsockname())
-        self._ready.set()
-        async with listening:
-            await self._stop.wait()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection(*self._server)
+        pair = _Pair(writer, back_writer)
         try:
-            back_reader, back_writer = await asyncio.open_connection(*self._server)
-            pair = _Pair(writer, back_writer)
-            ways = (self._forward(reader, pair), self._back(back_reader, pair))
-            try:
-                await asyncio.gather(*ways)
-            finally:
-                back_writer.close()
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # one side left, or it was cut, or the proxy ends
+            await asyncio.gather(self._forward(reader, pair), self._back(back_reader, pair))
         finally:
-            self._tasks.discard(task)
-            writer.close()
+            back_writer.close()
 
     async def _forward(self, reader: asyncio.StreamReader, pair: _Pair) -> None:
         """What the client says, until it leaves; then the server is told that it did."""

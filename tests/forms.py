@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from max.dtype import DType
 
 from engine.batch import F32, I32
 from engine.config import ModelConfig
@@ -72,6 +73,17 @@ LENGTHS = {
     "kernel_2048": headless(n_ctx=2048, decay_constant=8, mixer="kernel", kernel_size=4),
     "diagonal_2048": config(n_ctx=2048, mixer="diagonal"),
 }
+_ROUNDED_SHAPE: dict[str, Any] = {"d_model": 64, "num_layers": 3, "n_ctx": 48}
+ROUNDED = {
+    "rounded_mixed": config(**_ROUNDED_SHAPE),
+    "rounded_combined": config(**_ROUNDED_SHAPE, num_heads=2, mixer="combined"),
+    "rounded_diagonal": config(**_ROUNDED_SHAPE, mixer="diagonal"),
+    "rounded_kernel": headless(
+        **_ROUNDED_SHAPE | {"d_model": 35}, mixer="kernel", kernel_size=4, decay=False
+    ),
+    "rounded_expanded": headless(**_ROUNDED_SHAPE, mixer="expanded", decay=False),
+}
+"""Those in bfloat16, compiled beside the others because that takes hardly longer."""
 
 
 @dataclass
@@ -103,16 +115,23 @@ def tensors(name: str, config: ModelConfig) -> dict[str, F32]:
 
 
 @cache
+def compiled() -> dict[str, LogitsModel]:
+    """By name, of CONFIGS, LENGTHS and ROUNDED. Compiled once for all tests that ask."""
+    shapes = CONFIGS | LENGTHS | ROUNDED
+    weights = {name: fold(shape, tensors(name, shape), name) for name, shape in shapes.items()}
+    return compile_logits(weights, dict.fromkeys(ROUNDED, DType.bfloat16))
+
+
+@cache
 def all_forms() -> dict[str, Forms]:
-    """By name, of CONFIGS and LENGTHS. Compiled once for all tests that ask."""
-    weights, references = {}, {}
+    """By name, of CONFIGS and LENGTHS."""
+    found = {}
     for name, shape in (CONFIGS | LENGTHS).items():
-        found = tensors(name, shape)
-        weights[name] = fold(shape, found, name)
-        references[name] = SRM(shape)
-        references[name].load_state_dict({k: torch.from_numpy(v) for k, v in found.items()})
-    compiled = compile_logits(weights)
-    return {name: Forms(compiled[name], references[name].double()) for name in compiled}
+        reference = SRM(shape)
+        values = tensors(name, shape)
+        reference.load_state_dict({k: torch.from_numpy(v) for k, v in values.items()})
+        found[name] = Forms(compiled()[name], reference.double())
+    return found
 
 
 def error(found: F32, expected: F64) -> float:

@@ -99,7 +99,7 @@ def requests(rng: random.Random, path: str, body: bytes) -> bytes:
     """What is sent over a connection instead of a request."""
     line = f"POST {path} HTTP/1.1\r\n".encode()
     length = b"Content-Length: %d\r\n" % len(body)
-    host = b"Host: srm\r\n"
+    host = b"Host: localhost\r\n"
     whole = line + host + length + b"\r\n" + body
     chunked = line + host + b"Transfer-Encoding: chunked\r\n\r\n"
     return rng.choice(
@@ -108,11 +108,11 @@ def requests(rng: random.Random, path: str, body: bytes) -> bytes:
             b"\r\n" * rng.randrange(50),
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(200),  # TLS
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(30),
-            b"GET /\xff\xfe%zz?\xff HTTP/1.1\r\nHost: srm\r\n\r\n",
+            b"GET /\xff\xfe%zz?\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
             b"GET /health HTTP/9.9\r\n\r\n",
             b"GET /health\r\n\r\n",
-            b"GET /v1/models/%00%2e%2e%2f%ff HTTP/1.1\r\nHost: srm\r\n\r\n",
+            b"GET /v1/models/%00%2e%2e%2f%ff HTTP/1.1\r\nHost: localhost\r\n\r\n",
             whole[: rng.randrange(len(whole))],
             whole.replace(length, b"Content-Length: -1\r\n"),
             whole.replace(length, b"Content-Length: 99999999999999999999\r\n"),

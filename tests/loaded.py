@@ -1,16 +1,23 @@
-"""One run of `srm loadtest`, its client processes and all, and what it recorded; no reports."""
+"""One run of `srm loadtest` and what it recorded: of real processes, or in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+from loadtest import frames
 from loadtest.recording import Recording
-from loadtest.run import run
+from loadtest.run import num_workers, put_together, run
 from loadtest.scenario import Scenario
 from loadtest.summarize import summarize
 from loadtest.summary import Summary
+from loadtest.target import Target
+from loadtest.worker import Part, pace_of
+from loadtest.workload import Workload
 
 
 class Loaded(NamedTuple):
@@ -18,14 +25,38 @@ class Loaded(NamedTuple):
 
     recording: Recording
     summary: Summary
-
-    def monotonic(self, seconds: float) -> float:
-        """A time of the run's clock on the machine's, which the toys write down."""
-        return self.recording.about.started_unix + seconds - (time.time() - time.monotonic())
+    started: float
+    """The run's second 0 on the monotonic clock, by which toys write down what they did."""
 
 
 def loaded(url: str, **settings: Any) -> Loaded:
     """loaded(toy.url, arrivals="constant", rate=100): settings as in Scenario."""
     scenario = Scenario(url=url, **settings)
     recording = asyncio.run(run(scenario, lambda _progress: None, "a test"))
-    return Loaded(recording, summarize(recording))
+    started = recording.about.started_unix - (time.time() - time.monotonic())
+    return Loaded(recording, summarize(recording), started)
+
+
+async def simulated(url: str, **settings: Any) -> Loaded:
+    """The same in a VirtualLoop: every client process's part, in this one."""
+    scenario = Scenario(url=url, served_model_name="toy", **settings)
+    parts = urlsplit(url)
+    assert parts.hostname is not None and parts.port is not None
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: toy\r\ncontent-length: "
+    target = Target(parts.hostname, parts.port, "", head, "toy", "")
+    started, workers = time.monotonic(), num_workers(scenario)
+    with Path(os.devnull).open("wb") as nowhere:
+        results = await asyncio.gather(
+            *(
+                Part(
+                    setup,
+                    work := Workload(scenario),
+                    pace_of(setup, work),
+                    started,
+                    nowhere.fileno(),
+                ).result()
+                for setup in (frames.Setup(scenario, target, n, workers) for n in range(workers))
+            )
+        )
+    recording = put_together(results, scenario, target, "a test", 0.0, False)
+    return Loaded(recording, summarize(recording), started)

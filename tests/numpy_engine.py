@@ -13,7 +13,7 @@ import msgspec
 from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
-from engine.errors import CheckpointError, SRMError
+from engine.errors import UNDECODABLE, CheckpointError, SRMError
 from engine.process import serve
 from engine.settings import load as load_config
 from engine.swap import first_weights
@@ -27,18 +27,22 @@ def load(folder: Path) -> Weights:
         return load_checkpoint(folder)
     try:
         model = msgspec.json.decode((folder / "config.json").read_bytes(), type=ModelConfig)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
     seed = folder / "seed"
     return tiny_weights(int(seed.read_text()) if seed.exists() else 0, model)
 
 
-def main(argv: list[str]) -> int:
+def main(
+    argv: list[str],
+    make_runner: type[NumpyRunner] = NumpyRunner,
+    make_engine: type[Engine] = Engine,
+) -> int:
     try:
         config = load_config(EngineConfig, argv, prog="python -m tests.numpy_engine")
         weights, version = first_weights(config, load)
-        runner = NumpyRunner(weights, config.num_slots)
-        engine = Engine(weights.config, runner, config, weights.fingerprint, version)
+        runner = make_runner(weights, config.num_slots or config.max_slots)
+        engine = make_engine(weights.config, runner, config, weights.fingerprint, version)
         return serve(engine, config, load)
     except SRMError as error:
         print(error.message, file=sys.stderr)

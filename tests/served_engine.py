@@ -34,7 +34,7 @@ class Served:
         self.exit_code = self.process.run()
 
     def join(self) -> int | None:
-        self._thread.join(10)
+        self._thread.join(120)
         return self.exit_code
 
 
@@ -43,9 +43,9 @@ Serve = Callable[..., Served]
 
 @asynccontextmanager
 async def connected(
-    endpoint: str, ready_s: float = 5, **settings: float
+    endpoint: str, ready_s: float = 120, **settings: float
 ) -> AsyncIterator[EngineClient]:
-    client = EngineClient(endpoint, **settings)
+    client = EngineClient(endpoint, **{"engine_timeout_s": 120, **settings})
     await client.connect()
     try:
         await client.wait_until_ready(ready_s)
@@ -59,7 +59,7 @@ async def collect(client: EngineClient, request: Request) -> list[Output]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -73,7 +73,7 @@ class RawClient:
         self.socket.connect(endpoint)
 
     def receive(self) -> FromEngine:
-        assert self.socket.poll(5000), "the engine did not answer"
+        assert self.socket.poll(120_000), "the engine did not answer"
         message: FromEngine = msgspec.msgpack.decode(self.socket.recv(), type=FromEngine)
         return message
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ SERVER_FLAGS = (
     f"--max-waiting={MAX_WAITING}",
     f"--max-body-bytes={MAX_BODY_BYTES}",
 )
-_START_S = 30
+_START_S = 120
 
 
 CHAT_TEMPLATE = """{{ '<|begin_of_text|>' }}{% for message in messages %}
@@ -57,6 +58,12 @@ def write_text_model(folder: Path, model: ModelConfig = TEXT_MODEL) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_bytes(msgspec.json.encode(model))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Server:
@@ -94,7 +101,10 @@ class Server:
             self.process.kill()
             raise AssertionError("srm serve did not start:\n" + "".join(self.lines))
         self.url = self._url()
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=600)  # of a busy machine
+        port = next((one.split("=")[1] for one in flags if one.startswith("--admin-port=")), "")
+        self.admin_url = f"http://127.0.0.1:{port}" if port else self.url
+        self.admin = httpx.Client(base_url=self.admin_url, timeout=120) if port else self.http
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -110,10 +120,12 @@ class Server:
 
     def metric(self, name: str, label: str = "") -> float:
         """The sum of the samples of a metric, of those that have a label with this value."""
-        samples = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        samples = re.findall(
+            rf"^{name}(\{{.*\}})? (\S+)$", self.admin.get("/metrics").text, re.MULTILINE
+        )
         return sum(float(value) for labels, value in samples if not label or f'"{label}"' in labels)
 
-    def wait_until_idle(self, within_s: float = 20) -> None:
+    def wait_until_idle(self, within_s: float = 120) -> None:
         """Until /metrics has every slot free and nothing that runs or waits."""
         deadline = time.monotonic() + within_s
         while self._held() != (0, 0, 0):
@@ -135,15 +147,16 @@ class Server:
         """A completion request; the prompt is "the cat" if none is given."""
         return self.http.post("/v1/completions", json={"prompt": "the cat", **fields})
 
-    def stop(self, timeout_s: float = 30) -> int:
+    def stop(self, timeout_s: float = 120) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
-    def wait(self, timeout_s: float = 30) -> int:
+    def wait(self, timeout_s: float = 120) -> int:
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
         self.http.close()
+        self.admin.close()
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._data.cleanup()

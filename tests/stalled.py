@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.fault_proxy import FaultProxy
-from tests.loaded import Loaded, loaded
+from tests.loaded import Loaded, loaded, simulated
 from tests.theory import Times, received
 from tests.toy_server import ToyConfig, ToyServer
 
-TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 5
+TTFT_S, ITL_S, TOKENS = 0.0203, 0.0051, 5  # so that no two things happen at once
 TOY = ToyConfig(ttft_s=TTFT_S, itl_s=ITL_S)
 STALL_S, STALL_AT = 1.0, 60
 RATE, STREAMS, SECONDS = 40, 4, 5.0
@@ -25,8 +25,6 @@ class Stalled(NamedTuple):
     """Requests, as the server counts them."""
     expected: Times
     """[requests, tokens]: when each token is received in theory, on the run's clock."""
-    late_s: float
-    """How late the server was with a first token, at worst: what the machine adds to theory."""
 
     @property
     def planned(self) -> Times:
@@ -51,21 +49,33 @@ def stalled(open_loop: bool) -> Stalled:
 
     The stall begins with the same request of both.
     """
+    with ToyServer(TOY) as toy, FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy:
+        run = loaded(proxy.url, **_load(open_loop))
+    return _found(run, toy, proxy)
+
+
+async def simulated_stall(open_loop: bool) -> Stalled:
+    """The same in virtual time."""
+    async with (
+        ToyServer(TOY) as toy,
+        FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy,
+    ):
+        run = await simulated(proxy.url, **_load(open_loop))
+    return _found(run, toy, proxy)
+
+
+def _load(open_loop: bool) -> dict[str, Any]:
     how: dict[str, Any] = (
         {"arrivals": "constant", "rate": RATE}
         if open_loop
         else {"arrivals": "concurrent", "concurrency": STREAMS}
     )
-    with ToyServer(TOY) as toy, FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy:
-        run = loaded(
-            proxy.url,
-            **how,
-            duration_s=SECONDS,
-            output_tokens=str(TOKENS),
-            metrics_url="none",
-        )
+    common = {"duration_s": SECONDS, "output_tokens": str(TOKENS), "metrics_url": "none"}
+    return how | common
+
+
+def _found(run: Loaded, toy: ToyServer, proxy: FaultProxy) -> Stalled:
     assert proxy.stall is not None
-    planned = run.monotonic(0.0) + run.recording.requests["planned"]
-    due = received(planned, TOKENS, TTFT_S, ITL_S, proxy.stall) - run.monotonic(0.0)
-    late_s = max(one.first - one.started for one in toy.served) - TTFT_S
-    return Stalled(run, len(toy.served), due, late_s)
+    planned = run.started + run.recording.requests["planned"]
+    due = received(planned, TOKENS, TTFT_S, ITL_S, proxy.stall) - run.started
+    return Stalled(run, len(toy.served), due)

@@ -15,6 +15,7 @@ PACKAGES = ("engine", "server", "training", "loadtest", "deploy")
 
 ENGINE_ORDER = (
     "errors",
+    "tasks",
     "settings",
     "config",
     "logs",
@@ -72,6 +73,7 @@ ENGINE_ORDER = (
     "durable",
     "process",
     "token_queues",
+    "stretches",
     "token_table",
     "streams",
     "client",
@@ -101,6 +103,7 @@ ENGINE_ORDER = (
     "bench.prefix",
     "bench.snapshot",
     "bench.figures",
+    "bench.card",
     "bench.table",
     "__main__",
     "tokenizer",
@@ -129,7 +132,7 @@ SERVER_SEES = {
     f"engine.{name}"
     for name in (
         *("client", "streams", "news", "messages", "settings", "config", "errors", "logs"),
-        *("memory", "records", "bench.serving"),  # of every process of ours; and of benchmarks
+        *("memory", "records", "tasks", "bench.serving"),  # of every process; of benchmarks
     )
 }
 LOADTEST_SEES = {"engine.errors", "engine.settings", "engine.records"}

@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -81,7 +83,8 @@ from server.operate import SnapshotConfig, WeightsConfig
 from server.score import ScoreConfig
 from server.score_lines import Score
 from server.text import Text
-from tests.serving import ROOT, SERVER_FLAGS, Server
+from tests import field_tables
+from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 from training.evaluate import EvaluateConfig
 from training.many_samples import SamplesBenchConfig
 from training.precision import PrecisionConfig
@@ -90,7 +93,10 @@ from training.until import UntilBenchConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
-MADE_BY_SERVE = {"endpoint", "heartbeat", "listen_fd", "admin_fd", "weights_note"}
+MADE_BY_SERVE = {
+    *("endpoint", "heartbeat", "listen_fd", "admin_fd", "limits_fd", "max_slots"),
+    *("weights_note", "why_no_jobs", "model_id"),
+}
 COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Serving": (EngineConfig, ServerConfig),
     "The two processes": (EngineConfig, ServerConfig),
@@ -311,23 +317,15 @@ def test_every_field_of_a_message_is_there() -> None:
     assert roles == list(get_args(conversation.Role))
 
 
-def test_every_field_of_a_chat_at_a_neutral_value_is_there() -> None:
-    found = dict(rows("api.md", "Chat fields that are accepted at one value"))
-    assert found == {
-        f"`{name}`": ", ".join(f"`{json.dumps(value)}`" for value in values or (None,))
-        for name, values in chat_protocol.CHAT_NEUTRAL.items()
-        if name not in fields.NEUTRAL
-    }
+@pytest.mark.parametrize("page", field_tables.PAGES, ids=lambda path: path.name)
+def test_tables_of_fields_are_those_of_the_code(page: Path) -> None:
+    assert field_tables.written(page) == page.read_text(), "python -m tests.field_tables"
 
 
 def test_every_field_at_a_neutral_value_is_there() -> None:
-    expected = {
-        name: f"`{json.dumps(values[0] if values else None)}`"
-        for name, values in fields.NEUTRAL.items()
-    }
-    assert dict(rows("api.md", "Fields that are accepted at one value")) == {
-        f"`{name}`": value for name, value in expected.items()
-    }
+    headings = "Fields that are accepted at one value", "Chat fields that are accepted at one value"
+    found = [name for heading in headings for name in names("api.md", heading)]
+    assert sorted(found) == sorted(chat_protocol.CHAT_NEUTRAL)
 
 
 def test_stream_options_are_there() -> None:
@@ -437,7 +435,8 @@ def test_pages_and_dashboards_name_metrics_that_exist() -> None:
     board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     page = (dashboard.FOLDER / "watch.js").read_text()
-    for text in (read("dashboard.md"), page, "\n".join(asked)):
+    alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    for text in (read("dashboard.md"), page, "\n".join(asked), alerts):
         named = re.findall(r"\b(?:srm|http)_\w+", text)
         assert len(named) > 8
         assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} <= known
@@ -485,7 +484,7 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code)) <= set(targets())
     commands = set(re.findall(r"^  (\w+)  ", srm.USAGE, re.M))
     assert set(re.findall(r"\bsrm ([a-z]+)(?![\w.])", code)) <= commands
-    flags = {"config", "help"} | {name.replace("_", "-") for name in srm.SETTINGS}
+    flags = {"config", "help", "version"} | {name.replace("_", "-") for name in srm.SETTINGS}
     flags |= set(re.findall(r"--([a-z][a-z-]*)", convert_parser().format_help()))
     used = re.findall(r"(?:srm|engine\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
     assert set(used) <= flags
@@ -494,6 +493,21 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
         assert linked.exists(), f"{target} is not there"
         headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M) if anchor else []
         assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
+
+
+def test_what_is_to_be_installed_is_on_an_index() -> None:
+    """`srm-server[parquet]` is on none: the packages of an extra are named themselves."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    known = {re.split(r"[>=<\[]", package)[0] for package in packages}
+    sources = [
+        path for name in ("engine", "server", "loadtest") for path in (ROOT / name).rglob("*.py")
+    ]
+    for path in (*PAGES, *sources):
+        for said in re.findall(r"pip install ([^`\"\n:]*)", path.read_text()):
+            words = [word.strip("'") for word in said.split() if not word.startswith(("-", "{"))]
+            named = list(takewhile(lambda word: re.fullmatch(r"[\w\[\]-]+", word), words))
+            assert set(named) <= known, f"{path}: pip install {said}"
 
 
 def blocks(page: str, info: str) -> list[str]:
@@ -575,8 +589,9 @@ def test_the_batch_of_the_guide_is_answered(server: Server) -> None:
 
 def test_a_trainer_changes_weights(text_model: Path, tmp_path: Path) -> None:
     (example,) = blocks("weights.md", "python test")
-    with Server(text_model, *SERVER_FLAGS) as running:
-        command = [sys.executable, "-c", here(example, running)]
+    with Server(text_model, *SERVER_FLAGS, f"--admin-port={free_port()}") as running:
+        example = example.replace("http://127.0.0.1:8001", running.admin_url)
+        command = [sys.executable, "-c", example]
         environment = {**os.environ, "CHECKPOINT": str(text_model)}
         done = subprocess.run(
             command, capture_output=True, check=False, text=True, env=environment, cwd=tmp_path

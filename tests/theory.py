@@ -17,8 +17,8 @@ Times = NDArray[np.float64]
 
 
 def through(times: Times, stall: Stall) -> Times:
-    """When what comes at these times gets through a stall."""
-    return np.where((times >= stall.begin) & (times < stall.end), stall.end, times)
+    """When what comes at these times gets through a stall; what begins it is held by it."""
+    return np.where((times > stall.begin - 1e-6) & (times < stall.end), stall.end, times)
 
 
 def received(planned: Times, tokens: int, ttft_s: float, itl_s: float, stall: Stall) -> Times:

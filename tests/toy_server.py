@@ -15,12 +15,11 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import threading
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Any, Literal
 
 from tests import toy_http as wire
+from tests.toy import Toy
 
 Fault = Literal[
     "429",
@@ -66,8 +65,8 @@ class Served:
     """The reply was written to its end."""
 
 
-class ToyServer:
-    """Runs in a thread of its own between `with ToyServer(…) as toy:` and the end of the block."""
+class ToyServer(Toy):
+    """`served` is what it did."""
 
     def __init__(
         self,
@@ -76,58 +75,18 @@ class ToyServer:
         port: int = 0,
     ) -> None:
         """`fault` says what is wrong with the reply to the request of that number."""
+        super().__init__(port)
         self.config = config or ToyConfig()
         self.served: list[Served] = []
         self.connections = 0
         """Opened so far."""
         self._fault = fault
-        self._port = port
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=asyncio.run, args=(self.run(),))
+        self._slots = asyncio.Semaphore(self.config.slots)
 
-    def __enter__(self) -> ToyServer:
-        self._thread.start()
-        assert self._ready.wait(10), "the toy server did not start"
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    async def run(self) -> None:
-        """Serve until it is stopped; those who are served then are cut."""
-        self._loop = asyncio.get_running_loop()
-        self._stop, self._slots = asyncio.Event(), asyncio.Semaphore(self.config.slots)
-        self._tasks: set[asyncio.Task[None]] = set()
-        listening = await asyncio.start_server(
-            self._connection, "127.0.0.1", self._port, backlog=4096
-        )
-        self.url = "http://{}:{}".format(*listening.sockets[0].getsockname())
-        self._ready.set()
-        async with listening:
-            await self._stop.wait()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        try:
-            while await self._request(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client left, or the server stops
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+        while await self._request(reader, writer):
+            pass
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection may be used again."""

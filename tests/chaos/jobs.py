@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -130,6 +130,7 @@ class KilledServer:
         *flags: str,
         engine_module: str = "tests.numpy_engine",
         log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         program = (
             "import sys; from server.launch import main; "
@@ -139,12 +140,18 @@ class KilledServer:
         self._command = [sys.executable, "-c", program, *settings]
         self._engine_module = engine_module
         self._log = log or data_dir.with_suffix(".log")
+        self._environment = environment
         self.start()
 
     def start(self) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def find(self, who: str) -> psutil.Process | None:

@@ -34,7 +34,14 @@ def test_every_client_of_the_table_has_an_example() -> None:
 
 
 def test_the_versions_of_the_table_are_those_of_the_lock() -> None:
-    locked = (ROOT / "requirements-clients.lock").read_text()
+    locked = "".join(
+        (ROOT / f"requirements-{name}.lock").read_text() for name in ("clients", "litellm")
+    )
     for name, version in re.findall(r"^\| \[(.*?)\]\(.*?\) \| (\S+) \|", PAGE, re.MULTILINE):
-        package = {"LangChain": "langchain-openai", "lm-eval": "lm_eval", "TRL": "trl"}.get(name)
+        package = {
+            "LangChain": "langchain-openai",
+            "lm-eval": "lm_eval",
+            "TRL": "trl",
+            "LiteLLM": "litellm",
+        }.get(name)
         assert f"\n{package or name}=={version}\n" in f"\n{locked}"

@@ -56,7 +56,7 @@ def test_words_of_three_and_four_tokens_are_not_sampled() -> None:
     params = SamplingParams(
         n=60,
         max_tokens=40,
-        temperature=1000.0,
+        temperature=100.0,
         allowed_token_ids=(0, 1, 2, 3),
         bad_words=tuple(words),
         ignore_eos=True,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 import srm
 from engine.errors import ConfigError
+from tests.serving import ROOT
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,12 @@ def test_a_variable_that_is_no_setting_stops_the_program_and_is_named(
     assert srm.main(["serve", "--num-slots=-1"]) == 2
     message = f"srm serve: environment: {variable} is not a setting of any command{near}"
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert srm.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"srm {project['version']}\n"
 
 
 def test_variables_of_other_commands_and_programs_are_let_be() -> None:
@@ -57,6 +66,7 @@ def test_the_usage_names_every_command(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["nonsense"], "srm nonsense: there is no such command"),
         (["train", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
         (["train", "--threads=-1"], "threads must be at least 0, got -1"),
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),

@@ -1,0 +1,72 @@
+"""What is done to a server besides asking it: kills, a full disk, a turned clock, flipped bits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import struct
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+FILLER = "filler"
+
+
+class Clock:
+    """The wall clock of all processes that were started with `environment`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.write_bytes(struct.pack("<q", 0))
+        folder = Path(__file__).parent / "clock"
+        self.environment = {"SRM_ATTACK_CLOCK": str(path), "PYTHONPATH": str(folder)}
+
+    def turn(self, seconds: int) -> None:
+        """Let it be so far ahead of the true time, or behind."""
+        with self._path.open("r+b") as file:
+            file.write(struct.pack("<q", seconds))
+
+
+class Disk:
+    """A small file system in memory, of which nothing is left when it is closed. Needs root."""
+
+    def __init__(self, folder: Path, mib: int) -> None:
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "srm", folder], check=True)
+        self.folder = folder
+
+    def fill(self) -> None:
+        """Leave no byte."""
+        with (self.folder / FILLER).open("wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+
+    def free(self) -> None:
+        (self.folder / FILLER).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        subprocess.run(["umount", "--lazy", self.folder], check=True)
+
+
+def flip_bit(folder: Path, rng: random.Random) -> Path | None:
+    """Change one bit of a file anywhere below the folder, and say which; None if there is none."""
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    if not found:
+        return None
+    kinds = sorted({path.suffix for path in found})  # or the many of one kind would take all
+    kind = rng.choice(kinds)
+    path = rng.choice([one for one in found if one.suffix == kind])
+    with path.open("r+b") as file, suppress(OSError):
+        at = rng.randrange(path.stat().st_size)
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+        os.fsync(file.fileno())
+    return path

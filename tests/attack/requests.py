@@ -1,0 +1,139 @@
+"""Random requests of every route: valid ones, extreme values, and what is no HTTP at all."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from server.app import OPERATIONS
+from server.openapi import Operation
+
+LARGE = '"' + "x" * 5000 + '"'
+EXTREMES = (
+    *("0", "-0", "1", "-1", "0.1", "0.5", "2147483647", "2147483648", "9007199254740993"),
+    *("9223372036854775808", "18446744073709551616", "1e308", "-1e308", "1e999", "-1e999"),
+    *("5e-324", "1e-30", "NaN", "Infinity", "true", "false", "null", '""', '"\\u0000"'),
+    *('"\\ud800"', '"1"', LARGE, "[]", "{}", "[[]]", "[null]", "[1e999]", '{"":""}', "[0]", "[-1]"),
+    *('["a"]', '[""]', "[" * 600 + "]" * 600, "[" + "1," * 3000 + "1]", "\xff", "'"),
+)
+"""JSON texts, some of them none, for any field."""
+MESSAGES = [{"role": "user", "content": "the cat"}]
+VALID: dict[str, Sequence[dict[str, Any]]] = {
+    "CompletionRequest": (
+        {"prompt": "the cat", "max_tokens": 9},
+        {"prompt": ["the cat", "the mat"], "max_tokens": 60, "n": 30, "priority": 1},
+        {"prompt": "the cat sat", "max_tokens": 100, "n": 200, "stream": True, "ignore_eos": True},
+        {"prompt": "the", "max_tokens": 90, "n": 90, "stop": ["a", "th"], "priority": 1},
+        {"prompt": "the mat", "max_tokens": 40, "logprobs": 3, "n": 4, "stream": True},
+        {"prompt": "the", "max_tokens": 20, "n": 50, "until": {"match": "a", "count": 2}},
+        {"prompt": "the cat", "max_tokens": 30, "n": 1000, "ignore_eos": True},
+    ),
+    "ChatRequest": (
+        {"messages": MESSAGES, "max_tokens": 9},
+        {"messages": MESSAGES, "max_tokens": 90, "n": 40, "stream": True},
+    ),
+    "TokenizeRequest": ({"prompt": "the cat"}, {"messages": MESSAGES}),
+    "DetokenizeRequest": ({"tokens": [1, 2, 3]},),
+}
+_POST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n%b"
+GARBAGE = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /ready HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+    _POST % b"Content-Length: 99999999999999999999\r\n\r\n",
+    _POST % b"Content-Length: -1\r\n\r\n",
+    _POST % b"Content-Length: 400\r\n\r\n{",
+    _POST % b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    _POST % b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n{}\n",
+    b"GET /%00%ff/../../etc/passwd HTTP/1.1\r\nHost: \xff\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 3000 + b"\r\n",
+    b"GET " + b"/" * 70_000,
+    b"\x00" * 4000,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request as it is sent; `route` is its path as the routes have it."""
+
+    method: str
+    route: str
+    path: str
+    body: bytes = b""
+    kind: str = "application/json"
+
+
+@dataclass
+class Known:
+    """What exists on the server and may be asked for."""
+
+    files: list[str]
+    batches: list[str]
+    folders: list[str]
+    """Of weights, good and bad."""
+
+
+def random_call(rng: random.Random, known: Known) -> Call:
+    """One request of any route; about a third of them have nothing wrong."""
+    operation = rng.choice(OPERATIONS)
+    path = operation.path
+    for name, ids in (("file_id", known.files), ("batch_id", known.batches), ("name", ["tiny"])):
+        given = (
+            rng.choice(ids) if ids and rng.random() < 0.8 else rng.choice(["x", "%00", "a" * 900])
+        )
+        path = path.replace("{" + name + "}", given)
+    if operation.query is not None and rng.random() < 0.7:
+        names = [field.encode_name for field in msgspec.structs.fields(operation.query)]
+        pairs = (
+            f"{rng.choice(names)}={rng.choice(EXTREMES)[:50]}" for _ in range(rng.randint(1, 2))
+        )
+        path += "?" + "&".join(pair.encode("ascii", "replace").decode() for pair in pairs)
+    if operation.form is not None:
+        return Call(operation.method, operation.path, path, *_form(rng))
+    body = b"" if operation.body is None else _body(rng, operation, known)
+    kind = "application/json" if rng.random() < 0.95 else rng.choice(["text/plain", "x", ""])
+    return Call(operation.method, operation.path, path, body, kind)
+
+
+def _body(rng: random.Random, operation: Operation, known: Known) -> bytes:
+    assert operation.body is not None
+    if rng.random() < 0.05:
+        return rng.choice(EXTREMES).encode("latin-1") + rng.randbytes(rng.randint(0, 9))
+    kind = operation.body.kind
+    fields = {name: json.dumps(value) for name, value in _valid(rng, kind.__name__, known).items()}
+    names = [one.encode_name for one in msgspec.structs.fields(kind)]
+    names += [*operation.body.neutral, "nonsense"]
+    for _ in range(rng.choice((0, 0, 1, 1, 1, 2, 3))):
+        fields[rng.choice(names)] = rng.choice(EXTREMES)
+    text = "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
+    return text.encode("latin-1")
+
+
+def _valid(rng: random.Random, kind: str, known: Known) -> dict[str, Any]:
+    if kind == "BatchRequest":
+        weight = rng.choice((0.001, 1, 1000))
+        given = {"endpoint": "/v1/completions", "completion_window": "24h", "weight": weight}
+        return {**given, "input_file_id": rng.choice(known.files or ["x"])}
+    if kind == "WeightsRequest":
+        return {
+            "path": rng.choice(known.folders),
+            "running": rng.choice(("finish", "drop", "continue", "x")),
+        }
+    return rng.choice(VALID[kind])
+
+
+def _form(rng: random.Random) -> tuple[bytes, str]:
+    """An upload of something that may be no batch file, in a form that may be none."""
+    content = rng.choice((b"", b"\xef\xbb\xbf\n", b"{}\n", b"\xff\n" * 9, b"{" * 100_000))
+    purpose = rng.choice(("batch", "x", ""))
+    body = (
+        f'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
+        '--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    ).encode() + content
+    body += rng.choice((b"\r\n--x--\r\n", b"\r\n--x--\r\n", b"\r\n--x--\r\n", b"", b"\r\n--x"))
+    return body, "multipart/form-data; boundary=x"

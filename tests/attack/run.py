@@ -1,0 +1,339 @@
+"""`make attack`: a server is asked everything, killed, filled up and damaged for half an hour.
+
+Own server, on loopback alone. Rounds: some seconds of random requests of every route while
+processes are killed, the disk is full or the clock jumps; then quiet, in which everything must be
+as it should; then a restart, before which one bit of what is stored is flipped. Exit code 1 if
+
+* a process gave up, or a traceback is in the log,
+* a 5xx was answered that is neither 503 with Retry-After nor 507 of a full disk, or nothing for
+  five minutes,
+* a slot or a waiting sequence is left over, or an accepted line of a batch has not one answer.
+
+Requests and damage are drawn from `seed`; what meets what is up to the machine. Needs root, for the
+small disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.settings import load
+from tests.attack.damage import Clock, Disk, flip_bit
+from tests.attack.ledger import Ledger
+from tests.attack.requests import GARBAGE, Call, Known, random_call
+from tests.chaos.jobs import KilledServer
+from tests.serving import SERVER_FLAGS, free_port, write_text_model
+
+WHO = ("engine", "api", "jobs", "supervisor")
+TROUBLES = ("none", "kills", "full disk", "clock", "all")
+ANSWER_S = 300.0
+"""How long a reply may take where hundreds of long ones are ahead of it: longer is a hang."""
+SETTLE_S = 60.0
+"""How long a batch may show no progress when all is quiet."""
+BATCH_LINES = 150
+_DAY_S = 86_400
+_FAULTY_LOG = re.compile(r"Traceback|giving up|Task exception was never|was never awaited")
+
+
+class AttackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `make attack`."""
+
+    minutes: float = 30.0
+    """How long new rounds are begun."""
+    round_s: float = 20.0
+    """Seconds of requests in a round."""
+    clients: int = 16
+    """Requests under way at once."""
+    disk_mib: int = 320
+    """Size of the disk for what the server stores, of which uploads leave 256 MiB."""
+    seed: int = 0
+    """Of requests and damage."""
+    output: Path = RECORDS
+    """Folder for the record."""
+
+
+class Attack:
+    """One run: the server, what was done to it, and what it did wrong."""
+
+    def __init__(self, config: AttackConfig, folder: Path, disk: Disk) -> None:
+        self.config = config
+        self.rng = random.Random(config.seed)
+        self.disk = disk
+        self.data = disk.folder / "data"
+        self.clock = Clock(folder / "clock")
+        self.done: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.ledger = Ledger()
+        model = folder / "tiny"
+        write_text_model(model)
+        (model / "seed").write_text("0")
+        same, bad = folder / "same", folder / "bad"
+        shutil.copytree(model, same)
+        shutil.copytree(model, bad)
+        (bad / "config.json").write_bytes(b'{"d_model": "\xff"}')
+        self.known = Known([], [], [str(same), str(bad), str(folder / "none"), "\x00", "x" * 4096])
+        self.port, self.admin_port = free_port(), free_port()
+        self.log = folder / "log"
+        self.server = KilledServer(
+            model,
+            self.data,
+            *SERVER_FLAGS,
+            *(f"--port={self.port}", f"--admin-port={self.admin_port}"),
+            *("--api-processes=2", "--drain-s=2", "--snapshot-interval-s=5"),
+            log=self.log,
+            environment={**os.environ, **self.clock.environment},
+        )
+        self._log_at = 0
+
+    def fault(self, text: str) -> None:
+        """Note what the server did wrong."""
+        self.faults[text] += 1
+        sys.stderr.write(f"FAULT {text}\n")
+
+    async def run(self) -> None:
+        """Rounds until the time is over."""
+        until = time.monotonic() + self.config.minutes * 60
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.clients)
+        url = f"http://127.0.0.1:{self.admin_port}"  # which has all routes
+        async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits) as self.http:
+            await self.until_ready()
+            while time.monotonic() < until:
+                trouble = TROUBLES[self.done["rounds"] % len(TROUBLES)]
+                await self.round(trouble)
+                self.done["rounds"] += 1
+                sys.stderr.write(
+                    f"round {self.done['rounds']} ({trouble}): {self.done.total():,} deeds, "
+                    f"{self.statuses.total():,} replies, {self.ledger.answered:,} lines answered, "
+                    f"{self.faults.total()} faults\n"
+                )
+                await self.restart()
+
+    async def round(self, trouble: str) -> None:
+        """Requests and one kind of trouble, then quiet and a look at everything."""
+        done = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.config.clients):
+                group.create_task(self.ask(done, random.Random(self.rng.random())))
+            group.create_task(self.make_batches(done, random.Random(self.rng.random())))
+            for name, task in (
+                ("kills", self.kill),
+                ("full disk", self.fill_disk),
+                ("clock", self.turn_clock),
+            ):
+                if trouble in {name, "all"}:
+                    group.create_task(task(done))
+            await asyncio.sleep(self.config.round_s)
+            done.set()
+        await self.until_ready()
+        for fault in await self.ledger.settle(self.http, SETTLE_S):
+            self.fault(fault)
+        await self.check_idle()
+        self.read_log()
+
+    async def ask(self, done: asyncio.Event, rng: random.Random) -> None:
+        """Send one request after the other; leave some before they are answered."""
+        while not done.is_set():
+            if rng.random() < 0.1:
+                await self.send_garbage(rng.choice(GARBAGE) + rng.randbytes(rng.randint(0, 20)))
+                continue
+            call = random_call(rng, self.known)
+            patience = rng.expovariate(5) if rng.random() < 0.2 else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self.send(call)
+
+    async def send(self, call: Call) -> None:
+        headers = {"content-type": call.kind} if call.body else {}
+        try:
+            reply = await self.http.request(
+                call.method, call.path, content=call.body or None, headers=headers
+            )
+        except httpx.TimeoutException:
+            self.fault(
+                f"no answer in {ANSWER_S:g} s: {call.method} {call.path[:80]} {call.body[:300]!r}"
+            )
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            self.statuses[type(error).__name__] += 1
+            await asyncio.sleep(0.05)
+        else:
+            self.note(f"{call.method} {call.route}", reply, call.body)
+
+    def note(self, route: str, reply: httpx.Response, body: bytes) -> None:
+        """Count a reply; a 5xx must say when to come back, or that the disk is full."""
+        status = reply.status_code
+        self.statuses[f"{route} {status}"] += 1
+        is_busy = status == 503 and "retry-after" in reply.headers
+        if status >= 500 and not is_busy and status != 507:
+            self.fault(f"{route} {status} {reply.text[:200]} to {body[:300]!r}")
+
+    async def send_garbage(self, content: bytes) -> None:
+        self.done["garbage"] += 1
+        with suppress(OSError, TimeoutError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            try:
+                writer.write(content)
+                async with asyncio.timeout(0.5):
+                    line = await reader.readline()
+                if re.match(rb"HTTP/1.[01] 5(?!03)", line):
+                    self.fault(f"{line!r} to {content[:200]!r}")
+            finally:
+                writer.close()
+
+    async def make_batches(self, done: asyncio.Event, rng: random.Random) -> None:
+        while not done.is_set():
+            with suppress(httpx.TransportError):
+                self.done["batches"] += await self.ledger.submit(self.http, rng, BATCH_LINES)
+                if rng.random() < 0.3:
+                    self.done["cancels"] += 1
+                    await self.ledger.cancel(self.http, rng)
+            await asyncio.sleep(rng.expovariate(0.5))
+
+    async def kill(self, done: asyncio.Event) -> None:
+        """Processes, one in three seconds or so."""
+        while not done.is_set():
+            await asyncio.sleep(self.rng.expovariate(1 / 3))
+            who = self.rng.choice(WHO)
+            self.done[f"kills of {who}"] += await asyncio.to_thread(self.server.kill, who)
+
+    async def fill_disk(self, done: asyncio.Event) -> None:
+        while not done.is_set():
+            await asyncio.sleep(self.rng.expovariate(1 / 2))
+            self.disk.fill()
+            self.done["times that the disk was full"] += 1
+            await asyncio.sleep(self.rng.expovariate(1 / 2))
+            self.disk.free()
+
+    async def turn_clock(self, done: asyncio.Event) -> None:
+        while not done.is_set():
+            self.clock.turn(self.rng.choice((-90, -1, 1, 90)) * _DAY_S)
+            self.done["jumps of the clock"] += 1
+            await asyncio.sleep(self.rng.expovariate(1 / 3))
+        self.clock.turn(0)
+
+    async def restart(self) -> None:
+        """Stop it with a batch under way, flip a bit, start it."""
+        with suppress(httpx.TransportError):
+            await self.ledger.submit(self.http, self.rng, 3 * BATCH_LINES)
+        await asyncio.sleep(self.rng.random())
+        if self.rng.random() < 0.5:
+            self.done["kills of supervisor"] += 1
+            self.server.process.kill()
+        else:
+            self.done["stops"] += 1
+            self.server.process.terminate()
+        code = await asyncio.to_thread(self.server.process.wait, 60)
+        if code not in {0, -9}:
+            self.fault(f"srm serve left with exit code {code}")
+        await asyncio.sleep(0.5)  # its children go when it has gone
+        path = flip_bit(self.data, self.rng)
+        if path is not None:
+            self.done[f"bits flipped in {re.sub('[0-9a-f]{32}', 'ID', path.name)}"] += 1
+            await asyncio.to_thread(self.ledger.note_damage, self.data, path)
+        self.server.start()
+        await self.until_ready()
+
+    async def until_ready(self) -> None:
+        """Completions must be served again soon, whatever was done before."""
+        for _ in range(240):
+            if self.server.process.poll() is not None:
+                self.fault(f"srm serve ended with exit code {self.server.process.returncode}")
+                self.read_log()
+                self.server.start()
+            with suppress(httpx.TransportError):
+                if (await self.http.get("/ready")).status_code == 200:
+                    return
+            await asyncio.sleep(0.25)
+        raise SystemExit(f"the server is not ready after a minute:\n{self.log.read_text()[-4000:]}")
+
+    async def check_idle(self) -> None:
+        """No slot and no row may be held when nobody asks for anything."""
+        held: dict[str, float] = {}
+        for _ in range(120):
+            text = (await self.http.get("/metrics")).text
+            held = {name: _metric(text, name) for name in LEFT_OVER}
+            held["slots"] = _metric(text, "srm_engine_num_slots") - _metric(
+                text, "srm_engine_free_slots"
+            )
+            if not any(held.values()):
+                return
+            await asyncio.sleep(0.25)
+        self.fault(f"left over after half a minute of quiet: {held}")
+
+    def read_log(self) -> None:
+        """What is new in it must tell of no bug."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_at)
+            new = file.read().decode(errors="replace")
+            self._log_at = file.tell()
+        for found in _FAULTY_LOG.finditer(new):
+            self.fault(f"log: {new[found.start() : found.start() + 3000]}")
+
+
+LEFT_OVER = (
+    "srm_engine_running_sequences",
+    "srm_engine_waiting_sequences",
+    "srm_engine_parked_sequences",
+    "srm_batch_lines_in_flight",
+)
+
+
+def _metric(text: str, name: str) -> float:
+    found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def markdown(attack: Attack) -> str:
+    """What was done, what was answered, and what was wrong."""
+    statuses: Counter[str] = Counter()
+    for name, count in attack.statuses.items():
+        statuses[name.rsplit(" ", 1)[-1]] += count
+    rows = [
+        *sorted(attack.done.items()),
+        *sorted((f"replies: {k}", v) for k, v in statuses.items()),
+    ]
+    rows += [("lines accepted", attack.ledger.accepted), ("lines checked", attack.ledger.answered)]
+    rows += [("**faults**", attack.faults.total())]
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {n:,} |" for name, n in rows)]) + "\n"
+
+
+def main(argv: list[str]) -> int:
+    """Attack, write a record, print its table; 1 if there was a fault."""
+    config = load(AttackConfig, argv, prog="python -m tests.attack.run")
+    with tempfile.TemporaryDirectory(prefix="srm-attack-") as name:
+        folder = Path(name)
+        disk = Disk(folder / "disk", config.disk_mib)
+        try:
+            attack = Attack(config, folder, disk)
+            with attack.server:
+                asyncio.run(attack.run())
+            attack.read_log()
+        finally:
+            disk.close()
+    record = new_record("make attack") | {
+        "settings": settings_of(config),
+        "done": dict(sorted(attack.done.items())),
+        "replies": dict(sorted(attack.statuses.items())),
+        "lines": {"accepted": attack.ledger.accepted, "checked": attack.ledger.answered},
+        "faults": dict(attack.faults),
+    }
+    write_record(record, "attack", markdown(attack), config.output)
+    return 1 if attack.faults else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

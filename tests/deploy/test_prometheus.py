@@ -1,0 +1,60 @@
+"""Alert rules and the dashboard's queries, by Prometheus' own tool."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.serving import ROOT
+
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
+CASES = Path(__file__).with_name("alerts.yml")
+NAMES = re.findall(r"^ +- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
+
+
+def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("there is no promtool; tests/install.sh installs it as root on Debian")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_alerts_come_when_they_must_and_else_do_not() -> None:
+    done = promtool("test", "rules", str(CASES))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_alert_that_never_comes_is_noticed(name: str, tmp_path: Path) -> None:
+    rules = re.sub(rf"({name}\n +expr:).*?(\n +for:)", r"\1 vector(0) > 1\2", RULES.read_text(),
+                   flags=re.DOTALL)  # fmt: skip
+    assert rules != RULES.read_text()
+    (tmp_path / "rules.yml").write_text(rules)
+    cases = CASES.read_text().replace("../../deploy/prometheus/alerts.yml", "rules.yml")
+    (tmp_path / "cases.yml").write_text(cases)
+    assert promtool("test", "rules", str(tmp_path / "cases.yml")).returncode == 1
+
+
+def test_every_alert_is_explained() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    assert NAMES and re.findall(r"^\| `(SRM\w+)` \|", text, re.MULTILINE) == NAMES
+
+
+def test_the_dashboards_queries_are_queries_of_one_server_or_all(tmp_path: Path) -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
+    assert [one["name"] for one in board["templating"]["list"]] == ["source", "instance"]
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    for query in asked:
+        metrics = re.findall(r"\b(?:srm|http)_\w+(\{instance=~\"\$instance\")?", query)
+        assert metrics and all(metrics), query
+    filled = [one.replace("$__rate_interval", "1m").replace("$instance", ".*") for one in asked]
+    rules = [{"record": f"panel:{number}", "expr": one} for number, one in enumerate(filled)]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML too
+    done = promtool("check", "rules", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr

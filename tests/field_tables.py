@@ -1,0 +1,122 @@
+"""`python -m tests.field_tables` writes the tables of request fields that docs/ makes of the code.
+
+They stand between `<!-- fields: NAME -->` and `<!-- end of fields -->`; `tests/test_docs.py` says
+whether one has drifted. The names of vLLM are those of its request classes and routers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from server.app import OPERATIONS
+from server.chat_protocol import CHAT_NEUTRAL, ChatRequest
+from server.checking import Fields, hints_of
+from server.fields import NEUTRAL
+from server.protocol import CompletionRequest
+from tests.serving import ROOT
+
+PAGES = tuple(ROOT / "docs" / name for name in ("api.md", "clients.md"))
+END = "<!-- end of fields -->"
+BLOCK = re.compile(rf"<!-- fields: ([\w-]+) -->\n.*?{END}", re.S)
+
+_SHARED = """
+    model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed
+    stop stream stream_options temperature top_p user use_beam_search top_k min_p
+    repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output
+    ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens
+    truncation_side allowed_token_ids prompt_logprobs logprob_token_ids bad_words echo
+    add_special_tokens structured_outputs priority request_id session_id return_tokens_as_token_ids
+    return_token_ids routed_experts_prompt_start return_token_offsets return_mm_kwargs cache_salt
+    kv_transfer_params ec_transfer_params vllm_xargs repetition_detection thinking_token_budget
+    stream_interval
+""".split()
+VLLM_COMPLETIONS = ["prompt", "suffix", "prompt_embeds", *_SHARED]
+VLLM_CHATS = (
+    """
+    messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls
+    reasoning_effort include_reasoning add_generation_prompt continue_final_message documents
+    chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text
+""".split()
+    + _SHARED
+)
+VLLM_ROUTES = """
+    /v1/completions /v1/chat/completions /v1/models /health /ping /version /metrics /tokenize
+    /detokenize /tokenizer_info /get_world_size /v1/responses /v1/messages /v1/embeddings
+    /v1/audio/transcriptions /v1/audio/translations /v1/realtime /classify /pooling /score /rerank
+    /inference/v1/generate /v1/completions/render /v1/chat/completions/render /server_info /load
+    /v1/load_lora_adapter /v1/unload_lora_adapter /pause /resume /is_paused /abort_requests
+    /init_weight_transfer_engine /update_weights /reset_prefix_cache /sleep /wake_up /is_sleeping
+    /collective_rpc /start_profile /stop_profile /scale_elastic_ep
+""".split()
+
+
+def neutral(fields: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    rows = [f"| `{name}` | {_values(values)} |" for name, values in fields.items()]
+    return ["| field | accepted |", "|---|---|", *rows]
+
+
+def vllm_fields() -> list[str]:
+    rows = ["| vLLM's fields | of completions | of chats |", "|---|---|---|"]
+    columns = (
+        _by_fate(VLLM_COMPLETIONS, CompletionRequest, NEUTRAL),
+        _by_fate(VLLM_CHATS, ChatRequest, CHAT_NEUTRAL),
+    )
+    return rows + [
+        f"| {fate} | {' | '.join(one[fate] for one in columns)} |" for fate in columns[0]
+    ]
+
+
+def vllm_routes() -> list[str]:
+    ours = {one.path for one in OPERATIONS}
+    there = " ".join(f"`{path}`" for path in VLLM_ROUTES if path in ours)
+    missing = " ".join(f"`{path}`" for path in VLLM_ROUTES if path not in ours)
+    head = ["| vLLM's routes | |", "|---|---|"]
+    return [*head, f"| there | {there} |", f"| not there: 404 | {missing} |"]
+
+
+def _by_fate(
+    names: list[str], kind: type[Fields], at_one_value: Mapping[str, tuple[Any, ...]]
+) -> dict[str, str]:
+    known = hints_of(kind)
+    cells = {
+        "honoured": [f"`{name}`" for name in names if name in known],
+        "accepted where they ask for nothing": [
+            f"`{name}`: {_values(at_one_value[name])}" for name in names if at_one_value.get(name)
+        ],
+        "refused unless null": [
+            f"`{name}`" for name in names if name not in known and not at_one_value.get(name)
+        ],
+    }
+    return {fate: "; ".join(cell) for fate, cell in cells.items()}
+
+
+def _values(values: tuple[Any, ...]) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in values or (None,))
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "neutral": lambda: neutral(NEUTRAL),
+    "chat-neutral": lambda: neutral(
+        {name: values for name, values in CHAT_NEUTRAL.items() if name not in NEUTRAL}
+    ),
+    "vllm-fields": vllm_fields,
+    "vllm-routes": vllm_routes,
+}
+
+
+def written(page: Path) -> str:
+    """The page's text with its tables as the code has them."""
+
+    def block(found: re.Match[str]) -> str:
+        return "\n".join([f"<!-- fields: {found[1]} -->", *TABLES[found[1]](), END])
+
+    return BLOCK.sub(block, page.read_text())
+
+
+if __name__ == "__main__":
+    for one in PAGES:
+        one.write_text(written(one))

@@ -1,0 +1,151 @@
+"""A flipped bit in what lies on a disk is an error that names the file, or no error: no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from max.driver import CPU
+
+from engine.checkpoint import load_checkpoint
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError, SnapshotError, SRMError
+from engine.graph_notes import read_notes
+from engine.precompile import PrecompileConfig
+from engine.published import Constructor, PublishedArgs, read_args
+from engine.random_model import write_random_model
+from engine.settings import load
+from engine.swap import Note, first_weights
+from loadtest import recording
+from loadtest.report import SCHEMA, read_report
+from loadtest.sweep import SweepConfig
+from loadtest.sweep_command import SAVED, Saved, read_saved
+from server.keys import load_keys
+from server.text import Text
+from server.tokenizer_files import chat_template, special_tokens
+from tests.numpy_runner import TINY, tiny_weights
+from tests.recorded import recording as recorded
+from tests.serving import write_text_model
+from tests.unit.engine.test_graph_notes import keep
+from tests.unit.engine.test_snapshot import read_all, write
+
+Case = tuple[Path, Callable[[], object]]
+"""A file, and what reads it."""
+
+
+def flipped(data: bytes, most: int = 100) -> Iterator[bytes]:
+    """The content with one other bit each time, all eight places of a byte among them."""
+    for place in range(0, 8 * len(data), max(1, 8 * len(data) // most) | 1):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        yield bytes(changed)
+
+
+def made(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def weights(folder: Path, name: str) -> Case:
+    write_random_model(folder, TINY)
+    return folder / name, partial(load_checkpoint, folder)
+
+
+def text(folder: Path, name: str) -> Case:
+    write_text_model(folder)
+    return folder / name, partial(Text, folder)
+
+
+def template(folder: Path) -> Case:
+    path = made(folder / "chat_template.jinja", "{{ 'é' }}".encode())
+    return path, partial(chat_template, folder)
+
+
+def tokenizer_config(folder: Path) -> Case:
+    content = b'{"bos_token": {"content": "<s>"}, "chat_template": "x"}'
+    return made(folder / "tokenizer_config.json", content), partial(special_tokens, folder)
+
+
+def note(folder: Path) -> Case:
+    path = made(folder / "note", msgspec.json.encode(Note(str(folder), "tiny-0", 2)))
+    config = EngineConfig(weights_note=str(path))
+    return path, partial(first_weights, config, lambda _: tiny_weights())
+
+
+def published(folder: Path) -> Case:
+    args = PublishedArgs(Constructor(vocab_size=20, hidden_dim=8, seq_len=16, num_blocks=1))
+    path = made(folder / "ARGS.json", msgspec.json.encode(args))
+    return path, partial(read_args, path)
+
+
+def settings(folder: Path) -> Case:
+    path = made(folder / "srm.toml", b'n_ctx = 8\ngpu_arch = "sm_\xc3\xa9"\n')
+    return path, partial(load, PrecompileConfig, [f"--config={path}"], {})
+
+
+def graph_note(folder: Path) -> Case:
+    keep(folder, CPU())
+    (path,) = folder.glob("*.json")
+    return path, partial(read_notes, folder)
+
+
+def keys(folder: Path) -> Case:
+    path = made(folder / "keys", "josé 0123456789abcdef0123456789abcdef\n".encode())
+    return path, partial(load_keys, str(path), {})
+
+
+def snapshot(folder: Path) -> Case:
+    path = write(folder)
+    return path, partial(read_all, path)
+
+
+def load_recording(folder: Path) -> Case:
+    recorded().save(folder)
+    return folder / "recording.json", partial(recording.load, folder)
+
+
+def load_report(folder: Path) -> Case:
+    path = made(folder / "report.json", msgspec.json.encode({"schema": SCHEMA, "runs": []}))
+    return path, partial(read_report, folder)
+
+
+def load_sweep(folder: Path) -> Case:
+    path = made(folder / SAVED, msgspec.json.encode(Saved(SweepConfig(), ["a"], ["a"])))
+    return path, partial(read_saved, folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (partial(weights, name="config.json"), CheckpointError),
+        (partial(weights, name="model.safetensors"), CheckpointError),
+        (partial(text, name="config.json"), CheckpointError),
+        (partial(text, name="tokenizer.json"), CheckpointError),
+        (template, CheckpointError),
+        (tokenizer_config, CheckpointError),
+        (note, CheckpointError),
+        (published, ConfigError),
+        (settings, ConfigError),
+        (graph_note, ConfigError),
+        (keys, ConfigError),
+        (snapshot, SnapshotError),
+        (load_recording, ConfigError),
+        (load_report, ConfigError),
+        (load_sweep, ConfigError),
+    ],
+)
+def test_of_a_file(tmp_path: Path, make: Callable[[Path], Case], kind: type[SRMError]) -> None:
+    path, read = make(tmp_path)
+    refusals = 0
+    for changed in flipped(path.read_bytes()):
+        path.write_bytes(changed)
+        try:
+            read()
+        except kind as error:
+            assert str(tmp_path) in error.message
+            refusals += 1
+    assert refusals
