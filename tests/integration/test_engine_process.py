@@ -87,7 +87,7 @@ async def test_refusals_arrive_as_the_errors_they_were(
         with pytest.raises(ContextTooLong, match=r"is 64 tokens.* has 65 tokens"):
             await collect(client, make_request(prompt=[3] * 65))
         with pytest.raises(InvalidRequest, match="top_p") as invalid:
-            await collect(client, make_request(top_p=0.0))
+            await collect(client, make_request(top_p=-0.1))
         assert invalid.value.param == "top_p"
         running = asyncio.create_task(collect(client, make_request("a", n=10, max_tokens=60)))
         await asyncio.sleep(0)  # lets it send first
