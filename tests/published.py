@@ -32,10 +32,12 @@ FOLDER = _folder()
 NAMES = sorted(path.stem for path in FOLDER.glob("*.safetensors")) if FOLDER else []
 
 
-def parametrized() -> pytest.MarkDecorator:
-    """One test for each fixture, or one that is skipped and says why."""
+def parametrized(quick: int | None = None) -> pytest.MarkDecorator:
+    """One test for each fixture, slow after the first `quick`; or one that is skipped."""
     absent = pytest.param("", marks=pytest.mark.skip(reason=ABSENT))
-    return pytest.mark.parametrize("name", NAMES or [absent])
+    names = NAMES if quick is None else NAMES[:quick]
+    rest = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES[len(names) :]]
+    return pytest.mark.parametrize("name", [*names, *rest] or [absent])
 
 
 def convert_fixture(name: str, output: Path) -> Path:

@@ -19,6 +19,7 @@ from tests.conformance.test_scores import CONFIG
 from tests.numpy_runner import NumpyRunner
 
 OLD, NEW = (fold(CONFIG, random_tensors(CONFIG, seed), f"random-{seed}") for seed in (0, 7))
+pytestmark = pytest.mark.slow  # the numpy engine is held to the same in the ordinary suite
 SETTINGS = EngineConfig(num_slots=64, max_step_rows=16, max_step_tokens=48)
 rng = np.random.default_rng(1)
 HEADER = rng.integers(2, 300, 40).tolist()

@@ -87,6 +87,7 @@ def test_a_chat_is_the_problem_as_it_was_trained_on(demo_server: Server) -> None
     ]
 
 
+@pytest.mark.slow
 def test_5000_samples_come_of_one_prefill_in_flat_memory(demo_server: Server) -> None:
     prompt = next(problems("held-out", 8)).prompt
     tokens = len(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(prompt).ids)
@@ -147,6 +148,7 @@ async def test_200_streams_of_which_100_leave_lose_no_slot(demo_server: Server) 
     assert demo_server.metric("srm_engine_running_sequences") == 0
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_same_alone_and_among_2000_others(engine: Engine) -> None:
     """1,000 samples of one prompt, each also run alone or in small company, and all in a crowd."""
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.serving import ROOT, Server
 
 _LIMIT_S = 120
@@ -37,6 +39,7 @@ def commands() -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_guide_runs_from_its_first_command_to_its_last(
     server: Server, text_model: Path, tmp_path: Path
 ) -> None:

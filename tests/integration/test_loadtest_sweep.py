@@ -31,6 +31,7 @@ def sweep(url: str, folder: Path, *flags: str) -> int:
     return main(["sweep", f"--url={url}", f"--output={folder}", *FLAGS, *flags])
 
 
+@pytest.mark.slow
 def test_a_closed_loop_is_full_when_its_slots_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_closed_loop_is_full_when_its_slots_are(
         assert (tmp_path / "steps" / folder / "recording.npz").exists()
 
 
+@pytest.mark.slow
 def test_an_open_loop_with_objectives_finds_the_rate_that_it_can_bear(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from max.driver import CPU, Buffer
 from max.dtype import DType
@@ -45,6 +46,7 @@ def mixed(unit: MixerUnit, x: F16, state: F16) -> F16:
     return found
 
 
+@pytest.mark.slow
 def test_the_op_in_float16_is_the_emulated_one() -> None:
     rng = np.random.default_rng(0)
     alpha_out, beta = rng.standard_normal((2, HEADS, LENGTH + 1)).astype(np.float32)
