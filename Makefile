@@ -10,7 +10,7 @@ COUNT ?= 60
 SEED ?= 14
 PARALLEL = -n $(JOBS) --dist worksteal
 BIN := .venv/bin
-SOURCES := engine server training loadtest deploy tests srm.py
+SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
@@ -111,10 +111,10 @@ load: .venv/dev  ## a short load test of a server that is started here: MODEL=di
 	$(BIN)/python -m tests.load_local $(MODEL)
 
 peers-setup: .venv/dev  ## other engines and all models, below ~/.cache/srm-peers
-	$(BIN)/python -m loadtest.peers setup
+	$(BIN)/python -m bench.peers setup
 
 peers: .venv/dev  ## measure them and ours in one run; writes docs/benchmarks/
-	$(BIN)/python -m loadtest.peers run
+	$(BIN)/python -m bench.peers run
 
 check: lint types test kernels  ## what CI runs
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 
 from engine.errors import ConfigError, SRMError
 
@@ -38,23 +39,23 @@ USAGE = """usage: srm COMMAND [options]
 TRAINING = {"train", "evaluate"}
 
 BENCHMARKS = {
-    "kernels": "engine.bench.kernels",
-    "engine": "engine.bench.throughput",
-    "prefill": "engine.bench.prefill",
-    "host": "engine.bench.host",
-    "simulate": "engine.bench.simulate",
-    "prefix": "engine.bench.prefix",
-    "snapshot": "engine.bench.snapshot",
-    "precision": "training.precision",
-    "samples": "training.many_samples",
-    "until": "training.until",
-    "http": "server.bench",
-    "text": "server.bench_text",
-    "server": "server.bench_server",
-    "client": "loadtest.bench_client",
-    "jobs": "server.bench_jobs",
-    "background": "server.bench_background",
-    "table": "engine.bench.table",
+    "kernels": "bench.engine.kernels",
+    "engine": "bench.engine.throughput",
+    "prefill": "bench.engine.prefill",
+    "host": "bench.engine.host",
+    "simulate": "bench.engine.simulate",
+    "prefix": "bench.engine.prefix",
+    "snapshot": "bench.engine.snapshot",
+    "precision": "bench.model.precision",
+    "samples": "bench.model.many_samples",
+    "until": "bench.model.until",
+    "http": "bench.server.http",
+    "text": "bench.server.text",
+    "server": "bench.server.server",
+    "client": "bench.client.client",
+    "jobs": "bench.server.jobs",
+    "background": "bench.server.background",
+    "table": "bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
@@ -165,6 +166,8 @@ def _find(command: str) -> Callable[[list[str]], int]:
 
 
 def _bench(args: list[str]) -> int:
+    if find_spec("bench") is None:
+        raise ConfigError("srm bench needs the source tree: an installed srm has no benchmarks")
     if args[:1] and args[0] in BENCHMARKS:
         module = import_module(BENCHMARKS[args[0]])
         return int(module.main(args[1:]))

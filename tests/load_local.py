@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import srm
-from engine.bench.serving import serving
+from bench.engine.serving import serving
 
 
 def main(argv: list[str]) -> int:

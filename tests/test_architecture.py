@@ -79,32 +79,6 @@ ENGINE_ORDER = (
     "client",
     "precompile",
     "graph_notes",
-    "bench.serving",
-    "bench.burst",
-    "bench.torch_side",
-    "bench.rates",
-    "bench.gemm",
-    "bench.memory",
-    "bench.models",
-    "bench.counts",
-    "bench.feeds",
-    "bench.ops",
-    "bench.kernels",
-    "bench.batches",
-    "bench.decode",
-    "bench.startup",
-    "bench.throughput",
-    "bench.prefill",
-    "bench.load",
-    "bench.host",
-    "bench.instant",
-    "bench.tiny",
-    "bench.simulate",
-    "bench.prefix",
-    "bench.snapshot",
-    "bench.figures",
-    "bench.card",
-    "bench.table",
     "__main__",
     "tokenizer",
     "asked",
@@ -121,10 +95,6 @@ MAY_IMPORT_MAX = {
     "runner",
     "precompile",
     "graph_notes",
-    "bench.gemm",
-    "bench.memory",
-    "bench.ops",
-    "bench.kernels",
 }
 MAY_IMPORT_TOKENIZERS = {"tokenizer"}
 """Of engine: the Python API, where texts may be given."""
@@ -132,18 +102,11 @@ SERVER_SEES = {
     f"engine.{name}"
     for name in (
         *("client", "streams", "news", "messages", "settings", "config", "errors", "logs"),
-        *("memory", "records", "tasks", "bench.serving"),  # of every process; of benchmarks
+        *("memory", "records", "tasks"),  # of every process
     )
 }
 LOADTEST_SEES = {"engine.errors", "engine.settings", "engine.records"}
 """What every command of ours says, reads and writes in one way: nothing that serves."""
-PROGRAMS = "peers.programs."
-"""Of loadtest: what runs in other engines' environments, and ours as any user would have it run."""
-PROGRAMS_SEE = {
-    "loadtest.peers.programs.timing",
-    *("engine.Engine", "engine.SamplingParams", "engine.offline"),
-    *("engine.checkpoint", "training.recurrence"),  # the model in plain PyTorch
-}
 MAY_IMPORT_PACKAGES = {
     "engine": {"engine"},
     "server": {"server", "engine"},
@@ -182,13 +145,8 @@ def imports(tree: ast.AST) -> Iterator[str]:
 def violations(package: str, module: str, tree: ast.AST) -> list[str]:
     """What `package/module.py` does that the rules forbid. `module` is a dotted path."""
     found = []
-    is_program = package == "loadtest" and module.startswith(PROGRAMS)
     for name in imports(tree):
         top = name.split(".")[0]
-        if is_program:
-            if top in PACKAGES and name not in PROGRAMS_SEE:
-                found.append(f"a program of peers may not look into {name}")
-            continue
         if top in PACKAGES and top not in MAY_IMPORT_PACKAGES[package]:
             found.append(f"{package} may not import {name}")
         if top == "torch" and package != "training":
@@ -279,9 +237,6 @@ def test_every_module_says_what_it_is() -> None:
         ("server", "app", "import max", "may not import max"),
         ("loadtest", "run", "from engine.messages import Request", "may not look into"),
         ("loadtest", "run", "from server.config import ServerConfig", "may not import server"),
-        ("loadtest", "peers.running", "import torch", "torch"),
-        ("loadtest", "peers.programs.run_srm", "from engine.engine import Engine", "look into"),
-        ("loadtest", "peers.programs.run_rwkv", "from loadtest import run", "look into"),
         ("training", "loop", "def f():\n    from engine.config import load", "at the top"),
         ("server", "app", "if typing.TYPE_CHECKING:\n    import x", "hides a cycle"),
     ],

@@ -23,17 +23,27 @@ from prometheus_client.metrics import MetricWrapperBase
 import engine.metrics
 import server.metrics
 import srm
+from bench.client.client import ClientBenchConfig
+from bench.engine.burst import LoadConfig
+from bench.engine.host import HostBenchConfig
+from bench.engine.kernels import KernelsBenchConfig
+from bench.engine.models import BenchConfig
+from bench.engine.prefill import PrefillBenchConfig
+from bench.engine.prefix import PrefixBenchConfig
+from bench.engine.simulate import SimulationConfig
+from bench.engine.snapshot import SnapshotBenchConfig
+from bench.engine.throughput import EngineBenchConfig
+from bench.model.many_samples import SamplesBenchConfig
+from bench.model.precision import PrecisionConfig
+from bench.model.until import UntilBenchConfig
+from bench.peers.config import PeersConfig
+from bench.records.table import TableConfig
+from bench.server.background import BackgroundBenchConfig
+from bench.server.http import HttpBenchConfig
+from bench.server.jobs import JobsBenchConfig
+from bench.server.server import ServerBenchConfig
+from bench.server.text import TextBenchConfig
 from engine import errors
-from engine.bench.burst import LoadConfig
-from engine.bench.host import HostBenchConfig
-from engine.bench.kernels import KernelsBenchConfig
-from engine.bench.models import BenchConfig
-from engine.bench.prefill import PrefillBenchConfig
-from engine.bench.prefix import PrefixBenchConfig
-from engine.bench.simulate import SimulationConfig
-from engine.bench.snapshot import SnapshotBenchConfig
-from engine.bench.table import TableConfig
-from engine.bench.throughput import EngineBenchConfig
 from engine.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig
 from engine.convert import parser as convert_parser
@@ -43,9 +53,7 @@ from engine.precompile import PrecompileConfig
 from engine.published import Constructor, PublishedArgs
 from engine.settings import field_docs
 from loadtest.__main__ import ReportConfig
-from loadtest.bench_client import ClientBenchConfig
 from loadtest.offline import OfflineConfig
-from loadtest.peers.config import PeersConfig
 from loadtest.scenario import Scenario
 from loadtest.sweep import SweepConfig
 from server import (
@@ -68,11 +76,6 @@ from server import (
     until,
 )
 from server.app import create_app
-from server.bench import HttpBenchConfig
-from server.bench_background import BackgroundBenchConfig
-from server.bench_jobs import JobsBenchConfig
-from server.bench_server import ServerBenchConfig
-from server.bench_text import TextBenchConfig
 from server.chat_template import RENDER_S
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
@@ -86,10 +89,7 @@ from server.text import Text
 from tests import field_tables
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 from training.evaluate import EvaluateConfig
-from training.many_samples import SamplesBenchConfig
-from training.precision import PrecisionConfig
 from training.pretrain import TrainConfig
-from training.until import UntilBenchConfig
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])

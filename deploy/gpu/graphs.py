@@ -20,7 +20,7 @@ GRAPHS = {
     "d 1,024, 8 layers": "engine.precompile --d-model 1024 --num-layers 8",
     "the demo model": "engine.precompile --model models/demo",
     "every op": "tests.kernels.compile_for_gpu",
-    "matrix products": "engine.bench.gemm",
+    "matrix products": "bench.engine.gemm",
     "d 512, 16 layers": "engine.precompile --d-model 512 --num-layers 16",
     "d 1,024, 16 layers": "engine.precompile --d-model 1024 --num-layers 16",
 }

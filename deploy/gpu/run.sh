@@ -83,7 +83,7 @@ part edits bash -c "$(tests tests/conformance tests/conformance/test_edited_logi
 part invariance bash -c "$(tests tests/conformance tests/conformance/test_invariance.py)"
 
 # How fast is it? Smaller steps first: a larger one may find no memory.
-with_torch peaks python3 -m training.gpu_peak
+with_torch peaks python3 -m bench.model.gpu_peak
 if test "$device" = gpu; then
   small=1024,4096,16384,65536 large=262144,1048576 turns=65536 many=1048576 prompts=65536
 else

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import srm
-from engine.bench.tiny import main as write_tiny_model
+from bench.engine.tiny import main as write_tiny_model
+from bench.server.processes import processor_seconds
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.random_model import write_random_model
-from server.bench_processes import processor_seconds
 from tests.serving import SERVER_FLAGS, Server
 
 

@@ -1,4 +1,4 @@
-"""`srm_mix` on narrow tensors rounds where `training.rounded` says that it does."""
+"""`srm_mix` on narrow tensors rounds where `bench.model.rounded` says that it does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType
 
+from bench.model.rounded import Unit, rounded
 from engine import kernels
 from engine.batch import F32
 from engine.linear import kernel_libraries
 from engine.weights import MixerUnit
-from training.rounded import Unit, rounded
 
 F16 = npt.NDArray[np.float16]
 LENGTH, HEADS, WIDTH = 400, 2, 48

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.bench.counts import (
-    PROMPT,
-    count_op,
-    decode_bytes,
-    prefill_bytes,
-)
-from engine.bench.feeds import Array, Feeds
-from engine.bench.memory import measure_memory
-from engine.bench.rates import memory_peak
+from bench.engine.counts import PROMPT, count_op, decode_bytes, prefill_bytes
+from bench.engine.feeds import Array, Feeds
+from bench.engine.memory import measure_memory
+from bench.engine.rates import memory_peak
 from engine.config import Dtype, ModelConfig
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=2, n_ctx=128, vocab_size=96)

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.bench.host import HostBenchConfig
-from engine.bench.load import Load
+from bench.engine.host import HostBenchConfig
+from bench.engine.load import Load
 from tests.serving import ROOT
 
 

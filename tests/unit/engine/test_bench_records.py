@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.bench import host, kernels, prefill, throughput
-from engine.bench.host import HostBenchConfig
-from engine.bench.rates import memory_peak, peaks
+from bench.engine import host, kernels, prefill, throughput
+from bench.engine.host import HostBenchConfig
+from bench.engine.rates import memory_peak, peaks
 from engine.records import settings_of
 
 BATCHES = [

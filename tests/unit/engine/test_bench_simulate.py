@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from engine.bench.simulate import PacedLoad, device_s_per_token
+from bench.engine.simulate import PacedLoad, device_s_per_token
 from engine.config import ModelConfig
 
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 import srm
-from engine.bench import table
-from engine.bench.card import CARD
-from engine.bench.figures import FIGURES
-from engine.bench.table import PAGES, newest, written
+from bench.records import table
+from bench.records.card import CARD
+from bench.records.figures import FIGURES
+from bench.records.table import PAGES, newest, written
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.inspect_model import inspect_model

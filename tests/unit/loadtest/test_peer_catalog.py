@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from bench.peers.catalog import PEERS, chosen
+from bench.peers.config import PeersConfig
+from bench.peers.installing import ENVIRONMENTS, LISTS
+from bench.peers.loading import waves
+from bench.peers.making import model_path
+from bench.peers.peer import Peer
+from bench.peers.running import placeholders
 from engine.errors import ConfigError
 from engine.records import ROOT
-from loadtest.peers.catalog import PEERS, chosen
-from loadtest.peers.config import PeersConfig
-from loadtest.peers.installing import ENVIRONMENTS, LISTS
-from loadtest.peers.loading import waves
-from loadtest.peers.making import model_path
-from loadtest.peers.peer import Peer
-from loadtest.peers.running import placeholders
 
 
 def test_names_tell_peers_apart() -> None:
@@ -30,7 +30,7 @@ def test_a_peer_can_be_started(peer: Peer, tmp_path: Path) -> None:
         assert str(tmp_path / "model") in command
     else:
         (program,) = command
-        assert (ROOT / "loadtest" / "peers" / "programs" / f"{program}.py").is_file()
+        assert (ROOT / "bench" / "peers" / "programs" / f"{program}.py").is_file()
     assert peer.environment in {"", *ENVIRONMENTS}
     assert list(peer.concurrency) == sorted(peer.concurrency)
     assert peer.most == 0 or peer.how == "http" or max(peer.concurrency) <= peer.most

@@ -13,15 +13,15 @@ import httpx
 import msgspec
 import pytest
 
+from bench.peers.__main__ import peaks
+from bench.peers.loading import http_point
+from bench.peers.plot import draw
+from bench.peers.result import Point, Result
+from bench.peers.serving import free_port, server
+from bench.peers.table import markdown
+from bench.peers.timed import offline_point
+from bench.peers.watching import Process, Sample, Watch, below, processes
 from engine.errors import ConfigError
-from loadtest.peers.__main__ import peaks
-from loadtest.peers.loading import http_point
-from loadtest.peers.plot import draw
-from loadtest.peers.result import Point, Result
-from loadtest.peers.serving import free_port, server
-from loadtest.peers.table import markdown
-from loadtest.peers.timed import offline_point
-from loadtest.peers.watching import Process, Sample, Watch, below, processes
 
 
 def point(concurrency: int, rate: float, **more: Any) -> Point:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.peers.catalog import PEERS
-from loadtest.peers.shapes import KINDS, N_CTX, Shape, shape_of
+from bench.peers.catalog import PEERS
+from bench.peers.shapes import KINDS, N_CTX, Shape, shape_of
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from bench.model.many_samples import markdown, sample
 from engine.engine import Engine
 from engine.messages import SamplingParams
 from tests.conftest import MakeEngine
 from training.evaluate import COMPLETION_TOKENS, pass_at_k
-from training.many_samples import markdown, sample
 from training.tasks import Problem
 
 SAMPLES, SEED, ANSWER = 50, 7, 2

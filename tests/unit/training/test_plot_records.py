@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.model.plot_records import KINDS, main
 from engine.records import RECORDS
-from training.plot_records import KINDS, main
 
 
 def test_every_model_and_run_is_drawn_the_same_each_time(tmp_path: Path) -> None:

@@ -17,6 +17,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench.model.divergence import Oracle, octaves
+from bench.model.precision import ANSWERING, CASES, measure_model
+from bench.model.precision_tables import markdown
+from bench.model.rounded import Precision, RoundedModel, Unit, rounded
+from bench.model.transcripts import answers, problem_tokens, random_tokens, sampled_tokens
 from engine.batch import F32
 from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, Mixer, ModelConfig
@@ -24,15 +29,10 @@ from engine.random_model import random_tensors, write_random_model
 from engine.tensors import is_scalar
 from engine.weights import MixerUnit, Weights, fold
 from training.checkpoint import load_model
-from training.divergence import Oracle, octaves
 from training.model import SRM
 from training.plot import SHOWN_CASES, plot_divergence
-from training.precision import ANSWERING, CASES, measure_model
-from training.precision_tables import markdown
-from training.rounded import Precision, RoundedModel, Unit, rounded
 from training.tasks import problems
 from training.tokenizer import BEGIN_ID, END_ID
-from training.transcripts import answers, problem_tokens, random_tokens, sampled_tokens
 
 BF16, FP16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 LENGTH = 48

@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
+from bench.model.until import UntilBenchConfig, pass_at_k_until
 from training.evaluate import pass_at_k
-from training.until import UntilBenchConfig, pass_at_k_until
 
 
 def estimate(is_right: tuple[bool, ...], enough: int, k: int) -> float:

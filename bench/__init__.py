@@ -1,0 +1,1 @@
+"""Benchmarks. They may import everything; nothing imports them, and the wheel leaves them out."""

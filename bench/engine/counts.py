@@ -1,0 +1,115 @@
+"""Operations and bytes that work takes at least, counted and not measured.
+
+**Operations** of a product [M, K] × [K, N] are 2·M·K·N; bias, SiLU and residual are not counted,
+as in `ModelConfig.flops_per_token`. Of every other op each addition, multiplication, comparison,
+division and exponential is one, for each value it is done to.
+
+**Bytes** of an op are those of its inputs and outputs, each read or written once, wherever they lie
+when it begins: a weight once a call, a state and an activation once a row. An op whose work is in
+the cache can so be above the memory's peak. **Bytes of a step** are those that no cache can
+be asked to keep: every matrix once, and for each row the embedding, the state read and written, and
+the logits written and read; activations between ops are left out, and biases, norms and the mixer's
+scalars, which are less than a hundredth.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.config import Dtype, ModelConfig
+
+SIZES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
+STATE = 4
+"""Bytes of a state's value, whatever the dtype; those of an int32 too."""
+KERNEL_SIZE = 4
+"""Neighbouring channels that the measured `taps` mixes."""
+PROMPT = 64
+"""Tokens of a prompt, where prompts are mixed."""
+BIASED, SAMPLED, TOP = 8, 64, 5
+"""Of an edited row: tokens with a bias, tokens sampled so far; likeliest tokens that are scored."""
+
+
+class Count(NamedTuple):
+    """What a call takes at least."""
+
+    flops: int
+    bytes: int
+
+
+class StepBytes(NamedTuple):
+    """Of a step of the model: once, and for each of its rows."""
+
+    once: int
+    row: int
+
+
+def logit_size(dtype: Dtype, device: str) -> int:
+    """Bytes of a logit: float32 on a CPU, the activations' dtype on a GPU."""
+    return SIZES[dtype] if device == "gpu" else STATE
+
+
+def decode_bytes(model: ModelConfig, dtype: Dtype, device: str) -> StepBytes:
+    """Of steps that decode; a weight is one multiply-add of every token."""
+    logits = 2 * logit_size(dtype, device) * model.vocab_size
+    row = SIZES[dtype] * model.d_model + 2 * STATE * model.state_width + logits
+    return StepBytes(SIZES[dtype] * model.flops_per_token // 2, row)
+
+
+def prefill_bytes(model: ModelConfig, dtype: Dtype, tokens: int, prompts: int) -> int:
+    """Of a step of whole prompts: no output head, and states are written, not read."""
+    weights = SIZES[dtype] * model.prefill_flops_per_token // 2
+    return weights + tokens * SIZES[dtype] * model.d_model + prompts * STATE * model.state_width
+
+
+def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int) -> Count:
+    """Of one call of an op of `bench.engine.ops` with so many rows (of "mix prompts": tokens)."""
+    d, vocab, size = model.d_model, model.vocab_size, SIZES[dtype]
+    logits = rows * vocab * logit_size(dtype, device)
+    scalars = 3 * STATE * model.num_heads  # of a token: alpha_in, alpha_out, beta
+    match name:
+        case "embed":  # an id, a row of the table in, a row out
+            return Count(0, rows * (STATE + 2 * size * d))
+        case "norm":  # mean 1, variance 3, output 4; x in, y out, weight and bias once
+            return Count(8 * rows * d, 2 * size * d * (rows + 1))
+        case "up":
+            return _product(rows, d, 4 * d, size, size)
+        case "down":
+            return _product(rows, 4 * d, d, size, size, residual=True)
+        case "proj_in":
+            return _product(rows, d, d, size, size)
+        case "proj_out":
+            return _product(rows, d, d, size, size, residual=True)
+        case "head":
+            return _product(rows, d, vocab, size, logit_size(dtype, device), bias=False)
+        case "mix":  # two fused and a product into the state, one fused out of it; slots, position
+            state = 2 * STATE * d
+            return Count(7 * rows * d, rows * (2 * size * d + state + scalars + 4 * STATE))
+        case "mix_prompts":  # the same for every token; a prompt's state is written alone
+            prompts = -(-rows // PROMPT)
+            tokens = rows * (2 * size * d + scalars)
+            return Count(7 * rows * d, tokens + prompts * STATE * (d + 4))
+        case "taps":  # a multiply-add for each tap, beta and the residual; q and residual in, y out
+            return Count((2 * KERNEL_SIZE + 2) * rows * d, rows * 3 * size * d)
+        case "edit":  # a bias, or count, product and two sums; ids and biases in, logits changed
+            touched = (BIASED + SAMPLED) * (STATE + 2 * logit_size(dtype, device))
+            return Count(rows * (BIASED + 4 * SAMPLED), rows * (touched + STATE * BIASED))
+        case "sample" | "sample_top_p":  # largest, scaled, shifted, exponential, sum; read once
+            return Count(5 * rows * vocab, logits)
+        case "score":  # the same, and compared with the target
+            return Count(6 * rows * vocab, logits + rows * 2 * STATE * (1 + TOP))
+    raise KeyError(name)
+
+
+def _product(
+    rows: int,
+    inner: int,
+    columns: int,
+    size: int,
+    out_size: int,
+    *,
+    bias: bool = True,
+    residual: bool = False,
+) -> Count:
+    weights = size * columns * (inner + bias)
+    row = size * (inner + residual * columns) + out_size * columns
+    return Count(2 * rows * inner * columns, weights + rows * row)

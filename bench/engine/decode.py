@@ -1,0 +1,145 @@
+"""How fast the engine decodes, and what of a step's time is the sampler's.
+
+Everything a served token needs is in the measured loop (scheduling, the step graph with its state,
+sampling at temperature 1, feedback, completion); only HTTP and text are not.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.engine.batches import decode_rows, unsampled_rows
+from bench.engine.models import BenchConfig
+from engine.batch import I32, Batch
+from engine.config import Dtype, EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.messages import Request, SamplingParams
+from engine.runner import ModelRunner
+
+
+def settings_for(
+    config: BenchConfig, dtype: Dtype, running: int, step_rows: int | None = None
+) -> EngineConfig:
+    """Of an engine of so many slots, 0 being all that fit, which feeds every prompt anew.
+
+    It decodes `step_rows` sequences in a step, or all of them.
+    """
+    rows = running if step_rows is None else step_rows
+    return EngineConfig(
+        device=config.device,
+        dtype=dtype,
+        cache_dir=config.cache_dir,
+        num_slots=running,
+        prefix_cache=False,
+        max_step_rows=rows,
+        max_step_tokens=2 * rows,
+        max_waiting=max(running, rows),
+    )
+
+
+def measure_decode(
+    model: ModelConfig,
+    runner: ModelRunner,
+    batch_size: int,
+    config: BenchConfig,
+    *,
+    turn_rows: int | None = None,
+    top_p: float = 1.0,
+) -> dict[str, Any]:
+    """Tokens a second with `batch_size` sequences running, one repetition after the other.
+
+    Where there are more than `turn_rows`, they take turns, so many a step.
+    """
+    rows = min(batch_size, turn_rows or batch_size)
+    # Of the settings only those of the scheduler count: the runner is there, whatever its dtype.
+    engine = Engine(model, runner, settings_for(config, config.dtypes[0], batch_size, rows))
+    rates = []
+    for repetition in range(config.repetitions):
+        tokens, seconds = 0, 0.0
+        while seconds < config.seconds:
+            engine.add(_endless(model, batch_size, repetition, top_p))
+            # The pipeline fills, and every sequence has forked.
+            for _ in range(2 + -(-batch_size // rows)):
+                engine.step_overlapped()
+            started, before = time.perf_counter(), engine.num_steps
+            while engine.has_request("bench") and seconds < config.seconds:
+                engine.step_overlapped()
+                seconds_now = time.perf_counter() - started
+                if seconds + seconds_now >= config.seconds:
+                    break
+            seconds += time.perf_counter() - started
+            tokens += (engine.num_steps - before) * rows
+            engine.abort("bench")
+            while engine.has_work:
+                engine.step()
+        rates.append(tokens / seconds)
+    return {
+        "batch_size": batch_size,
+        "rows": rows,
+        "tokens_per_s": median(rates),
+        "raw": rates,
+    }
+
+
+def measure_sampler(
+    model: ModelConfig, runner: ModelRunner, batch_size: int, config: BenchConfig
+) -> dict[str, Any]:
+    """Seconds of a step that samples, with top-p off and on, and of one that stops at the logits.
+
+    The same graph and the same rows each time; the three take turns step by step, so that what the
+    machine does meanwhile is in all of them.
+    """
+    (tokens,) = random_tokens(model, 1, batch_size)
+    steps = {
+        "unsampled_s": unsampled_rows(tokens),
+        "sampled_s": decode_rows(tokens, 0),
+        "top_p_s": decode_rows(tokens, 0, top_p=0.9),
+    }
+    raw: dict[str, list[float]] = {name: [] for name in steps}
+    least = len(steps) * config.repetitions * config.seconds
+    began = time.perf_counter()
+    while len(raw["top_p_s"]) < 2 or time.perf_counter() - began < least:
+        for name, batch in steps.items():
+            started = time.perf_counter()
+            runner.launch(batch).wait()
+            raw[name].append(time.perf_counter() - started)
+    medians = {name: median(seconds) for name, seconds in raw.items()}
+    return {"batch_size": batch_size, "raw": raw} | medians
+
+
+def seconds_per_step(runner: ModelRunner, batch: Batch, seconds: float) -> float:
+    """Of the same step over and over, the next one launched ahead, for at least so long."""
+    runner.launch(batch).wait()
+    under_way, steps, started = runner.launch(batch), 0, time.perf_counter()
+    while not steps or time.perf_counter() - started < seconds:
+        ahead = runner.launch(batch)
+        under_way.wait()
+        under_way, steps = ahead, steps + 1
+    elapsed = time.perf_counter() - started
+    under_way.wait()
+    return elapsed / steps
+
+
+def random_tokens(model: ModelConfig, rows: int, length: int) -> I32:
+    """i32[rows, length], the same every time."""
+    drawn = np.random.default_rng(0).integers(model.vocab_size, size=(rows, length))
+    return drawn.astype(np.int32)
+
+
+def _endless(model: ModelConfig, batch_size: int, seed: int, top_p: float) -> Request:
+    return Request(
+        id="bench",
+        prompt_token_ids=np.zeros(1, "<i4").tobytes(),
+        params=SamplingParams(
+            n=batch_size,
+            max_tokens=model.n_ctx,
+            temperature=1.0,
+            top_p=top_p,
+            ignore_eos=True,
+            seed=seed,
+        ),
+    )

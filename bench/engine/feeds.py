@@ -1,0 +1,115 @@
+"""Arrays for the ops of `bench.engine.ops`, in the order of their inputs: those of a step.
+
+Rows use slots of their own and stand in the middle of their context; prompts begin at position 0.
+Lists of edits, likeliest tokens and taps are as long as `bench.engine.counts` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.engine.counts import BIASED, KERNEL_SIZE, SAMPLED, TOP
+from engine.batch import F32, I32, Span
+from engine.config import ModelConfig
+from engine.linear import round_bfloat16
+
+Array = npt.NDArray[Any]
+
+
+class Feeds:
+    """Of a model of this shape; numpy has no bfloat16, only its bits."""
+
+    def __init__(self, model: ModelConfig, *, is_narrow: bool, narrow_logits: bool) -> None:
+        self._model, self._is_narrow, self._narrow_logits = model, is_narrow, narrow_logits
+        self._rng = np.random.default_rng(0)
+
+    def values(self, *shape: int) -> F32:
+        """Normal numbers."""
+        return self._rng.standard_normal(shape, np.float32)
+
+    def stored(self, *shape: int) -> Array:
+        """Normal numbers as weights and activations are kept."""
+        return self.narrowed(self.values(*shape))
+
+    def narrowed(self, values: F32) -> Array:
+        """These numbers as weights and activations are kept."""
+        return round_bfloat16(values) if self._is_narrow else values
+
+    def embed(self, rows: int) -> list[Array]:
+        table = self.stored(self._model.vocab_size, self._model.d_model)
+        return [_zeros(rows), self._tokens(rows), _slots(rows), table]
+
+    def norm(self, rows: int) -> list[Array]:
+        width = self._model.d_model
+        return [self.stored(rows, width), self.stored(width), self.stored(width)]
+
+    def mix(self, rows: int, length: int = 1) -> list[Array]:
+        """Of so many tokens: sequences of one, or prompts of `length`, the last one cut."""
+        model = self._model
+        offsets = np.append(np.arange(0, rows, length), rows).astype(np.int32)
+        slots = _slots(len(offsets) - 1)
+        middle = model.n_ctx // 2 if length == 1 else 0
+        scalars = [self.values(model.num_heads, model.n_ctx) for _ in range(3)]
+        decay = np.array([[0.99], [1e-9]], np.float32).repeat(model.num_heads, 1)
+        return [
+            self.values(len(slots), model.state_width),
+            np.array(model.num_layers // 2, np.int32),
+            self.stored(rows, model.d_model),
+            *(slots, slots, np.full(len(slots), middle, np.int32), offsets),
+            *scalars,
+            decay,
+        ]
+
+    def taps(self, rows: int) -> list[Array]:
+        model = self._model
+        x = self.stored(rows, model.d_model)
+        where = [np.full(rows, model.n_ctx // 2, np.int32), _slots(rows + 1)]
+        return [x, *where, self.values(KERNEL_SIZE, model.n_ctx), self.values(model.n_ctx), x]
+
+    def edit(self, rows: int) -> list[Array]:
+        """Biases of some tokens, and penalties for those that each row sampled."""
+        spans = np.zeros((rows, len(Span), 2), np.int32)
+        spans[:, Span.BIASED] = 0, BIASED
+        begins = BIASED + SAMPLED * np.arange(rows)
+        spans[:, Span.SAMPLED] = np.stack([begins, begins + SAMPLED], 1)
+        biased = np.unique(np.linspace(0, self._model.vocab_size - 1, BIASED).astype(np.int32))
+        biased = np.resize(biased, BIASED)  # a vocabulary of fewer has some twice
+        penalties = np.tile(np.array([1.0, 0.5, 0.5], np.float32), (rows, 1))
+        return [
+            *(_zeros(rows), self._logits(rows), self._tokens(rows), _slots(rows), _slots(rows)),
+            *(spans.reshape(rows, -1), penalties),
+            np.concatenate([biased, self._tokens(SAMPLED * rows)]),
+            self.values(BIASED),
+        ]
+
+    def sample(self, rows: int, top_p: float = 1.0) -> list[Array]:
+        """At temperature 1."""
+        ones = np.ones(rows, np.float32)
+        draws = [ones, _zeros(rows), top_p * ones, 0 * ones, np.arange(rows, dtype=np.uint64)]
+        positions = np.full(rows, self._model.n_ctx // 2, np.int32)
+        return [_zeros(rows), self._logits(rows), *draws, positions, _slots(rows)]
+
+    def score(self, rows: int) -> list[Array]:
+        """Of the sampled token of every row."""
+        targets = np.full(rows, -1, np.int32)
+        likeliest = np.full(rows, min(TOP, self._model.vocab_size), np.int32)
+        sampled = [np.ones(rows, np.float32), self._tokens(rows), targets]
+        return [self._logits(rows), *sampled, _slots(rows), likeliest]
+
+    def _logits(self, rows: int) -> Array:
+        values = 3 * self.values(rows, self._model.vocab_size)
+        return round_bfloat16(values) if self._narrow_logits else values
+
+    def _tokens(self, count: int) -> I32:
+        return self._rng.integers(self._model.vocab_size, size=count, dtype=np.int32)
+
+
+def _slots(rows: int) -> I32:
+    return np.arange(rows, dtype=np.int32)
+
+
+def _zeros(rows: int) -> I32:
+    return np.zeros(rows, np.int32)

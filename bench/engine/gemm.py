@@ -1,0 +1,178 @@
+"""What a device can do at best: matrix products, timed in the run that they judge.
+
+On a CPU ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is there; on a GPU MAX's, which
+are the step's, and PyTorch's. The best of a dtype is its peak, so a figure is never flattered by
+our own product being slow. `python -m bench.engine.gemm` compiles the graphs ahead, with the
+settings of `engine.precompile`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+from max.driver import Buffer, Device
+from max.dtype import DType
+from max.engine import CompiledModel, InferenceSession
+from max.graph import DeviceRef, Graph, Module, TensorType, ops
+
+from bench.engine.torch_side import ask_torch, has_torch
+from engine.batch import F32
+from engine.config import Dtype
+from engine.graph_cache import cached
+from engine.linear import U16, kernel_libraries, linear, linear_shape, pack_linear, round_bfloat16
+from engine.precompile import PrecompileConfig, leave, open_target
+from engine.runner import open_device
+from engine.settings import load
+
+ROWS = {"cpu": (256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
+SHAPES = ((512, 2048), (1024, 4096))
+LEAST_S = 0.2
+"""Of a repetition."""
+KINDS = {
+    "cpu": {
+        "srm": (DType.float32, "srm_linear"),
+        "srm_bfloat16": (DType.bfloat16, "srm_linear"),
+        "max": (DType.float32, "MAX matmul"),  # which has no fast bfloat16 on a CPU
+    },
+    "gpu": {"max_bfloat16": (DType.bfloat16, "MAX matmul")},
+}
+"""Graphs by device, and what a record calls them."""
+
+Product = tuple[str, str, Callable[[], object]]  # by whom, dtype, one call
+
+
+class GemmPeak:
+    """The products on a "cpu" or "gpu", compiled once and measured as often as wanted."""
+
+    def __init__(self, kind: str, cache_dir: Path, dtypes: tuple[Dtype, ...]) -> None:
+        self._kind, self._device, self._dtypes = kind, open_device(kind), dtypes
+        session = InferenceSession(devices=[self._device])
+        compiled = compile_gemm(session, self._device, cache_dir.expanduser())
+        self._models = session.init_all(compiled)
+
+    def measure(self, repetitions: int) -> list[dict[str, Any]]:
+        """A list of {by, dtype, shape [rows, inner, columns], gflops}."""
+        found = []
+        for shape in SHAPES:
+            for rows in ROWS[self._kind]:
+                for name, dtype, run in self._products(rows, *shape):
+                    flops = 2 * rows * math.prod(shape)
+                    raw = seconds_per_call(run, self._device.synchronize, repetitions, LEAST_S)
+                    seconds = median(raw)
+                    found.append(
+                        {
+                            "by": name,
+                            "dtype": dtype,
+                            "shape": [rows, *shape],
+                            "gflops": flops / seconds / 1e9,
+                        }
+                    )
+        if has_torch():
+            task = {
+                "device": self._kind,
+                "dtypes": self._dtypes,
+                "rows": ROWS[self._kind],
+                "shapes": SHAPES,
+                "repetitions": repetitions,
+            }
+            answer = ask_torch("gemm_peak", msgspec.json.encode(task).decode())
+            found += msgspec.json.decode(answer)
+        return found
+
+    def _products(self, rows: int, inner: int, columns: int) -> Iterator[Product]:
+        weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
+        x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
+        for name, (dtype, by) in KINDS[self._kind].items():
+            if dtype.name not in self._dtypes:
+                continue
+            is_narrow = dtype == DType.bfloat16
+            plain = round_bfloat16(weight) if is_narrow else weight
+            laid_out = plain if by == "MAX matmul" else pack_linear(weight, dtype)
+            fed = round_bfloat16(x) if is_narrow else x
+            buffers = [self._upload(fed, dtype), self._upload(laid_out, dtype)]
+            model = self._models[_graph_name(name, inner, columns)]
+            yield by, dtype.name, partial(model.execute, *buffers)
+        if self._device.is_host and "float32" in self._dtypes:
+            yield "numpy", "float32", partial(np.matmul, x, weight)
+
+    def _upload(self, array: F32 | U16, dtype: DType) -> Buffer:
+        buffer = Buffer.from_numpy(array).to(self._device)
+        return buffer.view(dtype, array.shape)  # numpy has no bfloat16, only its bits
+
+
+def compile_gemm(session: InferenceSession, device: Device, folder: Path) -> CompiledModel:
+    """Every graph of KINDS in every shape, from `folder` where they are there."""
+    on = DeviceRef.from_device(device)
+    kinds = KINDS["cpu" if device.is_host else "gpu"]
+
+    def compile_graphs() -> CompiledModel:
+        module = Module()
+        for inner, columns in SHAPES:
+            for name, (dtype, _) in kinds.items():
+                graph = _add_graph(module, name, inner, columns, dtype, on)
+        return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+
+    return cached("gemm", (SHAPES, *kinds), compile_graphs, device, folder)
+
+
+def _graph_name(name: str, inner: int, columns: int) -> str:
+    return f"{name}_{inner}_{columns}"
+
+
+def _add_graph(
+    module: Module, name: str, inner: int, columns: int, dtype: DType, on: DeviceRef
+) -> Graph:
+    is_ours = name.startswith("srm")
+    shape = linear_shape(inner, columns, on, dtype) if is_ours else (inner, columns)
+    with Graph(
+        _graph_name(name, inner, columns),
+        input_types=[TensorType(dtype, ["rows", inner], on), TensorType(dtype, shape, on)],
+        custom_extensions=kernel_libraries(),
+        module=module,
+    ) as graph:
+        x, weight = (value.tensor for value in graph.inputs)
+        graph.output(linear(x, weight, columns) if is_ours else ops.matmul(x, weight))
+    return graph
+
+
+def seconds_per_call(
+    run: Callable[[], object], wait: Callable[[], None], repetitions: int, least_s: float
+) -> list[float]:
+    """Of one call, for each repetition: as many calls as take `least_s`, waited for together."""
+    run()
+    calls = 1
+    while _time(run, wait, calls) < least_s:
+        calls *= 2
+    return [_time(run, wait, calls) / calls for _ in range(repetitions)]
+
+
+def _time(run: Callable[[], object], wait: Callable[[], None], calls: int) -> float:
+    wait()
+    started = time.perf_counter()
+    for _ in range(calls):
+        run()
+    wait()
+    return time.perf_counter() - started
+
+
+def main(argv: list[str]) -> int:
+    """Compile the graphs ahead."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    config = load(PrecompileConfig, argv, prog="python -m bench.engine.gemm")
+    device = open_target(config)
+    compile_gemm(InferenceSession(devices=[device]), device, config.output)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

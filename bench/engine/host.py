@@ -1,0 +1,178 @@
+"""`srm bench host`: what a step costs the host, per decode row, from 1,000 to 1,000,000 sequences.
+
+The scheduler runs as it does in an engine, each step scheduled before the one before it is
+completed, on results that are there at once: what is left is schedule and complete. Twice: with
+sequences that only go on, and with short ones that end and are replaced all the time. And twice
+again: all running sequences in one step, and in turns. In the same run a step of a model on this
+machine, of which the host's time is a part, and what its memory moves.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from bench.engine.batches import decode_rows
+from bench.engine.decode import random_tokens, seconds_per_step
+from bench.engine.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
+from bench.engine.memory import measure_memory
+from bench.engine.rates import memory_peak, memory_table
+from bench.engine.torch_side import plot_record
+from engine.checkpoint import load_checkpoint
+from engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
+from engine.libc import keep_freed_memory
+from engine.memory import collect_rarely
+from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.runner import ModelRunner
+from engine.settings import load
+
+WARM_UP = 4
+"""Turns before each measurement: the pipeline fills, and every sequence has forked."""
+
+
+class HostBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench host`."""
+
+    running: tuple[int, ...] = (1_000, 10_000, 100_000, 500_000, 1_000_000)
+    """Sequences that run at once."""
+    turn_rows: int = 65_536
+    """Rows of a step where sequences take turns; fewer running sequences take none."""
+    length: int = 128
+    """Tokens of each sequence where sequences end and are replaced."""
+    samples: int = 64
+    """Completions of each request then."""
+    repetitions: int = 3
+    """Measurements of each figure; the median is reported, the record has them all."""
+    seconds: float = 1.0
+    """Least time of one repetition."""
+    model: Path = DEMO_MODEL
+    """Whose step the host's time is a part of, on the processor; none if the folder is missing."""
+    cache_dir: Path = EngineConfig().cache_dir
+    """Where compiled graphs are kept between runs."""
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        counts = (*self.running, self.turn_rows, self.samples, self.repetitions)
+        if not self.running or min(counts) < 1:
+            raise ValueError(
+                "running, turn_rows, samples and repetitions must be at least 1, and one of "
+                "running given"
+            )
+        if not 1 <= self.length <= MODEL.n_ctx - PROMPT_LENGTH:
+            raise ValueError(f"length must be 1 … {MODEL.n_ctx - PROMPT_LENGTH}")
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record and its plot, print its table."""
+    config = load(HostBenchConfig, argv, prog="srm bench host")
+    keep_freed_memory()
+    collect_rarely()  # both as an engine process does
+    record = new_record(" ".join(["srm bench host", *argv]))
+    record |= {"settings": settings_of(config)}
+    record["memory_before"] = measure_memory("cpu", config.repetitions)
+    record["step"] = _measure_step(config) if config.model.exists() else None
+    record |= {"cases": [case for running in config.running for case in _cases(running, config)]}
+    record["memory_after"] = measure_memory("cpu", config.repetitions)
+    record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
+    plot_record("host", write_record(record, "host", markdown(record), config.output))
+    return 0
+
+
+def _measure_step(config: HostBenchConfig) -> dict[str, Any]:
+    """A decode step of the model with as many rows as a processor's steps have by default."""
+    weights = load_checkpoint(config.model)
+    served = EngineConfig(num_slots=CPU_STEP_ROWS, prefix_slots=1, cache_dir=config.cache_dir)
+    runner = ModelRunner(weights, served)
+    (tokens,) = random_tokens(weights.config, 1, CPU_STEP_ROWS)
+    batch = decode_rows(tokens, 0)
+    raw = [seconds_per_step(runner, batch, config.seconds) for _ in range(config.repetitions)]
+    runner.close()
+    return {
+        "model": config.model.name,
+        "d_model": weights.config.d_model,
+        "rows": CPU_STEP_ROWS,
+        "row_ns": 1e9 * median(raw) / CPU_STEP_ROWS,
+        "raw": raw,
+    }
+
+
+def _cases(running: int, config: HostBenchConfig) -> list[dict[str, Any]]:
+    """All in one step and in turns, going on and being replaced."""
+    return [
+        _measure(running, rows, length, config)
+        for rows in sorted({running, min(running, config.turn_rows)}, reverse=True)
+        for length in (None, config.length)
+    ]
+
+
+def _measure(
+    running: int, rows: int, length: int | None, config: HostBenchConfig
+) -> dict[str, Any]:
+    turns = -(-running // rows)
+    warm_up = turns * (WARM_UP + (length or 0))  # until sequences of all ages have ended
+    lasting = turns * (MODEL.n_ctx - PROMPT_LENGTH) - warm_up if length is None else None
+    raw = []
+    for _ in range(config.repetitions):
+        gc.collect()
+        load = Load(running, rows, length, config.samples)
+        load.run(0, warm_up)
+        raw.append(load.run(config.seconds, LEAST_STEPS, lasting).entry())
+    names = ("add", "schedule", "complete", "ended_per_row")
+    medians = {name: median(entry[name] for entry in raw) for name in names}
+    table = load.scheduler.table
+    return {
+        "running": running,
+        "rows": rows,
+        "length": length,
+        **medians,
+        "bytes_per_row": load.bytes_per_row(),
+        "bytes_per_slot": table.nbytes / table.num_slots,
+        "raw": raw,
+    }
+
+
+def _name(case: dict[str, Any]) -> str:
+    rows = "in one step" if case["rows"] == case["running"] else f"in turns of {case['rows']:,}"
+    going_on = "going on" if case["length"] is None else f"replaced after {case['length']} tokens"
+    return f"{rows}, {going_on}"
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a table."""
+    cases, step = record["cases"], record["step"]
+    lines = [
+        "Host time per decode row on one core, in nanoseconds, with results that are there at "
+        f"once. `add` takes requests in; it is no part of a step. {_step_line(step)} GB/s count a "
+        "step's arrays, written once, and its result, read once; the memory's peak, of all cores, "
+        f"is {record['peak_gb_per_s']:.1f} GB/s in this run.",
+        "",
+        "| running | sequences | schedule | complete | both | of a step | GB/s | of the peak "
+        "| add |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        both = case["schedule"] + case["complete"]
+        part = f"{both / step['row_ns']:.2%}" if step else "–"
+        rate = case["bytes_per_row"] / both
+        lines.append(
+            f"| {case['running']:,} | {_name(case)} | {case['schedule']:.1f} "
+            f"| {case['complete']:.1f} | {both:.1f} | {part} | {rate:.2f} "
+            f"| {rate / record['peak_gb_per_s']:.0%} | {case['add']:.1f} |"
+        )
+    bytes_per_slot = cases[0]["bytes_per_slot"]
+    lines += ["", f"The host's arrays take up to {bytes_per_slot:,.0f} bytes a slot.", ""]
+    return "\n".join(lines + memory_table(record)) + "\n"
+
+
+def _step_line(step: dict[str, Any] | None) -> str:
+    if step is None:
+        return "No model's step was measured."
+    return (
+        f"A step is one of model {step['model']} (d {step['d_model']}) with {step['rows']:,} rows "
+        f"on all cores, float32, {step['row_ns']:,.0f} ns a row."
+    )

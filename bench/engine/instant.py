@@ -1,0 +1,82 @@
+"""`python -m bench.engine.instant`: the engine process on a runner that has all results at once.
+
+Takes the flags of `python -m engine`; of the checkpoint it reads only `config.json`. Made-up
+tokens, none of which ends a sequence, at the speed of the scheduler: what is measured with it is
+all that lies between engine and socket.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import numpy as np
+
+from engine.batch import I64, Batch, SlotStates, StepResult
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.errors import SRMError
+from engine.libc import keep_freed_memory
+from engine.memory import collect_rarely
+from engine.process import serve
+from engine.settings import load
+from engine.weights import Weights
+
+DEFAULT_SLOTS = 65_536
+"""Where num_slots is 0."""
+
+
+class InstantRunner:
+    """Samples from a row of made-up tokens; scores nothing."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        self.num_slots = config.num_slots or DEFAULT_SLOTS
+        rng = np.random.default_rng(0)
+        rows, _ = config.step_limits(model)
+        # A window of these that moves from step to step, so that a sequence's tokens differ.
+        ordinary = [token for token in range(model.vocab_size) if token != model.eos_token_id]
+        self._tokens = rng.choice(np.array(ordinary, np.int32), 2 * rows)
+        self._logprobs = -rng.random(2 * rows, np.float32)
+        self._steps = 0
+
+    def launch(self, batch: Batch) -> InstantStep:
+        self._steps += 1
+        window = self._steps % (len(self._tokens) // 2)
+        rows = slice(window, window + batch.num_decode)
+        return InstantStep(StepResult(self._tokens[rows], self._logprobs[rows]))
+
+    def read_slots(self, slots: I64) -> SlotStates:
+        return SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
+
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        """It has none."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """It has none either."""
+
+
+class InstantStep:
+    """A step that was done when it began."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self) -> StepResult:
+        return self._result
+
+
+def main(argv: list[str]) -> int:
+    """Serve until told to stop; the exit code."""
+    keep_freed_memory()
+    try:
+        config = load(EngineConfig, argv, prog="python -m bench.engine.instant")
+        model = msgspec.json.decode((config.model / "config.json").read_bytes(), type=ModelConfig)
+        collect_rarely()
+        return serve(Engine(model, InstantRunner(model, config), config, "instant"), config)
+    except SRMError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

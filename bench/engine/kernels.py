@@ -1,0 +1,115 @@
+"""`srm bench kernels`: every op alone by rows, against the limit that binds it.
+
+Each op is a graph of its own at the shapes of the models, its time a call through MAX, and what it
+takes at least is counted in `bench/engine/counts.py`. The limit is the longer of two times: its
+operations at the dtype's GEMM peak, its bytes at the memory's peak, both measured in the same run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+from max.dtype import DType
+
+from bench.engine.counts import PROMPT, Count, count_op
+from bench.engine.gemm import seconds_per_call
+from bench.engine.models import BenchConfig, check_sizes, measure_models
+from bench.engine.ops import Ops
+from bench.engine.rates import limit, peak_line, peak_tables
+from bench.engine.torch_side import plot_record
+from engine.config import Dtype, ModelConfig
+from engine.records import write_record
+from engine.runner import open_device
+from engine.settings import load
+
+NAMES = {
+    "mix_prompts": f"mix, prompts of {PROMPT}",
+    "sample_top_p": "sample, top-p 0.9",
+    "proj_in": "proj in",
+    "proj_out": "proj out",
+}
+"""How tables spell what is no word."""
+
+
+class KernelsBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench kernels`."""
+
+    rows: tuple[int, ...] = (1, 64, 1024, 4096)
+    """Rows of a call; of prompts, their tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("rows", self.rows)
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record and its plot, print its tables."""
+    config = load(KernelsBenchConfig, argv, prog="srm bench kernels")
+    command = " ".join(["srm bench kernels", *argv])
+    record = measure_models(config, command, lambda path: _measure_model(path, config))
+    plot_record("kernels", write_record(record, "kernels", markdown(record), config.output))
+    return 0
+
+
+def _measure_model(path: Path, config: KernelsBenchConfig) -> dict[str, Any]:
+    model = msgspec.json.decode((path / "config.json").read_bytes(), type=ModelConfig)
+    return {
+        "config": msgspec.to_builtins(model),
+        "runs": [_measure_dtype(model, dtype, config) for dtype in config.dtypes],
+    }
+
+
+def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig) -> dict[str, Any]:
+    device = open_device(config.device)
+    ops = Ops(model, DType[dtype], device, config.cache_dir.expanduser())
+
+    def measure(name: str, rows: int) -> dict[str, Any]:
+        run = ops.prepare(name, rows)
+        raw = seconds_per_call(run, device.synchronize, config.repetitions, config.seconds)
+        return {"seconds": median(raw), "raw": raw}
+
+    found = []
+    for name in ops.ops:
+        for rows in config.rows if name != "call" else ():
+            count = count_op(name, model, dtype, config.device, rows)
+            found.append({"op": name, "rows": rows} | count._asdict() | measure(name, rows))
+    return {"dtype": dtype, "call": measure("call", 1), "ops": found}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as tables."""
+    runs = [(model, run) for model in record["models"] for run in model["runs"]]
+    empty = ", ".join(
+        f"{run['call']['seconds'] * 1e6:.0f} µs ({model['name']}, {run['dtype']})"
+        for model, run in runs
+    )
+    lines = [
+        f"{peak_line(record)} Times are medians of calls through MAX, of which one that does "
+        f"nothing takes {empty}; weights come from memory, as another layer's would. Operations "
+        "and bytes are counted (`bench/engine/counts.py`). The *limit* is the peak that allows "
+        "fewer calls a second; above 100 % what is counted as moved stays in a cache.",
+        "",
+        "| model | dtype | op | rows | time | MFLOP | MB | GFLOP/s | GB/s | limit | of the limit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *(_row(record, model, run, entry) for model, run in runs for entry in run["ops"]),
+        "",
+        *peak_tables(record),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(
+    record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], entry: dict[str, Any]
+) -> str:
+    count, seconds = Count(entry["flops"], entry["bytes"]), entry["seconds"]
+    name, least = limit(record, run["dtype"], count.flops, count.bytes)
+    op = NAMES.get(entry["op"], entry["op"])
+    return (
+        f"| {model['name']} | {run['dtype']} | {op} | {entry['rows']:,} | {seconds * 1e6:,.0f} µs "
+        f"| {count.flops / 1e6:,.2f} | {count.bytes / 1e6:,.2f} "
+        f"| {count.flops / seconds / 1e9:,.1f} | {count.bytes / seconds / 1e9:,.1f} "
+        f"| {name} | {least / seconds:.0%} |"
+    )

@@ -1,0 +1,95 @@
+"""What benchmarks of the engine share: which models, how often and long, and the record's frame.
+
+Knows no measurement: it is given one, and runs it for every model between two looks at the GEMM
+and memory peaks, so that every figure can be set against what the machine could do in the same run.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from bench.engine.gemm import GemmPeak
+from bench.engine.memory import measure_memory
+from bench.engine.rates import memory_peak, peaks
+from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig
+from engine.libc import keep_freed_memory
+from engine.random_model import write_random_model
+from engine.records import RECORDS, new_record, settings_of
+
+
+class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of every benchmark of models."""
+
+    demo_model: Path = DEMO_MODEL
+    """A checkpoint to measure; left out where the folder is missing."""
+    random_widths: tuple[int, ...] = (512, 1024)
+    """d_model of further models, with random weights."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """What is measured: the processor, or the first GPU."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """What matrices and activations are kept in; each is measured."""
+    repetitions: int = 5
+    """Measurements of each figure; the median is reported, the record has them all."""
+    seconds: float = 1.0
+    """Least time of one repetition."""
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+    cache_dir: Path = EngineConfig().cache_dir
+    """Where compiled graphs are kept between runs."""
+
+    def __post_init__(self) -> None:
+        if not self.dtypes:
+            raise ValueError("dtypes must name at least one")
+        if self.device == "gpu" and "float32" in self.dtypes:
+            raise ValueError("dtypes must be bfloat16 alone where device is gpu")
+        if self.repetitions < 1:
+            raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds must be above 0, got {self.seconds}")
+        if any(width < 4 or width % 4 for width in self.random_widths):
+            raise ValueError(f"random_widths must be multiples of 4, got {self.random_widths}")
+
+
+def check_sizes(name: str, sizes: tuple[int, ...]) -> None:
+    """Raises ValueError unless there is a size and each is at least 1."""
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"{name} must be one or more numbers of at least 1, got {sizes}")
+
+
+def measure_models(
+    config: BenchConfig, command: str, measure: Callable[[Path], dict[str, Any]]
+) -> dict[str, Any]:
+    """The whole record: machine, settings, peaks before and after what `measure` says of each."""
+    keep_freed_memory()  # as an engine process does
+    record = new_record(command, config.device) | {"settings": settings_of(config)}
+    gemm = GemmPeak(config.device, config.cache_dir, config.dtypes)
+    record |= _peaks_now(gemm, config, "before") | {"models": []}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"demo": config.demo_model} if config.demo_model.exists() else {}
+        for width in config.random_widths:
+            path = paths[f"random d {width}"] = Path(folder) / f"d{width}"
+            write_random_model(path, _random_shape(width))
+        for name, path in paths.items():
+            record["models"].append({"name": name} | measure(path))
+            gc.collect()  # a runner's memory, before the next one's
+    record |= _peaks_now(gemm, config, "after")
+    record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
+    record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
+    return record
+
+
+def _peaks_now(gemm: GemmPeak, config: BenchConfig, when: str) -> dict[str, Any]:
+    return {
+        f"gemm_{when}": gemm.measure(config.repetitions),
+        f"memory_{when}": measure_memory(config.device, config.repetitions),
+    }
+
+
+def _random_shape(width: int) -> ModelConfig:
+    return ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)

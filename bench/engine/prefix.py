@@ -1,0 +1,135 @@
+"""`srm bench prefix`: what kept states save prompts that share a header.
+
+The same prompts, a few hundred tokens of header and a question each, are completed with nothing
+kept, with an empty cache, and once more with what that left behind. The record says how long each
+took, how many prompt tokens were fed, and whether every completion was the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.engine.torch_side import plot_record
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.messages import SamplingParams
+from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.runner import ModelRunner
+from engine.settings import load
+
+QUESTION_TOKENS = (8, 32)
+"""Fewest and most tokens of a question."""
+
+
+class PrefixBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench prefix`."""
+
+    model: Path = DEMO_MODEL
+    """A checkpoint; its weights hardly matter, its shape does."""
+    prompts: int = 1_000
+    """Prompts, each with a question of its own behind the header."""
+    header_tokens: int = 400
+    """Tokens that all prompts begin with."""
+    max_tokens: int = 16
+    """Tokens sampled for each prompt."""
+    repetitions: int = 3
+    """Measurements of each figure; the median is reported, the record has them all."""
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "header_tokens", "max_tokens", "repetitions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record and its plot, print its table."""
+    config = load(PrefixBenchConfig, argv, prog="srm bench prefix")
+    record = measure(config, " ".join(["srm bench prefix", *argv]))
+    plot_record(
+        "prefix-reuse", write_record(record, "prefix-reuse", markdown(record), config.output)
+    )
+    return 0
+
+
+def measure(config: PrefixBenchConfig, command: str) -> dict[str, Any]:
+    """The whole record."""
+    weights = load_checkpoint(config.model)
+    kept = EngineConfig(prefix_slots=2 * config.prompts + 1)
+    fed = msgspec.structs.replace(kept, prefix_cache=False)
+    runner = ModelRunner(weights, kept)
+    params = SamplingParams(max_tokens=config.max_tokens, ignore_eos=True)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ("off", "empty", "filled")}
+    is_same = True
+    _run(Engine(weights.config, runner, fed), _prompts(config, weights.config, 0)[:50], params)
+    for repetition in range(config.repetitions):
+        prompts = _prompts(config, weights.config, repetition)
+        off, on = (Engine(weights.config, runner, one) for one in (fed, kept))
+        found = [_run(engine, prompts, params) for engine in (off, on, on)]
+        is_same &= len({completions for completions, _ in found}) == 1
+        for name, (_, figures) in zip(runs, found, strict=True):
+            runs[name].append(figures)
+    runner.close()
+    return new_record(command) | {
+        "settings": settings_of(config),
+        "model": msgspec.to_builtins(weights.config),
+        "same_completions": is_same,
+        "runs": runs,
+    }
+
+
+def _prompts(config: PrefixBenchConfig, model: ModelConfig, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    header = rng.integers(0, model.vocab_size, config.header_tokens).tolist()
+    lengths = rng.integers(*QUESTION_TOKENS, config.prompts, endpoint=True).tolist()
+    return [header + rng.integers(0, model.vocab_size, length).tolist() for length in lengths]
+
+
+def _run(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams
+) -> tuple[tuple[bytes, ...], dict[str, Any]]:
+    """What was sampled, and the figures."""
+    steps, started = engine.num_steps, time.perf_counter()
+    outputs = [output for (output,) in engine.generate(prompts, params)]
+    seconds = time.perf_counter() - started
+    fed = sum(len(prompt) - 1 for prompt in prompts) - sum(one.cached_tokens for one in outputs)
+    figures = {"seconds": seconds, "prefilled_tokens": fed, "steps": engine.num_steps - steps}
+    return tuple(output.token_ids for output in outputs), figures
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a table."""
+    settings = record["settings"]
+    same = "All completions are" if record["same_completions"] else "NOT all completions are"
+    lines = [
+        f"{settings['prompts']} prompts of a header of {settings['header_tokens']} tokens and a "
+        f"question, {settings['max_tokens']} tokens sampled for each. {same} the same in all "
+        "three. Figures are medians; raw numbers are in the JSON file.",
+        "",
+        "| kept states | seconds | prompt tokens fed | steps | times as fast |",
+        "|---|---|---|---|---|",
+    ]
+    middle = {
+        name: {figure: median(run[figure] for run in runs) for figure in runs[0]}
+        for name, runs in record["runs"].items()
+    }
+    names = {"off": "off", "empty": "none at first", "filled": "those of the same prompts"}
+    for name, figures in middle.items():
+        lines.append(
+            f"| {names[name]} | {figures['seconds']:.2f} | {figures['prefilled_tokens']:,.0f} "
+            f"| {figures['steps']:,.0f} | {middle['off']['seconds'] / figures['seconds']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,224 @@
+"""`srm bench snapshot`: what a snapshot of many sequences takes, against what the disk can do.
+
+Sequences of the real engine are read and written while it steps, and the same bytes are written
+plainly in the same run. Another engine goes on from the last snapshot, and the record says whether
+every token is the one that the first engine, left alone, sampled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from bench.engine.models import check_sizes
+from engine.checkpoint import load_checkpoint
+from engine.config import DEMO_MODEL, EngineConfig
+from engine.durable import Detail, Durable
+from engine.engine import Engine
+from engine.errors import ConfigError, SnapshotError
+from engine.messages import Output, Request, SamplingParams
+from engine.records import RECORDS, new_record, settings_of, write_record
+from engine.runner import ModelRunner
+from engine.settings import load
+from engine.snapshot import NAME
+
+PROMPT_TOKENS = 8
+GB = 1e9
+
+
+class SnapshotBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench snapshot`."""
+
+    model: Path = DEMO_MODEL
+    """A checkpoint; its weights hardly matter, its shape does."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """What the model runs on: the processor, or the first GPU."""
+    sequences: tuple[int, ...] = (5_000,)
+    """Sequences that run when a snapshot is taken, each a request of its own."""
+    max_tokens: int = 200
+    """Tokens of each sequence; snapshots are taken when a quarter has been sampled."""
+    repetitions: int = 3
+    """Measurements of each figure; the median is reported, the record has them all."""
+    folder: str = ""
+    """Where snapshots are written; empty: where the system has temporary files."""
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        check_sizes("sequences", self.sequences)
+        if self.max_tokens < 8:
+            raise ValueError(f"max_tokens must be at least 8, got {self.max_tokens}")
+        if self.repetitions < 1:
+            raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record, print its table."""
+    config = load(SnapshotBenchConfig, argv, prog="srm bench snapshot")
+    record = measure(config, " ".join(["srm bench snapshot", *argv]))
+    write_record(record, "snapshot", markdown(record), config.output)
+    return 0
+
+
+def measure(config: SnapshotBenchConfig, command: str) -> dict[str, Any]:
+    """The whole record."""
+    weights = load_checkpoint(config.model)
+    with tempfile.TemporaryDirectory(dir=config.folder or None) as folder:
+        served = EngineConfig(
+            device=config.device, num_slots=max(config.sequences), snapshot_dir=folder
+        )
+        runner = ModelRunner(weights, served)
+
+        def engine() -> Engine:
+            return Engine(weights.config, runner, served, weights.fingerprint)
+
+        runs = []
+        for count in config.sequences:
+            requests = _requests(count, weights.config.vocab_size, config.max_tokens)
+            runs.append(_run(config, served, (engine(), engine()), requests))
+        runner.close()
+    return new_record(command, config.device) | {
+        "settings": settings_of(config),
+        "model": msgspec.to_builtins(weights.config),
+        "runs": runs,
+    }
+
+
+def _requests(count: int, vocab_size: int, max_tokens: int) -> list[Request]:
+    prompts = np.random.default_rng(0).integers(0, vocab_size, (count, PROMPT_TOKENS), np.int32)
+    return [
+        Request(
+            id=str(number),
+            prompt_token_ids=prompt.tobytes(),
+            params=SamplingParams(max_tokens=max_tokens, seed=number, ignore_eos=True),
+            durable=True,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _run(
+    config: SnapshotBenchConfig,
+    served: EngineConfig,
+    engines: tuple[Engine, Engine],
+    requests: list[Request],
+) -> dict[str, Any]:
+    first, second = engines
+    durable = Durable(first, served)
+    for request in requests:
+        first.add(request)
+    outputs: list[Output] = []
+    while first.num_steps < config.max_tokens // 4 or first.scheduler.num_waiting:
+        outputs += first.step_overlapped()
+    folder = Path(served.snapshot_dir)
+    figures = []
+    for _ in range(config.repetitions):
+        detail = _snapshot(first, durable, outputs)
+        if detail["sequences"] != len(requests):
+            raise ConfigError(
+                f"max_tokens = {config.max_tokens} is too small: sequences ended before "
+                f"{config.repetitions} snapshots were taken"
+            )
+        del detail["path"]  # of a folder that is gone by then
+        figures.append(detail | {"disk_s": _plain_write(folder, int(detail["bytes"]))})
+    left_alone = outputs + _finish(first)
+    restoring = Durable(second, served)
+    started = time.perf_counter()
+    for request in requests:
+        second.add(request)
+        restoring.accepted(request.id)
+    added_s = time.perf_counter() - started
+    again = second.step()
+    restore_s = time.perf_counter() - started
+    steps = second.num_steps
+    again += _finish(second)
+    (folder / NAME).unlink()
+    return {
+        "sequences": len(requests),
+        "snapshots": figures,
+        "read_back_s": added_s,
+        "restore_s": restore_s,
+        "steps_to_go": second.num_steps - steps,
+        "same_tokens": _tokens(left_alone) == _tokens(again),
+    }
+
+
+def _snapshot(engine: Engine, durable: Durable, outputs: list[Output]) -> Detail:
+    """Take one as the engine process does, stepping meanwhile."""
+    found: list[Detail | SnapshotError] = []
+    durable.ask(found.append)
+    steps, started = engine.num_steps, time.perf_counter()
+    while not found:
+        durable.tick(has_requests=True)
+        if durable.wants_part:
+            outputs += engine.settle()
+            durable.advance()
+        if not found:
+            outputs += engine.step_overlapped()
+    if isinstance(found[0], SnapshotError):
+        raise found[0]
+    step_s = (time.perf_counter() - started) / max(1, engine.num_steps - steps)
+    return found[0] | {"steps_meanwhile": engine.num_steps - steps, "step_s": step_s}
+
+
+def _plain_write(folder: Path, size: int) -> float:
+    """Seconds that the disk takes for so many bytes: written in a row, then synced."""
+    block = np.random.default_rng(0).bytes(2**24)
+    path = folder / "plain"
+    started = time.perf_counter()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for begin in range(0, size, len(block)):
+        os.write(file, block[: size - begin])
+    os.fsync(file)
+    os.close(file)
+    seconds = time.perf_counter() - started
+    path.unlink()
+    return seconds
+
+
+def _finish(engine: Engine) -> list[Output]:
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step_overlapped()
+    return outputs
+
+
+def _tokens(outputs: list[Output]) -> dict[str, bytes]:
+    return {output.id: output.token_ids for output in outputs}
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a table."""
+    lines = [
+        "Sequences are read from the running engine and written while it steps; *pause* is the "
+        "reading, which it waits for. *Disk* writes as many bytes in a row and syncs them, in the "
+        "same run. *Restore* is from the first request sent again to the first step of all. "
+        "Figures are medians; raw numbers are in the JSON file.",
+        "",
+        "| sequences | MB | pause ms | write s | GB/s | disk GB/s | share of the disk's "
+        "| restore s | same tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in record["runs"]:
+        taken = run["snapshots"]
+        size, read_s, write_s, disk_s = (
+            median(one[name] for one in taken) for name in ("bytes", "read_s", "write_s", "disk_s")
+        )
+        lines.append(
+            f"| {run['sequences']:,} | {size / 1e6:.1f} | {1e3 * read_s:.1f} | {write_s:.3f} "
+            f"| {size / write_s / GB:.2f} | {size / disk_s / GB:.2f} | {disk_s / write_s:.0%} "
+            f"| {run['restore_s']:.2f} | {'yes' if run['same_tokens'] else 'NO'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""How long a start takes, from the command to the first sampled token, cold and warm.
+
+`python -m bench.engine.startup` takes the settings of an engine, starts it, samples one token and
+says so. Cold is a start whose caches, ours and MAX's, are empty; warm is one after it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.engine.models import BenchConfig
+from engine.checkpoint import load_checkpoint
+from engine.config import Dtype, EngineConfig
+from engine.engine import Engine
+from engine.libc import keep_freed_memory
+from engine.messages import SamplingParams
+from engine.records import ROOT
+from engine.runner import ModelRunner
+from engine.settings import load
+
+
+def measure_startup(
+    model: Path, dtype: Dtype, config: BenchConfig, *, cold: bool
+) -> dict[str, Any]:
+    """Seconds of one cold start, where that is wanted, and of several warm ones.
+
+    Without a cold start the step graph is that of `config.cache_dir`.
+    """
+    settings = [f"--model={model.resolve()}", f"--dtype={dtype}", f"--device={config.device}"]
+    if not cold:
+        settings += [f"--cache-dir={config.cache_dir.expanduser()}"]
+        return {"warm_s": [_seconds_to_first_token(settings) for _ in range(config.repetitions)]}
+    with tempfile.TemporaryDirectory() as folder:
+        settings += [f"--cache-dir={folder}"]
+        empty = {"MODULAR_CACHE_DIR": f"{folder}/modular"}
+        runs = range(1 + config.repetitions)
+        seconds = [_seconds_to_first_token(settings, empty) for _ in runs]
+    return {"cold_s": seconds[0], "warm_s": seconds[1:]}
+
+
+def _seconds_to_first_token(settings: list[str], environ: Mapping[str, str] = {}) -> float:
+    started = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench.engine.startup", *settings],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        elapsed = time.perf_counter() - started
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return elapsed
+
+
+def main(argv: list[str]) -> int:
+    """Start an engine, sample one token, write a line."""
+    keep_freed_memory()
+    config = load(EngineConfig, argv, prog="python -m bench.engine.startup")
+    weights = load_checkpoint(config.model)
+    engine = Engine(weights.config, ModelRunner(weights, config), config)
+    engine.generate([[0]], SamplingParams(max_tokens=1))
+    sys.stdout.write("sampled\n")
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""`srm bench engine`: tokens a second by batch size, as a fraction of this machine's GEMM peak.
+
+Beside the engine, in the same run: the same model as a PyTorch recurrence, eager and compiled
+(`training/recurrence.py`); how much of a step is the sampler's; how long a start takes.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from bench.engine.counts import decode_bytes
+from bench.engine.decode import measure_decode, measure_sampler, settings_for
+from bench.engine.models import BenchConfig, check_sizes, measure_models
+from bench.engine.rates import byte_cells, peak_line, peak_tables, rate_cells
+from bench.engine.startup import measure_startup
+from bench.engine.torch_side import ask_torch, has_torch, plot_record
+from engine.checkpoint import load_checkpoint
+from engine.config import Dtype, ModelConfig
+from engine.records import write_record
+from engine.runner import ModelRunner
+from engine.settings import load
+from engine.weights import Weights
+
+
+class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench engine`."""
+
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 2048, 4096)
+    """Sequences that decode at once."""
+    pytorch: bool = True
+    """Measure models of plain mixers as a PyTorch recurrence too, where torch is installed."""
+    pytorch_rows: int = 65_536
+    """Most sequences that the PyTorch recurrence decodes at once: it needs more memory."""
+    top_p: float = 1.0
+    """Of the sampling, at temperature 1, where tokens a second are measured."""
+    turn_rows: int = 1_048_576
+    """Rows of a step where sequences take turns; fewer running sequences take none."""
+    fill_memory: bool = False
+    """Measure also with as many running sequences as there are slots where num_slots is 0."""
+    cold_start: bool = True
+    """Measure a start with empty caches too, which compiles; else graphs must be in cache_dir."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("batch_sizes", self.batch_sizes)
+        check_sizes("turn_rows and pytorch_rows", (self.turn_rows, self.pytorch_rows))
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record, print its tables."""
+    config = load(EngineBenchConfig, argv, prog="srm bench engine")
+    command = " ".join(["srm bench engine", *argv])
+    record = measure_models(config, command, lambda path: _measure_model(path, config))
+    record["top_p"] = config.top_p
+    path = write_record(record, "engine", markdown(record), config.output)
+    plot_record("engine", path)
+    return 0
+
+
+def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
+    weights = load_checkpoint(path)
+    runs = [_measure_engine(path, weights, dtype, config) for dtype in config.dtypes]
+    if config.pytorch and has_torch() and _is_plain(weights):
+        runs += _measure_pytorch(path, config)
+    return {
+        "config": msgspec.to_builtins(weights.config),
+        "flops_per_token": weights.config.flops_per_token,
+        "bytes": {
+            dtype: decode_bytes(weights.config, dtype, config.device)._asdict()
+            for dtype in config.dtypes
+        },
+        "runs": runs,
+    }
+
+
+def _measure_engine(
+    path: Path, weights: Weights, dtype: Dtype, config: EngineBenchConfig
+) -> dict[str, Any]:
+    model, most = weights.config, max(config.batch_sizes)
+    startup = measure_startup(path, dtype, config, cold=config.cold_start)
+    runner = ModelRunner(weights, settings_for(config, dtype, most, min(most, config.turn_rows)))
+    batches = [_measure_batch(model, runner, size, config) for size in config.batch_sizes]
+    sampler = measure_sampler(model, runner, max(batches, key=_rate)["rows"], config)
+    runner.close()
+    if config.fill_memory:
+        del runner
+        gc.collect()  # the pool's memory is needed for the larger one
+        runner = ModelRunner(weights, settings_for(config, dtype, 0, config.turn_rows))
+        batches.append(_measure_batch(model, runner, runner.num_slots, config))
+        runner.close()
+    return {"by": "srm", "dtype": dtype, "startup": startup, "batches": batches, "sampler": sampler}
+
+
+def _measure_batch(
+    model: ModelConfig, runner: ModelRunner, batch_size: int, config: EngineBenchConfig
+) -> dict[str, Any]:
+    how: dict[str, Any] = {"turn_rows": config.turn_rows, "top_p": config.top_p}
+    return measure_decode(model, runner, batch_size, config, **how)
+
+
+def _is_plain(weights: Weights) -> bool:
+    """Whether layers have one unit and nothing beside it, as the PyTorch recurrence wants them."""
+    units = [unit for layer in weights.layers for unit in layer.units]
+    return len(units) == len(weights.layers) and all(
+        unit.gamma is None and unit.taps is None for unit in units
+    )
+
+
+def _measure_pytorch(path: Path, config: EngineBenchConfig) -> list[dict[str, Any]]:
+    """The runs of `bench.model.recurrence_rate`, in the form of ours."""
+    task = {
+        "model": str(path.resolve()),
+        "device": config.device,
+        "dtypes": config.dtypes,
+        "batch_sizes": [size for size in config.batch_sizes if size <= config.pytorch_rows],
+        "repetitions": config.repetitions,
+        "seconds": config.seconds,
+    }
+    answer = ask_torch("recurrence_rate", msgspec.json.encode(task).decode())
+    runs: list[dict[str, Any]] = msgspec.json.decode(answer)
+    return runs
+
+
+def _rate(batch: dict[str, Any]) -> float:
+    return float(batch["tokens_per_s"])
+
+
+HEADER = (
+    "| model | by | dtype | batch | step | tok/s | GFLOP/s | of the peak | GB/s | of the peak |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as tables."""
+    runs = [(model, run) for model in record["models"] for run in model["runs"]]
+    ours = [(model, run) for model, run in runs if run["by"] == "srm"]
+    lines = [
+        f"{peak_line(record)} Tokens a second are medians over whole steps with sampling at "
+        f"temperature 1{_top_p(record)} and feedback; raw numbers are in the JSON file. Operations "
+        "are those of the matrix products, bytes those that no cache can be asked to keep: every "
+        "matrix once a step, and a row's embedding, state and logits (`bench/engine/counts.py`).",
+        "",
+        "Best batch size of each:",
+        "",
+        *HEADER,
+        *(_row(record, model, run, max(run["batches"], key=_rate)) for model, run in runs),
+        "",
+        "The sampler's part of a step at that batch size: the step that samples against the same "
+        "rows through the same graph as far as the logits.",
+        "",
+        "| model | dtype | batch | step | to the logits | sampler | with top-p 0.9 |",
+        "|---|---|---|---|---|---|---|",
+        *(_sampler_row(model, run) for model, run in ours),
+        "",
+        "From the command to the first sampled token. *cold*: all caches empty, so the step graph "
+        "is compiled. PyTorch: the first steps of all batch sizes, compilation included, which no "
+        "other figure has in it.",
+        "",
+        "| model | by | dtype | cold | warm |",
+        "|---|---|---|---|---|",
+        *(_start_row(model, run) for model, run in runs),
+        "",
+        *HEADER,
+        *(_row(record, model, run, batch) for model, run in runs for batch in run["batches"]),
+        "",
+        *peak_tables(record),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _top_p(record: dict[str, Any]) -> str:
+    top_p = record["top_p"]
+    return "" if top_p == 1 else f" (the engine's with top-p {top_p})"
+
+
+def _row(
+    record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], batch: dict[str, Any]
+) -> str:
+    cells = rate_cells(record, run["dtype"], batch["tokens_per_s"], model["flops_per_token"])
+    name = f"{model['name']} | {run['by']} | {run['dtype']}"
+    size, rows = batch["batch_size"], batch.get("rows", batch["batch_size"])
+    seconds = rows / batch["tokens_per_s"]
+    counted = model.get("bytes", {}).get(run["dtype"])  # records before it have none
+    moved = counted and counted["once"] + rows * counted["row"]
+    return (
+        f"| {name} | {size}{'' if size == rows else f', {rows} a step'} | {seconds * 1e3:.1f} ms "
+        f"| {cells} | {byte_cells(record, moved, seconds)} |"
+    )
+
+
+def _sampler_row(model: dict[str, Any], run: dict[str, Any]) -> str:
+    sampler = run["sampler"]
+    plain, logits, top_p = (sampler[name] for name in ("sampled_s", "unsampled_s", "top_p_s"))
+    return (
+        f"| {model['name']} | {run['dtype']} | {sampler['batch_size']} | {plain * 1e3:.1f} ms "
+        f"| {logits * 1e3:.1f} ms | {1 - logits / plain:.1%} | {1 - logits / top_p:.1%} |"
+    )
+
+
+def _start_row(model: dict[str, Any], run: dict[str, Any]) -> str:
+    cold, warm = f"{run.get('first_steps_s', 0):.1f} s", "–"
+    if "startup" in run:
+        startup = run["startup"]
+        cold = f"{startup['cold_s']:.1f} s" if "cold_s" in startup else "–"
+        warm = f"{median(startup['warm_s']):.1f} s"
+    return f"| {model['name']} | {run['by']} | {run['dtype']} | {cold} | {warm} |"

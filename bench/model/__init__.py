@@ -1,0 +1,1 @@
+"""Benchmarks that need torch: precision, many samples, plots."""

@@ -1,0 +1,212 @@
+"""`srm bench precision`: what narrow dtypes cost, by kind of tensor and position.
+
+Every case runs the engine's step with its roundings (`rounded.py`) on the same tokens as an oracle,
+the torch model in float64 on the same weights. Cases vary one kind of tensor at a time, then
+combine them as devices would; combinations that no device would choose are left out. Of random
+weights only the errors mean something: their distributions are nearly flat.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bench.model.divergence import Oracle, largest_value, octaves
+from bench.model.precision_tables import markdown
+from bench.model.rounded import Precision, RoundedModel
+from bench.model.transcripts import answers, problem_tokens, random_tokens, sampled_tokens
+from engine.checkpoint import load_checkpoint, read_model
+from engine.config import DEMO_MODEL, Mixer, ModelConfig
+from engine.errors import ConfigError
+from engine.random_model import write_random_model
+from engine.records import RECORDS, new_record, write_record
+from engine.settings import load
+from engine.weights import fold
+from training.checkpoint import load_model
+from training.plot import plot_divergence
+from training.tasks import problems, reward
+
+F32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+NARROW = {"bf16": BF16, "fp16": FP16}
+
+
+def _cases() -> dict[str, Precision]:
+    cases = {"float32": Precision()}
+    for name, dtype in NARROW.items():
+        cases |= {
+            f"weights {name}": Precision(weights=dtype),
+            f"operands {name}": Precision(operands=dtype),
+            f"activations {name}": Precision(operands=dtype, activations=dtype, units=dtype),
+            f"units {name}": Precision(units=dtype),
+            f"residual {name}": Precision(residual=dtype),
+            f"logits {name}": Precision(logits=dtype),
+            f"state {name}": Precision(state=dtype),
+        }
+    for name, dtype in NARROW.items():
+        products = Precision(weights=dtype, operands=dtype)
+        step = replace(products, activations=dtype, units=dtype, residual=dtype, logits=dtype)
+        wide = replace(step, residual=F32, logits=F32)
+        combined = {
+            f"products {name}": products,
+            f"step {name}": step,
+            f"step {name}, units f32": replace(step, units=F32),
+            f"step {name}, residual f32": replace(step, residual=F32),
+            f"step {name}, logits f32": replace(step, logits=F32),
+            f"step {name}, residual logits units f32": replace(wide, units=F32),
+            f"step {name}, residual logits f32": wide,
+        }
+        cases |= combined
+        for state_name, state in NARROW.items():
+            if dtype == BF16 or state == FP16:  # nobody who has fp16 would keep bf16 states
+                cases |= {
+                    f"{case}, state {state_name}": replace(combined[case], state=state)
+                    for case in (f"products {name}", f"step {name}", list(combined)[-1])
+                }
+    return cases
+
+
+CASES = _cases()
+"""By name: first one kind of tensor at a time, then combinations.
+
+"products" narrows what is multiplied, as a CPU would; "step" all that the graph writes, as a GPU
+does, and the state only where it says so.
+"""
+ANSWERING = [name for name in CASES if name.startswith(("float32", "state", "products", "step"))]
+"""Cases in which the checkpoint also answers."""
+
+
+class PrecisionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench precision`."""
+
+    demo_model: Path = DEMO_MODEL
+    """A checkpoint to measure, with a tokenizer; left out where the folder is missing."""
+    random_widths: tuple[int, ...] = (512, 1024)
+    """d_model of further models, with random weights; of the first also two with two units."""
+    sequences: int = 4
+    """Sequences of its whole context fed to the checkpoint: of problems, and of its own samples."""
+    random_sequences: int = 1
+    """Sequences of 1,024 random tokens fed to each model with random weights."""
+    problems: int = 200
+    """Held-out problems that the checkpoint answers greedily."""
+    threads: int = 0
+    """CPU threads; 0 is as many as torch chooses."""
+    seed: int = 0
+    """Of random weights, tokens and problems."""
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "random_sequences", "problems"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.threads < 0:
+            raise ValueError(f"threads must be at least 0, got {self.threads}")
+        if any(width < 4 or width % 4 for width in self.random_widths):
+            raise ValueError(f"random_widths must be multiples of 4, got {self.random_widths}")
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record and its picture, print its tables."""
+    config = load(PrecisionConfig, argv, prog="srm bench precision")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    record = new_record(" ".join(["srm bench precision", *argv]))
+    with torch.inference_mode():
+        record |= measure(config)
+    path = write_record(record, "precision", markdown(record), config.output)
+    plot_divergence(record["models"], path.with_suffix(".svg"))
+    return 0
+
+
+def measure(config: PrecisionConfig) -> dict[str, Any]:
+    """The cases, and what each does to each model."""
+    cases = {
+        name: {kind: str(dtype).removeprefix("torch.") for kind, dtype in asdict(one).items()}
+        for name, one in CASES.items()
+    }
+    if not config.demo_model.exists() and not config.random_widths:
+        raise ConfigError(f"{config.demo_model} is missing and random_widths empty: nothing to do")
+    models = _measure_demo(config) if config.demo_model.exists() else []
+    with tempfile.TemporaryDirectory() as folder:
+        for index, width in enumerate(config.random_widths):
+            for mixer in ("mixed", "combined", "expanded") if index == 0 else ("mixed",):
+                shape = _random_shape(width, mixer)
+                write_random_model(Path(folder), shape, config.seed)
+                ids = random_tokens(shape, config.random_sequences, config.seed)
+                name = f"random d {width}" + (f", {mixer}" if mixer != "mixed" else "")
+                models.append(measure_model(name, Path(folder), ids))
+    return {"cases": cases, "models": models}
+
+
+def _random_shape(width: int, mixer: Mixer) -> ModelConfig:
+    has_decay = mixer != "expanded"
+    return ModelConfig(
+        d_model=width,
+        num_layers=8,
+        num_heads=4,
+        n_ctx=1024,
+        vocab_size=2048,
+        mixer=mixer,
+        decay=has_decay,
+        decay_constant=2 if has_decay else 1,
+    )
+
+
+def measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
+    """What every case does to the model in `folder` on int64 tokens [T, B]."""
+    files = read_model(folder)
+    weights = fold(files.config, files.tensors, files.fingerprint)
+    logits, largest = largest_value(load_model(folder).double(), ids.T)
+    oracle = Oracle(logits.transpose(0, 1))
+    found = []
+    for case, precision in CASES.items():
+        model = RoundedModel(weights, precision)
+        state = model.empty_state(ids.shape[1])
+        divergence = oracle.compare(model.run(ids, state))
+        found.append(
+            {"case": case, **divergence.summary(), "by_position": divergence.by_position()}
+        )
+        if case == "float32":
+            largest_state = float(state.abs().max())
+    return {
+        "name": name,
+        "config": msgspec.to_builtins(weights.config),
+        "matrices_stored_as": files.dtypes["output_layer.weight"],
+        "positions": list(octaves(len(ids))),
+        "sequences": ids.shape[1],
+        "largest_logit": round(oracle.largest_logit, 3),
+        "largest_activation": round(largest, 3),
+        "largest_last_state": round(largest_state, 3),
+        "cases": found,
+    }
+
+
+def _measure_demo(config: PrecisionConfig) -> list[dict[str, Any]]:
+    """The checkpoint on problems' text and on what it samples itself; and its answers."""
+    folder, count, seed = config.demo_model, config.sequences, config.seed
+    weights = load_checkpoint(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = problem_tokens(weights.config, tokenizer, count, seed)
+    on_problems = measure_model("demo, problems", folder, text)
+    drawn = list(islice(problems("held-out", seed), config.problems))
+    found = {
+        case: answers(RoundedModel(weights, CASES[case]), weights.config, tokenizer, drawn)
+        for case in ANSWERING
+    }
+    for entry in on_problems["cases"]:
+        if entry["case"] in found:
+            texts = found[entry["case"]]
+            right = [reward(problem, text) for problem, text in zip(drawn, texts, strict=True)]
+            same = [a == b for a, b in zip(texts, found["float32"], strict=True)]
+            entry["right_answers"] = sum(right) / len(drawn)
+            entry["same_answers"] = sum(same) / len(drawn)
+    samples = sampled_tokens(weights, count, seed)
+    return [on_problems, measure_model("demo, its own samples", folder, samples)]

@@ -1,0 +1,138 @@
+"""`python -m bench.peers setup|run|list`: other engines installed, and all measured in one run.
+
+`run` goes through the peers one after the other, between two looks at what the machine can do. Who
+has a result in `results` is not run again, so a run that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from bench.peers.catalog import chosen
+from bench.peers.config import PeersConfig
+from bench.peers.installing import ENVIRONMENTS, install
+from bench.peers.making import make_model, python_of
+from bench.peers.peer import Peer
+from bench.peers.plot import draw
+from bench.peers.result import Result
+from bench.peers.running import run_peer, settings
+from bench.peers.table import markdown
+from bench.peers.timed import PROGRAMS
+from bench.peers.watching import Watch
+from engine.errors import ConfigError, SRMError
+from engine.records import new_record, settings_of, write_record
+from engine.settings import load
+
+USAGE = """usage: python -m bench.peers COMMAND [options]
+
+  setup     install other engines, and make the models of all
+  run       measure all of them and ours, and write a record
+  list      their names
+
+`python -m bench.peers run --help` explains the options.
+"""
+_GEMM_S = 1.0
+
+
+def main(argv: list[str]) -> int:
+    """One command; its exit code."""
+    name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if name in {"--help", "-h"}:
+        sys.stdout.write(USAGE)
+        return 0
+    if name not in {"setup", "run", "list"}:
+        raise ConfigError(f"python -m bench.peers knows setup, run and list, got {name!r}")
+    config = load(PeersConfig, rest, prog=f"python -m bench.peers {name}")
+    peers = chosen(config.peers)
+    if name == "list":
+        sys.stdout.write("".join(f"{peer.name}\n" for peer in peers))
+    elif name == "setup":
+        _set_up(peers, config)
+    else:
+        _run(peers, config, " ".join(["python -m bench.peers run", *rest]))
+    return 0
+
+
+def _set_up(peers: list[Peer], config: PeersConfig) -> None:
+    config.folder.mkdir(parents=True, exist_ok=True)
+    wanted = {peer.environment for peer in peers} | {"torch"}  # which makes the tokenizer of all
+    for name in ENVIRONMENTS:
+        if name in wanted:
+            _say(f"environment {name}")
+            install(name, config.folder)
+    for peer in sorted(peers, key=lambda peer: len(peer.suffix)):  # some are made from plain ones
+        _say(f"model {make_model(peer, config.folder)}")
+
+
+def _run(peers: list[Peer], config: PeersConfig, command: str) -> None:
+    record = new_record(command)
+    record |= {"settings": settings_of(config), "gemm_before": _gemm(config)}
+    results = [_result(peer, config) for peer in peers]
+    record["gemm_after"] = _gemm(config)
+    record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
+    record["results"] = msgspec.to_builtins(results)
+    path = write_record(record, "peers", markdown(record), config.output)
+    draw(record, path.with_suffix(".svg"))
+
+
+def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
+    """The best GFLOP/s by dtype."""
+    found: dict[str, float] = {}
+    for one in products:
+        found[one["dtype"]] = max(one["gflops"], found.get(one["dtype"], 0.0))
+    return found
+
+
+def _result(peer: Peer, config: PeersConfig) -> Result:
+    """As it was written before with the same settings, or measured now and written."""
+    path = config.results / f"{peer.name}.json"
+    if path.exists():
+        known = msgspec.json.decode(path.read_bytes(), type=Result)
+        if known.settings != settings(config):
+            raise ConfigError(
+                f"{path} was measured with {known.settings}; remove it, or name another `results`"
+            )
+        return known
+    _say(f"{peer.name} at {', '.join(map(str, peer.concurrency))} sequences")
+    shutil.rmtree(config.results / peer.name, ignore_errors=True)
+    result = run_peer(peer, config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    for point in result.points:
+        foreign = "" if point.foreign_cpus is None else f", {point.foreign_cpus:.2f} foreign CPUs"
+        _say(f"  {point.concurrency}: {point.tokens_per_s:,.0f} tok/s{foreign}")
+    if result.failure:
+        _say(f"  {result.failure}")
+    return result
+
+
+def _gemm(config: PeersConfig) -> list[dict[str, Any]]:
+    """Of `programs/measure_gemm.py`, and what others did meanwhile."""
+    task = {"dtype": config.dtype, "threads": config.cores, "seconds": _GEMM_S}
+    command = [python_of("", config.folder), "-m", f"{PROGRAMS}measure_gemm", json.dumps(task)]
+    with Watch() as watch:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"matrix products were not measured: {done.stderr.strip()[-500:]}")
+    found: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
+    foreign = watch.foreign_cpus(0.0, float("inf"))
+    _say(f"matrix products: {peaks(found)} GFLOP/s, {foreign or 0:.2f} foreign CPUs")
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main(sys.argv[1:]))
+    except SRMError as error:
+        _say(f"python -m bench.peers: {error.message}")
+        raise SystemExit(error.exit_code) from None

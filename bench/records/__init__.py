@@ -1,0 +1,1 @@
+"""Tables and cards that are made from benchmark records."""

@@ -1,0 +1,87 @@
+"""`srm bench table`: the newest records' figures, written into the pages that state them.
+
+A page has `<!-- figures: NAME -->` and `<!-- end of figures -->`, and between them what
+`bench.records.figures` makes of the newest whole record of that kind, with its command and a link;
+in a model's card, what `bench.records.card` makes of the files beside it. So no figure there is
+typed, and `--check` says whether any has drifted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.records.card import CARD
+from bench.records.figures import FIGURES, is_whole
+from engine.config import DEMO_MODEL
+from engine.errors import ConfigError
+from engine.records import RECORDS, ROOT
+from engine.settings import load
+
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", DEMO_MODEL / "README.md")
+END = "<!-- end of figures -->"
+BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)
+
+
+class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench table`."""
+
+    check: bool = False
+    """Write nothing; say which page does not agree with its records."""
+
+
+def main(argv: list[str]) -> int:
+    """Write the pages, or say which are out of date; 1 if one is and nothing was to be written."""
+    config = load(TableConfig, argv, prog="srm bench table")
+    stale = [page for page in PAGES if written(page, RECORDS) != page.read_text()]
+    for page in stale:
+        if not config.check:
+            page.write_text(written(page, RECORDS))
+        said = "does not agree with its records: srm bench table" if config.check else "written"
+        sys.stdout.write(f"{page.relative_to(ROOT)}: {said}\n")
+    return 1 if config.check and stale else 0
+
+
+def written(page: Path, records: Path) -> str:
+    """The page's text with its figures as the records have them.
+
+    Raises ConfigError where a page asks for figures that nobody makes.
+    """
+
+    def block(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in CARD:
+            lines = "\n".join(CARD[name](page.parent))
+            return f"<!-- figures: {name} -->\n{lines}\n{END}"
+        if name not in FIGURES:
+            allowed = ", ".join((*FIGURES, *CARD))
+            raise ConfigError(f"{page}: figures: {name} must be one of {allowed}")
+        kind, render = FIGURES[name]
+        last = newest(kind, records)
+        if last is None:
+            return f"<!-- figures: {name} -->\nNot measured yet.\n{END}"
+        path, record = last
+        report = os.path.relpath(path.with_suffix(".md"), page.parent)
+        source = f"`{record['command']}` on {record['machine']} ([record]({report}))"
+        lines = "\n".join(render(record))
+        return f"<!-- figures: {name} -->\n{lines}\n\n{source}\n{END}"
+
+    return BLOCK.sub(block, page.read_text())
+
+
+def newest(kind: str, records: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The last record of a kind that is whole, if there is any.
+
+    Those of one day are told apart by their time, which earlier records do not have.
+    """
+    found = [
+        (record.get("time", record["date"]), path, record)
+        for path in records.glob(f"*-{kind}.json")
+        if is_whole(record := msgspec.json.decode(path.read_bytes()))
+    ]
+    return max(found, key=lambda one: one[:2])[1:] if found else None

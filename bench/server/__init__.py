@@ -1,0 +1,1 @@
+"""Benchmarks of HTTP, text and batches."""
