@@ -127,11 +127,11 @@ def _find(command: str) -> Callable[[list[str]], int]:
 
         return serve
     if command == "convert":
-        from engine.convert import main as convert
+        from engine.weights.convert import main as convert
 
         return convert
     if command == "inspect":
-        from engine.inspect_model import main as inspect
+        from engine.weights.inspect_model import main as inspect
 
         return inspect
     if command == "generate":

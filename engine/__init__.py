@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Engine": "engine.offline",
+    "Engine": "engine.python.offline",
     "SamplingParams": "engine.messages",
-    "Completion": "engine.generated",
-    "Generated": "engine.generated",
+    "Completion": "engine.python.request_output",
+    "Generated": "engine.python.request_output",
 }
 
 

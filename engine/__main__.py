@@ -6,16 +6,16 @@ import logging
 import sys
 
 from engine import logs
-from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.device.libc import keep_freed_memory
+from engine.device.runner import ModelRunner
 from engine.errors import SRMError
-from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
-from engine.process import serve
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
+from engine.process.process import serve
+from engine.process.weight_reload import first_weights
 from engine.settings import load
-from engine.swap import first_weights
+from engine.weights.checkpoint import load_checkpoint
 
 logger = logging.getLogger("engine")
 

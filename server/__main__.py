@@ -13,7 +13,7 @@ from functools import partial
 import uvicorn
 
 from engine import logs
-from engine.client import ENGINE_TIMEOUT_S, EngineClient
+from engine.client.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.errors import ConfigError, SRMError
 from engine.memory import collect_rarely
 from engine.settings import load

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import CheckpointError, EngineUnavailable, InvalidRequest
 from engine.messages import Done, Running
 from server.bodies import json_reply, read_body

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from server.answers import Answers
 from server.chat import Chat
 from server.chat_template import ChatTemplate

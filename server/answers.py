@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import IdInUse, InvalidRequest
 from server import metrics
 from server.bodies import json_reply

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import SRMError
 from server import (
     admin,

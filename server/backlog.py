@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator
 
 import numpy as np
 
+from engine.client.streams import Delivery, Stream
 from engine.messages import Output
-from engine.news import News, merge
-from engine.streams import Delivery, Stream
+from engine.steps.token_deltas import News, merge
 from server.watch import Watch
 
 _MOST_PARTS = 64

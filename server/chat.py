@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Raw, UnsetType
 from starlette.responses import Response
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import InvalidRequest, RequestError
 from server.answers import Answers, SamplesField, UsageField
 from server.bodies import read_body

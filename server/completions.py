@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Raw
 from starlette.responses import Response
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
 from server import packed
 from server.answers import Answers, SamplesField, UsageField

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client import HEARTBEAT_S
+from engine.client.client import HEARTBEAT_S
 from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
 from server.model_identity import digest
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import UNDECODABLE, ConfigError, RequestError
 from engine.settings import build, read_settings

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.streams import Delivery, Stream
 from engine.errors import NotFinite
 from engine.messages import PROMPT, REASONS, Output
-from engine.news import News, slices
-from engine.streams import Delivery, Stream
+from engine.steps.token_deltas import News, slices
 from server.asking import Asking, wants_whole
 from server.backlog import Backlog, taken
 from server.feeding import Feeding

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineUnavailable
 from server.draining import Draining
 from server.openapi import Operation

@@ -19,7 +19,7 @@ from pathlib import Path
 import uvloop
 
 from engine import logs
-from engine.client import ENGINE_TIMEOUT_S, EngineClient
+from engine.client.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.errors import StoreError
 from engine.memory import collect_rarely
 from engine.messages import MAX_WEIGHT, MIN_WEIGHT

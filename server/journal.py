@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from engine.streams import Stream
+from engine.client.streams import Stream
 from server.limits import Account
 
 

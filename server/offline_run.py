@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from server.answering import answering
 from server.batch_lines import Answerer, BatchLine, LineResult, RawLine, answer_line

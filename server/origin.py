@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from server.generation import Generation
 
 

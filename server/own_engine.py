@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, EngineUnavailable
 from server.launch import child_environment, python_module

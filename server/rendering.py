@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.messages import REASONS
-from engine.news import News
+from engine.steps.token_deltas import News
 from server.text import Text
 
 _MARK = 77_777_777

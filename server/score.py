@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
 from engine.settings import build, read_settings

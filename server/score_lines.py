@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import UNDECODABLE, InvalidRequest, RequestError
 from engine.messages import Output, Request, SamplingParams, join
 from server.checking import fault_in

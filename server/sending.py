@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TypeVar
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import EngineUnavailable, IdInUse, NotFinite, Overloaded, SRMError, StepFailed
 from server import metrics
 

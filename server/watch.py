@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.client.streams import Delivery
 from engine.messages import PROMPT
-from engine.news import U8, News
-from engine.streams import Delivery
+from engine.steps.token_deltas import U8, News
 from server.byte_table import ByteTable
 from server.sample import StopStrings
 

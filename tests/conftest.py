@@ -11,10 +11,10 @@ import pytest
 from hypothesis import Phase, settings
 
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.device.telemetry import turn_off_telemetry
 from engine.messages import Request, SamplingParams
-from engine.telemetry import turn_off_telemetry
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.weights.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
 

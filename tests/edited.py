@@ -1,6 +1,7 @@
 """What biases, penalties and bans mean, from a request's parameters and in plain Python.
 
-Nothing of how the engine hands them to a device is used here: see `engine/edits.py` for that.
+Nothing of how the engine hands them to a device is used here: see `engine/steps/token_edits.py` for
+that.
 """
 
 from __future__ import annotations

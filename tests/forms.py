@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from max.dtype import DType
 
-from engine.batch import F32, I32
 from engine.config import ModelConfig
-from engine.random_model import random_tensors
-from engine.weights import fold
+from engine.steps.batch import F32, I32
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
 from tests.logits_model import LogitsModel, compile_logits
 from training.model import SRM
 

@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import Overloaded
 from engine.messages import Output, Request, Running, SamplingParams, join
-from engine.parked import Parked, merged
-from engine.parking import parkable
+from engine.process.engine import Engine
+from engine.scheduler.parking import parkable
+from engine.state.parked import Parked, merged
 from tests.numpy_runner import TINY, NumpyRunner, tiny_weights
 
 WEIGHTS = [tiny_weights(seed) for seed in range(2)]

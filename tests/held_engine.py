@@ -15,8 +15,8 @@ from typing import Any
 
 from engine import logs
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.messages import Output
+from engine.process.engine import Engine
 from tests.numpy_engine import main
 
 _FILE = "hold"

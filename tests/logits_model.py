@@ -10,13 +10,13 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, Model
 from max.graph import Module
 
-from engine.batch import F32, I32
 from engine.config import EngineConfig, ModelConfig
-from engine.graph_cache import cached
-from engine.model import build_logits_graph, graph_shape
-from engine.runner import host_weights
+from engine.device.graph_cache import cached
+from engine.device.model import build_logits_graph, graph_shape
+from engine.device.runner import host_weights
 from engine.settings import load
-from engine.weights import Weights
+from engine.steps.batch import F32, I32
+from engine.weights.weights import Weights
 
 NUM_SLOTS = 24
 

@@ -47,11 +47,11 @@ OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+"
          "1": "2", "2": "3", "is": "is not", "not": "", "if": "if not", "elif": "elif not",
          "while": "while not", "break": "continue", "continue": "break"}  # fmt: skip
 EQUIVALENT = {
-    ("engine/snapshot_writer.py", "waiting, size = [], 0", "0"):
+    ("engine/process/snapshot_writer.py", "waiting, size = [], 0", "0"):
     "states are written in pieces of about that size: their bytes and checksums are the same",
     ("server/jobs.py", "if time.monotonic() >= tidy_at:", ">="):
     "no two readings of the clock are a minute apart to the last bit",
-    ("engine/lines.py", "elif len(self._lines) > 2:", ">"):
+    ("engine/scheduler/wait_queues.py", "elif len(self._lines) > 2:", ">"):
     "two are what the branch before it takes",
 }  # fmt: skip
 """By file, line and changed token: why nothing can tell it from the original."""

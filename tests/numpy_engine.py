@@ -10,14 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, ModelConfig
-from engine.engine import Engine
 from engine.errors import UNDECODABLE, CheckpointError, SRMError
-from engine.process import serve
+from engine.process.engine import Engine
+from engine.process.process import serve
+from engine.process.weight_reload import first_weights
 from engine.settings import load as load_config
-from engine.swap import first_weights
-from engine.weights import Weights
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import Weights
 from tests.numpy_runner import NumpyRunner, tiny_weights
 
 

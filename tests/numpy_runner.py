@@ -2,7 +2,7 @@
 
 It computes when waited for, not when launched, as late as a device could: a host that changes a
 launched batch, or counts on a step having run, fails here. It also holds the host to the promises
-in `engine/batch.py`.
+in `engine/steps/batch.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch import (
+from engine.config import EngineConfig, ModelConfig
+from engine.messages import MAX_LOGPROBS
+from engine.steps.batch import (
     F32,
     FROM_DEVICE,
     I32,
@@ -25,10 +27,8 @@ from engine.batch import (
     Span,
     StepResult,
 )
-from engine.config import EngineConfig, ModelConfig
-from engine.messages import MAX_LOGPROBS
-from engine.random_model import random_tensors
-from engine.weights import LayerWeights, MixerUnit, Weights, fold
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import LayerWeights, MixerUnit, Weights, fold
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
@@ -241,7 +241,7 @@ def score(logits: F64, batch: Batch, tokens: I32) -> Scores:
 
 
 def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
-    """Assert what `engine/batch.py` promises about a batch."""
+    """Assert what `engine/steps/batch.py` promises about a batch."""
     rows, decode = batch.num_rows, batch.num_decode
     int32 = (batch.read_slots, batch.write_slots, batch.positions, batch.row_offsets)
     assert all(array.dtype == np.int32 for array in (*int32, batch.token_ids, batch.top_k))
@@ -266,7 +266,7 @@ def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
 
 
 def check_scoring(batch: Batch, vocab_size: int) -> None:
-    """Assert what `engine/batch.py` promises about what is scored."""
+    """Assert what `engine/steps/batch.py` promises about what is scored."""
     decode, head, rows = batch.num_decode, len(batch.targets), batch.score_rows
     assert batch.scored_ids.dtype == np.int64
     assert all(array.dtype == np.int32 for array in (batch.targets, rows, batch.num_top))
@@ -280,7 +280,7 @@ def check_scoring(batch: Batch, vocab_size: int) -> None:
 
 
 def check_edits(edits: Edits, num_decode: int, vocab_size: int) -> None:
-    """Assert what `engine/batch.py` promises about edits."""
+    """Assert what `engine/steps/batch.py` promises about edits."""
     count, rows = len(edits.rows), edits.rows
     assert edits.spans.shape == (count, 2 * len(Span)) and edits.penalties.shape == (count, 3)
     assert all(array.dtype == np.int32 for array in (rows, edits.spans, edits.tokens))

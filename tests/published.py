@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.convert import convert
+from engine.weights.convert import convert
 from tests.serving import ROOT
 
 ABSENT = "the fixtures of the published code are not beside this repository"

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import zmq
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.messages import FromEngine, Output, Request
-from engine.process import EngineProcess
+from engine.process.engine import Engine
+from engine.process.process import EngineProcess
 from tests.numpy_engine import load
 
 NUM_SLOTS = 8

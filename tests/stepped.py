@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.engine import Engine
 from engine.messages import Output, join
+from engine.process.engine import Engine
 
 
 def run(engine: Engine, most: int = 1_000) -> list[Output]:

@@ -6,120 +6,81 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("engine", "server", "training", "loadtest", "deploy")
 
-ENGINE_ORDER = (
-    "errors",
-    "tasks",
-    "settings",
-    "config",
-    "logs",
-    "memory",
-    "records",
-    "messages",
-    "batch",
-    "generated",
-    "parked",
-    "news",
-    "metrics",
-    "prefixes",
-    "edits",
-    "shares",
-    "sequence",
-    "accept",
-    "lines",
-    "history",
-    "pace",
-    "latency",
-    "slots",
-    "parking",
-    "assembly",
-    "outputs",
-    "prefill",
-    "turns",
-    "admission",
-    "victims",
-    "roster",
-    "completion",
-    "scheduler",
-    "queue_rate",
-    "tensors",
-    "tensor_file",
-    "weights",
-    "checkpoint",
-    "random_model",
-    "published",
-    "convert",
-    "inspect_model",
-    "linear",
-    "kernels",
-    "model",
-    "state_pool",
-    "graph_cache",
-    "libc",
-    "telemetry",
-    "runner",
-    "engine",
-    "swap",
-    "watchdog",
-    "snapshot",
-    "snapshot_writer",
-    "capture",
-    "durable",
-    "process",
-    "token_queues",
-    "stretches",
-    "token_table",
-    "streams",
-    "client",
-    "precompile",
-    "graph_notes",
-    "__main__",
-    "tokenizer",
-    "asked",
-    "offline",
-)
-"""A file of engine/ imports only files before it."""
-
-MAY_IMPORT_MAX = {
-    "linear",
-    "kernels",
-    "model",
-    "state_pool",
-    "graph_cache",
-    "runner",
-    "precompile",
-    "graph_notes",
+_ENGINE = ("engine", "engine.steps")
+_SERVES = ("engine", "engine.client", "engine.steps.token_deltas")
+"""What servers see of the engine: its messages and settings, and the client of its process."""
+_EDGE = ("server", "server.schema", "server.http")
+_ANSWERS = (*_EDGE, "server.text", "server.generation")
+_REPORTS = ("loadtest", "loadtest.analysis", "loadtest.client")
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "engine": (),
+    "engine.steps": ("engine",),
+    "engine.client": _ENGINE,
+    "engine.state": _ENGINE,
+    "engine.weights": _ENGINE,
+    "engine.device": (*_ENGINE, "engine.state", "engine.weights"),
+    "engine.scheduler": (*_ENGINE, "engine.state"),
+    "engine.process": (*_ENGINE, "engine.state", "engine.weights", "engine.scheduler"),
+    "engine.python": (*_ENGINE, "engine.weights", "engine.device", "engine.process"),
+    "server": _SERVES,
+    "server.schema": (*_SERVES, "server"),
+    "server.http": (*_SERVES, "server", "server.schema"),
+    "server.storage": (*_SERVES, *_EDGE),
+    "server.text": (*_SERVES, "server", "server.schema"),
+    "server.supervise": (*_SERVES, *_EDGE, "server.text"),
+    "server.generation": (*_SERVES, *_EDGE, "server.text"),
+    "server.routes": (*_SERVES, *_ANSWERS, "server.storage"),
+    "server.batch": (*_SERVES, *_ANSWERS, "server.storage", "server.routes"),
+    "server.commands": (
+        *(*_SERVES, *_ANSWERS, "server.storage", "server.routes", "server.batch"),
+        "server.supervise",
+    ),
+    "loadtest": ("engine.errors", "engine.settings", "engine.records"),
+    "loadtest.workload": ("loadtest",),
+    "loadtest.client": ("loadtest", "loadtest.workload"),
+    "loadtest.analysis": ("loadtest",),
+    "loadtest.report": _REPORTS,
+    "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
+    "training": ("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
+    "deploy": ("server", "server.supervise", "engine"),
 }
-MAY_IMPORT_TOKENIZERS = {"tokenizer"}
-"""Of engine: the Python API, where texts may be given."""
-SERVER_SEES = {
-    f"engine.{name}"
-    for name in (
-        *("client", "streams", "news", "messages", "settings", "config", "errors", "logs"),
-        *("memory", "records", "tasks"),  # of every process
-    )
+"""A package's files import its own, those of the packages named here, and what these may import.
+`__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""
+MAY_IMPORT_LIBRARY = {
+    "max": ("engine.device", "bench.engine"),
+    "torch": ("training", "bench.model"),
+    "tokenizers": ("server", "loadtest", "training", "bench", "engine.python"),
 }
-LOADTEST_SEES = {"engine.errors", "engine.settings", "engine.records"}
-"""What every command of ours says, reads and writes in one way: nothing that serves."""
-MAY_IMPORT_PACKAGES = {
-    "engine": {"engine"},
-    "server": {"server", "engine"},
-    "training": {"training", "engine"},
-    "loadtest": {"loadtest", "engine"},
-    "deploy": {"deploy", "server", "engine"},
-}
+LARGEST_FOLDER = 15
+NOT_YET = {"server", "loadtest", "bench/engine"}
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc", "base", "manager"}
+TOPS = ("engine", "server", "loadtest", "training", "deploy", "bench")
+PROGRAMS = "bench.peers.programs"
+"""What runs in other engines' environments, and ours as any user would have it run."""
+PROGRAMS_SEE = {
+    f"{PROGRAMS}.timing",
+    *("engine.Engine", "engine.SamplingParams", "engine.python.offline"),
+    *("engine.weights.checkpoint", "training.recurrence"),  # the model in plain PyTorch
+}
 
 
 def sources() -> list[Path]:
-    found = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    found = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
     return [*found, ROOT / "srm.py"]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+MODULES = {module_of(path): path for path in sources() if path.stem != "__init__"}
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -135,59 +96,82 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            module = node.module or ""
-            if module in PACKAGES:  # `from engine import metrics` imports engine.metrics
-                yield from (f"{module}.{alias.name}" for alias in node.names)
-            else:
-                yield module
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                is_module = whole in MODULES or node.module == "engine"
+                yield whole if is_module else node.module or ""
 
 
-def violations(package: str, module: str, tree: ast.AST) -> list[str]:
-    """What `package/module.py` does that the rules forbid. `module` is a dotted path."""
+def allowed(module: str) -> tuple[str, ...]:
+    """Packages and modules that `module` may import, its own among them."""
+    package = module.rpartition(".")[0]
+    return (package, *MAY_IMPORT.get(package, ()))
+
+
+def violations(module: str, tree: ast.AST) -> list[str]:
+    """What the file of that dotted name does that the rules forbid."""
     found = []
+    is_free = module.endswith("__main__") or module.startswith("bench.")
     for name in imports(tree):
         top = name.split(".")[0]
-        if top in PACKAGES and top not in MAY_IMPORT_PACKAGES[package]:
-            found.append(f"{package} may not import {name}")
-        if top == "torch" and package != "training":
-            found.append("only training may import torch")
-        if top == "max" and not (package == "engine" and module in MAY_IMPORT_MAX):
-            found.append(f"{package}.{module} may not import max")
-        if top == "tokenizers" and package == "engine" and module not in MAY_IMPORT_TOKENIZERS:
-            found.append(f"engine.{module} knows no text: it may not import tokenizers")
-        if package in {"server", "deploy"} and top == "engine" and name not in SERVER_SEES:
-            found.append(f"{package} may not look into {name}")
-        if package == "loadtest" and top == "engine" and name not in LOADTEST_SEES:
-            found.append(f"loadtest speaks HTTP: it may not look into {name}")
-        if package == "engine" and top == "engine":
-            imported = name.removeprefix("engine.")
-            if imported not in ENGINE_ORDER[: ENGINE_ORDER.index(module)]:
-                found.append(f"engine.{module} comes before {imported} and may not import it")
+        if module.startswith(PROGRAMS):
+            if top in TOPS and name not in PROGRAMS_SEE:
+                found.append(f"a program of peers may not look into {name}")
+            continue
+        if top in TOPS and not is_free:
+            may = allowed(module)
+            if name not in may and name.rpartition(".")[0] not in may:
+                found.append(f"{module} may not import {name}")
+        for library, packages in MAY_IMPORT_LIBRARY.items():
+            is_here = any(f"{module}.".startswith(f"{package}.") for package in packages)
+            if top == library and not is_here:
+                found.append(f"{module} may not import {library}")
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and is_type_checking(node.test):
             found.append("TYPE_CHECKING hides a cycle")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            own = [name for name in imports(node) if name.split(".")[0] in PACKAGES]
+            own = [name for name in imports(node) if name.split(".")[0] in TOPS]
             found += [f"{node.name}() imports {name}: imports are at the top" for name in own]
     return found
 
 
-def named(path: Path) -> tuple[str, str]:
-    package, *rest = path.relative_to(ROOT).with_suffix("").parts
-    return package, ".".join(rest)
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "srm"])
+def test_imports_keep_the_rules(module: str) -> None:
+    """All but srm.py, the one face, which imports a command when asked for it."""
+    assert not violations(module, ast.parse(MODULES[module].read_text()))
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_keep_the_rules(path: Path) -> None:
-    package, module = named(path)
-    if module == "" or module.endswith("__init__"):
-        return  # srm.py, the one face, imports a command when asked for it; packages are empty
-    assert not violations(package, module, ast.parse(path.read_text()))
+def test_packages_import_in_one_direction() -> None:
+    seen: list[str] = []
+    for package, others in MAY_IMPORT.items():
+        assert all(any(one == old or one.startswith(f"{old}.") for old in seen) for one in others)
+        seen.append(package)
+    assert {module.rpartition(".")[0] for module in MODULES if "." in module} - {*seen} <= {
+        module.rpartition(".")[0] for module in MODULES if module.startswith(("bench.", "deploy."))
+    }
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {
+        name: {one for one in imports(ast.parse(path.read_text())) if one in MODULES}
+        for name, path in MODULES.items()
+    }
+    TopologicalSorter(graph).prepare()
+
+
+def test_folders_are_small() -> None:
+    folders = {path.parent for path in sources()}
+    sizes = {
+        str(folder.relative_to(ROOT)): sum(one.stem[:2] != "__" for one in folder.glob("*.py"))
+        for folder in folders
+    }
+    large = {name for name, size in sizes.items() if size > LARGEST_FOLDER}
+    assert large <= NOT_YET
 
 
 def test_package_inits_cost_nothing() -> None:
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("__init__.py"):
+    for top in TOPS:
+        for path in (ROOT / top).rglob("__init__.py"):
             body = ast.parse(path.read_text()).body
             is_api = path == ROOT / "engine" / "__init__.py"  # its names are looked up when asked
             assert is_api or all(isinstance(node, ast.Expr) for node in body), (
@@ -197,18 +181,14 @@ def test_package_inits_cost_nothing() -> None:
 
 def test_importing_the_engine_loads_neither_max_nor_tokenizers() -> None:
     script = (
-        "import sys, engine, engine.messages, engine.client\n"
-        "assert not {'max', 'tokenizers', 'engine.offline', 'engine.engine'} & set(sys.modules)\n"
+        "import sys, engine, engine.messages, engine.client.client\n"
+        "late = {'max', 'tokenizers', 'engine.python.offline', 'engine.process.engine'}\n"
+        "assert not late & set(sys.modules)\n"
         "from engine import SamplingParams\n"
         "assert not {'max', 'tokenizers'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
     assert done.returncode == 0
-
-
-def test_every_engine_file_has_its_place_in_the_order() -> None:
-    files = {named(path)[1] for path in (ROOT / "engine").rglob("*.py")}
-    assert {name for name in files if not name.endswith("__init__")} == set(ENGINE_ORDER)
 
 
 def test_no_file_is_named_after_nothing() -> None:
@@ -223,23 +203,30 @@ def test_every_module_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "module", "source", "rule"),
+    ("module", "source", "rule"),
     [
-        ("engine", "slots", "from engine.scheduler import Scheduler", "comes before scheduler"),
-        ("engine", "metrics", "from engine import engine", "comes before engine"),
-        ("engine", "slots", "from engine import slots", "comes before slots"),
-        ("engine", "scheduler", "import max.graph", "may not import max"),
-        ("engine", "runner", "import torch.nn", "torch"),
-        ("engine", "scheduler", "from tokenizers import Tokenizer", "knows no text"),
-        ("engine", "runner", "from training.model import SRM", "may not import training"),
-        ("server", "app", "from engine.scheduler import Scheduler", "look into"),
-        ("server", "app", "from engine import scheduler", "look into"),
-        ("server", "app", "import max", "may not import max"),
-        ("loadtest", "run", "from engine.messages import Request", "may not look into"),
-        ("loadtest", "run", "from server.config import ServerConfig", "may not import server"),
-        ("training", "loop", "def f():\n    from engine.config import load", "at the top"),
-        ("server", "app", "if typing.TYPE_CHECKING:\n    import x", "hides a cycle"),
+        (
+            "engine.state.slots",
+            "from engine.scheduler.scheduler import Scheduler",
+            "may not import",
+        ),
+        ("engine.metrics", "from engine.process import engine", "may not import"),
+        ("engine.scheduler.scheduler", "import max.graph", "may not import max"),
+        ("engine.device.runner", "import torch.nn", "torch"),
+        ("engine.scheduler.scheduler", "from tokenizers import Tokenizer", "tokenizers"),
+        ("engine.device.runner", "from training.model import SRM", "may not import training"),
+        ("server.routes.app", "from engine.scheduler import scheduler", "may not import engine"),
+        ("server.http.auth", "from server.routes.app import App", "may not import server"),
+        ("server.routes.app", "import max", "may not import max"),
+        ("loadtest.client.worker", "from engine.messages import Request", "may not import engine"),
+        ("loadtest.commands.sweep", "from server.config import ServerConfig", "may not import"),
+        ("bench.peers.running", "import torch", "torch"),
+        ("bench.peers.programs.run_srm", "from engine.process.engine import Engine", "look into"),
+        ("bench.peers.programs.run_rwkv", "from loadtest import scenario", "look into"),
+        ("training.loop", "def f():\n    from engine.config import load", "at the top"),
+        ("training.loop", "from bench.engine import gemm", "may not import bench"),
+        ("server.routes.app", "if typing.TYPE_CHECKING:\n    import x", "hides a cycle"),
     ],
 )
-def test_the_rules_notice(package: str, module: str, source: str, rule: str) -> None:
-    assert any(rule in found for found in violations(package, module, ast.parse(source)))
+def test_the_rules_notice(module: str, source: str, rule: str) -> None:
+    assert any(rule in found for found in violations(module, ast.parse(source)))

@@ -44,14 +44,14 @@ from bench.server.jobs import JobsBenchConfig
 from bench.server.server import ServerBenchConfig
 from bench.server.text import TextBenchConfig
 from engine import errors
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig
-from engine.convert import parser as convert_parser
-from engine.generated import Completion, Generated
+from engine.device.precompile import PrecompileConfig
 from engine.messages import SamplingParams
-from engine.precompile import PrecompileConfig
-from engine.published import Constructor, PublishedArgs
+from engine.python.request_output import Completion, Generated
 from engine.settings import field_docs
+from engine.weights.convert import parser as convert_parser
+from engine.weights.upstream_config import Constructor, PublishedArgs
 from loadtest.__main__ import ReportConfig
 from loadtest.offline import OfflineConfig
 from loadtest.scenario import Scenario

@@ -12,8 +12,8 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from engine.checkpoint import read_model
-from engine.tensors import is_scalar
+from engine.weights.checkpoint import read_model
+from engine.weights.tensors import is_scalar
 from training.model import SRM
 
 

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.errors import CheckpointError
 from engine.messages import Output, SamplingParams
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
+from engine.weights.checkpoint import load_checkpoint
 from training.tasks import Problem, problems, reward
 
 COMPLETION_TOKENS = 96

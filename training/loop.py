@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.errors import ConfigError
-from engine.tensors import DECAY_RANGE
+from engine.weights.tensors import DECAY_RANGE
 from training.checkpoint import save_run
 from training.data import IGNORED
 from training.model import SRM

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config import ModelConfig
-from engine.tensors import DECAY_RANGE, mixer_shapes, projection_prefixes, scalar_prefixes
+from engine.weights.tensors import DECAY_RANGE, mixer_shapes, projection_prefixes, scalar_prefixes
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def _finish(y: Tensor, unit: Unit, x: Tensor, form: Form) -> Tensor:
 
 
 class TokenMixer(nn.Module):
-    """The mixer that `config` names; parameters have the names and shapes of `engine.tensors`.
+    """The mixer that `config` names; parameters have the names and shapes of
+    `engine.weights.tensors`.
 
     Heads are slices of the channels in order, of the projected input where there are projections.
     """

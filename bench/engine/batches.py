@@ -1,6 +1,6 @@
 """Batches made by hand: steps to be timed that no scheduler would make, or not alone.
 
-Row i uses slot i. They keep what `engine.batch` promises, `unsampled_rows` but for one thing.
+Row i uses slot i. They keep what `engine.steps.batch` promises, `unsampled_rows` but for one thing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.assembly import NOTHING
-from engine.batch import I32, SAMPLED, Batch
+from engine.scheduler.assembly import NOTHING
+from engine.steps.batch import I32, SAMPLED, Batch
 
 
 def prefill_rows(token_ids: I32, position: int = 0) -> Batch:

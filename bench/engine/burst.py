@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
 from engine.settings import load
+from engine.weights.checkpoint import load_checkpoint
 
 
 class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,11 +14,11 @@ import numpy as np
 
 from bench.engine.batches import decode_rows, unsampled_rows
 from bench.engine.models import BenchConfig
-from engine.batch import I32, Batch
 from engine.config import Dtype, EngineConfig, ModelConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import Request, SamplingParams
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
+from engine.steps.batch import I32, Batch
 
 
 def settings_for(

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.engine.counts import BIASED, KERNEL_SIZE, SAMPLED, TOP
-from engine.batch import F32, I32, Span
 from engine.config import ModelConfig
-from engine.linear import round_bfloat16
+from engine.device.linear import round_bfloat16
+from engine.steps.batch import F32, I32, Span
 
 Array = npt.NDArray[Any]
 

@@ -3,7 +3,7 @@
 On a CPU ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is there; on a GPU MAX's, which
 are the step's, and PyTorch's. The best of a dtype is its peak, so a figure is never flattered by
 our own product being slow. `python -m bench.engine.gemm` compiles the graphs ahead, with the
-settings of `engine.precompile`.
+settings of `engine.device.precompile`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ from max.engine import CompiledModel, InferenceSession
 from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
 from bench.engine.torch_side import ask_torch, has_torch
-from engine.batch import F32
 from engine.config import Dtype
-from engine.graph_cache import cached
-from engine.linear import U16, kernel_libraries, linear, linear_shape, pack_linear, round_bfloat16
-from engine.precompile import PrecompileConfig, leave, open_target
-from engine.runner import open_device
+from engine.device.graph_cache import cached
+from engine.device.linear import (
+    U16,
+    kernel_libraries,
+    linear,
+    linear_shape,
+    pack_linear,
+    round_bfloat16,
+)
+from engine.device.precompile import PrecompileConfig, leave, open_target
+from engine.device.runner import open_device
 from engine.settings import load
+from engine.steps.batch import F32
 
 ROWS = {"cpu": (256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
 SHAPES = ((512, 2048), (1024, 4096))

@@ -22,13 +22,13 @@ from bench.engine.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
 from bench.engine.memory import measure_memory
 from bench.engine.rates import memory_peak, memory_table
 from bench.engine.torch_side import plot_record
-from engine.checkpoint import load_checkpoint
 from engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
-from engine.libc import keep_freed_memory
+from engine.device.libc import keep_freed_memory
+from engine.device.runner import ModelRunner
 from engine.memory import collect_rarely
 from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.runner import ModelRunner
 from engine.settings import load
+from engine.weights.checkpoint import load_checkpoint
 
 WARM_UP = 4
 """Turns before each measurement: the pipeline fills, and every sequence has forked."""

@@ -12,15 +12,15 @@ import sys
 import msgspec
 import numpy as np
 
-from engine.batch import I64, Batch, SlotStates, StepResult
 from engine.config import EngineConfig, ModelConfig
-from engine.engine import Engine
+from engine.device.libc import keep_freed_memory
 from engine.errors import SRMError
-from engine.libc import keep_freed_memory
 from engine.memory import collect_rarely
-from engine.process import serve
+from engine.process.engine import Engine
+from engine.process.process import serve
 from engine.settings import load
-from engine.weights import Weights
+from engine.steps.batch import I64, Batch, SlotStates, StepResult
+from engine.weights.weights import Weights
 
 DEFAULT_SLOTS = 65_536
 """Where num_slots is 0."""

@@ -21,8 +21,8 @@ from bench.engine.ops import Ops
 from bench.engine.rates import limit, peak_line, peak_tables
 from bench.engine.torch_side import plot_record
 from engine.config import Dtype, ModelConfig
+from engine.device.runner import open_device
 from engine.records import write_record
-from engine.runner import open_device
 from engine.settings import load
 
 NAMES = {

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from engine.batch import F32, I32, Batch, StepResult
 from engine.config import EngineConfig, ModelConfig
 from engine.messages import Request, SamplingParams
-from engine.scheduler import Scheduler
+from engine.scheduler.scheduler import Scheduler
+from engine.steps.batch import F32, I32, Batch, StepResult
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
 """Of the width nothing depends here."""

@@ -18,9 +18,9 @@ from bench.engine.gemm import GemmPeak
 from bench.engine.memory import measure_memory
 from bench.engine.rates import memory_peak, peaks
 from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig
-from engine.libc import keep_freed_memory
-from engine.random_model import write_random_model
+from engine.device.libc import keep_freed_memory
 from engine.records import RECORDS, new_record, settings_of
+from engine.weights.random_model import write_random_model
 
 
 class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,11 +22,11 @@ from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorVa
 
 from bench.engine.counts import KERNEL_SIZE, PROMPT
 from bench.engine.feeds import Array, Feeds
-from engine import kernels
 from engine.config import ModelConfig
-from engine.graph_cache import cached
-from engine.linear import kernel_libraries, layer_norm, linear, linear_shape, pack_linear
-from engine.model import graph_shape
+from engine.device import kernels
+from engine.device.graph_cache import cached
+from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape, pack_linear
+from engine.device.model import graph_shape
 
 I32, U64, F32 = DType.int32, DType.uint64, DType.float32
 HOST = DeviceRef.CPU()

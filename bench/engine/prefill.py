@@ -27,15 +27,15 @@ from bench.engine.decode import measure_decode, random_tokens, seconds_per_step,
 from bench.engine.models import BenchConfig, check_sizes, measure_models
 from bench.engine.rates import byte_cells, peak_line, peak_tables, rate_cells, share
 from bench.engine.torch_side import plot_record
-from engine.batch import Batch
-from engine.checkpoint import load_checkpoint
 from engine.config import Dtype, ModelConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
+from engine.process.engine import Engine
 from engine.records import write_record
-from engine.runner import ModelRunner
 from engine.settings import load
-from engine.weights import Weights
+from engine.steps.batch import Batch
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import Weights
 
 
 class PrefillBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from bench.engine.torch_side import plot_record
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
+from engine.process.engine import Engine
 from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.runner import ModelRunner
 from engine.settings import load
+from engine.weights.checkpoint import load_checkpoint
 
 QUESTION_TOKENS = (8, 32)
 """Fewest and most tokens of a question."""

@@ -16,11 +16,11 @@ import msgspec
 
 from bench.engine.load import LEAST_STEPS, Load
 from bench.engine.torch_side import plot_record
-from engine.batch import Batch, StepResult
 from engine.config import ModelConfig
-from engine.libc import keep_freed_memory
+from engine.device.libc import keep_freed_memory
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load
+from engine.steps.batch import Batch, StepResult
 
 
 class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,16 +19,16 @@ import msgspec
 import numpy as np
 
 from bench.engine.models import check_sizes
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.durable import Detail, Durable
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.errors import ConfigError, SnapshotError
 from engine.messages import Output, Request, SamplingParams
+from engine.process.durable import Detail, Durable
+from engine.process.engine import Engine
+from engine.process.snapshot import NAME
 from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.runner import ModelRunner
 from engine.settings import load
-from engine.snapshot import NAME
+from engine.weights.checkpoint import load_checkpoint
 
 PROMPT_TOKENS = 8
 GB = 1e9

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine.models import BenchConfig
-from engine.checkpoint import load_checkpoint
 from engine.config import Dtype, EngineConfig
-from engine.engine import Engine
-from engine.libc import keep_freed_memory
+from engine.device.libc import keep_freed_memory
+from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
+from engine.process.engine import Engine
 from engine.records import ROOT
-from engine.runner import ModelRunner
 from engine.settings import load
+from engine.weights.checkpoint import load_checkpoint
 
 
 def measure_startup(

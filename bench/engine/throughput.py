@@ -19,12 +19,12 @@ from bench.engine.models import BenchConfig, check_sizes, measure_models
 from bench.engine.rates import byte_cells, peak_line, peak_tables, rate_cells
 from bench.engine.startup import measure_startup
 from bench.engine.torch_side import ask_torch, has_torch, plot_record
-from engine.checkpoint import load_checkpoint
 from engine.config import Dtype, ModelConfig
+from engine.device.runner import ModelRunner
 from engine.records import write_record
-from engine.runner import ModelRunner
 from engine.settings import load
-from engine.weights import Weights
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import Weights
 
 
 class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):

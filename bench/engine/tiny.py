@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import DEMO_MODEL, ModelConfig
-from engine.random_model import write_random_model
+from engine.weights.random_model import write_random_model
 
 
 def main(argv: list[str]) -> int:

@@ -18,14 +18,14 @@ from prometheus_client import REGISTRY
 from tokenizers import Tokenizer
 
 from bench.engine.torch_side import plot_record
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
+from engine.device.state_pool import slot_bytes
 from engine.messages import SamplingParams
+from engine.process.engine import Engine
 from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.runner import ModelRunner
 from engine.settings import build, load
-from engine.state_pool import slot_bytes
+from engine.weights.checkpoint import load_checkpoint
 from training.evaluate import COMPLETION_TOKENS, KS, count_right, load_tokenizer, pass_at_k
 from training.tasks import Problem, problems
 

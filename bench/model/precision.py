@@ -23,13 +23,13 @@ from bench.model.divergence import Oracle, largest_value, octaves
 from bench.model.precision_tables import markdown
 from bench.model.rounded import Precision, RoundedModel
 from bench.model.transcripts import answers, problem_tokens, random_tokens, sampled_tokens
-from engine.checkpoint import load_checkpoint, read_model
 from engine.config import DEMO_MODEL, Mixer, ModelConfig
 from engine.errors import ConfigError
-from engine.random_model import write_random_model
 from engine.records import RECORDS, new_record, write_record
 from engine.settings import load
-from engine.weights import fold
+from engine.weights.checkpoint import load_checkpoint, read_model
+from engine.weights.random_model import write_random_model
+from engine.weights.weights import fold
 from training.checkpoint import load_model
 from training.plot import plot_divergence
 from training.tasks import problems, reward

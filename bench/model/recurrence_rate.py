@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.checkpoint import load_checkpoint
+from engine.weights.checkpoint import load_checkpoint
 from training.recurrence import Recurrence
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -1,9 +1,9 @@
 """The engine's step in torch, rounding where a device would: what a narrow dtype costs.
 
-Runs on the folded weights, op by op as `engine.model` joins them. All arithmetic is float32; where
-an op of the step graph reads or writes a tensor of a narrow dtype, the values are rounded to it. So
-a matrix product is one of narrow operands, summed in float32 and rounded once. The mixer's scalars,
-decay above all, stay float32 whatever the precision.
+Runs on the folded weights, op by op as `engine.device.model` joins them. All arithmetic is float32;
+where an op of the step graph reads or writes a tensor of a narrow dtype, the values are rounded to
+it. So a matrix product is one of narrow operands, summed in float32 and rounded once. The mixer's
+scalars, decay above all, stay float32 whatever the precision.
 
 No op but the recurrence looks at another position, so many positions go through a layer together:
 the roundings are those of token by token.
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.batch import F32
-from engine.weights import MixerUnit, Weights, named_tensors
+from engine.steps.batch import F32
+from engine.weights.weights import MixerUnit, Weights, named_tensors
 
 EPSILON = 1e-5
 """What a layer norm adds to the variance."""
@@ -126,7 +126,7 @@ class RoundedModel:
 
 @dataclass(frozen=True)
 class Unit:
-    """A recurrent unit, H heads. The scalars are those of `engine.weights.MixerUnit`."""
+    """A recurrent unit, H heads. The scalars are those of `engine.weights.weights.MixerUnit`."""
 
     scalars: MixerUnit
     width: int

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.model.rounded import Precision, RoundedModel
 from engine.config import ModelConfig
-from engine.weights import Weights
+from engine.weights.weights import Weights
 from training.data import encode
 from training.tasks import Problem, problems
 from training.tokenizer import END_ID

@@ -23,7 +23,7 @@ _SRM = """
 import sys
 from pathlib import Path
 from engine.config import ModelConfig
-from engine.random_model import write_random_model
+from engine.weights.random_model import write_random_model
 width, layers, heads, n_ctx, vocab_size = map(int, sys.argv[2:])
 shape = ModelConfig(d_model=width, num_layers=layers, num_heads=heads, n_ctx=n_ctx,
                     vocab_size=vocab_size)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from engine.inspect_model import inspect_model
+from engine.weights.inspect_model import inspect_model
 
 LAST = 100
 """Steps of training whose mean loss is shown."""

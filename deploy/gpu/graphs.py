@@ -16,13 +16,13 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 GRAPHS = {
-    "d 512, 8 layers": "engine.precompile --d-model 512 --num-layers 8",
-    "d 1,024, 8 layers": "engine.precompile --d-model 1024 --num-layers 8",
-    "the demo model": "engine.precompile --model models/demo",
+    "d 512, 8 layers": "engine.device.precompile --d-model 512 --num-layers 8",
+    "d 1,024, 8 layers": "engine.device.precompile --d-model 1024 --num-layers 8",
+    "the demo model": "engine.device.precompile --model models/demo",
     "every op": "tests.kernels.compile_for_gpu",
     "matrix products": "bench.engine.gemm",
-    "d 512, 16 layers": "engine.precompile --d-model 512 --num-layers 16",
-    "d 1,024, 16 layers": "engine.precompile --d-model 1024 --num-layers 16",
+    "d 512, 16 layers": "engine.device.precompile --d-model 512 --num-layers 16",
+    "d 1,024, 16 layers": "engine.device.precompile --d-model 1024 --num-layers 16",
 }
 """What each is, and the module that compiles it, with its own settings; all in bfloat16."""
 

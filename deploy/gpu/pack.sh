@@ -21,7 +21,7 @@ mkdir -p "$out" "$work/kit/source" "$work/kit/graphs" "$work/all"
 
 echo "1/4 graphs for the $device, into $out/graphs (some minutes each; those there are kept)"
 $python -m deploy.gpu.graphs --device "$device" --output "$out/graphs"
-$python -m engine.graph_notes prune "$out/graphs"
+$python -m engine.device.graph_notes prune "$out/graphs"
 cp "$out"/graphs/*.mef "$out"/graphs/*.json "$work/kit/graphs/"
 if test "$(ls "$out"/graphs/*.mef | wc -l)" -lt "$($python -c 'from deploy.gpu.graphs import GRAPHS; print(len(GRAPHS))')"; then
   echo "A graph is missing that was compiled by older code without a note: delete $out/graphs and pack again."

@@ -73,7 +73,7 @@ bench() {
 }
 
 ((has_torch)) || say "torch is not installed: its rates will be missing from the records"
-part adopt python3 -m engine.graph_notes adopt "$SRM_CACHE_DIR" "$device"
+part adopt python3 -m engine.device.graph_notes adopt "$SRM_CACHE_DIR" "$device"
 if test "$device" = gpu; then part gpu nvidia-smi; fi
 
 # Is it right?

@@ -39,7 +39,7 @@ comptime HAS_DOT = WIDTH == 16 and CompilationTarget._has_feature[
 """Whether the processor multiplies pairs of bfloat16 by itself."""
 
 comptime PANEL = 32
-"""Columns of a panel of packed weights: PANEL of engine/linear.py."""
+"""Columns of a panel of packed weights: PANEL of engine/device/linear.py."""
 
 comptime COLS = 2 * WIDTH
 """Columns of a tile: two vectors, so that a broadcast serves two multiplications."""

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import F32
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
 from engine.settings import load
-from engine.weights import LayerWeights, MixerUnit, Weights, fold
+from engine.steps.batch import F32
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import LayerWeights, MixerUnit, Weights, fold
 from tests.forms import ROUNDED, compiled, tensors
 from tests.numpy_runner import F64, feed
 

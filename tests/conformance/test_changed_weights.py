@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine.batch import Runner
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import Output, Request, SamplingParams
-from engine.random_model import random_tensors
-from engine.runner import ModelRunner
-from engine.weights import fold
+from engine.process.engine import Engine
+from engine.steps.batch import Runner
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
 from tests.conformance.test_scores import CONFIG
 from tests.numpy_runner import NumpyRunner
 

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import Output, Request, SamplingParams
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
+from engine.weights.checkpoint import load_checkpoint
 from tests.serving import ROOT, Server
 from training.tasks import extract_answer, problems, reward
 

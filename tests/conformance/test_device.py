@@ -17,14 +17,14 @@ import pytest
 from max.driver import accelerator_count
 from tokenizers import Tokenizer
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import MAX_LOGPROBS, SamplingParams
+from engine.process.engine import Engine
 from engine.records import RECORDS
-from engine.runner import ModelRunner
 from engine.settings import load
-from engine.weights import Weights
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import Weights
 from tests.numpy_runner import F64, feed
 from training.tasks import problems
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from max.driver import accelerator_count
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import Output, Request, SamplingParams
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
 from engine.settings import load
-from engine.weights import Weights
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import Weights
 from tests.edited import edited
 from tests.numpy_runner import F64, feed, tiny_weights
 

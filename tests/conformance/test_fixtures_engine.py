@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.checkpoint import load_checkpoint
+from engine.weights.checkpoint import load_checkpoint
 from tests.logits_model import LogitsModel, compile_logits
 from tests.published import NAMES, TOLERANCE, cases, convert_fixture, parametrized, relative_error
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pytest
 from max.dtype import DType
 
-from engine.checkpoint import read_model
-from engine.model import graph_shape
+from engine.device.model import graph_shape
+from engine.weights.checkpoint import read_model
 from tests.published import NAMES, TOLERANCE, cases, convert_fixture, parametrized
 from tests.serving import Server
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.tensors import is_scalar
+from engine.weights.tensors import is_scalar
 from tests.published import TOLERANCE, cases, convert_fixture, parametrized, relative_error
 from training.checkpoint import load_model
 from training.model import SRM

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig, ModelConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
+from engine.device.state_pool import slot_bytes
 from engine.messages import Output, Request, SamplingParams
-from engine.runner import ModelRunner
-from engine.state_pool import slot_bytes
+from engine.process.engine import Engine
 from tests.numpy_runner import tiny_weights
 
 MODEL = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=16, vocab_size=256)

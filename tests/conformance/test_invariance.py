@@ -15,12 +15,12 @@ import pytest
 from max.driver import accelerator_count
 from tokenizers import Tokenizer
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
 from engine.settings import load
+from engine.weights.checkpoint import load_checkpoint
 from training.tasks import problems
 
 SETTINGS = [

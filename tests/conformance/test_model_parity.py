@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
-from engine.runner import ModelRunner
-from engine.weights import Weights, fold
+from engine.process.engine import Engine
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import Weights, fold
 from tests.forms import CONFIGS, LENGTHS, TOLERANCE, Forms, all_forms, error, tensors
 from tests.numpy_runner import NumpyRunner
 from training.checkpoint import load_model

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from engine.config import DEMO_MODEL
-from engine.telemetry import SWITCHES
+from engine.device.telemetry import SWITCHES
 from tests.serving import ROOT
 from tests.walled import cannot_wall
 

@@ -10,14 +10,14 @@ import pytest
 from max.driver import accelerator_count
 from tokenizers import Tokenizer
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import Request, SamplingParams
-from engine.parked import Parked, merged
-from engine.parking import parkable
-from engine.runner import ModelRunner
+from engine.process.engine import Engine
+from engine.scheduler.parking import parkable
 from engine.settings import load
+from engine.state.parked import Parked, merged
+from engine.weights.checkpoint import load_checkpoint
 from tests.stepped import run, tokens
 from training.tasks import problems
 

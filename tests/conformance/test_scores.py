@@ -12,14 +12,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig, ModelConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
-from engine.random_model import random_tensors, write_random_model
-from engine.runner import ModelRunner
-from engine.tensors import is_scalar
-from engine.weights import fold
+from engine.process.engine import Engine
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.random_model import random_tensors, write_random_model
+from engine.weights.tensors import is_scalar
+from engine.weights.weights import fold
 from training.checkpoint import load_model
 from training.model import SRM
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.checkpoint import load_checkpoint
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.engine import Engine
+from engine.device.runner import ModelRunner
 from engine.errors import EngineUnavailable
 from engine.messages import Request, SamplingParams
-from engine.runner import ModelRunner
-from engine.snapshot import NAME
+from engine.process.engine import Engine
+from engine.process.snapshot import NAME
+from engine.weights.checkpoint import load_checkpoint
 from tests.served_engine import collect, connected
 from tests.serving import ROOT
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.weights.weights import Weights
 from tests.numpy_runner import NumpyRunner
 from tests.served_engine import NUM_SLOTS, RawClient, Serve, Served
 

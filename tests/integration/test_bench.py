@@ -13,7 +13,7 @@ from bench.engine.tiny import main as write_tiny_model
 from bench.server.processes import processor_seconds
 from engine.config import ModelConfig
 from engine.errors import ConfigError
-from engine.random_model import write_random_model
+from engine.weights.random_model import write_random_model
 from tests.serving import SERVER_FLAGS, Server
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from server.app import create_app
 from server.config import ServerConfig
 from server.text import Text

@@ -14,15 +14,15 @@ import msgspec
 import pytest
 import zmq.asyncio
 
-from engine.batch import Batch
-from engine.client import MAX_INBOX, EngineClient
+from engine.client.client import MAX_INBOX, EngineClient
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
 from engine.messages import Hello, Output, Refusal, Request, Status
-from engine.process import EngineProcess
-from engine.process import serve as serve_engine
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.process.process import EngineProcess
+from engine.process.process import serve as serve_engine
+from engine.steps.batch import Batch
+from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
 from tests.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 from tests.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until

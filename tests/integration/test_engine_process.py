@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import ContextTooLong, InvalidRequest, Overloaded
 from engine.messages import (
     REASONS,
@@ -24,8 +23,9 @@ from engine.messages import (
     Status,
     StopSamples,
 )
-from engine.news import merge
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.steps.token_deltas import merge
+from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
 from tests.numpy_runner import NumpyRunner
 from tests.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until

@@ -15,12 +15,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import SRMError
-from engine.process import EngineProcess
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.process.process import EngineProcess
+from engine.weights.weights import Weights
 from server import errors, health
 from server.draining import Draining
 from tests.conftest import MakeRequest

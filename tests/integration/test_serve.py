@@ -18,7 +18,7 @@ import pytest
 
 from engine.errors import EngineUnavailable
 from engine.messages import Request, SamplingParams
-from engine.snapshot import NAME
+from engine.process.snapshot import NAME
 from tests.held_engine import held
 from tests.served_engine import collect, connected
 from tests.serving import NUM_SLOTS, ROOT, SERVER_FLAGS, Server

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from engine import metrics
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import EngineUnavailable, SnapshotError
 from engine.messages import Output, Request, SamplingParams
-from engine.process import serve as serve_engine
-from engine.snapshot import NAME
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.process.process import serve as serve_engine
+from engine.process.snapshot import NAME
+from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
 from tests.held_engine import HeldEngine, held, hold, release
 from tests.numpy_runner import NumpyRunner, tiny_weights
@@ -255,7 +255,7 @@ async def test_a_snapshot_that_cannot_be_written_disturbs_nobody(
 async def test_too_little_memory_is_named(
     serve: Serve, endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.durable.available_memory", lambda: 1000)
+    monkeypatch.setattr("engine.process.durable.available_memory", lambda: 1000)
     serve(snapshot_dir=str(folder))
     async with asking(endpoint) as client:
         with pytest.raises(SnapshotError, match=r"takes \d+ bytes of memory .* 1000 are free"):
@@ -315,7 +315,7 @@ async def test_a_successor_goes_on_with_what_a_silent_client_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not has_memory:
-        monkeypatch.setattr("engine.durable.available_memory", lambda: 0)
+        monkeypatch.setattr("engine.process.durable.available_memory", lambda: 0)
     served = serve(make_engine=HeldEngine, model=folder.parent)
     wanted = requests()
     restored = metrics.RESTORED._value.get()

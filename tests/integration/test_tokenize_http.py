@@ -11,7 +11,7 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from server import tokenize
 from server.app import create_app
 from server.config import ServerConfig

@@ -1,7 +1,7 @@
 """`python -m tests.kernels.compile_for_gpu`: every op compiled for a GPU, on a machine without one.
 
-Takes the settings of `engine.precompile`, which compiles the step graph of one model; here is every
-op in float32.
+Takes the settings of `engine.device.precompile`, which compiles the step graph of one model; here
+is every op in float32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from max.engine import InferenceSession
 
-from engine.precompile import PrecompileConfig, leave, open_target
+from engine.device.precompile import PrecompileConfig, leave, open_target
 from engine.settings import load
 from tests.kernels.harness import compile_ops
 

@@ -1,7 +1,7 @@
 """`python -m tests.kernels.compile_steps`: step graphs of 8 and of 16 layers compiled for a GPU.
 
-Takes the settings of `engine.precompile`, but for the number of layers. Both are one module: they
-have the same kernels, which is what takes the time, so the second costs next to nothing.
+Takes the settings of `engine.device.precompile`, but for the number of layers. Both are one module:
+they have the same kernels, which is what takes the time, so the second costs next to nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import Module
 
-from engine.graph_cache import cached
-from engine.model import build_step_graph, graph_shape
-from engine.precompile import PrecompileConfig, leave, open_target
+from engine.device.graph_cache import cached
+from engine.device.model import build_step_graph, graph_shape
+from engine.device.precompile import PrecompileConfig, leave, open_target
 from engine.settings import load
 
 LAYERS = (8, 16)

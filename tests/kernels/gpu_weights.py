@@ -15,11 +15,11 @@ from max.driver import Device
 from max.dtype import DType
 
 from engine.config import Mixer, ModelConfig
-from engine.model import build_logits_graph, build_step_graph
-from engine.precompile import PrecompileConfig, leave, open_target
-from engine.random_model import random_tensors
-from engine.runner import host_weights
-from engine.weights import fold
+from engine.device.model import build_logits_graph, build_step_graph
+from engine.device.precompile import PrecompileConfig, leave, open_target
+from engine.device.runner import host_weights
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
 from tests.numpy_runner import TINY
 from tests.variants import HEADLESS
 

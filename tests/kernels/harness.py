@@ -1,4 +1,4 @@
-"""Runs single ops of `engine.kernels` on numpy arrays, on a CPU or a GPU.
+"""Runs single ops of `engine.device.kernels` on numpy arrays, on a CPU or a GPU.
 
 Each op is a graph of its own with every dimension symbolic. All graphs form one module, because
 MAX's compile time hardly depends on how many there are.
@@ -19,9 +19,9 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorValue
 
-from engine import kernels
-from engine.graph_cache import cached
-from engine.linear import kernel_libraries
+from engine.device import kernels
+from engine.device.graph_cache import cached
+from engine.device.linear import kernel_libraries
 
 Array = npt.NDArray[Any]
 Inputs = list[BufferType | TensorType]
@@ -69,7 +69,7 @@ def compile_ops(session: InferenceSession, device: Device, folder: Path) -> Comp
 
 
 class Ops:
-    """The ops of `engine.kernels` on a device; `compile_ops` names them."""
+    """The ops of `engine.device.kernels` on a device; `compile_ops` names them."""
 
     def __init__(self, device: Device, folder: Path) -> None:
         self._device = device

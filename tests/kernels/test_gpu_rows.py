@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.batch import F32, I32
-from engine.linear import KERNELS, round_bfloat16
+from engine.device.linear import KERNELS, round_bfloat16
+from engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.ptx import Kernel
 from tests.kernels.test_sampler import GREEDY, Settings, expect, random_settings

@@ -18,10 +18,9 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, Model
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue
 
-from engine.batch import F32
 from engine.config import EngineConfig
-from engine.graph_cache import cached
-from engine.linear import (
+from engine.device.graph_cache import cached
+from engine.device.linear import (
     PANEL,
     kernel_libraries,
     layer_norm,
@@ -31,6 +30,7 @@ from engine.linear import (
     round_bfloat16,
 )
 from engine.settings import load
+from engine.steps.batch import F32
 
 F64 = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]

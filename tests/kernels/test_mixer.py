@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.batch import F32, I32
+from engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import Ops, untouched
 

@@ -12,10 +12,10 @@ from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType
 
 from bench.model.rounded import Unit, rounded
-from engine import kernels
-from engine.batch import F32
-from engine.linear import kernel_libraries
-from engine.weights import MixerUnit
+from engine.device import kernels
+from engine.device.linear import kernel_libraries
+from engine.steps.batch import F32
+from engine.weights.weights import MixerUnit
 
 F16 = npt.NDArray[np.float16]
 LENGTH, HEADS, WIDTH = 400, 2, 48

@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.messages import Request, SamplingParams
-from engine.sequence import sample_seeds
+from engine.process.engine import Engine
+from engine.state.sequence import sample_seeds
 from tests.edited import edited
 from tests.kernels import oracle
 from tests.numpy_runner import TINY, NumpyRunner, feed, tiny_weights

@@ -39,9 +39,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import InvalidRequest, Overloaded
 from engine.messages import (
     PROMPT,
@@ -53,12 +51,14 @@ from engine.messages import (
     SamplingParams,
     join,
 )
-from engine.outputs import NOT_FINITE
-from engine.parked import Parked, merged
-from engine.parking import parkable
-from engine.prefixes import NO_SLOT, Prefix
-from engine.sequence import STREAMS
-from engine.slots import FREE
+from engine.process.engine import Engine
+from engine.scheduler.outputs import NOT_FINITE
+from engine.scheduler.parking import parkable
+from engine.state.parked import Parked, merged
+from engine.state.prefixes import NO_SLOT, Prefix
+from engine.state.sequence import STREAMS
+from engine.state.slots import FREE
+from engine.steps.batch import Batch
 from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
 from tests.wanted import wanted
 

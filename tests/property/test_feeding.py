@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import F32, I32
+from engine.steps.batch import F32, I32
 from tests.forms import CONFIGS, TOLERANCE, Forms, all_forms, error
 from tests.logits_model import NUM_SLOTS, Row
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import ModelConfig
-from engine.random_model import random_tensors
-from engine.weights import fold
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
 from tests.numpy_runner import feed
 from tests.variants import configs
 from training.model import SRM

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.messages import PROMPT, Output, Request, Running, SamplingParams, join
+from engine.process.engine import Engine
 from tests.numpy_runner import TINY, NumpyRunner, tiny_weights
 
 VERSIONS = [tiny_weights(seed) for seed in range(3)]

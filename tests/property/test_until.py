@@ -17,7 +17,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.streams import Streams
 from engine.messages import (
     REASONS,
     Abort,
@@ -28,7 +29,6 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from engine.streams import Streams
 from server.answers import Answers
 from server.completions import Completions
 from server.generation import Generation

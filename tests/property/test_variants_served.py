@@ -14,10 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig, ModelConfig
-from engine.engine import Engine
 from engine.messages import Output, SamplingParams
-from engine.random_model import random_tensors
-from engine.weights import fold
+from engine.process.engine import Engine
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
 from tests.numpy_runner import NumpyRunner
 from tests.variants import configs
 from training.model import SRM

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from max.driver import CPU
 
-from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig
+from engine.device.graph_notes import read_notes
+from engine.device.precompile import PrecompileConfig
 from engine.errors import CheckpointError, ConfigError, SnapshotError, SRMError
-from engine.graph_notes import read_notes
-from engine.precompile import PrecompileConfig
-from engine.published import Constructor, PublishedArgs, read_args
-from engine.random_model import write_random_model
+from engine.process.weight_reload import Note, first_weights
 from engine.settings import load
-from engine.swap import Note, first_weights
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.random_model import write_random_model
+from engine.weights.upstream_config import Constructor, PublishedArgs, read_args
 from loadtest import recording
 from loadtest.report import SCHEMA, read_report
 from loadtest.sweep import SweepConfig

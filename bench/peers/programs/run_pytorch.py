@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from bench.peers.programs.timing import Prompts, measure, read_task
-from engine.checkpoint import load_checkpoint
+from engine.weights.checkpoint import load_checkpoint
 from training.recurrence import Recurrence
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from bench.peers.programs.timing import Prompts, measure, read_task
 from engine import Engine, SamplingParams
-from engine.offline import Progress
+from engine.python.offline import Progress
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from bench.records.figures import FIGURES
 from bench.records.table import PAGES, newest, written
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
-from engine.inspect_model import inspect_model
 from engine.records import RECORDS
+from engine.weights.inspect_model import inspect_model
 
 BLOCK = "<!-- figures: {} -->\n{}<!-- end of figures -->\n"
 

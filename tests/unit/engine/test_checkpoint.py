@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.batch import F32
-from engine.checkpoint import load_checkpoint
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
-from engine.random_model import write_random_model
+from engine.steps.batch import F32
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.random_model import write_random_model
 
 CONFIG = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 

@@ -7,9 +7,9 @@ import pytest
 
 from engine.errors import InvalidRequest
 from engine.messages import REASONS, Columns
-from engine.outputs import NewTokens
-from engine.scheduler import Scheduler
-from engine.sequence import STREAMS
+from engine.scheduler.outputs import NewTokens
+from engine.scheduler.scheduler import Scheduler
+from engine.state.sequence import STREAMS
 from tests.calls import calls_of
 from tests.conftest import MakeEngine, MakeRequest
 from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled, step

@@ -17,12 +17,12 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
 import srm
-from engine.batch import F32
 from engine.config import ModelConfig
-from engine.convert import convert
 from engine.errors import CheckpointError, ConfigError
-from engine.random_model import random_tensors
-from engine.tensors import tensor_shapes
+from engine.steps.batch import F32
+from engine.weights.convert import convert
+from engine.weights.random_model import random_tensors
+from engine.weights.tensors import tensor_shapes
 from tests.variants import configs
 from training.checkpoint import load_model
 from training.model import SRM

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.messages import PROMPT
-from engine.scheduler import Scheduler
+from engine.scheduler.scheduler import Scheduler
 from tests.conftest import MakeEngine, MakeRequest
 from tests.unit.engine.test_scheduler import make_scheduler, scheduled, step
 

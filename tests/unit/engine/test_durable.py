@@ -10,11 +10,11 @@ import pytest
 
 from engine import metrics
 from engine.config import EngineConfig
-from engine.durable import REFUSED, Detail, Durable
-from engine.engine import Engine
 from engine.errors import SnapshotError
 from engine.messages import Output, Request
-from engine.snapshot import NAME
+from engine.process.durable import REFUSED, Detail, Durable
+from engine.process.engine import Engine
+from engine.process.snapshot import NAME
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_runner import tiny_weights
 
@@ -80,7 +80,7 @@ def test_another_engine_goes_on_and_samples_the_same(
     steps_between: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.engine.READ_SLOTS", 3)  # so that there are several parts
+    monkeypatch.setattr("engine.process.engine.READ_SLOTS", 3)  # so that there are several parts
     alone, first, second = make_engine(), make_engine(), make_engine()
     add(alone, requests)
     expected = run(alone)
@@ -160,7 +160,7 @@ def test_weights_that_change_meanwhile_end_a_snapshot(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.engine.READ_SLOTS", 3)
+    monkeypatch.setattr("engine.process.engine.READ_SLOTS", 3)
     engine = make_engine()
     durable = Durable(engine, config_of(tmp_path))
     add(engine, requests)
@@ -236,7 +236,7 @@ def test_one_is_due_only_while_there_are_durable_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("engine.durable.time.monotonic", lambda: now)
+    monkeypatch.setattr("engine.process.durable.time.monotonic", lambda: now)
     engine = make_engine()
     durable = Durable(engine, config_of(tmp_path, interval_s=60))
     now += 1000

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.accept import accept
-from engine.batch import NO_EDITS, Batch, Edits, Span, StepResult
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
-from engine.scheduler import Scheduler
+from engine.scheduler.accept import accept
+from engine.scheduler.scheduler import Scheduler
+from engine.steps.batch import NO_EDITS, Batch, Edits, Span, StepResult
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_runner import TINY, check_batch
 

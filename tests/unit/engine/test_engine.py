@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from engine.engine import Engine
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import Output, SamplingParams
+from engine.process.engine import Engine
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_runner import TINY, feed, tiny_weights
 

@@ -11,11 +11,11 @@ import pytest
 from max.driver import CPU
 from max.dtype import DType
 
-from engine import graph_cache
 from engine.config import ModelConfig
+from engine.device import graph_cache
+from engine.device.graph_cache import cache_path, cached
+from engine.device.model import graph_shape
 from engine.errors import ConfigError
-from engine.graph_cache import cache_path, cached
-from engine.model import graph_shape
 
 MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": False}

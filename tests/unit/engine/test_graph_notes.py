@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from max.driver import CPU
 
+from engine.device.graph_cache import GraphNote, cache_path, code_version
+from engine.device.graph_notes import adopt, main, prune
 from engine.errors import ConfigError
-from engine.graph_cache import GraphNote, cache_path, code_version
-from engine.graph_notes import adopt, main, prune
 
 SHAPE = (512, "one unit a layer", b"\x00")
 

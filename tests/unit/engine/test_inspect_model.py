@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import srm
-from engine.checkpoint import load_checkpoint
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
-from engine.inspect_model import inspect_model
-from engine.random_model import write_random_model
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.inspect_model import inspect_model
+from engine.weights.random_model import write_random_model
 from training.checkpoint import save_model
 from training.model import SRM
 

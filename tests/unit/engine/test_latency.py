@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import REGISTRY, Histogram
 
 from engine import metrics
-from engine.batch import StepResult
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.scheduler import Scheduler
+from engine.process.engine import Engine
+from engine.scheduler.scheduler import Scheduler
+from engine.steps.batch import StepResult
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_runner import TINY
 

@@ -14,7 +14,6 @@ import pytest
 
 import engine
 from engine.config import EngineConfig
-from engine.engine import Engine as SteppedEngine
 from engine.errors import (
     CheckpointError,
     ConfigError,
@@ -22,9 +21,10 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from engine.generated import Completion
 from engine.messages import SamplingParams
-from engine.offline import Engine, Progress
+from engine.process.engine import Engine as SteppedEngine
+from engine.python.offline import Engine, Progress
+from engine.python.request_output import Completion
 from server.text import Text
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import TEXT_MODEL, Server, complete

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pace import MIXED, Pace
+from engine.state.inter_token_latency import MIXED, Pace
 
 NUM_SLOTS = 12
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.batch import Batch, StepResult, padded
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.messages import SamplingParams
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.steps.batch import Batch, StepResult, padded
+from engine.weights.weights import Weights
 from tests.numpy_runner import NumpyRunner
 
 CONFIG = EngineConfig(num_slots=4, max_step_rows=4, max_step_tokens=5, prefix_slots=2)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.accept import accept
-from engine.batch import SlotStates
-from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.messages import Request
-from engine.parked import Parked, merged
-from engine.parking import check_fits, parkable
+from engine.process.engine import Engine
+from engine.scheduler.accept import accept
+from engine.scheduler.parking import check_fits, parkable
+from engine.state.parked import Parked, merged
+from engine.steps.batch import SlotStates
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_runner import TINY
 from tests.stepped import run, tokens

@@ -7,10 +7,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from engine.batch import Batch
-from engine.engine import Engine
 from engine.messages import PROMPT, Output, Request
-from engine.prefill import MIN_SPLIT
+from engine.process.engine import Engine
+from engine.scheduler.prefill import MIN_SPLIT
+from engine.steps.batch import Batch
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.queue_rate import LONGEST_S, WINDOW_S, QueueRate
+from engine.scheduler.queue_rate import LONGEST_S, WINDOW_S, QueueRate
 
 
 def test_the_queue_goes_on_as_it_went() -> None:

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.batch import FROM_DEVICE, Batch, StepResult
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, Overloaded
 from engine.messages import Output
-from engine.scheduler import Scheduler
+from engine.scheduler.scheduler import Scheduler
+from engine.steps.batch import FROM_DEVICE, Batch, StepResult
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY, check_batch
 

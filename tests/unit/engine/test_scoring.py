@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.batch import SAMPLED, Batch, Scores, StepResult
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
-from engine.scheduler import Scheduler
-from engine.weights import Weights
+from engine.scheduler.scheduler import Scheduler
+from engine.steps.batch import SAMPLED, Batch, Scores, StepResult
+from engine.weights.weights import Weights
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_runner import TINY, check_batch, feed
 

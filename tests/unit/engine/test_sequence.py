@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.accept import accept
 from engine.errors import ContextTooLong, InvalidRequest
-from engine.lines import Line
 from engine.messages import Request, SamplingParams
-from engine.sequence import SequenceGroup, sample_seeds
+from engine.scheduler.accept import accept
+from engine.scheduler.wait_queues import Line
+from engine.state.sequence import SequenceGroup, sample_seeds
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY
 

@@ -7,14 +7,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engine.accept import accept
-from engine.batch import SlotStates
 from engine.errors import InvalidRequest
-from engine.lines import ShareLine
 from engine.messages import Request
-from engine.scheduler import Scheduler
-from engine.sequence import SequenceGroup
-from engine.shares import Share, Shares
+from engine.scheduler.accept import accept
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.wait_queues import ShareLine
+from engine.state.fair_share import Share, Shares
+from engine.state.sequence import SequenceGroup
+from engine.steps.batch import SlotStates
 from tests.calls import calls_of
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY

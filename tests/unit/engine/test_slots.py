@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.accept import accept
 from engine.messages import Request
-from engine.prefixes import Prefix
-from engine.sequence import SequenceGroup
-from engine.shares import Shares
-from engine.slots import FREE, SlotTable, StopSets
+from engine.scheduler.accept import accept
+from engine.state.fair_share import Shares
+from engine.state.prefixes import Prefix
+from engine.state.sequence import SequenceGroup
+from engine.state.slots import FREE, SlotTable, StopSets
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY
 

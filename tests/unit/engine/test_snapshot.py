@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.batch import SlotStates
 from engine.errors import SnapshotError
 from engine.messages import Request, SamplingParams
-from engine.parked import Parked
-from engine.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stamp
-from engine.snapshot_writer import PARTIAL, SnapshotWriter
+from engine.process.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stamp
+from engine.process.snapshot_writer import PARTIAL, SnapshotWriter
+from engine.state.parked import Parked
+from engine.steps.batch import SlotStates
 from tests.unit.engine.test_parked import assert_same
 
 STAMP = Stamp(fingerprint="f00d", arithmetic="cpu float32", state_width=3, state_dtype="<f4")
@@ -211,7 +211,7 @@ def test_a_file_that_shrinks_while_it_is_open_is_noticed(tmp_path: Path) -> None
 
 
 def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.snapshot_writer.FORMAT_VERSION", 2)
+    monkeypatch.setattr("engine.process.snapshot_writer.FORMAT_VERSION", 2)
     path = write(tmp_path)
     monkeypatch.undo()
     with pytest.raises(SnapshotError, match="format_version is 2, expected 1"):

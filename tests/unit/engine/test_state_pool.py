@@ -12,11 +12,11 @@ import pytest
 from max.driver import CPU, Device
 
 from engine import memory
-from engine.batch import SlotStates
 from engine.config import EngineConfig
+from engine.device.state_pool import CPU_SLOTS, StatePool, count_slots, slot_bytes
 from engine.errors import ConfigError
-from engine.slots import SlotTable
-from engine.state_pool import CPU_SLOTS, StatePool, count_slots, slot_bytes
+from engine.state.slots import SlotTable
+from engine.steps.batch import SlotStates
 from tests.numpy_runner import TINY
 
 SLOT = slot_bytes(TINY) + SlotTable(1, TINY.n_ctx).nbytes

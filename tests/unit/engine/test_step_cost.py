@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.batch import StepResult
 from engine.config import EngineConfig
 from engine.messages import Output
-from engine.scheduler import Scheduler
+from engine.scheduler.scheduler import Scheduler
+from engine.steps.batch import StepResult
 from tests.calls import calls_of
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.client.streams import Streams
 from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
 from engine.messages import Abort, Request, SamplingParams, ToEngine
-from engine.streams import Streams
 
 
 @pytest.mark.parametrize(

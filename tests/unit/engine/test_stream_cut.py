@@ -9,6 +9,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from engine.client.streams import Stream, Streams
 from engine.errors import InvalidRequest, Overloaded
 from engine.messages import (
     REASONS,
@@ -21,7 +22,6 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from engine.streams import Stream, Streams
 
 LENGTH = REASONS.index("length")
 N = 4

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.checkpoint import load_checkpoint
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.errors import CheckpointError, InvalidRequest, NotFound, SRMError, SwapInProgress
 from engine.messages import PROMPT, LoadWeights, Output, join
-from engine.random_model import write_random_model
-from engine.swap import Swaps, first_weights, load_weights
-from engine.weights import Weights
+from engine.process.engine import Engine
+from engine.process.weight_reload import Swaps, first_weights, load_weights
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.random_model import write_random_model
+from engine.weights.weights import Weights
 from tests.conftest import MakeEngine, MakeRequest
 from tests.numpy_engine import load
 from tests.numpy_runner import TINY, feed, tiny_weights

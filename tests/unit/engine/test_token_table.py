@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.news import News, merge, slices
-from engine.stretches import Stretches
-from engine.token_queues import PAGE
-from engine.token_table import UNUSED_READERS, TokenTable
+from engine.client.row_ranges import Stretches
+from engine.client.token_queues import PAGE
+from engine.client.token_table import UNUSED_READERS, TokenTable
+from engine.steps.token_deltas import News, merge, slices
 
 
 def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -> list[int]:

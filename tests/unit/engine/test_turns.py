@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 
 from engine import metrics
-from engine.batch import SlotStates
-from engine.pace import MIXED
-from engine.scheduler import Scheduler
+from engine.scheduler.scheduler import Scheduler
+from engine.state.inter_token_latency import MIXED
+from engine.steps.batch import SlotStates
 from tests.calls import calls_of
 from tests.conftest import MakeRequest
 from tests.unit.engine.test_latency import Clocked, Grown

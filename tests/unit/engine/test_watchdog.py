@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from engine.watchdog import REARM_S, Watchdog
+from engine.process.watchdog import REARM_S, Watchdog
 from tests.serving import ROOT
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     """As a process of its own: there is one clock in each."""
-    head = "import time\nfrom engine.watchdog import Watchdog\n"
+    head = "import time\nfrom engine.process.watchdog import Watchdog\n"
     command = [sys.executable, "-c", head + script]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
@@ -41,7 +41,7 @@ def test_a_stop_and_0_keep_it_quiet(script: str) -> None:
 
 def test_who_feeds_it_puts_its_end_off(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ends = 100.0, list[float]()
-    monkeypatch.setattr("engine.watchdog.time.monotonic", lambda: now)
+    monkeypatch.setattr("engine.process.watchdog.time.monotonic", lambda: now)
     monkeypatch.setattr(
         "faulthandler.dump_traceback_later", lambda timeout_s, exit: ends.append(now + timeout_s)
     )

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.streams import Streams
 from engine.messages import REASONS, Columns, Output, Outputs, Request, Status, ToEngine
-from engine.streams import Streams
 from server.generation import Generation
 from server.protocol import parse_completion
 from server.sample import Delta

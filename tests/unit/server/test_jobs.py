@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.tasks import task_group
 from server import jobs
 from server.batch_job import BatchJob

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import InvalidRequest, NotFinite
 from server import line_runner, metrics, result_files
 from server.batch_lines import BatchLine, LineResult, RawLine, answer_line, parse_line

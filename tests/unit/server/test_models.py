@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import ModelNotFound
 from server.app import create_app
 from server.config import ServerConfig

@@ -18,7 +18,7 @@ from msgspec import Meta
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from server import replies
 from server.app import OPERATIONS, create_app
 from server.config import ServerConfig

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.client.streams import Stream, Streams
 from engine.messages import (
     REASONS,
     Abort,
@@ -27,8 +28,7 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from engine.news import News, merge
-from engine.streams import Stream, Streams
+from engine.steps.token_deltas import News, merge
 from server.rendering import Choices, Pieces, Template
 from server.replies import Choice
 from server.sample import Sample, StopStrings

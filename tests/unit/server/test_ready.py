@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine import client as client_module
-from engine.client import EngineClient
+from engine.client.client import EngineClient
+from engine.client.client import client as client_module
 from engine.errors import EngineUnavailable
 from engine.messages import Status
 from server.health import check_ready

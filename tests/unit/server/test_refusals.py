@@ -15,10 +15,10 @@ import httpx
 import numpy as np
 import pytest
 
-from engine.accept import accept
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
 from engine.messages import MAX_TEMPERATURE, Request, SamplingParams
+from engine.scheduler.accept import accept
 from server.answering import answering
 from server.app import create_app
 from server.batch_lines import BatchLine, answer_line, parse_line

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import (
     EngineUnavailable,
     IdInUse,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from engine.client import EngineClient
+from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
 from server import uploads
 from server.app import create_app

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.client.streams import Delivery
 from engine.messages import PROMPT, REASONS, FinishReason, Output
-from engine.news import News
-from engine.streams import Delivery
+from engine.steps.token_deltas import News
 from server.byte_table import ByteTable
 from server.sample import StopStrings
 from server.watch import Watch

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from bench.model.many_samples import markdown, sample
-from engine.engine import Engine
 from engine.messages import SamplingParams
+from engine.process.engine import Engine
 from tests.conftest import MakeEngine
 from training.evaluate import COMPLETION_TOKENS, pass_at_k
 from training.tasks import Problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL
+from engine.weights.checkpoint import load_checkpoint
 from training.evaluate import Evaluation
 
 

@@ -22,12 +22,12 @@ from bench.model.precision import ANSWERING, CASES, measure_model
 from bench.model.precision_tables import markdown
 from bench.model.rounded import Precision, RoundedModel, Unit, rounded
 from bench.model.transcripts import answers, problem_tokens, random_tokens, sampled_tokens
-from engine.batch import F32
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL, Mixer, ModelConfig
-from engine.random_model import random_tensors, write_random_model
-from engine.tensors import is_scalar
-from engine.weights import MixerUnit, Weights, fold
+from engine.steps.batch import F32
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.random_model import random_tensors, write_random_model
+from engine.weights.tensors import is_scalar
+from engine.weights.weights import MixerUnit, Weights, fold
 from training.checkpoint import load_model
 from training.model import SRM
 from training.plot import SHOWN_CASES, plot_divergence

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.checkpoint import load_checkpoint
 from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
+from engine.weights.checkpoint import load_checkpoint
 from training.checkpoint import load_model, save_model
 from training.data import IGNORED, PACKED_EVERY, ProblemBatches
 from training.loop import Schedule

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.config import Mixer, ModelConfig
-from engine.random_model import random_tensors
-from engine.weights import fold
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
 from training.model import SRM
 from training.recurrence import Recurrence
 

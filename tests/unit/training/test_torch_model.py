@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.config import Mixer, ModelConfig
-from engine.tensors import is_scalar, tensor_shapes
+from engine.weights.tensors import is_scalar, tensor_shapes
 from tests.variants import configs, mixed_tokens
 from training.mixers import TokenMixer
 from training.model import SRM

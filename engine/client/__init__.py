@@ -1,0 +1,1 @@
+"""What other processes hold of the engine: a connection and streams of tokens."""

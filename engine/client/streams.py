@@ -1,0 +1,280 @@
+"""Streams: what an API process's requests have new, and whom to wake for it.
+
+A Stream is one caller's requests of n completions each, together: one cursor over all of them. A
+step's news go into a TokenTable at once, and only streams that have not been told yet are woken.
+Knows no sockets: messages come in decoded and go out through a function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine.client.token_table import NOBODY, TokenTable
+from engine.errors import EngineError, SRMError
+from engine.messages import (
+    PROMPT,
+    Abandon,
+    Abort,
+    Columns,
+    Output,
+    Outputs,
+    Request,
+    StopSamples,
+    ToEngine,
+)
+from engine.steps.batch import I64
+from engine.steps.token_deltas import News
+
+Send = Callable[[ToEngine], None]
+
+
+class Delivery(NamedTuple):
+    """What a stream has new."""
+
+    outputs: list[tuple[int, Output]]
+    """With the request each is of, by its place."""
+    news: News
+    """Of requests with `emit` = "columns"; index = place of the request x n + completion."""
+    weights_version: int = 1
+    """Of the weights that the last of it was made with."""
+
+
+class Stream:
+    """Requests of one caller with the same n, until each completion has ended, or `close`."""
+
+    def __init__(self, streams: Streams, requests: Sequence[Request], number: int) -> None:
+        self.n = requests[0].params.n
+        self.cached_tokens = [0] * len(requests)
+        """Of each request, from its first token on."""
+        self.unfinished = self.n * len(requests)
+        """Completions whose end has not been taken."""
+        self._streams = streams
+        self._number = number
+        self._size = self.unfinished
+        self._first = streams.table.open(self._size, number)
+        self._ids = [request.id for request in requests]
+        self._is_durable = all(request.durable for request in requests)
+        self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
+        self._outputs: list[tuple[int, Output]] = []
+        self._error: SRMError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        for place, request in enumerate(requests):
+            if request.emit == "columns":
+                number = self._first + place * self.n
+                request = msgspec.structs.replace(request, stream=number)  # noqa: PLW2901
+            streams.send(request)
+
+    @property
+    def first_version(self) -> int:
+        """Of the weights that the first of what has come was made with; 0: nothing has come."""
+        return int(self._streams.first_versions[self._number])
+
+    async def wait(self) -> None:
+        """Until there is something to take.
+
+        Raises what the engine refuses a request with, EngineUnavailable when it goes away and
+        StepFailed when it breaks, after all that came before has been taken.
+        """
+        if not self._streams.has_news[self._number]:
+            if self._error is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            if self._error is not None and not self._streams.has_news[self._number]:
+                raise self._error
+
+    def take(self, only_ended: bool = False) -> Delivery:
+        """Everything new since the last time; `only_ended`: of columns, what is of completions that
+        have ended, and so all of them."""
+        self._streams.has_news[self._number] = False
+        outputs, self._outputs = self._outputs, []
+        news = self._streams.table.take(self._first, self._size, only_ended)
+        ends = sum(output.finish_reason is not None for _, output in outputs)
+        self.unfinished -= ends + int(np.count_nonzero(news.reasons))
+        return Delivery(outputs, news, int(self._streams.versions[self._number]))
+
+    def stop(self, indices: I64) -> None:
+        """End these completions: nothing more comes of them, and the engine has their slots.
+
+        For what was taken; those whose end was taken as well must not be among them.
+        """
+        table, n = self._streams.table, self.n
+        is_ended = table.ended(self._first, self._size)
+        running = indices[~is_ended[indices]]
+        for place in np.unique(running // n).tolist():
+            own = running[running // n == place] - place * n
+            message = StopSamples(self._ids[place], own.astype("<i4").tobytes())
+            self._streams.send(message)
+        self.unfinished -= len(indices)
+        table.mute(self._first, indices)
+
+    def cut(self, place: int, end: int) -> int:
+        """End what a request still runs or has not begun of its completions from `end` on.
+
+        Nothing more comes of them, not even what has come and was not taken: the number of tokens
+        that is.
+        """
+        first, size = self._first + place * self.n + end, self._ends[place] - end
+        if size <= 0:
+            return 0
+        self._ends[place] = end
+        table = self._streams.table
+        outputs, self._outputs = self._outputs, []
+        dropped: list[Output] = []
+        for at, output in outputs:
+            if at == place and output.index >= end:
+                dropped.append(output)
+            else:
+                self._outputs.append((at, output))
+        if not table.ended(first, size).all():
+            self._streams.send(StopSamples(self._ids[place], b"", cut=end))
+        # The end of one that came as an Output counts as told as soon as it is here.
+        self.unfinished -= int(np.count_nonzero(~table.told(first, size)))
+        self.unfinished -= sum(output.finish_reason is not None for output in dropped)
+        unread = table.mute(first, np.arange(size))
+        self.wake()  # somebody may wait for what does not come any more
+        return unread + sum(len(output.token_ids) // 4 for output in dropped)
+
+    def add_output(self, place: int, output: Output) -> None:
+        """Take in an Output of one of the requests."""
+        if output.index != PROMPT:
+            table, index = self._streams.table, place * self.n + output.index
+            if table.has_ended(self._first, index):  # stopped; this was on its way
+                return
+            if output.finish_reason is not None:
+                table.mute(self._first, np.array([index]))
+        self._outputs.append((place, output))
+
+    def add_cached(self, number: int, count: int) -> None:
+        """Take in the cached tokens of the request whose first stream has this number."""
+        self.cached_tokens[(number - self._first) // self.n] = count
+
+    def abandon(self, is_alone: bool) -> None:
+        """Nobody waits for these requests now, or somebody does again."""
+        for request_id in self._ids:
+            self._streams.send(Abandon(request_id, is_alone))
+
+    def fail(self, error: SRMError) -> None:
+        """End everything."""
+        self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Forget the requests; those that still run are aborted.
+
+        Durable ones not if they were lost: an engine that is still there goes on with them, and so
+        does the successor of one that drains.
+        """
+        is_ended = self._streams.table.ended(self._first, self._size)
+        runs = ~is_ended.reshape(-1, self.n).all(axis=1)
+        self._streams.table.close(self._first, self._size)
+        self._streams.forget(self._number, self._ids)
+        is_lost = self._is_durable and isinstance(self._error, EngineError)
+        for place in np.flatnonzero(runs & (not is_lost)).tolist():
+            self._streams.send(Abort(self._ids[place]))
+
+
+class Streams:
+    """All streams of an API process."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.table = TokenTable()
+        self.has_news = np.zeros(64, np.bool_)  # bool by stream: told, and not taken yet
+        self.versions = np.zeros(64, np.int64)  # i64 by stream: of the weights of its last news
+        self.first_versions = np.zeros(64, np.int64)  # i64 by stream: of its first; 0: none came
+        self._streams: dict[int, Stream] = {}
+        self._unused = list(range(63, -1, -1))
+        self._places: dict[str, tuple[Stream, int]] = {}
+
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self._places
+
+    def open(self, requests: Sequence[Request]) -> Stream:
+        """Send requests of the same n; none of their ids may be in use. To be closed.
+
+        Raises Overloaded when there are too many completions at once.
+        """
+        if not self._unused:
+            size = len(self.has_news)
+            self._unused = list(range(2 * size - 1, size - 1, -1))
+            self.has_news = np.append(self.has_news, np.zeros(size, np.bool_))
+            self.versions = np.append(self.versions, np.zeros(size, np.int64))
+            self.first_versions = np.append(self.first_versions, np.zeros(size, np.int64))
+        number = self._unused.pop()
+        self.has_news[number] = False
+        self.first_versions[number] = 0
+        try:
+            stream = self._streams[number] = Stream(self, requests, number)
+        except SRMError:
+            self._unused.append(number)
+            raise
+        for place, request in enumerate(requests):
+            self._places[request.id] = stream, place
+        return stream
+
+    def forget(self, number: int, request_ids: list[str]) -> None:
+        """Nobody reads this stream any more."""
+        del self._streams[number]
+        self._unused.append(number)
+        for request_id in request_ids:
+            del self._places[request_id]
+
+    def receive(self, message: Outputs) -> None:
+        """Hand out what a step has new. What nobody reads any more is dropped."""
+        for output in message.outputs:
+            found = self._places.get(output.id)
+            if found is not None:
+                stream, place = found
+                stream.add_output(place, output)
+                self._note_version(stream._number, output.first_version, message.weights_version)
+                if not self.has_news[stream._number]:
+                    self.has_news[stream._number] = True
+                    stream.wake()
+        if message.columns is not None:
+            self._receive_columns(message.columns, message.weights_version)
+
+    def refuse(self, request_id: str, error: SRMError) -> None:
+        """End the stream that this request is of."""
+        if request_id in self._places:
+            stream, _ = self._places[request_id]
+            stream.fail(error)
+
+    def fail(self, make: Callable[[], SRMError]) -> None:
+        """End all streams, each with an error of its own."""
+        for stream in self._streams.values():
+            stream.fail(make())
+
+    def _note_version(self, number: int, first: int, version: int) -> None:
+        """Something came of a request that began with the version `first`; 0: with this one."""
+        known = self.first_versions[number] or version
+        self.first_versions[number] = min(known, first or version)
+        self.versions[number] = version
+
+    def _receive_columns(self, columns: Columns, version: int) -> None:
+        for number, count in columns.cached:
+            reader = self.table.reader(number)
+            if reader != NOBODY:
+                self._streams[reader].add_cached(number, count)
+        readers = self.table.put(
+            np.frombuffer(columns.streams, "<i8"),
+            np.frombuffer(columns.token_ids, "<i4"),
+            np.frombuffer(columns.logprobs, "<f4"),
+            np.frombuffer(columns.reasons, np.uint8),
+        )
+        fresh = np.zeros(len(self.has_news), np.bool_)
+        fresh[readers] = True
+        self.versions[fresh] = version
+        self.first_versions[fresh & (self.first_versions == 0)] = version
+        fresh &= ~self.has_news
+        self.has_news |= fresh
+        for number in np.flatnonzero(fresh).tolist():
+            self._streams[number].wake()

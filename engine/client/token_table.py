@@ -1,0 +1,210 @@
+"""TokenTable: what completions have new, in one API process, from when it arrives until it is read.
+
+Every completion of which anything has come has a row. A step's news are appended to all rows at
+once, as arrays; whoever reads a row takes what has been added since the last time, so a slow reader
+is only a cursor that stands still: its tokens wait, each once, and nobody else's do. Knows no
+requests and no text. Keeps: what the engine refuses takes no row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from engine.client.row_ranges import Stretches
+from engine.client.token_queues import NO_LOGPROBS, NO_TOKENS, TokenQueues
+from engine.errors import InvalidRequest, Overloaded
+from engine.steps.batch import F32, I32, I64, Bool
+from engine.steps.token_deltas import U8, News
+
+INDEX_BITS = 20
+"""Of a stream number: which completion of its reader's it stands for. Those above name the reader.
+"""
+MAX_READERS = 2**20
+UNUSED_READERS = 2**16
+"""So many others come between two readers of the same number: what is still on its way to the
+first is not taken for the second's."""
+CLOSED, NO_ROWS = -2, -1
+"""In place of a reader's first row: it has gone, or nothing has come for it."""
+NOBODY = -1
+
+
+class TokenTable:
+    """Rows of tokens: appended by the step, read and forgotten by the reader."""
+
+    def __init__(self) -> None:
+        self._queues = TokenQueues()
+        self._stretches = Stretches()
+        self._unused: deque[int] = deque()
+        # By the number above INDEX_BITS.
+        self._row = np.full(0, CLOSED, np.int32)  # the first of its rows
+        self._size = np.zeros(0, np.int32)
+        self._reader = np.zeros(0, np.int32)  # whom to tell of news
+        self._num_numbers = 0  # ever given out
+        # By row.
+        self._reason = np.zeros(0, np.uint8)
+        self._is_told = np.zeros(0, np.bool_)  # its end has been read
+        self._add_rows(64)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of memory that hold tokens nobody has read, or have room for the next ones."""
+        return self._queues.num_pages
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that there is memory for."""
+        return len(self._reason)
+
+    def open(self, size: int, reader: int) -> int:
+        """Room for `size` completions of a reader; the stream number of the first of them.
+
+        Raises InvalidRequest for more than a reader may have, Overloaded where there are too many
+        readers.
+        """
+        if size > 1 << INDEX_BITS:
+            raise InvalidRequest(
+                f"prompts x n must be at most {1 << INDEX_BITS} in one request, got {size}", "n"
+            )
+        if len(self._unused) > UNUSED_READERS or (
+            self._unused and self._num_numbers == MAX_READERS
+        ):
+            number = self._unused.popleft()
+        elif self._num_numbers == MAX_READERS:
+            raise Overloaded(f"more than {MAX_READERS} requests are answered at once")
+        else:
+            number, self._num_numbers = self._num_numbers, self._num_numbers + 1
+            if number == len(self._row):
+                more = max(64, number)
+                self._row = np.append(self._row, np.full(more, CLOSED, np.int32))
+                self._size = np.append(self._size, np.zeros(more, np.int32))
+                self._reader = np.append(self._reader, np.zeros(more, np.int32))
+        self._row[number], self._size[number], self._reader[number] = NO_ROWS, size, reader
+        return number << INDEX_BITS
+
+    def close(self, first: int, size: int) -> None:
+        """Give the room back, and whatever of it was not read."""
+        number = first >> INDEX_BITS
+        row = int(self._row[number])
+        if row != NO_ROWS:
+            self._queues.forget(np.arange(row, row + size))
+            self._stretches.give_back(row, size)
+        self._row[number] = CLOSED
+        self._unused.append(number)
+
+    def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> I64:
+        """Append a step's rows, of which each names another stream; the readers that have news.
+
+        What is of streams that are closed or ended is dropped. Readers may be named twice.
+        """
+        numbers = streams >> INDEX_BITS
+        assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
+        first_rows = self._row[numbers]
+        if (first_rows < 0).any():
+            for number in np.unique(numbers[first_rows == NO_ROWS]).tolist():
+                self._give_rows(number)
+            first_rows = self._row[numbers]
+        rows = first_rows + (streams & _INDEX)
+        is_open = (first_rows >= 0) & (self._reason[np.maximum(rows, 0)] == 0)
+        if not is_open.all():
+            rows, numbers, tokens = rows[is_open], numbers[is_open], tokens[is_open]
+            reasons = reasons[is_open]
+            logprobs = logprobs[is_open] if len(logprobs) else logprobs
+        self._reason[rows] = reasons
+        said, speakers = np.flatnonzero(tokens >= 0), rows
+        if len(said) < len(rows):
+            speakers, tokens = rows[said], tokens[said]
+            logprobs = logprobs[said] if len(logprobs) else logprobs
+        self._queues.append(speakers, tokens, logprobs)
+        readers: I64 = self._reader[numbers]
+        return readers
+
+    def take(self, first: int, size: int, only_ended: bool = False) -> News:
+        """What a stretch has new since the last time; `only_ended`: leave what is of completions
+        that have not ended."""
+        row = self._row_of(first)
+        if row < 0:
+            return NO_NEWS
+        if size == 1 and not only_ended:
+            return self._take_one(row)
+        stretch = slice(row, row + size)
+        has_ended = (self._reason[stretch] != 0) & ~self._is_told[stretch]
+        if not only_ended:
+            has_ended |= self._queues.count[stretch] > 0
+        indices = np.flatnonzero(has_ended)
+        rows = indices + row
+        reasons = self._reason[rows]
+        self._is_told[rows] = reasons != 0
+        return News(indices, *self._queues.read(rows), reasons)
+
+    def _take_one(self, row: int) -> News:
+        """`take` of a single row, which is what most readers have."""
+        reason = int(self._reason[row])
+        if not self._queues.count[row] and (not reason or self._is_told[row]):
+            return NO_NEWS
+        self._is_told[row] = reason != 0
+        tokens, logprobs = self._queues.read_one(row)
+        offsets = np.array([0, len(tokens)])
+        return News(ONE_INDEX, offsets, tokens, logprobs, np.array([reason], np.uint8))
+
+    def reader(self, stream: int) -> int:
+        """Whose a stream is; NOBODY if it is closed."""
+        number = stream >> INDEX_BITS
+        is_open = number < self._num_numbers and self._row[number] != CLOSED
+        return int(self._reader[number]) if is_open else NOBODY
+
+    def mute(self, first: int, indices: I64) -> int:
+        """End completions of which nothing more is to be read, nor that they have ended. The number
+        of their tokens that nobody has read."""
+        if self._row_of(first) < 0:
+            self._give_rows(first >> INDEX_BITS)
+        rows = self._row_of(first) + indices
+        self._reason[rows] = 1
+        self._is_told[rows] = True
+        unread = int(self._queues.count[rows].sum())
+        self._queues.forget(rows)
+        return unread
+
+    def told(self, first: int, size: int) -> Bool:
+        """bool[size]: whether the end of each of these completions has been read."""
+        row = self._row_of(first)
+        return self._is_told[row : row + size] if row >= 0 else np.zeros(size, np.bool_)
+
+    def has_ended(self, first: int, index: int) -> bool:
+        """Whether a completion has, be it read or not."""
+        row = self._row_of(first)
+        return row >= 0 and bool(self._reason[row + index])
+
+    def ended(self, first: int, size: int) -> Bool:
+        """bool[size]: `has_ended` of each."""
+        row = self._row_of(first)
+        if row < 0:
+            return np.zeros(size, np.bool_)
+        is_ended: Bool = self._reason[row : row + size] != 0
+        return is_ended
+
+    def _row_of(self, stream: int) -> int:
+        """Of a stream that is open; negative while its reader has no rows."""
+        row = int(self._row[stream >> INDEX_BITS])
+        return row + (stream & _INDEX) if row >= 0 else row
+
+    def _give_rows(self, number: int) -> None:
+        """The first of what a reader is to read has come, so the engine has taken its request."""
+        size = int(self._size[number])
+        row = self._stretches.take(size)
+        if (more := self._stretches.end - self.num_rows) > 0:
+            self._add_rows(max(more, self.num_rows))
+        self._reason[row : row + size] = 0
+        self._is_told[row : row + size] = False
+        self._row[number] = row
+
+    def _add_rows(self, count: int) -> None:
+        self._queues.add_rows(count)
+        self._reason = np.append(self._reason, np.zeros(count, np.uint8))
+        self._is_told = np.append(self._is_told, np.zeros(count, np.bool_))
+
+
+_INDEX = (1 << INDEX_BITS) - 1
+ONE_INDEX: I64 = np.zeros(1, np.int64)
+NO_NEWS = News(ONE_INDEX[:0], ONE_INDEX, NO_TOKENS, NO_LOGPROBS, np.empty(0, np.uint8))

@@ -1,0 +1,190 @@
+"""Compiled graphs on disk: compile once per model shape and machine, read ever after.
+
+Whoever wants a graph that another process is compiling waits for it.
+
+The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
+graph and kernels, the MAX version, the device and the processor. A file that cannot be read is
+compiled anew and replaced. A note beside each file says what it is, for
+`engine.device.graph_notes`. Knows no weights: they are bound later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import logging
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from max.driver import Device
+from max.dtype import DType
+from max.engine import CompiledModel, InferenceSession, read
+
+from engine import messages
+from engine.config import ModelConfig
+from engine.device import kernels, linear, model
+from engine.device.linear import KERNELS
+from engine.device.model import build_step_graph, graph_shape
+from engine.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 5.0
+
+
+class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a compiled graph is; `<file>.json` beside `<file>.mef`."""
+
+    name: str
+    shape: str
+    """A Python literal: all but code and device that the graph depends on."""
+    code: str
+    """The `code_version` it was compiled from."""
+    device: str
+    """Label and architecture of the device it was compiled for, as MAX names them."""
+
+
+def load_or_compile(
+    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device, folder: Path
+) -> CompiledModel:
+    """The step graph of this model shape for this device, from `folder` where it is there."""
+    return cached(
+        "step",
+        graph_shape(config, dtype),
+        lambda: session.compile(build_step_graph(config, dtype, device)),
+        device,
+        folder,
+    )
+
+
+def cached(
+    name: str,
+    shape: tuple[object, ...],
+    compile_graphs: Callable[[], CompiledModel],
+    device: Device,
+    folder: Path,
+) -> CompiledModel:
+    """Graphs of a kind and shape, read from `folder`, or compiled and kept there."""
+    path = cache_path(name, shape, device, folder)
+    if (found := _read(path)) is not None:
+        return found
+    with _alone(path.with_suffix(".lock")):
+        return _read(path) or _compile(name, shape, compile_graphs, device, path)
+
+
+def _read(path: Path) -> CompiledModel | None:
+    """None where there is none that can be read."""
+    if path.exists():
+        try:
+            return read(path)
+        except (ValueError, RuntimeError, OSError) as error:
+            log.warning("cannot read the compiled graph %s (%s): compiling again", path, error)
+    return None
+
+
+def _compile(
+    name: str,
+    shape: tuple[object, ...],
+    compile_graphs: Callable[[], CompiledModel],
+    device: Device,
+    path: Path,
+) -> CompiledModel:
+    with _progress(f"compiling the {name} graph, which takes minutes and is kept"):
+        compiled = compile_graphs()
+    try:
+        partial = path.with_suffix(".partial")
+        compiled.export_mef(partial)
+        note = GraphNote(name, repr(shape), code_version(), describe_device(device))
+        path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
+        partial.replace(path)
+    except OSError as error:
+        raise _unkept(path, error) from None
+    return compiled
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time. The file stays, empty: who removes it may let two in."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("wb")
+    except OSError as error:
+        raise _unkept(lock, error) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _unkept(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cache_dir = {path.parent}: cannot keep the compiled graph: {error}")
+
+
+def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Path) -> Path:
+    """Where graphs are kept: the name holds a digest of all that a compiled graph depends on."""
+    target = (device.label, _processor() if device.is_host else _compute_capability(device))
+    digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
+    for source in _sources():
+        digest.update(source)
+    return folder / f"{name}-{digest.hexdigest()[:20]}.mef"
+
+
+def code_version() -> str:
+    """A digest of MAX's version and of the sources that graphs are compiled from."""
+    digest = hashlib.sha256(importlib.metadata.version("max").encode())
+    for source in _sources():
+        digest.update(source)
+    return digest.hexdigest()[:20]
+
+
+def describe_device(device: Device) -> str:
+    """For people: `cpu`, or what MAX calls a GPU and its architecture."""
+    return device.label if device.is_host else f"{device.label} {device.architecture_name}"
+
+
+def _sources() -> Iterator[bytes]:
+    modules = (kernels, linear, messages, model)
+    sources = [Path(module.__file__ or "") for module in modules]
+    for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
+        yield source.name.encode() + source.read_bytes()
+
+
+def _compute_capability(device: Device) -> str:
+    """`sm_90` of `sm_90a`: the letter says which instructions may be used, not which GPU it is."""
+    return str(device.architecture_name).rstrip("abcdef")
+
+
+def _processor() -> str:
+    """Model and instruction sets of this machine's processor: compiled code is made for them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """Log that something long goes on, and how long it took."""
+    started, done = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not done.wait(PROGRESS_EVERY_S):
+            # A warning: commands that say nothing else are not to look as if they hung.
+            log.warning("%s: %.0f s so far", what, time.monotonic() - started)
+
+    log.info("%s", what)
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    log.info("%s: took %.0f s", what, time.monotonic() - started)

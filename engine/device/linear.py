@@ -1,0 +1,134 @@
+"""Matrix product and layer normalisation as graph operations, the same call on CPU and GPU.
+
+On a CPU they are the Mojo ops `srm_linear` and `srm_layer_norm`: float32 or bfloat16 with float32
+sums, weights packed once on the host, and each output element's bits independent of the other rows
+of the batch. On a GPU they are MAX's own kernels on plain [in, out] weights. The graph must have
+been made with `custom_extensions=kernel_libraries()`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, DimLike, Graph, TensorType, TensorValue, ops
+
+from engine.steps.batch import F32
+
+U16 = npt.NDArray[np.uint16]
+
+KERNELS = Path(__file__).resolve().parents[2] / "mojo_kernels" / "srm"
+"""The Mojo package of every op; the same place in a source tree and in an installed package."""
+
+PANEL = 32
+"""Columns of a packed panel: PANEL of _tile.mojo."""
+
+EPSILON = 1e-5
+"""What torch's LayerNorm adds to the variance."""
+
+
+@cache
+def kernel_libraries() -> list[Path]:
+    """Our Mojo package, compiled: what `custom_extensions` of a graph with ops of ours must be.
+
+    Given the package's source, MAX compiles it again for every graph: seconds each, even where the
+    graph itself then comes from a cache.
+    """
+    with Graph("srm_kernels", input_types=[], custom_extensions=[KERNELS]) as graph:
+        graph.output()
+    libraries: list[Path] = graph.kernel_libraries_paths
+    return libraries
+
+
+def round_bfloat16(values: F32) -> U16:
+    """The bits of the nearest bfloat16, ties to even; numpy has no such type."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
+    """Weights [K, N] as panels [ceil(N / PANEL), ceil(K / pair), PANEL, pair], padded with zeros.
+
+    `pair` is 1 in float32. In bfloat16, of which these are the bits, it is 2.
+    """
+    values = weight if dtype == DType.float32 else round_bfloat16(weight)
+    depth, columns = values.shape
+    panels, words, _, pair = linear_shape(depth, columns, DeviceRef.CPU(), dtype)
+    padded = np.zeros((words * pair, panels * PANEL), values.dtype)
+    padded[:depth, :columns] = values
+    return np.ascontiguousarray(padded.reshape(words, pair, panels, PANEL).transpose(2, 0, 3, 1))
+
+
+def linear_shape(
+    in_features: int, out_features: int, on: DeviceRef, dtype: DType = DType.float32
+) -> tuple[int, ...]:
+    """Shape that `linear` wants of a weight: as `pack_linear` gives it on a CPU, plain on a GPU."""
+    if on.is_gpu():
+        return (in_features, out_features)
+    pair = 4 // dtype.size_in_bytes
+    return (-(-out_features // PANEL), -(-in_features // pair), PANEL, pair)
+
+
+def linear(
+    x: TensorValue,
+    weight: TensorValue,
+    out_features: DimLike,
+    *,
+    bias: TensorValue | None = None,
+    silu: bool = False,
+    residual: TensorValue | None = None,
+    rows: DimLike | None = None,
+    out_dtype: DType | None = None,
+    widen: bool = False,
+) -> TensorValue:
+    """act(x @ weight + bias) + residual, act being SiLU or nothing.
+
+    Args:
+        x: [T, K]; float32 or bfloat16 on a CPU.
+        weight: in the shape of `linear_shape(K, out_features, device, dtype)`, the dtype of x.
+        out_features: N.
+        bias: [N], the dtype of x.
+        silu: whether SiLU follows the bias.
+        residual: [M, N], the dtype of the result, added last; not together with SiLU.
+        rows: M, where only the first M <= T rows are wanted; a dimension of the graph's inputs.
+        out_dtype: of the result; that of x unless given.
+        widen: whether a CPU that multiplies bfloat16 works as one that cannot; for tests.
+
+    Returns:
+        [M, N], M = T unless `rows` is given.
+    """
+    assert residual is None or not silu
+    wanted = x.shape[0] if rows is None else rows
+    if x.device.is_gpu():
+        if rows is not None:
+            x = ops.slice_tensor(x, [(slice(0, TensorValue(Dim(rows))), rows), slice(None)])
+        y = ops.matmul(x, weight)
+        y = y if bias is None else y + bias
+        y = ops.silu(y) if silu else y
+        y = y if out_dtype is None else ops.cast(y, out_dtype)
+        return y if residual is None else y + residual
+    # The op does not read a tensor it has been told is absent: any will do in its place.
+    operands = [x, weight, x if bias is None else bias, x if residual is None else residual]
+    return ops.custom(
+        "srm_linear",
+        x.device,
+        operands,
+        [TensorType(out_dtype or x.dtype, [wanted, out_features], x.device)],
+        {
+            "has_bias": bias is not None,
+            "has_residual": residual is not None,
+            "silu": silu,
+            "widen": widen,
+        },
+    )[0].tensor
+
+
+def layer_norm(x: TensorValue, weight: TensorValue, bias: TensorValue) -> TensorValue:
+    """(x - mean) / sqrt(variance + 1e-5) * weight + bias over the last axis of x [T, d]."""
+    if x.device.is_gpu():
+        return ops.layer_norm(x, weight, bias, EPSILON)
+    return ops.custom("srm_layer_norm", x.device, [x, weight, bias], [x.type])[0].tensor

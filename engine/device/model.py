@@ -1,0 +1,281 @@
+"""The SRM step as one MAX graph: a ragged batch in, sampled tokens out, the state pool moved on.
+
+Prefill rows and decode rows go through the blocks together; only the first tokens, those of decode
+rows and of prompts that are scored, go through the output head. Shapes that change from step to
+step (rows, tokens, decode rows, slots) are symbolic, so one compiled graph serves every batch.
+Weights are bound when the graph is initialised, not when it is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from max.driver import Device
+from max.dtype import DType
+from max.graph import (
+    BufferType,
+    BufferValue,
+    DeviceRef,
+    Dim,
+    Graph,
+    Module,
+    TensorType,
+    TensorValue,
+    Weight,
+    ops,
+)
+
+from engine.config import ModelConfig
+from engine.device.kernels import edit, embed, mix, sample, score, taps
+from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape
+
+MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
+"""Weights that are multiplied by: in the layout of `linear`."""
+PER_POSITION = ("alpha_in", "alpha_out", "beta")
+SCALARS = {*PER_POSITION, "gamma", "decay", "taps", "taps_beta"}
+"""Weights of the mixer: always float32, since 0.999 is 1.0 in bfloat16."""
+SAMPLING_INPUTS = {
+    "temperature": DType.float32,
+    "top_k": DType.int32,
+    "top_p": DType.float32,
+    "min_p": DType.float32,
+    "seeds": DType.uint64,
+}
+"""One value per decode row each, in the order of the graph's inputs."""
+SCORING_INPUTS = {"targets": "head", "score_rows": "scored", "num_top": "scored"}
+"""Dimension of each, all int32; after the sampling inputs."""
+EDIT_INPUTS = {
+    "rows": (DType.int32, ("edited",)),
+    "spans": (DType.int32, ("edited", "span_bounds")),
+    "penalties": (DType.float32, ("edited", "penalties")),
+    "tokens": (DType.int32, ("edit_tokens",)),
+    "biases": (DType.float32, ("biases",)),
+}
+"""Dtype and dimensions of each; after the scoring inputs. Fields of `engine.steps.batch.Edits`."""
+
+
+def graph_shape(config: ModelConfig, dtype: DType) -> tuple[object, ...]:
+    """All but the device that a graph depends on: models that agree in it share a compiled one."""
+    has_own_graph = config.mixer in {"diagonal", "kernel", "combined", "expanded"}
+    return (
+        config.d_model,
+        config.num_layers,
+        config.num_heads,
+        config.n_ctx,
+        config.vocab_size,
+        config.use_projections,
+        config.mixer if has_own_graph else "one unit a layer",
+        config.kernel_size,
+        dtype.name,
+    )
+
+
+def build_step_graph(
+    config: ModelConfig, dtype: DType, device: Device, scope: str = "", module: Module | None = None
+) -> Graph:
+    """The step of a model of this shape, with weights and activations of this dtype.
+
+    Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
+    token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
+    i32[rows + 1]; then SAMPLING_INPUTS [decode], SCORING_INPUTS and EDIT_INPUTS. Outputs: token_ids
+    i32[decode], logprobs f32[decode], and those of `engine.steps.batch.Scores`. The meaning of each
+    is that of `engine.steps.batch`. The names of the graph and of its weights begin with `scope`,
+    so that graphs of many models can be compiled as one `module`, which takes hardly longer than
+    one of them.
+    """
+    on = DeviceRef.from_device(device)
+    sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
+    scoring_types = [TensorType(DType.int32, [dim], on) for dim in SCORING_INPUTS.values()]
+    edit_types = [TensorType(dtype, dims, on) for dtype, dims in EDIT_INPUTS.values()]
+    types = [*_batch_types(config, on), *sampling_types, *scoring_types, *edit_types]
+    name = f"{scope}srm_step"
+    with Graph(
+        name, input_types=types, custom_extensions=kernel_libraries(), module=module
+    ) as graph:
+        batch = _BatchInputs.of(graph)
+        given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
+        sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
+        scoring = given[len(sampling) : -len(EDIT_INPUTS)]
+        weights = _Weights(config, dtype, on, scope)
+        logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
+        edits = given[-len(EDIT_INPUTS) :]
+        edit(batch.last_token, logits, batch.token_ids, batch.read_slots, *edits)
+        where = {"positions": batch.positions, "write_slots": batch.write_slots}
+        tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
+        scores = score(logits, sampling["temperature"], tokens, *scoring)
+        graph.output(tokens, logprobs, *scores)
+    return graph
+
+
+def build_logits_graph(
+    config: ModelConfig, dtype: DType, device: Device, scope: str = "", module: Module | None = None
+) -> Graph:
+    """The same step without the sampler: logits float[tokens, V] of every token fed.
+
+    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed. `scope` and
+    `module` are those of `build_step_graph`.
+    """
+    on = DeviceRef.from_device(device)
+    with Graph(
+        f"{scope}srm_logits",
+        input_types=_batch_types(config, on),
+        custom_extensions=kernel_libraries(),
+        module=module,
+    ) as graph:
+        weights = _Weights(config, dtype, on, scope)
+        graph.output(_head(weights, _blocks(weights, _BatchInputs.of(graph))))
+    return graph
+
+
+NUM_BATCH_INPUTS = 7
+
+
+def _batch_types(config: ModelConfig, on: DeviceRef) -> list[BufferType | TensorType]:
+    return [
+        BufferType(DType.float32, ["slots", config.state_width], on),
+        BufferType(DType.int32, ["slots"], on),
+        TensorType(DType.int32, ["tokens"], on),
+        *(TensorType(DType.int32, ["rows"], on) for _ in range(3)),
+        TensorType(DType.int32, ["row_bounds"], on),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchInputs:
+    """The pool, and where each row of the batch reads, writes and stands."""
+
+    states: BufferValue  # f32[slots, W], W = config.state_width
+    last_token: BufferValue  # i32[slots]
+    token_ids: TensorValue  # i32[tokens]
+    read_slots: TensorValue  # i32[rows]
+    write_slots: TensorValue  # i32[rows]
+    positions: TensorValue  # i32[rows]
+    row_offsets: TensorValue  # i32[rows + 1]
+
+    @classmethod
+    def of(cls, graph: Graph) -> _BatchInputs:
+        states, last_token = (value.buffer for value in graph.inputs[:2])
+        tensors = [value.tensor for value in graph.inputs[2:NUM_BATCH_INPUTS]]
+        return cls(states, last_token, *tensors)
+
+
+def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
+    """Residual stream [tokens, d] after all blocks."""
+    config = weights.config
+    table = weights.table("embedding", config.vocab_size, config.d_model)
+    x = embed(batch.last_token, batch.token_ids, batch.read_slots, table)
+    for index in range(config.num_layers):
+        layer = weights.layer(index)
+        x = _mix_channels(layer, x)
+        x = _mix_tokens(layer, x, batch, index)
+    return x
+
+
+def _head(weights: _Weights, x: TensorValue, rows: Dim | None = None) -> TensorValue:
+    """Logits: float32 on a CPU; on a GPU of the activations' dtype, which MAX's product gives."""
+    width, vocab = weights.config.d_model, weights.config.vocab_size
+    dtype = x.dtype if weights.on.is_gpu() else DType.float32
+    return linear(x, weights.matrix("head", width, vocab), vocab, rows=rows, out_dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Declares the graph's weights under the names of `weights.named_tensors`."""
+
+    config: ModelConfig
+    dtype: DType
+    on: DeviceRef
+    prefix: str = ""
+
+    def layer(self, index: int) -> _Weights:
+        return replace(self, prefix=f"{self.prefix}layers.{index}.")
+
+    def unit(self, number: int) -> _Weights:
+        return replace(self, prefix=f"{self.prefix}units.{number}.")
+
+    def scalars(self, name: str, *shape: int) -> TensorValue:
+        return self._declare(name, DType.float32, *shape)
+
+    def table(self, name: str, *shape: int) -> TensorValue:
+        return self._declare(name, self.dtype, *shape)
+
+    def matrix(self, name: str, rows: int, columns: int) -> TensorValue:
+        return self.table(name, *linear_shape(rows, columns, self.on, self.dtype))
+
+    def norm(self, name: str, x: TensorValue) -> TensorValue:
+        weight, bias = (
+            self.table(f"{name}_{part}", self.config.d_model) for part in ("weight", "bias")
+        )
+        return layer_norm(x, weight, bias)
+
+    def project(
+        self,
+        name: str,
+        x: TensorValue,
+        columns: int,
+        silu: bool = False,
+        residual: TensorValue | None = None,
+    ) -> TensorValue:
+        matrix = self.matrix(f"{name}_weight", int(x.shape[1]), columns)
+        bias = self.table(f"{name}_bias", columns)
+        return linear(x, matrix, columns, bias=bias, silu=silu, residual=residual)
+
+    def _declare(self, name: str, dtype: DType, *shape: int) -> TensorValue:
+        return Weight(self.prefix + name, dtype, shape, device=self.on)
+
+
+def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
+    width = layer.config.d_model
+    inner = layer.project("up", layer.norm("channel_norm", x), 4 * width, silu=True)
+    return layer.project("down", inner, width, residual=x)
+
+
+def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int) -> TensorValue:
+    """x + the layer's units, joined as the mixer joins them."""
+    config = layer.config
+    unit = partial(_run_unit, layer, batch, index)
+    y = layer.norm("token_norm", x)
+    residual = None if config.use_projections else x
+    if config.use_projections:
+        y = layer.project("proj_in", y, config.d_model)
+    match config.mixer:
+        case "combined":  # side by side, their outputs added
+            y = unit(1, y, residual=unit(0, y))
+        case "expanded":  # one behind the other
+            y = unit(1, unit(0, y, silu=True), residual=residual)
+        case "kernel":
+            weight = layer.scalars("units.0.taps", config.kernel_size, config.n_ctx)
+            beta = layer.scalars("units.0.taps_beta", config.n_ctx)
+            y = taps(unit(0, y), batch.positions, batch.row_offsets, weight, beta, residual=x)
+        case _:
+            y = unit(0, y, residual=residual)
+    return layer.project("proj_out", y, config.d_model, residual=x) if config.use_projections else y
+
+
+def _run_unit(
+    layer: _Weights,
+    batch: _BatchInputs,
+    index: int,
+    number: int,
+    x: TensorValue,
+    *,
+    residual: TensorValue | None = None,
+    silu: bool = False,
+) -> TensorValue:
+    """Unit `number` of layer `index`."""
+    config, weights = layer.config, layer.unit(number)
+    per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
+    return mix(
+        batch.states,
+        ops.constant(index * config.units_per_layer + number, DType.int32, DeviceRef.CPU()),
+        x,
+        batch.read_slots,
+        batch.write_slots,
+        batch.positions,
+        batch.row_offsets,
+        **{name: weights.scalars(name, config.num_heads, config.n_ctx) for name in per_position},
+        decay=weights.scalars("decay", 2, config.num_heads),
+        residual=residual,
+        silu=silu,
+    )

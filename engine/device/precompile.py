@@ -1,0 +1,120 @@
+"""`python -m engine.device.precompile`: compile a step graph ahead, for a GPU also where there is
+none.
+
+For a GPU the graph, Mojo kernels included, is compiled for a virtual device, so a broken GPU path
+fails where there is no GPU, and an image can ship the result: put it into the serving machine's
+`cache_dir`. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+from max import driver
+from max.dtype import DType
+from max.engine import InferenceSession
+
+from engine.config import AUTO_DTYPES, Mixer, ModelConfig
+from engine.device.graph_cache import cache_path, load_or_compile
+from engine.device.model import graph_shape
+from engine.device.telemetry import turn_off_telemetry
+from engine.settings import load
+from engine.weights.checkpoint import read_model
+
+
+class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model shape to compile, and for what."""
+
+    model: Path | None = None
+    """A checkpoint, whose shape is compiled; without one it is that of the settings below."""
+    d_model: int = 1024
+    """Width of the model; num_heads must divide it."""
+    num_layers: int = 8
+    """Blocks of the model."""
+    mixer: Mixer = "mixed"
+    """Token mixer of the model."""
+    num_heads: int = 4
+    """Heads of a token mixer, as many as it allows; 1 for a model without heads."""
+    use_projections: bool = True
+    """Whether heads are projected in and out; never without heads."""
+    kernel_size: int = 1
+    """Neighbouring channels that the mixer "kernel" mixes."""
+    n_ctx: int = 512
+    """Context of the model, in tokens."""
+    vocab_size: int = 8192
+    """Entries of the model's vocabulary."""
+    device: Literal["gpu", "cpu"] = "gpu"
+    """A GPU, which need not be here, or processors of this machine's model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights and activations; auto is float32 on a processor, bfloat16 on a GPU."""
+    gpu_arch: str = "sm_90a"
+    """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
+    host_cpu: str = "x86-64-v3"
+    """Processor of the machine the GPU is in, as LLVM names it."""
+    output: Path = Path("build/graphs")
+    """Folder that the compiled graph is written to."""
+
+    def __post_init__(self) -> None:
+        self.shape()
+
+    def shape(self) -> ModelConfig:
+        """The shape. Raises ValueError for one that cannot be, CheckpointError for a bad model."""
+        if self.model is not None:
+            return read_model(self.model).config
+        return ModelConfig(
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            n_ctx=self.n_ctx,
+            vocab_size=self.vocab_size,
+            use_projections=self.use_projections,
+            decay=False,  # the same graph as with decay, and allowed for every mixer
+            mixer=self.mixer,
+            kernel_size=self.kernel_size,
+        )
+
+
+def virtual_gpu(config: PrecompileConfig) -> driver.Device:
+    """A GPU to compile for and not to run on; from now on the only one of this process."""
+    driver.set_virtual_device_api("cuda")
+    driver.set_virtual_device_target_arch(config.gpu_arch)
+    driver.set_virtual_cpu_target(config.host_cpu)
+    driver.set_virtual_device_count(1)
+    return driver.Accelerator()
+
+
+def open_target(config: PrecompileConfig) -> driver.Device:
+    """What to compile for."""
+    turn_off_telemetry()
+    return virtual_gpu(config) if config.device == "gpu" else driver.CPU()
+
+
+def precompile(config: PrecompileConfig) -> Path:
+    """Compile into `config.output`, unless it is there already; returns the file."""
+    shape, device = config.shape(), open_target(config)
+    dtype = DType[AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype]
+    load_or_compile(InferenceSession(devices=[device]), shape, dtype, device, config.output)
+    return cache_path("step", graph_shape(shape, dtype), device, config.output)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once: MAX 26.7 may abort while it takes a virtual GPU's compiler down."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def main(argv: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    path = precompile(load(PrecompileConfig, argv, prog="python -m engine.device.precompile"))
+    logging.info("%s: %.1f MB", path, path.stat().st_size / 1e6)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""The device's memory of every sequence: one row per slot, `[slot][layer][unit][channel]`.
+
+And how many slots there can be, which the host's memory of them limits too. Knows no sequences and
+no owners: what a slot means is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from max.driver import CPU, Buffer, Device
+from max.dtype import DType
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import ConfigError
+from engine.memory import available_memory
+from engine.state.slots import SlotTable
+from engine.steps.batch import I64, SlotStates
+
+log = logging.getLogger(__name__)
+
+CPU_SLOTS = 16_384
+"""Most slots on a CPU that nobody asked for: it is a computer that others use too."""
+MAX_SLOTS = 2**31 - 1
+"""A slot is an int32."""
+GIB = 2**30
+_HOST = CPU()
+
+
+class StatePool:
+    """`states` f32[num_slots, state_width] and `last_token` i32[num_slots], contiguous."""
+
+    def __init__(self, config: ModelConfig, num_slots: int, device: Device) -> None:
+        shape = (num_slots, config.state_width)
+        num_bytes = num_slots * slot_bytes(config)
+        try:
+            self.states = _zeros(shape, np.float32, DType.float32, device)
+            self.last_token = _zeros((num_slots,), np.int32, DType.int32, device)
+            self._device = device
+        except (MemoryError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"num_slots + prefix_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of "
+                f"memory on {device}, which is not free: {error}"
+            ) from None
+
+    def read(self, slots: I64) -> SlotStates:
+        """What these slots hold, copied to the host; neighbours are copied together."""
+        if self._device.is_host:
+            return SlotStates(self.states.to_numpy()[slots], self.last_token.to_numpy()[slots])
+        states = np.empty((len(slots), self.states.shape[1]), np.float32)
+        last_tokens = np.empty(len(slots), np.int32)
+        copies = [
+            (
+                begin,
+                end,
+                self.states[first:last, :].copy(_HOST),
+                self.last_token[first:last].copy(_HOST),
+            )
+            for begin, end, first, last in _runs(slots)
+        ]
+        self._device.synchronize()  # they may have been begun only
+        for begin, end, rows, tokens in copies:
+            states[begin:end], last_tokens[begin:end] = rows.to_numpy(), tokens.to_numpy()
+        return SlotStates(states, last_tokens)
+
+    def write(self, slots: I64, states: SlotStates) -> None:
+        """The other way round."""
+        if self._device.is_host:
+            self.states.to_numpy()[slots] = states.states
+            self.last_token.to_numpy()[slots] = states.last_tokens
+            return
+        for begin, end, first, last in _runs(slots):
+            rows, tokens = states.states[begin:end], states.last_tokens[begin:end]
+            self.states[first:last, :].inplace_copy_from(_buffer(rows))
+            self.last_token[first:last].inplace_copy_from(_buffer(tokens))
+        self._device.synchronize()  # it may still read what the caller frees next
+
+
+def _runs(slots: I64) -> Iterator[tuple[int, int, int, int]]:
+    """Where slots that follow each other begin and end in the list, and the first and the end of
+    them."""
+    breaks = np.flatnonzero(np.diff(slots) != 1) + 1
+    edges = [0, *breaks.tolist(), len(slots)] if len(slots) else [0]
+    for begin, end in pairwise(edges):
+        first = int(slots[begin])
+        yield begin, end, first, first + end - begin
+
+
+def _buffer(array: npt.NDArray[Any]) -> Buffer:
+    return Buffer.from_numpy(np.ascontiguousarray(array))
+
+
+def spare_slots(device: Device) -> int:
+    """Slots that nobody gets, for the rows that `engine.steps.batch.padded` adds."""
+    return 0 if device.is_host else 1
+
+
+def slot_bytes(config: ModelConfig) -> int:
+    """What the device keeps of one sequence: its states and its last token."""
+    return 4 * (config.state_width + 1)
+
+
+def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
+    """`num_slots` if it fits, or, where it is 0, as many as `memory_fraction` of the memory holds.
+
+    A slot counts as if its sequence filled the context; `prefix_slots` come on top of them. Raises
+    ConfigError if too many are wanted.
+    """
+    on_device, on_host = slot_bytes(model), SlotTable(1, model.n_ctx).nbytes
+    for_prefixes = (config.prefix_slots + spare_slots(device)) * on_device
+    if device.is_host:
+        needs = [("memory", on_device + on_host, available_memory() - for_prefixes)]
+    else:
+        needs = [
+            ("device memory", on_device, int(device.stats["free_memory"]) - for_prefixes),
+            ("host memory", on_host, available_memory()),
+        ]
+    fitting = min(int(config.memory_fraction * free) // size for _, size, free in needs)
+    most = CPU_SLOTS if device.is_host else MAX_SLOTS
+    num_slots = config.num_slots or max(1, min(fitting, config.max_slots or most))
+    largest = max(0, min(free // size for _, size, free in needs))
+    for name, size, free in needs:
+        if num_slots * size > free:
+            raise ConfigError(
+                f"num_slots = {num_slots} does not fit, at most {largest} do: "
+                f"a slot takes {size:,} bytes of {name}, "
+                f"and {free / GIB:.2f} GiB are free besides prefix_slots = {config.prefix_slots}"
+            )
+    log.info(
+        "%d slots of %d bytes for states (%.2f GiB) and up to %d bytes of the host's (%.2f GiB)",
+        *(num_slots, on_device, num_slots * on_device / GIB),
+        *(on_host, num_slots * on_host / GIB),
+    )
+    return num_slots
+
+
+def _zeros(
+    shape: tuple[int, ...], dtype: type[np.generic], device_dtype: DType, device: Device
+) -> Buffer:
+    if device.is_host:  # untouched pages of a numpy array take no memory yet
+        return Buffer.from_numpy(np.zeros(shape, dtype))
+    return Buffer.zeros(shape, device_dtype, device)

@@ -1,0 +1,285 @@
+"""Durable requests: where they go on from, and when that is written down.
+
+What is known of one that is sent again: what was kept when its client went, else what the snapshot
+has, which is read when the first durable request comes. Knows the engine and the clock, no clients.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from engine import metrics
+from engine.config import EngineConfig
+from engine.errors import SnapshotError
+from engine.memory import available_memory
+from engine.messages import Request
+from engine.process.capture import PARTS_AHEAD, Capture
+from engine.process.engine import READ_SLOTS, Engine
+from engine.process.snapshot import NAME, SnapshotFile, Stamp, digest
+from engine.process.snapshot_writer import Record
+from engine.state.parked import Parked, in_parts, latest
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 600.0
+"""How long what a client left behind is kept in memory for whoever sends it again."""
+POLL_S = 0.005
+"""How often a stop looks whether the last snapshot is written."""
+REFUSED = NAME + ".refused"
+"""What a snapshot that cannot be used is renamed to, for a person to look at."""
+
+Detail = dict[str, str | int | float]
+"""What there is to say of a snapshot, as in Done."""
+Answer = Callable[[Detail | SnapshotError], None]
+"""What to do when a snapshot that was asked for is there, or why it is not."""
+
+
+class Durable:
+    """Of one engine: the hook that it asks for progress, and its snapshots."""
+
+    def __init__(self, engine: Engine, config: EngineConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._folder = Path(config.snapshot_dir).expanduser() if config.snapshot_dir else None
+        self._file: SnapshotFile | None = None
+        self._has_looked = False  # for the file
+        self._has_written = False  # one that took its place
+        self._kept: dict[str, tuple[float, list[Record]]] = {}  # by id, and until when
+        self._capture: Capture | None = None
+        self._offered = ("", 0)  # what was last said to be known: a request, and its sequences
+        self._answers: list[Answer] = []  # of whoever waits for the one that is taken
+        self._asked: list[Answer] = []  # and for the next one
+        self._due = time.monotonic() + config.snapshot_interval_s
+        self._width, self._dtype = engine.state_layout()
+        self._known_under = self._stamp()
+        engine.progress = self.progress
+
+    @property
+    def wants_part(self) -> bool:
+        """Whether `advance` would read a part: the engine is to be settled first."""
+        return self._capture is not None and self._capture.wants_part
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a snapshot is being taken."""
+        return self._capture is not None
+
+    def progress(self, request: Request) -> Parked | None:
+        """What is known of a request that does not run; None if nothing, or another one's."""
+        known = self._known(request)
+        self._offered = (request.id, len(known) if known is not None else 0)
+        return known
+
+    def _known(self, request: Request) -> Parked | None:
+        self._forget_what_other_weights_made()
+        if request.id in self._kept:
+            wanted = digest(request)
+            _, records = self._kept[request.id]
+            found = [parked for known, parked in records if digest(known) == wanted]
+            return latest(found) if found else None
+        if not self._has_looked:
+            self._has_looked = True
+            self._open()
+        try:
+            return None if self._file is None else self._file.progress(request)
+        except SnapshotError as error:
+            self._refuse(error)
+            return None
+
+    def accepted(self, request_id: str) -> None:
+        """This durable request runs now: what was kept for it has been taken up."""
+        self._kept.pop(request_id, None)
+        offered_id, count = self._offered
+        if offered_id == request_id and count:
+            metrics.RESTORED.inc(count)
+        self._offered = ("", 0)
+
+    def keep(self, request_ids: Iterable[str]) -> None:
+        """Nobody waits for these any more: end them, and keep how far they are for a while.
+
+        To be called when all is settled.
+        """
+        ids = set(request_ids)
+        needed = self._engine.status().running * self._row_bytes()
+        if needed > (free := available_memory()):
+            log.warning(
+                "%d durable requests are to be made anew: keeping them takes %d bytes of memory, "
+                "and %d are free",
+                *(len(ids), needed, free),
+            )
+        else:
+            until = time.monotonic() + KEPT_S
+            for request, parked in self._engine.parked_of_all():
+                if request.id in ids:
+                    self._kept.setdefault(request.id, (until, []))[1].append((request, parked))
+        for request_id in ids:
+            self._engine.abort(request_id)
+
+    def forget(self) -> None:
+        """The weights have changed: what is known was made with others."""
+        self._kept.clear()
+        self._has_looked = True
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def ask(self, answer: Answer) -> None:
+        """Take a snapshot as soon as can be."""
+        self._asked.append(answer)
+
+    def tick(self, has_requests: bool) -> None:
+        """Between steps: begin a snapshot that is due, and see to one that is over.
+
+        One is due now and then while there are durable requests.
+        """
+        now = time.monotonic()
+        for request_id in [name for name, (until, _) in self._kept.items() if until < now]:
+            del self._kept[request_id]
+        if self._capture is not None and self._capture.is_over:
+            self._conclude(self._capture)
+        if self._capture is not None:
+            return
+        interval_s = self._config.snapshot_interval_s
+        is_due = bool(self._folder and interval_s and has_requests and now >= self._due)
+        if not has_requests or is_due:
+            self._due = now + interval_s
+        if self._asked or is_due:
+            self._begin()
+
+    def advance(self) -> None:
+        """Read a part of the snapshot that is taken. To be called when all is settled."""
+        assert self._capture is not None
+        self._capture.advance()
+
+    def finish(self, is_late: Callable[[], bool], alive: Callable[[], None]) -> None:
+        """Take the last snapshot, and answer whoever waits for one; give it up when it `is_late`.
+
+        To be called when all is settled. Calls `alive` all the while.
+        """
+        if self._folder is not None:
+            self._asked.append(lambda _: None)
+        self.tick(has_requests=False)
+        while self._capture is not None:
+            alive()
+            if is_late():
+                self._asked.clear()
+                self._capture.cancel(SnapshotError("a stop had no time left for a snapshot"))
+                self._conclude(self._capture)
+            elif self.wants_part:
+                self.advance()
+            else:
+                time.sleep(POLL_S)
+                self.tick(has_requests=False)
+
+    def _forget_what_other_weights_made(self) -> None:
+        stamp = self._stamp()
+        if stamp == self._known_under:
+            return
+        self._known_under = stamp
+        self._kept.clear()
+        if self._file is not None:
+            log.info("what is still to come of the snapshot is of other weights: all begins anew")
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        self._answers, self._asked = self._asked, []
+        self._forget_what_other_weights_made()
+        needed = (PARTS_AHEAD + 3) * READ_SLOTS * self._row_bytes()  # one is copied to be written
+        try:
+            if self._folder is None:
+                raise SnapshotError("snapshot_dir is not set: there is no place for snapshots")
+            if needed > (free := available_memory()):
+                raise SnapshotError(
+                    f"a snapshot takes {needed} bytes of memory on its way, and {free} are free"
+                )
+        except SnapshotError as error:
+            self._fail(error)
+            return
+        kept = (record for _, records in self._kept.values() for record in records)
+        parts = chain(self._engine.durable_parts(), in_parts(list(kept), READ_SLOTS))
+        version = self._engine.weights_version
+        self._capture = Capture(self._folder, self._stamp, parts, version)
+
+    def _conclude(self, capture: Capture) -> None:
+        self._capture = None
+        self._due = time.monotonic() + self._config.snapshot_interval_s
+        if capture.error is not None:
+            self._fail(capture.error)
+            return
+        detail: Detail = {
+            "requests": capture.num_requests,
+            "sequences": capture.num_sequences,
+            "bytes": capture.num_bytes,
+            "seconds": round(capture.seconds, 4),
+            "read_s": round(capture.read_s, 4),
+            "write_s": round(capture.write_s, 4),
+        }
+        if capture.num_sequences:  # else there was nothing to write, and nothing was replaced
+            metrics.SNAPSHOTS.labels("written").inc()
+            metrics.SNAPSHOT_SECONDS.observe(capture.seconds)
+            metrics.SNAPSHOT_BYTES.set(capture.num_bytes)
+            detail["path"] = str(capture.path)
+            self._has_written = True
+        log.info("snapshot: %s", detail)
+        self._answer(detail)
+
+    def _fail(self, error: SnapshotError) -> None:
+        metrics.SNAPSHOTS.labels("failed").inc()
+        log.error("no snapshot was written: %s", error.message)
+        self._answer(error)
+
+    def _answer(self, result: Detail | SnapshotError) -> None:
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer(result)
+
+    def _open(self) -> None:
+        """Look for the snapshot that an engine before this one left."""
+        if self._folder is None:
+            return
+        path = self._folder / NAME
+        try:
+            self._file = SnapshotFile(path, self._stamp())
+        except FileNotFoundError:
+            log.info("there is no snapshot at %s: all begins anew", path)
+        except OSError as error:
+            self._refuse(SnapshotError(f"{path}: cannot be read: {error.strerror}"))
+        except SnapshotError as error:
+            self._refuse(error)
+        else:
+            log.info(
+                "snapshot %s, %.0f s old, has %d sequences to go on with",
+                *(path, time.time() - self._file.created_unix, self._file.num_sequences),
+            )
+
+    def _refuse(self, error: SnapshotError) -> None:
+        """Go on without it; what came of it so far was right."""
+        metrics.SNAPSHOTS.labels("refused").inc()
+        log.error("snapshot refused, all that is still to come of it is made anew: %s", error)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._folder is None or self._has_written:
+            return
+        try:
+            (self._folder / NAME).replace(self._folder / REFUSED)
+        except OSError as failure:
+            log.warning("it stays where it is: %s", failure)
+
+    def _stamp(self) -> Stamp:
+        return Stamp(
+            fingerprint=self._engine.status().fingerprint,
+            arithmetic=f"{self._config.device} {self._config.compute_dtype}",
+            state_width=self._width,
+            state_dtype=self._dtype,
+        )
+
+    def _row_bytes(self) -> int:
+        return self._width * np.dtype(self._dtype).itemsize

@@ -1,0 +1,368 @@
+"""Engine: a scheduler and a runner, stepped by whoever owns it; the in-process API.
+
+`step` is the specification; `step_overlapped` gives the same tokens and keeps the device busy while
+the host thinks. Knows no processes, sockets or text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine import metrics
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import Overloaded, RequestError
+from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
+from engine.scheduler.outputs import NewTokens
+from engine.scheduler.parking import parkable, together
+from engine.scheduler.queue_rate import QueueRate
+from engine.scheduler.scheduler import Scheduler
+from engine.state.parked import Parked, in_parts
+from engine.steps.batch import I32, Batch, Launched, Runner
+from engine.weights.weights import Weights
+
+READ_SLOTS = 4_096
+"""Slots whose states are copied from or to the device at once, about."""
+
+
+class _Step(NamedTuple):
+    """A batch under way."""
+
+    batch: Batch
+    launched: Launched
+    started: float
+
+
+class Engine:
+    """Continuous batching of requests on one runner. Not thread-safe."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        runner: Runner,
+        config: EngineConfig,
+        fingerprint: str = "",
+        weights_version: int = 1,
+    ) -> None:
+        self.scheduler = Scheduler(
+            model, msgspec.structs.replace(config, num_slots=runner.num_slots)
+        )
+        self.num_steps = 0
+        self._model = model
+        self._fingerprint = fingerprint
+        self.weights_version = weights_version
+        self._max_waiting = config.max_waiting
+        self._runner = runner
+        self._queue_rate = QueueRate()  # at which sequences leave the queue
+        self._in_flight: _Step | None = None
+        self._is_settled = True  # what is under way need not be completed before the next step
+        self._columns: list[NewTokens] = []
+        self._num_restored = 0  # tokens of sequences that were parked when they were added
+        self._last_completed = 0.0
+        self.progress: Callable[[Request], Parked | None] = lambda _: None
+        """What is known, from before this engine, of a durable request: of its id, and equal."""
+        metrics.NUM_SLOTS.set(runner.num_slots)
+        metrics.CONTEXT_TOKENS.set(model.n_ctx)
+        metrics.WEIGHTS_VERSION.set(weights_version)
+        self._counted = (0,) * 7  # what of the scheduler's counts is in the metrics
+        self._levels = (-1, -1, -1, -1)  # what of them the gauges show
+        self._update_gauges()
+
+    @property
+    def model(self) -> ModelConfig:
+        return self._model
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._in_flight is not None or self.scheduler.num_requests > 0
+
+    def has_request(self, request_id: str) -> bool:
+        """Whether Outputs of this request are still to come."""
+        return self.scheduler.has_request(request_id)
+
+    def add(self, request: Request, parked: Parked | None = None) -> None:
+        """Accept a request, or raise a RequestError that says why not.
+
+        Its samples in `parked` go on from there, all others start anew. A durable request may have
+        the id of one that runs: it takes over what runs, if both ask for the same. One that does
+        not run is asked `progress` for.
+        """
+        self.scheduler.latencies.now = time.monotonic()
+        if self.scheduler.is_sent_again(request):
+            self._is_settled = False
+        elif request.durable and self.scheduler.is_durable(request.id):
+            self.abort(request.id)
+        elif request.durable and parked is None:
+            parked = self.progress(request)
+        try:
+            self.scheduler.add(request, parked)
+        except RequestError as error:
+            if isinstance(error, Overloaded):
+                error.retry_after_s = self._queue_rate.seconds_until(error.excess, time.monotonic())
+            metrics.REQUESTS.labels("refused").inc()
+            metrics.REFUSALS.labels(error.code).inc()
+            raise
+        self._num_restored += sum(map(len, parked.tokens)) // 4 if parked else 0
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; no further Output of it follows. Unknown ids are ignored."""
+        if ended := self.scheduler.abort(request_id):
+            metrics.REQUESTS.labels("aborted").inc()
+            metrics.SEQUENCES.labels("abort").inc(ended)
+            self._publish()  # there may be no further step to do it
+
+    def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
+        """End these samples of a request; no further word of them follows. See StopSamples."""
+        requests = self.scheduler.num_requests
+        metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices, cut))
+        metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
+        self._publish()  # there may be no further step to do it
+
+    def take_columns(self) -> list[NewTokens]:
+        """What the steps since the last time said in columns, besides the Outputs they returned."""
+        columns, self._columns = self._columns, []
+        return columns
+
+    def step(self) -> list[Output]:
+        """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
+        outputs = self.settle() + self._make_room()
+        return outputs + self._complete(self._launch())
+
+    def step_overlapped(self) -> list[Output]:
+        """Launch one batch, then complete the one launched before: the same tokens, a step later.
+
+        Scheduling before the last step's tokens are known is possible because tokens stay on the
+        device and every sequence's length limit is known beforehand. A sequence that a stop token
+        ends has one row too many under way by then; `Scheduler.complete` drops it.
+        """
+        outputs = self._make_room()
+        launched = self._launch()
+        landing, self._in_flight = self._in_flight, launched
+        return outputs + self._complete(landing)
+
+    def settle(self) -> list[Output]:
+        """Complete what is under way, and launch nothing: what it said."""
+        landing, self._in_flight = self._in_flight, None
+        return self._complete(landing)
+
+    def parked_of_all(self) -> Iterator[tuple[Request, Parked]]:
+        """All that durable requests need to go on in another engine, as far as they have sampled.
+
+        Of a request maybe several times, of other samples each time. Changes nothing, and nothing
+        may change meanwhile. To be called when all is settled.
+        """
+        for part in self.durable_parts():
+            yield from part
+
+    def durable_parts(self) -> Iterator[list[tuple[Request, Parked]]]:
+        """The same in parts of at most READ_SLOTS sequences, or of one request; none is empty.
+
+        Steps may be made between two parts, if all is settled when the next one is asked for. Of a
+        sequence that changed its place meanwhile, the last part that has it is right, or none has.
+        """
+        last = -1
+        while True:
+            assert self._in_flight is None, "settle() comes first"
+            slots = parkable(self.scheduler.table)
+            slots = slots[slots > last][:READ_SLOTS]
+            if not len(slots):
+                break
+            last = int(slots[-1])
+            if len(durable := self.scheduler.durable_among(slots)):
+                yield list(self.scheduler.parked_in(durable, self._runner.read_slots(durable)))
+        yield from in_parts(list(self.scheduler.parked_apart()), READ_SLOTS)
+
+    def state_layout(self) -> tuple[int, str]:
+        """Of a sequence's state: how many values, and their dtype as numpy writes it."""
+        states = self._runner.read_slots(np.empty(0, np.int64)).states
+        return states.shape[1], states.dtype.str
+
+    def load_weights(self, weights: Weights) -> None:
+        """Go on with other weights of the same configuration; to be `settle`d before.
+
+        What runs goes on from its states. Whatever starts later owes nothing to the weights before,
+        but for samples of a prompt of which others run.
+        """
+        assert self._in_flight is None and weights.config == self._model
+        self._runner.load_weights(weights)
+        self.scheduler.renew(self.weights_version)
+        self._fingerprint = weights.fingerprint
+        self.weights_version += 1
+        metrics.WEIGHTS_VERSION.set(self.weights_version)
+        self._update_gauges()
+
+    def status(self) -> Status:
+        table = self.scheduler.table
+        return Status(
+            state="ready",
+            num_slots=table.num_slots,
+            running=table.num_owned,
+            waiting=self.scheduler.num_waiting,
+            max_waiting=self._max_waiting,
+            retry_after_s=self._queue_rate.seconds_until(
+                self.scheduler.num_waiting, time.monotonic()
+            ),
+            steps=self.num_steps,
+            n_ctx=self._model.n_ctx,
+            vocab_size=self._model.vocab_size,
+            fingerprint=self._fingerprint,
+            weights_version=self.weights_version,
+            sampled=self.scheduler.latencies.num_sampled + self._num_restored,
+        )
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[Output]]:
+        """Complete every prompt; returns, prompt by prompt, one Output per sample, by index.
+
+        With `prompt_logprobs`, the scores of a prompt of 2 tokens or more come before its samples.
+
+        Prompt i is sampled with seed `params.seed + i`, so that equal prompts differ. The engine
+        must have no other work. Raises RequestError if a prompt is refused.
+        """
+        assert not self.has_work, "generate() needs the engine for itself"
+        finished: list[list[Output]] = [[] for _ in prompts]
+        waiting = [
+            Request(
+                id=str(i),
+                prompt_token_ids=np.asarray(prompt, "<i4").tobytes(),
+                params=msgspec.structs.replace(params, seed=(params.seed + i) % 2**64),
+                emit="delta" if params.logprobs else "final",
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        waiting.reverse()
+        try:
+            while waiting or self.has_work:
+                self._add_while_room(waiting)
+                for output in self.step_overlapped():
+                    finished[int(output.id)].append(output)
+        except RequestError:
+            for request_id in self.scheduler.request_ids():
+                self.abort(request_id)
+            self.step()
+            raise
+        return [_by_index(outputs) for outputs in finished]
+
+    def _add_while_room(self, waiting: list[Request]) -> None:
+        while waiting:
+            try:
+                self.scheduler.add(waiting[-1])
+            except Overloaded:
+                return
+            waiting.pop()
+
+    def _make_room(self) -> list[Output]:
+        """Park what must give up its slot to who waits; what was said of the step under way.
+
+        That one is completed first where a sequence is parked, so that its row is all there is of
+        it, or where a request was taken over.
+        """
+        outputs = [] if self._is_settled else self.settle()
+        self._is_settled = True
+        if len(self.scheduler.victims()):
+            outputs += self.settle()
+            slots = self.scheduler.victims()  # some may have ended meanwhile
+            for begin in range(0, len(slots), READ_SLOTS):
+                some = slots[begin : begin + READ_SLOTS]
+                self.scheduler.park(some, self._runner.read_slots(some))
+        return outputs
+
+    def _launch(self) -> _Step | None:
+        started = self.scheduler.latencies.now = time.monotonic()
+        batch = self.scheduler.schedule()
+        for slots, states in together(self.scheduler.take_resumed(), READ_SLOTS):
+            self._runner.write_slots(slots, states)
+        return None if batch is None else _Step(batch, self._runner.launch(batch), started)
+
+    def _complete(self, step: _Step | None) -> list[Output]:
+        if step is None:
+            return []
+        result = step.launched.wait()
+        now = self.scheduler.latencies.now = time.monotonic()
+        requests = self.scheduler.num_requests
+        outputs = self.scheduler.complete(step.batch, result)
+        self.num_steps += 1
+        if finished := requests - self.scheduler.num_requests:
+            metrics.REQUESTS.labels("finished").inc(finished)
+        ends = Counter(output.finish_reason for output in outputs)
+        for columns in self.scheduler.take_columns():
+            ends.update(dict(zip(REASONS, np.bincount(columns.reasons).tolist(), strict=False)))
+            self._columns.append(columns)
+        for reason, count in ends.items():
+            if reason is not None and count:
+                metrics.SEQUENCES.labels(reason).inc(count)
+        self._measure(step, now)
+        return outputs
+
+    def _measure(self, step: _Step, now: float) -> None:
+        metrics.STEPS.inc()
+        if prefilled := step.batch.num_tokens - step.batch.num_decode:
+            metrics.PREFILL_TOKENS.inc(prefilled)
+        if scored := step.batch.num_scored_prefill:
+            metrics.SCORED_TOKENS.inc(scored)
+        metrics.BATCH_ROWS.observe(step.batch.num_rows)
+        metrics.STEP_TOKENS.observe(step.batch.num_tokens)
+        metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
+        self._last_completed = now
+        self._queue_rate.note(self.scheduler.num_left, now)
+        self._count()
+        self._publish()
+
+    def _count(self) -> None:
+        prefixes, latencies = self.scheduler.prefixes, self.scheduler.latencies
+        parking = self.scheduler.parking
+        counts = (
+            latencies.num_sampled,
+            latencies.num_prompt_tokens,
+            prefixes.num_hits,
+            prefixes.num_cached_tokens,
+            prefixes.num_evictions,
+            parking.num_ever_parked,
+            parking.num_resumed,
+        )
+        counters = (
+            metrics.DECODE_TOKENS,
+            metrics.PROMPT_TOKENS,
+            metrics.PREFIX_HITS,
+            metrics.CACHED_TOKENS,
+            metrics.PREFIX_EVICTIONS,
+            metrics.PARKINGS,
+            metrics.RESUMED,
+        )
+        for counter, count, counted in zip(counters, counts, self._counted, strict=True):
+            if count != counted:
+                counter.inc(count - counted)
+        self._counted = counts
+
+    def _publish(self) -> None:
+        self.scheduler.latencies.publish(is_idle=not self.scheduler.num_requests)
+        self._update_gauges()
+
+    def _update_gauges(self) -> None:
+        scheduler, table = self.scheduler, self.scheduler.table
+        levels = (
+            *(scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting),
+            scheduler.parking.num_parked,
+        )
+        if levels != self._levels:
+            self._levels = levels
+            metrics.PREFIXES.set(scheduler.prefixes.num_used)
+            metrics.RUNNING.set(table.num_owned)
+            metrics.WAITING.set(scheduler.num_waiting)
+            metrics.PARKED.set(scheduler.parking.num_parked)
+            metrics.FREE_SLOTS.set(table.num_free)
+            metrics.SLOT_USAGE.set(table.num_owned / table.num_slots)
+
+
+def _by_index(outputs: list[Output]) -> list[Output]:
+    parts: defaultdict[int, list[Output]] = defaultdict(list)
+    for output in outputs:
+        parts[output.index].append(output)
+    return [join(parts[index]) for index in sorted(parts)]

@@ -1,0 +1,398 @@
+"""The engine process: inbox → step → outbox, until told to stop.
+
+One thread owns the engine and a ZeroMQ ROUTER socket. Between steps it reads what API processes
+sent; after a step it sends one message to each process that the step concerns. Knows no HTTP, text
+or device. Keeps: whatever a client sends, the loop goes on, and whatever happens to the engine,
+every request a live client sent is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import numpy as np
+import zmq
+
+from engine.config import EngineConfig
+from engine.errors import (
+    UNDECODABLE,
+    ConfigError,
+    EngineUnavailable,
+    InvalidRequest,
+    RequestError,
+    SnapshotError,
+    SRMError,
+    StepFailed,
+    TimedOut,
+)
+from engine.messages import (
+    Abandon,
+    Abort,
+    Done,
+    FromEngine,
+    Hello,
+    LoadWeights,
+    Output,
+    Outputs,
+    Request,
+    StopSamples,
+    TakeSnapshot,
+    ToEngine,
+    refusal,
+)
+from engine.process.durable import Detail, Durable
+from engine.process.engine import Engine
+from engine.process.watchdog import Heartbeat, Watchdog
+from engine.process.weight_reload import LoadFolder, Swaps
+from engine.state.sequence import STREAMS
+from engine.weights.checkpoint import load_checkpoint
+
+logger = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_S = 10.0
+"""A client says Hello every second or so; silent for this long, it is taken for dead."""
+IDLE_WAIT_MS = 250
+"""How long an idle engine sleeps before it looks at the clock and at signals again."""
+BUSY_WAIT_MS = 5
+"""The same while a snapshot is written or weights are loaded."""
+MAX_INBOX = 10_000
+"""Messages read between two steps, so that senders cannot hold up those who are running."""
+STREAM_BITS = STREAMS.bit_length() - 1
+LINGER_MS = 1_000
+"""How long the last messages may take to leave a closing socket."""
+
+
+class _Named(msgspec.Struct):
+    """The least of a message that an answer needs."""
+
+    id: str
+
+
+class EngineProcess:
+    """Serves one engine to the clients of one endpoint."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        client_timeout_s: float = CLIENT_TIMEOUT_S,
+        progress: Callable[[], None] = lambda: None,
+        load: LoadFolder = load_checkpoint,
+    ) -> None:
+        """`progress` is called between steps, and several times a second while there are none;
+        `load` reads the folders of other weights."""
+        self._progress = progress
+        self._engine = engine
+        self._config = config
+        self._client_timeout_s = client_timeout_s
+        self._step = engine.step_overlapped if config.overlap else engine.step
+        self._last_heard: dict[bytes, float] = {}  # of each client
+        # Stream numbers have their client's number above their own STREAM_BITS.
+        self._numbers: dict[bytes, int] = {}
+        self._clients: dict[int, bytes] = {}
+        self._num_clients = 0
+        self._owner: dict[str, bytes] = {}  # the client of each request
+        self._durable = Durable(engine, config)
+        self._durable_ids: set[str] = set()  # requests that are
+        self._time_out: deque[tuple[float, str]] = deque()  # when, in order of arrival
+        self._swaps = Swaps(engine, load, config.weights_note)
+        self._deadline: float | None = None  # set: draining, and until when
+        self._leaves_at_once = False
+        self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = LINGER_MS
+        # A ROUTER drops what exceeds its high-water mark. Nothing may be lost, so there is none:
+        # a client that reads too slowly is bounded by its requests, a dead one by its timeout.
+        self._socket.sndhwm = 0
+        try:
+            self._socket.bind(config.endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot listen on endpoint {config.endpoint}: {error}") from None
+
+    def drain(self) -> None:
+        """Refuse new requests, finish what runs, then return from `run`. Twice: do not finish.
+
+        Durable requests are not finished: a snapshot is taken of them.
+        """
+        now = time.monotonic()
+        self._leaves_at_once = self._deadline is not None
+        self._deadline = now if self._leaves_at_once else now + self._config.drain_s
+
+    def run(self) -> int:
+        """Serve until drained or broken; the process's exit code."""
+        try:
+            while not self._is_over():
+                self._progress()
+                self._read_inbox()
+                self._drop_dead_clients()
+                self._end_unwanted()
+                self._change_weights()
+                self._durable.tick(bool(self._durable_ids))
+                if self._durable.wants_part:
+                    self._send_outputs(self._engine.settle())
+                    self._durable.advance()
+                if self._engine.has_work:
+                    self._send_outputs(self._step())
+            self._take_last_snapshot()
+            self._refuse_all(EngineUnavailable("the engine is shutting down"))
+            return 0
+        except Exception:  # the process boundary: nothing here can be mended, so say it and stop
+            logger.exception("the engine failed; stopping")
+            self._refuse_all(StepFailed("the engine failed while this request was running"))
+            return StepFailed.exit_code
+        finally:
+            self._swaps.close()
+            self._context.destroy(linger=LINGER_MS)
+
+    def _is_over(self) -> bool:
+        if self._deadline is None:
+            return False
+        has_others = self._engine.has_work and len(self._owner) > len(self._durable_ids)
+        return not has_others or time.monotonic() >= self._deadline
+
+    def _take_last_snapshot(self) -> None:
+        deadline = time.monotonic() + self._config.snapshot_s
+        self._send_outputs(self._engine.settle())
+        self._durable.finish(
+            lambda: self._leaves_at_once or time.monotonic() >= deadline, self._progress
+        )
+
+    def _read_inbox(self) -> None:
+        """Handle what has arrived; wait for something only if there is nothing to step."""
+        is_busy = self._durable.is_busy or self._swaps.current is not None
+        wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
+        if not self._engine.has_work and not self._socket.poll(wait_ms):
+            return
+        for _ in range(MAX_INBOX):
+            try:
+                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._last_heard[client] = time.monotonic()
+            self._receive(client, b"".join(frames))
+
+    def _receive(self, client: bytes, payload: bytes) -> None:
+        try:
+            message = self._decoder.decode(payload)
+        except UNDECODABLE as error:
+            self._refuse_malformed(client, payload, error)
+            return
+        if isinstance(message, Hello):
+            self._send_status(client)
+        elif isinstance(message, Abort):
+            if self._owner.get(message.id) == client:
+                self._forget(message.id)
+                self._engine.abort(message.id)
+        elif isinstance(message, Abandon):
+            if self._owner.get(message.id) == client:
+                self._engine.scheduler.abandon(message.id, message.is_alone)
+        elif isinstance(message, TakeSnapshot):
+            self._durable.ask(partial(self._answer, client, message.id))
+        elif isinstance(message, StopSamples):
+            self._stop_samples(client, message)
+        elif isinstance(message, LoadWeights):
+            self._begin_swap(client, message)
+        else:
+            self._add(client, message)
+
+    def _begin_swap(self, client: bytes, message: LoadWeights) -> None:
+        try:
+            if self._deadline is not None:
+                raise EngineUnavailable("the engine is draining and keeps its weights")
+            self._swaps.begin(message)
+        except SRMError as error:
+            self._send(client, refusal(message.id, error))
+        else:
+            self._owner[message.id] = client
+
+    def _change_weights(self) -> None:
+        """If it is time to: no step is under way then, and all of the old weights has been said."""
+        if (message := self._swaps.current) is None:
+            return
+        client = self._owner.get(message.id)  # None: it does not wait any more
+        try:
+            if not self._swaps.is_due():
+                return
+            self._send_outputs(self._engine.settle())
+            self._owner.pop(message.id, None)
+            if message.running == "drop":
+                self._drop_all()
+            done = self._swaps.make()
+            self._durable.forget()
+        except SRMError as error:
+            self._owner.pop(message.id, None)
+            if client is not None:
+                self._send(client, refusal(message.id, error))
+            return
+        for one in self._last_heard:
+            self._send_status(one)
+        if client is not None:
+            self._send(client, done)
+
+    def _drop_all(self) -> None:
+        for request_id in list(self._owner):
+            self._engine.abort(request_id)
+            self._refuse(request_id, EngineUnavailable("other weights were put to use meanwhile"))
+
+    def _add(self, client: bytes, request: Request) -> None:
+        try:
+            if self._deadline is not None:
+                raise EngineUnavailable("the engine is draining and takes no new requests")
+            if request.emit == "columns":
+                request = self._numbered(client, request)
+            self._engine.add(request)
+        except (RequestError, EngineUnavailable) as error:
+            self._send(client, refusal(request.id, error))
+        else:
+            self._owner[request.id] = client
+            if request.durable:
+                self._durable_ids.add(request.id)
+                self._durable.accepted(request.id)
+            elif self._config.request_timeout_s:
+                due = time.monotonic() + self._config.request_timeout_s
+                self._time_out.append((due, request.id))
+
+    def _numbered(self, client: bytes, request: Request) -> Request:
+        """With a stream number that says whose it is."""
+        if not 0 <= request.stream < STREAMS:
+            raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
+        if client not in self._numbers:
+            self._numbers[client] = self._num_clients
+            self._clients[self._num_clients] = client
+            self._num_clients += 1
+        stream = (self._numbers[client] << STREAM_BITS) + request.stream
+        return msgspec.structs.replace(request, stream=stream)
+
+    def _stop_samples(self, client: bytes, message: StopSamples) -> None:
+        if self._owner.get(message.id) != client:
+            return
+        whole = len(message.indices) - len(message.indices) % 4
+        indices = np.frombuffer(message.indices[:whole], "<i4")
+        self._engine.stop(message.id, indices, message.cut)
+        if not self._engine.has_request(message.id):
+            self._forget(message.id)
+
+    def _refuse_malformed(self, client: bytes, payload: bytes, error: Exception) -> None:
+        """Whoever sent it may be waiting: answer if the message at least says for which id."""
+        logger.warning("ignored a malformed message of %d bytes: %s", len(payload), error)
+        try:
+            named = msgspec.msgpack.decode(payload, type=_Named)
+        except UNDECODABLE:
+            return
+        if named.id not in self._owner:
+            self._send(client, refusal(named.id, RequestError(f"malformed message: {error}")))
+
+    def _drop_dead_clients(self) -> None:
+        oldest = time.monotonic() - self._client_timeout_s
+        for client in [client for client, heard in self._last_heard.items() if heard < oldest]:
+            if any(self._owner[request_id] == client for request_id in self._durable_ids):
+                self._send_outputs(self._engine.settle())
+            del self._last_heard[client]
+            self._clients.pop(self._numbers.pop(client, -1), None)
+            request_ids = [name for name, owner in self._owner.items() if owner == client]
+            if request_ids:
+                logger.warning("ended %d requests of a silent client", len(request_ids))
+            if durable_ids := self._durable_ids.intersection(request_ids):
+                self._durable.keep(durable_ids)  # for its successor
+            for request_id in request_ids:
+                self._engine.abort(request_id)
+                # It may only have been slow, and still be waiting.
+                self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
+
+    def _end_unwanted(self) -> None:
+        """Abort what has waited and run for too long, and what nobody waits for while others wait
+        for its slots; ids are not used twice."""
+        while self._time_out and self._time_out[0][0] < time.monotonic():
+            _, request_id = self._time_out.popleft()
+            if request_id in self._owner:
+                self._engine.abort(request_id)
+                limit = self._config.request_timeout_s
+                self._refuse(request_id, TimedOut(f"it took longer than {limit:g} s"))
+        for request_id in self._engine.scheduler.in_the_way():
+            self._engine.abort(request_id)
+            self._refuse(request_id, EngineUnavailable("its client left, and others had to wait"))
+
+    def _send_outputs(self, outputs: list[Output]) -> None:
+        """One message per client, however many of its sequences moved."""
+        by_client: defaultdict[bytes, list[Output]] = defaultdict(list)
+        for output in outputs:
+            by_client[self._owner[output.id]].append(output)
+        steps, version = self._engine.take_columns(), self._engine.weights_version
+        for step in steps:
+            for number, columns in step.split(STREAM_BITS):
+                # Of a client that is gone all requests were aborted: no row is of another's.
+                client = self._clients[number]
+                self._send(client, Outputs(by_client.pop(client, []), columns, version))
+        for client, its_outputs in by_client.items():
+            self._send(client, Outputs(its_outputs, weights_version=version))
+        for output in outputs:
+            if output.finish_reason is not None and not self._engine.has_request(output.id):
+                self._forget(output.id)
+        for step in steps:
+            for request_id in step.finished:
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> bytes | None:
+        """Nobody waits for this request any more; who did."""
+        self._durable_ids.discard(request_id)
+        return self._owner.pop(request_id, None)
+
+    def _send_status(self, client: bytes) -> None:
+        status = self._engine.status()
+        if self._deadline is not None:
+            status = msgspec.structs.replace(status, state="draining")
+        self._send(client, status)
+
+    def _refuse_all(self, error: SRMError) -> None:
+        for request_id in list(self._owner):
+            self._refuse(request_id, error)
+
+    def _refuse(self, request_id: str, error: SRMError) -> None:
+        if (client := self._forget(request_id)) is not None:
+            self._send(client, refusal(request_id, error))
+
+    def _answer(self, client: bytes, message_id: str, result: Detail | SnapshotError) -> None:
+        """To what was no request."""
+        if isinstance(result, SnapshotError):
+            self._send(client, refusal(message_id, result))
+        else:
+            self._send(client, Done(message_id, result))
+
+    def _send(self, client: bytes, message: FromEngine) -> None:
+        self._socket.send_multipart([client, self._encoder.encode(message)])
+
+
+def serve(engine: Engine, config: EngineConfig, load: LoadFolder = load_checkpoint) -> int:
+    """Serve the engine until SIGTERM or SIGINT; the process's exit code. Main thread only."""
+    watchdog = Watchdog(config.step_timeout_s)
+    heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None
+
+    def progress() -> None:
+        watchdog.feed()
+        if heartbeat is not None:
+            heartbeat.beat(engine.num_steps)
+
+    process = EngineProcess(engine, config, progress=progress, load=load)
+
+    def stop(signal_number: int, _frame: FrameType | None) -> None:
+        logger.info("%s: draining", signal.Signals(signal_number).name)
+        process.drain()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    logger.info("ready on %s", config.endpoint)
+    try:
+        return process.run()
+    finally:
+        watchdog.stop()

@@ -1,0 +1,254 @@
+"""A snapshot: one file that says how far durable requests are; its layout, and going on from it.
+
+Knows neither engine nor clock. Layout, little-endian: a preamble that says where the header is;
+chunks of many requests' sequences, a section for each of their arrays; the header, with the index
+of requests and the checksum of every section. Every byte is under a checksum. A section's is
+looked at when the first request of its chunk is asked for, so that opening costs the index alone,
+and a request costs its own rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import UNDECODABLE, SnapshotError
+from engine.messages import Request
+from engine.state.parked import Parked, latest
+from engine.steps.batch import I32, I64, SlotStates
+
+NAME = "durable.snapshot"
+"""Of the file in its folder."""
+FORMAT_VERSION = 1
+MAGIC = b"SRMSNAP\n"
+PREAMBLE = struct.Struct("<8sQQII")  # magic, header's offset, its length, its crc, crc of these
+_DIGEST_SIZE = 16
+_PIECE = 2**23
+"""Bytes read at once where a section is only checked."""
+encoder = msgspec.msgpack.Encoder()
+
+
+class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What sequences can only go on under: another of any of these gives other tokens."""
+
+    fingerprint: str
+    """Of config and weights, hexadecimal."""
+    arithmetic: str
+    """What computes in which dtype, such as "cpu float32"."""
+    state_width: int
+    """Values of a sequence's state."""
+    state_dtype: str
+    """Theirs, as numpy writes it."""
+
+
+class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where some sequences are: sections behind each other, in the order of SECTIONS."""
+
+    offset: int
+    rows: int
+    sizes: list[int]
+    checksums: list[int]
+
+    def begin(self, section: str) -> int:
+        return self.offset + sum(self.sizes[: SECTIONS.index(section)])
+
+    def size(self, section: str) -> int:
+        return self.sizes[SECTIONS.index(section)]
+
+
+SECTIONS = (
+    "states",  # of the stamp's dtype [rows, state_width]
+    "last_tokens",  # i32[rows]
+    "indices",  # i64[rows]
+    "positions",  # i32[rows]
+    "token_counts",  # i32[rows]
+    "logprob_counts",  # i32[rows] as many, or 0 where nobody asked
+    "tokens",  # i32[sum of token_counts]
+    "logprobs",  # f32[sum of logprob_counts]
+)
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format_version: int
+    stamp: Stamp
+    weights_version: int
+    """How many weights the engine had been given; for whoever looks."""
+    created_unix: float
+    num_sequences: int
+    ids: list[str]
+    """Of each record's request. Of several of one request, the later says what is true of a sample
+    that is in both."""
+    digests: bytes
+    """u8[records, _DIGEST_SIZE]"""
+    places: bytes
+    """i32[records, 3]: chunk, first row there, rows"""
+    chunks: list[Chunk]
+
+
+class SnapshotFile:
+    """A snapshot to go on from. Keeps the file open, so that the next one may take its place."""
+
+    def __init__(self, path: Path, stamp: Stamp) -> None:
+        """Raises FileNotFoundError, and SnapshotError if it is damaged or of another stamp."""
+        self.path = path
+        self._stamp = stamp
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._loaded: dict[int, _LoadedChunk] = {}  # chunks whose checksums are right
+        try:
+            self._header = self._read_header()
+            self._check_stamp()
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._records: defaultdict[str, list[int]] = defaultdict(list)
+        for at, request_id in enumerate(self._header.ids):
+            self._records[request_id].append(at)
+        self._places = np.frombuffer(self._header.places, "<i4").reshape(-1, 3)
+
+    @property
+    def num_sequences(self) -> int:
+        return self._header.num_sequences
+
+    @property
+    def created_unix(self) -> float:
+        return self._header.created_unix
+
+    def progress(self, request: Request) -> Parked | None:
+        """What it has of this request: nothing, if that of its id had another prompt or params.
+
+        Raises SnapshotError if that part of the file is damaged.
+        """
+        if request.id not in self._records:
+            return None
+        wanted = digest(request)
+        parts = [self._part(at) for at in self._records[request.id] if self._digest(at) == wanted]
+        return latest(parts) if parts else None
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _digest(self, at: int) -> bytes:
+        return self._header.digests[at * _DIGEST_SIZE : (at + 1) * _DIGEST_SIZE]
+
+    def _part(self, at: int) -> Parked:
+        number, begin, count = self._places[at].tolist()
+        chunk = self._header.chunks[number]
+        loaded = self._loaded.get(number) or self._load(number)
+        end, width = begin + count, self._stamp.state_width
+        row_bytes = width * np.dtype(self._stamp.state_dtype).itemsize
+        states = self._read(chunk.begin("states") + begin * row_bytes, count * row_bytes)
+        return Parked(
+            loaded.indices[begin:end],
+            loaded.positions[begin:end],
+            SlotStates(
+                np.frombuffer(states, self._stamp.state_dtype).reshape(count, width),
+                loaded.last_tokens[begin:end],
+            ),
+            self._split(chunk.begin("tokens"), loaded.token_ends[begin : end + 1]),
+            self._split(chunk.begin("logprobs"), loaded.logprob_ends[begin : end + 1]),
+        )
+
+    def _read_header(self) -> Header:
+        preamble = self._read(0, PREAMBLE.size)
+        magic, offset, length, checksum, own = PREAMBLE.unpack(preamble)
+        if magic != MAGIC:
+            raise self._refused("magic", magic, MAGIC)
+        self._check("preamble", zlib.crc32(preamble[:-4]), own)
+        size = os.fstat(self._file).st_size
+        if size != offset + length:
+            raise self._refused("size in bytes", size, offset + length)
+        data = self._read(offset, length)
+        self._check("header", zlib.crc32(data), checksum)
+        try:
+            version = msgspec.msgpack.decode(data, type=_Versioned).format_version
+            if version != FORMAT_VERSION:
+                raise self._refused("format_version", version, FORMAT_VERSION)
+            return msgspec.msgpack.decode(data, type=Header)
+        except UNDECODABLE as error:
+            raise SnapshotError(f"{self.path}: header is none: {error}") from None
+
+    def _check_stamp(self) -> None:
+        for name in Stamp.__struct_fields__:
+            found, expected = getattr(self._header.stamp, name), getattr(self._stamp, name)
+            if found != expected:
+                raise self._refused(name, found, expected)
+
+    def _load(self, number: int) -> _LoadedChunk:
+        """Check all that a chunk has; keep what is small."""
+        chunk = self._header.chunks[number]
+        for section, size, checksum in zip(SECTIONS, chunk.sizes, chunk.checksums, strict=True):
+            begin, found = chunk.begin(section), 0
+            for at in range(begin, begin + size, _PIECE):
+                found = zlib.crc32(self._read(at, min(_PIECE, begin + size - at)), found)
+            self._check(f"checksum of {section} in chunk {number}", found, checksum)
+
+        def array(section: str, kind: str) -> npt.NDArray[Any]:
+            return np.frombuffer(self._read(chunk.begin(section), chunk.size(section)), kind)
+
+        loaded = self._loaded[number] = _LoadedChunk(
+            array("indices", "<i8"),
+            array("positions", "<i4"),
+            array("last_tokens", "<i4"),
+            np.append(0, 4 * np.cumsum(array("token_counts", "<i4"), dtype=np.int64)),
+            np.append(0, 4 * np.cumsum(array("logprob_counts", "<i4"), dtype=np.int64)),
+        )
+        return loaded
+
+    def _split(self, begin: int, ends: I64) -> tuple[bytes, ...]:
+        first = int(ends[0])
+        data = self._read(begin + first, int(ends[-1]) - first)
+        edges = (ends - first).tolist()
+        return tuple(data[a:b] for a, b in pairwise(edges))
+
+    def _read(self, offset: int, size: int) -> bytes:
+        parts, left = [], size
+        while left:
+            try:
+                parts.append(os.pread(self._file, left, offset + size - left))
+            except OSError as error:
+                raise SnapshotError(f"{self.path}: cannot be read: {error.strerror}") from None
+            if not parts[-1]:
+                raise self._refused(f"bytes from {offset} on", size - left, size)
+            left -= len(parts[-1])
+        return b"".join(parts) if len(parts) > 1 else (parts or [b""])[0]
+
+    def _check(self, field: str, found: int, expected: int) -> None:
+        if found != expected:
+            raise self._refused(field, f"{found:08x}", f"{expected:08x}")
+
+    def _refused(self, field: str, found: object, expected: object) -> SnapshotError:
+        return SnapshotError(f"{self.path}: {field} is {found}, expected {expected}")
+
+
+class _Versioned(msgspec.Struct):
+    """The least of a header of any version."""
+
+    format_version: int
+
+
+class _LoadedChunk(NamedTuple):
+    """What is kept of a chunk that has been checked."""
+
+    indices: I64  # i64[rows]
+    positions: I32  # i32[rows]
+    last_tokens: I32  # i32[rows]
+    token_ends: I64  # i64[rows + 1] where each row's tokens begin and end, in bytes
+    logprob_ends: I64  # i64[rows + 1]
+
+
+def digest(request: Request) -> bytes:
+    """Of prompt and parameters: what a request's tokens depend on, besides the model."""
+    known = hashlib.blake2b(request.prompt_token_ids, digest_size=_DIGEST_SIZE)
+    biases = dict(sorted(request.params.logit_bias.items()))  # whatever order they came in
+    known.update(encoder.encode(msgspec.structs.replace(request.params, logit_bias=biases)))
+    return known.digest()

@@ -1,0 +1,274 @@
+"""The Python API: `Engine(model).generate(prompts, SamplingParams(n=10_000))`, in this process.
+
+A model folder, its runner and the stepped engine under one name, for whoever writes a program and
+no server. A completion is the one that the server gives for the same prompt, parameters and seed.
+Nothing in `engine` imports this.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import repeat
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
+from engine.device.runner import ModelRunner
+from engine.errors import (
+    ConfigError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+)
+from engine.messages import SamplingParams
+from engine.process.engine import Engine as SteppedEngine
+from engine.python.pending_prompt import Asked, Prompt, in_turn
+from engine.python.request_output import Completion, Generated
+from engine.python.tokenizer import FolderTokenizer
+from engine.settings import of_values
+from engine.steps.batch import I32
+from engine.weights.checkpoint import load_checkpoint
+
+_DEFAULTS = SamplingParams()
+_NO_TOKENS: I32 = np.empty(0, np.int32)
+_OF_THE_PROCESS = (
+    *("endpoint", "drain_s", "request_timeout_s", "step_timeout_s", "heartbeat"),
+    *("log_level", "log_format", "snapshot_dir", "snapshot_interval_s", "snapshot_s"),
+    "weights_note",
+)
+"""Settings that mean nothing here."""
+
+
+class Progress(NamedTuple):
+    """How far `generate` is."""
+
+    finished: int
+    """Completions that have ended."""
+    total: int
+    """Completions asked for."""
+    tokens: int
+    """Sampled so far."""
+    running: int
+    """Completions that are being sampled."""
+
+
+class Engine:
+    """A model, ready to complete prompts. Not thread-safe; one `generate` or `stream` at a time."""
+
+    def __init__(self, model: str | Path = DEMO_MODEL, **settings: Any) -> None:
+        """Load a model folder, and its step graph: compiled now, or before (`cache_dir`).
+
+        `settings` are those of EngineConfig, such as `device`, `dtype` and `num_slots`. Raises
+        ConfigError or CheckpointError, which say what is wrong.
+        """
+        for name in _OF_THE_PROCESS:
+            if name in settings:
+                raise ConfigError(f"{name} is a setting of the engine process; there is none here")
+        config = of_values(EngineConfig, {"model": Path(model), **settings}, "Engine")
+        weights = load_checkpoint(config.model)
+        runner = ModelRunner(weights, config)
+        steps = SteppedEngine(weights.config, runner, config, weights.fingerprint)
+        self._take(steps, weights.config, config, runner.close)
+
+    @classmethod
+    def over(cls, steps: SteppedEngine, model: ModelConfig, config: EngineConfig) -> Engine:
+        """With an engine that is there already; closing is its owner's business."""
+        engine = cls.__new__(cls)
+        engine._take(steps, model, config, lambda: None)
+        return engine
+
+    def _take(
+        self,
+        steps: SteppedEngine,
+        model: ModelConfig,
+        config: EngineConfig,
+        close: Callable[[], None],
+    ) -> None:
+        self._steps: SteppedEngine | None = steps
+        self._config = config
+        self._close = close
+        self._read_ahead, _ = config.step_limits(model)  # no step begins more of them
+        self._is_busy = False
+        self._tokenizer = FolderTokenizer(config.model)
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = _DEFAULTS,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> list[Generated]:
+        """Complete every prompt, in the order given; one text alone is one prompt.
+
+        `params` are all prompts' or one for each. A seed is that of every prompt that has it: equal
+        prompts with equal parameters have equal completions. `on_progress` is called after every
+        step. Raises RequestError, which names the prompt at fault; nothing is left running then.
+        """
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = list(_checked(params, len(given)))
+        if len(each) != len(given):
+            raise InvalidRequest(
+                f"params must be one or as many as prompts: {len(given)}; got {len(each)}",
+                "params",
+            )
+        steps, found = self._open(), [Generated(_NO_TOKENS, []) for _ in given]
+        total, before = sum(one.n for one in each), steps.scheduler.latencies.num_sampled
+        finished = 0
+
+        def report() -> None:
+            scheduler = steps.scheduler
+            if on_progress is not None:
+                tokens = scheduler.latencies.num_sampled - before
+                on_progress(Progress(finished, total, tokens, scheduler.table.num_owned))
+
+        asked = in_turn(zip(given, each, strict=True), self._tokenizer)
+        with closing(self._run(steps, asked, report)) as completions:
+            for one, made in completions:
+                finished += 1
+                found[one.number].completions.append(made)
+                if not one.unfinished:
+                    found[one.number] = one.generated(found[one.number].completions)
+        return found
+
+    def stream(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] = _DEFAULTS,
+    ) -> Iterator[Completion]:
+        """Completions as they end, in whatever order, of prompts that may be without end.
+
+        As many prompts are read ahead as a step can begin, so memory does not grow. Leaving the
+        loop cancels the rest once the iterator is closed. Raises as `generate`; `prompt_logprobs`
+        is refused.
+        """
+        given = iter([prompts] if isinstance(prompts, str) else prompts)
+        each = map(_streamed, _checked(params))
+        asked = in_turn(zip(given, each, strict=False), self._tokenizer)
+        with closing(self._run(self._open(), asked, lambda: None)) as completions:
+            for _, made in completions:
+                yield made
+
+    def close(self) -> None:
+        """Give the model's memory back; nothing can be generated any more."""
+        if self._steps is not None:
+            self._steps = None
+            self._close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> SteppedEngine:
+        if self._steps is None:
+            raise EngineUnavailable("this engine was closed")
+        if self._is_busy:
+            raise EngineUnavailable(
+                "another generate() or stream() of this engine has not ended: close() the iterator"
+            )
+        return self._steps
+
+    def _run(
+        self, steps: SteppedEngine, asked: Iterator[Asked], after_step: Callable[[], None]
+    ) -> Generator[tuple[Asked, Completion], None, None]:
+        """Completions as they end. Takes no more prompts than slots have use for soon."""
+        running: dict[str, Asked] = {}
+        decode = self._tokenizer.decode
+        step = steps.step_overlapped if self._config.overlap else steps.step
+        self._is_busy = True
+        try:
+            upcoming = next(asked, None)
+            while upcoming is not None or steps.has_work:
+                while upcoming is not None and self._add(steps, upcoming):
+                    running[upcoming.request.id] = upcoming
+                    upcoming = next(asked, None)
+                with _uninterrupted():
+                    outputs = step()
+                after_step()
+                for output in outputs:
+                    one = running[output.id]
+                    if (made := one.take(output, decode)) is not None:
+                        if not one.unfinished:
+                            del running[output.id]
+                        yield one, made
+        finally:
+            with _uninterrupted():
+                for request_id in steps.scheduler.request_ids():
+                    steps.abort(request_id)
+                while steps.has_work:
+                    steps.step()
+            self._is_busy = False
+
+    def _add(self, steps: SteppedEngine, asked: Asked) -> bool:
+        """Whether there was room for it. Raises RequestError, which names the prompt."""
+        if steps.scheduler.num_waiting >= self._read_ahead:
+            return False
+        try:
+            steps.add(asked.request)
+        except Overloaded:
+            return False
+        except RequestError as error:
+            error.message = f"prompt {asked.number}: {error.message}"
+            error.args = (error.message,)
+            raise
+        return True
+
+
+def _checked(
+    params: SamplingParams | Iterable[SamplingParams], count: int | None = None
+) -> Iterator[SamplingParams]:
+    """One for each prompt, of so many if that is known. Raises InvalidRequest for what is none."""
+    if isinstance(params, SamplingParams):
+        yield from repeat(params) if count is None else repeat(params, count)
+        return
+    # A dict's keys are none, but it is the dict that is wrong.
+    is_list = isinstance(params, Iterable) and not isinstance(params, Mapping)
+    for one in params if is_list else [params]:
+        if not isinstance(one, SamplingParams):
+            raise InvalidRequest(
+                f"params must be SamplingParams, or one for each prompt; got {type(one).__name__}",
+                "params",
+            )
+        yield one
+
+
+def _streamed(params: SamplingParams) -> SamplingParams:
+    if params.prompt_logprobs is not None:
+        raise InvalidRequest(
+            f"prompt_logprobs must be None here, got {params.prompt_logprobs}: generate() has them",
+            "prompt_logprobs",
+        )
+    return params
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until the block is left: a step is done or not begun."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(signum: int, _frame: FrameType | None) -> None:
+        came.append(signum)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)

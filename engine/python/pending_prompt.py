@@ -1,0 +1,85 @@
+"""Prompts of the Python API on their way: from what a caller gives to requests, and back from
+Outputs to what it gets. Knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from engine.errors import InvalidRequest
+from engine.messages import PROMPT, Output, Request, SamplingParams, join
+from engine.python.request_output import Completion, Decode, Generated, completion, token_scores
+from engine.python.tokenizer import FolderTokenizer
+from engine.steps.batch import I32
+
+Prompt = str | Sequence[int] | I32
+"""A text, or token ids."""
+_AT_ONCE = 64
+"""Prompts that are read and tokenized together."""
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A prompt on its way to its completions."""
+
+    number: int
+    request: Request
+    unfinished: int
+    parts: dict[int, list[Output]] = field(default_factory=dict)
+
+    def take(self, output: Output, decode: Decode) -> Completion | None:
+        """The completion that this Output ends, if it does."""
+        self.parts.setdefault(output.index, []).append(output)
+        if output.finish_reason is None:
+            return None
+        self.unfinished -= 1
+        whole = join(self.parts.pop(output.index))
+        is_scored = self.request.params.logprobs is not None
+        return completion(self.number, whole, is_scored, decode)
+
+    def generated(self, completions: list[Completion]) -> Generated:
+        """All of it, once nothing is unfinished."""
+        scores = self.parts.get(PROMPT)
+        return Generated(
+            prompt_token_ids=np.frombuffer(self.request.prompt_token_ids, np.int32),
+            completions=sorted(completions, key=lambda one: one.index),
+            prompt_scores=token_scores(join(scores)) if scores else None,
+        )
+
+
+def in_turn(
+    given: Iterator[tuple[Prompt, SamplingParams]],
+    tokenizer: FolderTokenizer,
+) -> Iterator[Asked]:
+    """The prompts as requests. Raises InvalidRequest for what is no prompt."""
+    first = 0
+    while some := list(islice(given, _AT_ONCE)):
+        texts = [prompt for prompt, _ in some if isinstance(prompt, str)]
+        encoded = iter(tokenizer.encode(texts) if texts else ())
+        for number, (prompt, params) in enumerate(some, first):
+            ids = next(encoded) if isinstance(prompt, str) else prompt
+            request = Request(
+                id=str(number),
+                prompt_token_ids=_as_bytes(ids, number),
+                params=params,
+                emit="delta" if params.logprobs else "final",
+            )
+            yield Asked(number, request, params.n)
+        first += len(some)
+
+
+def _as_bytes(token_ids: Any, number: int) -> bytes:
+    """int32 little-endian."""
+    ids = np.asarray(token_ids)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise InvalidRequest(
+            f"prompt {number} must be a text or a list of token ids, got {token_ids!r:.80}",
+            "prompts",
+        )
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < 2**31:
+        raise InvalidRequest(f"prompt {number} has ids beyond 0 … 2**31 - 1", "prompts")
+    return ids.astype("<i4").tobytes()

@@ -1,0 +1,98 @@
+"""What the Python API gives: completions as arrays, and as text where that is asked for.
+
+A completion is a view of the bytes that the engine made: no Python object is made per token, and
+its text only when it is read. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.messages import FinishReason, Output
+from engine.steps.batch import F32, I32
+
+Decode = Callable[[I32], str | None]
+"""The text of token ids; None of a model without a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenScores:
+    """Log-probabilities of tokens, and the likeliest tokens in their places."""
+
+    logprobs: F32
+    """f32[tokens]"""
+    ranks: I32
+    """i32[tokens], of a prompt's: 1 is the likeliest; of a completion's there are none."""
+    top_ids: I32
+    """i32[tokens, k], k alternatives asked for, the likeliest first; -1 where there are no more."""
+    top_logprobs: F32
+    """f32[tokens, k], theirs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One sample of a prompt."""
+
+    prompt: int
+    """Which of the prompts it completes, in the order given, from 0."""
+    index: int
+    """Which sample of the prompt, 0 … n - 1."""
+    token_ids: I32
+    """i32[tokens], read-only; includes the token that ended it."""
+    finish_reason: FinishReason
+    """`stop`: a token ended it. `length`: max_tokens or the context did. `error`: the model's
+    output was not finite, and nothing was sampled from it."""
+    scores: TokenScores | None
+    """Of its tokens, if `logprobs` asked for them."""
+    decode: Decode = field(repr=False)
+
+    @property
+    def text(self) -> str | None:
+        """Without the token that ended it, and without special tokens. None of a model without a
+        tokenizer. Made anew each time."""
+        ids = self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
+        return self.decode(ids)
+
+    @property
+    def logprobs(self) -> F32 | None:
+        """f32[tokens], if asked for."""
+        return None if self.scores is None else self.scores.logprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generated:
+    """A prompt and its completions, by index."""
+
+    prompt_token_ids: I32
+    """i32[tokens], read-only."""
+    completions: list[Completion]
+    prompt_scores: TokenScores | None = None
+    """Of all tokens of the prompt but the first, if `prompt_logprobs` asked for them."""
+
+
+def completion(prompt: int, whole: Output, is_scored: bool, decode: Decode) -> Completion:
+    """Of an Output that says all of it."""
+    assert whole.finish_reason is not None
+    return Completion(
+        prompt=prompt,
+        index=whole.index,
+        token_ids=np.frombuffer(whole.token_ids, np.int32),
+        finish_reason=whole.finish_reason,
+        scores=token_scores(whole) if is_scored else None,
+        decode=decode,
+    )
+
+
+def token_scores(whole: Output) -> TokenScores:
+    """The scores that an Output has."""
+    count = len(whole.token_ids) // 4
+    shape = (count, len(whole.top_ids) // (4 * max(count, 1)))
+    return TokenScores(
+        logprobs=np.frombuffer(whole.logprobs, np.float32),
+        ranks=np.frombuffer(whole.ranks, np.int32),
+        top_ids=np.frombuffer(whole.top_ids, np.int32).reshape(shape),
+        top_logprobs=np.frombuffer(whole.top_logprobs, np.float32).reshape(shape),
+    )

@@ -1,0 +1,46 @@
+"""The tokenizer of a model folder, for the Python API: the only file of `engine` that knows text.
+
+`tokenizer.json` is read when a text is given or asked for, and not before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from engine.errors import CheckpointError, InvalidRequest
+from engine.steps.batch import I32
+
+
+class FolderTokenizer:
+    """From text to token ids and back, of a folder that may have no tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "tokenizer.json"
+        self._tokenizer: Tokenizer | None = None
+
+    def encode(self, texts: list[str]) -> list[I32]:
+        """i32[tokens] of each, with what the tokenizer adds around a prompt.
+
+        Raises InvalidRequest where there is no tokenizer, CheckpointError where it is none.
+        """
+        found = self._load().encode_batch(texts)
+        return [np.array(one.ids, np.int32) for one in found]
+
+    def decode(self, token_ids: I32) -> str | None:
+        """Their text, without special tokens; None where there is no tokenizer."""
+        if self._tokenizer is None and not self._path.exists():
+            return None
+        return str(self._load().decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def _load(self) -> Tokenizer:
+        if self._tokenizer is None:
+            if not self._path.exists():
+                raise InvalidRequest("prompts must be token ids: this model has no tokenizer")
+            try:
+                self._tokenizer = Tokenizer.from_file(str(self._path))
+            except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+                raise CheckpointError(f"{self._path} is not a tokenizer: {error}") from None
+        return self._tokenizer

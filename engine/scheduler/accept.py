@@ -1,0 +1,115 @@
+"""Accept: everything a request says against the model, once, at the door.
+
+Knows no queue: whether there is room is for the scheduler to say. Keeps: a group exists only if
+everything its caller sent has been checked.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from engine.config import ModelConfig
+from engine.errors import ContextTooLong, InvalidRequest
+from engine.messages import (
+    MAX_LOGPROBS,
+    MAX_TEMPERATURE,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    Request,
+    SamplingParams,
+)
+from engine.state.sequence import STREAMS, SequenceGroup
+from engine.steps.batch import I32
+from engine.steps.token_edits import plan_edits
+
+GROUP_BYTES = 2_048
+"""About what a group takes besides what its caller sent."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup:
+    """Check everything a request says against the model; RequestError says what does not fit."""
+    params = request.params
+    _check_ranges(params)
+    if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
+        raise InvalidRequest(
+            f"weight must be {MIN_WEIGHT:g} … {MAX_WEIGHT:g}, got {request.weight}", "weight"
+        )
+    if request.durable and request.emit == "columns":
+        raise InvalidRequest("durable must be false where emit is columns, got true", "durable")
+    if request.stream < 0 or request.stream % STREAMS + params.n > STREAMS:
+        raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
+    prompt = _prompt(request.prompt_token_ids, model)
+    _check_scoring(request, len(prompt))
+    for token in params.stop_token_ids:
+        if not 0 <= token < model.vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids holds {token}; ids are 0 … {model.vocab_size - 1}",
+                "stop_token_ids",
+            )
+    stop_ids = frozenset(params.stop_token_ids)
+    return SequenceGroup(
+        request=request,
+        prompt=prompt,
+        stop_ids=stop_ids if params.ignore_eos else stop_ids | {model.eos_token_id},
+        first_id=first_id,
+        # The last sampled token is not fed, so a full context may still sample one.
+        max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
+        edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model),
+        unfinished=params.n,
+        to_start=params.n,
+        num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
+    )
+
+
+def _prompt(data: bytes, model: ModelConfig) -> I32:
+    if not data or len(data) % 4:
+        raise InvalidRequest(
+            f"prompt_token_ids must be one or more int32, got {len(data)} bytes", "prompt_token_ids"
+        )
+    prompt = np.frombuffer(data, "<i4").astype(np.int32)
+    if len(prompt) > model.n_ctx:
+        raise ContextTooLong.of(len(prompt), model.n_ctx, "prompt_token_ids")
+    outside = prompt[(prompt < 0) | (prompt >= model.vocab_size)]
+    if len(outside):
+        raise InvalidRequest(
+            f"prompt_token_ids holds {outside[0]}; ids are 0 … {model.vocab_size - 1}",
+            "prompt_token_ids",
+        )
+    return prompt
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    checks = (
+        ("max_tokens", params.max_tokens >= 0, "at least 0"),
+        ("n", params.n >= 1, "at least 1"),
+        ("temperature", 0 <= params.temperature <= MAX_TEMPERATURE, f"0 … {MAX_TEMPERATURE:g}"),
+        ("top_k", 0 <= params.top_k < 2**31, "0 (off) … 2**31 - 1"),
+        ("top_p", 0 <= params.top_p <= 1, "0 … 1"),
+        ("min_p", 0 <= params.min_p <= 1, "0 … 1"),
+        ("seed", 0 <= params.seed < 2**64, "0 … 2**64 - 1"),
+        *(
+            (name, 0 <= (getattr(params, name) or 0) <= MAX_LOGPROBS, f"0 … {MAX_LOGPROBS}")
+            for name in ("logprobs", "prompt_logprobs")
+        ),
+    )
+    for name, is_valid, allowed in checks:
+        if not is_valid:
+            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
+
+
+def _check_scoring(request: Request, prompt_length: int) -> None:
+    params = request.params
+    if params.max_tokens == 0 and (params.prompt_logprobs is None or prompt_length < 2):
+        raise InvalidRequest(
+            "max_tokens must be at least 1, or 0 with prompt_logprobs and a prompt of at least "
+            f"2 tokens; got 0, prompt_logprobs = {params.prompt_logprobs}, {prompt_length} tokens",
+            "max_tokens",
+        )
+    if params.logprobs and request.emit != "delta":
+        raise InvalidRequest(
+            f"logprobs must be 0 where emit is {request.emit}, since alternatives are not kept; "
+            f"got {params.logprobs}",
+            "logprobs",
+        )

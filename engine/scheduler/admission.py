@@ -1,0 +1,302 @@
+"""Admission: who gets the slots that are free, and who is to give some up.
+
+Three lines want slots: groups whose prompts are to be prefilled, groups whose samples can start,
+and groups with parked samples. The next slot goes to the highest priority, in it to the share with
+the least load, in it to the earliest group, of which parked samples come first. Pure. Keeps: while
+others of its priority wait, a share gets no more slots at once than bring it near its part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from engine.scheduler.parking import Parking
+from engine.scheduler.prefill import Prefill
+from engine.scheduler.wait_queues import FairLine
+from engine.state.fair_share import Share, Shares
+from engine.state.latency import Latencies
+from engine.state.prefixes import NO_SLOT, Prefixes
+from engine.state.sequence import SequenceGroup
+from engine.state.slots import SlotTable, StopSets
+from engine.steps.batch import I32, I64, SlotStates
+
+
+class Admission:
+    """The lines of those who want slots."""
+
+    def __init__(
+        self,
+        table: SlotTable,
+        stop_sets: StopSets,
+        prefixes: Prefixes,
+        parking: Parking,
+        latencies: Latencies,
+        max_tokens: int,
+    ) -> None:
+        self.shares = Shares()
+        self.num_waiting = 0  # sequences accepted and not started
+        self._waiting_at: Counter[int] = Counter()  # of these, by priority
+        self.waiting_bytes = 0  # of requests that have sequences to start
+        self.waiting = FairLine()  # for a slot to prefill into
+        self.forking = FairLine()  # prefilled, for slots to start in
+        self.prefill = Prefill(prefixes, self.waiting)
+        self._table = table
+        self._stop_sets = stop_sets
+        self._prefixes = prefixes
+        self._parking = parking
+        self._latencies = latencies
+        self._max_tokens = max_tokens
+        self.is_held = False  # only what is parked gets slots
+        self._resumed: list[tuple[I64, SlotStates]] = []
+        self._rivals: tuple[FairLine, ...] = self.lines  # those that can use a slot now
+
+    @property
+    def lines(self) -> tuple[FairLine, FairLine, FairLine]:
+        """All that want slots."""
+        return self._parking.line, self.forking, self.waiting
+
+    @property
+    def room(self) -> int:
+        """Tokens of prompts that can be fed soon, besides those of the prompts begun."""
+        return self._max_tokens - self.prefill.num_tokens
+
+    def enter(self, group: SequenceGroup) -> None:
+        """A group is accepted: what is to start waits for slots."""
+        group.share = self.shares.enter(group.request)
+        if group.unstarted:
+            self.waiting.push(group)
+            self._count_waiting(group, group.unstarted)
+            self.waiting_bytes += group.num_bytes
+
+    def waiting_before(self, priority: int) -> int:
+        """Sequences waiting that need not let one of this priority pass."""
+        return sum(count for own, count in self._waiting_at.items() if own >= priority)
+
+    def leave(self, group: SequenceGroup) -> None:
+        """Take the group out of everything and free its slots at once."""
+        for line in (self.waiting, self.forking):
+            line.discard(group)
+        self.prefill.drop(group)
+        self._parking.drop_all(group)
+        self._count_waiting(group, -group.unstarted)
+        if group.unstarted:
+            self.waiting_bytes -= group.num_bytes
+        slots = group.slots[: group.reach]
+        sequence_ids = group.first_id + np.arange(len(slots))
+        owned = slots[self._table.sequence_id[slots] == sequence_ids]
+        self._table.free(owned)
+        self.shares.own(group.share, -len(owned))
+
+    def start_no_more(self, group: SequenceGroup, count: int) -> None:
+        """The last `count` sequences of those that a group is to start, of more that there are."""
+        group.to_start -= count
+        self._count_waiting(group, -count)
+        if not group.unstarted:
+            self.waiting_bytes -= group.num_bytes
+            self.waiting.discard(group)
+            self.forking.discard(group)
+            if not group.unforked:
+                self.prefill.drop(group)
+
+    def begin_again(self, group: SequenceGroup) -> I64:
+        """All of a group's samples that neither hold a slot nor are parked are to start anew; the
+        others."""
+        indices = np.arange(group.request.params.n)
+        slots = group.slots[: group.reach]
+        runs = np.flatnonzero(
+            self._table.sequence_id[slots] == group.first_id + np.arange(len(slots))
+        )
+        others = np.concatenate([runs, self._parking.indices(group)])
+        was_unstarted = group.unstarted
+        group.start_anew(np.setdiff1d(indices, others))
+        self._count_waiting(group, group.unstarted - was_unstarted)
+        if was_unstarted or not group.unstarted:
+            return others
+        self.waiting_bytes += group.num_bytes
+        if group.unforked:
+            self.forking.push(group)
+            return others
+        group.prefilled, group.cached, group.state_slot = 0, 0, NO_SLOT
+        group.prefix, group.awaited = None, None
+        group.fills.clear()
+        self.waiting.push(group)
+        return others
+
+    def prefill_again(self, group: SequenceGroup) -> None:
+        """A group's prompt, which has been fed, is to be fed anew for those it is to start."""
+        self.forking.discard(group)
+        self.prefill.forget(group)
+        self.waiting.push(group)
+
+    def admit(self) -> None:
+        """Give free slots out, in serving order."""
+        room = self.room
+        while (found := self._next(room)) is not None:
+            line, group = found
+            line.discard(group)
+            if group.stop_row < 0:
+                group.stop_row = self._stop_sets.acquire(group.stop_ids)
+            if line is self._parking.line:
+                self._resume(group)
+                continue
+            if group.num_unprefilled and not self.prefill.begin(group):
+                continue
+            if group.taken_up is None:
+                self._latencies.take_up(group)
+            if group.num_unprefilled:
+                self._begin_prefill(group)
+                room -= group.num_unprefilled
+            else:
+                self._start(group)
+
+    def take_resumed(self) -> list[tuple[I64, SlotStates]]:
+        """What is to be written to which slots before the next step."""
+        resumed, self._resumed = self._resumed, []
+        return resumed
+
+    def count_forks(self, group: SequenceGroup, count: int) -> None:
+        """So many of its sequences read the prefix no more; after the last one, it may go."""
+        group.unforked -= count
+        if count and not group.unforked and not group.unstarted:
+            self.prefill.release(group)
+
+    def may_displace(self, share: Share) -> bool:
+        """Whether others may have to give slots up to it: of lower priority, or far richer."""
+        priority = share.tier.priority
+        return min(self.shares.owning, default=priority) < priority or self.is_poor(share)
+
+    def is_poor(self, share: Share) -> bool:
+        """Whether it holds less than half of its part of what its priority has."""
+        return 2 * share.owned < self.part(share) and self.part(share) >= share.owned + 1
+
+    def part(self, share: Share) -> float:
+        """Slots that would be its own if all of its priority had theirs by weight."""
+        tier = share.tier
+        return (tier.owned + self._table.num_free) * share.weight / tier.weight
+
+    def usable(self, share: Share, limit: int) -> int:
+        """How many slots its sequences could use now; about `limit` are looked for at most."""
+        priority, count = share.tier.priority, share.parked
+        count += sum(group.unstarted for group in self.forking.at(priority).of(share))
+        room, prefixes = self.room, self._prefixes.num_available
+        head = self.waiting.peek()
+        if head is None or self._is_blocked(head, room):
+            return count
+        for group in self.waiting.at(priority).of(share):
+            if count >= limit or self._is_blocked(group, room):
+                break
+            if not group.num_unprefilled:
+                count += group.unstarted
+            elif not group.needs_prefix:
+                count += 1
+            elif prefixes:
+                prefixes -= 1  # it needs no slot yet
+            else:
+                break
+            room -= group.num_unprefilled
+        return count
+
+    def _next(self, room: int) -> tuple[FairLine, SequenceGroup] | None:
+        """Who gets the next free slot, and the line it is in."""
+        free, best = self._table.num_free, None
+        if self.is_held:
+            parked = self._parking.line.peek()
+            return (self._parking.line, parked) if parked is not None and free else None
+        waiting = self.waiting.peek()
+        self._rivals = self.lines
+        if waiting is not None and self._is_blocked(waiting, room):
+            waiting, self._rivals = None, self._rivals[:2]
+        if not free:
+            # A prompt that needs no slot of its own is fed before its samples displace others.
+            if waiting is None or not waiting.num_unprefilled or not waiting.needs_prefix:
+                return None
+            return (self.waiting, waiting) if self.may_displace(waiting.share) else None
+        for line, group in (
+            (self._parking.line, self._parking.line.peek()),
+            (self.forking, self.forking.peek()),
+            (self.waiting, waiting),
+        ):
+            if group is not None and (best is None or _urgency(group) > _urgency(best[1])):
+                best = line, group
+        return best
+
+    def _is_blocked(self, group: SequenceGroup, room: int) -> bool:
+        """Whether a group that waits would let a slot stand idle that it had."""
+        if not group.num_unprefilled:
+            return False
+        # A slot taken before the next batches can prefill into it would only stand idle.
+        return room <= 0 or (group.needs_prefix and not self._prefixes.num_available)
+
+    def _begin_prefill(self, group: SequenceGroup) -> None:
+        if not group.needs_prefix:
+            slots = self._table.take(group, 1)
+            group.slot = int(slots[0])
+            self._count_started(group, slots)
+        self.prefill.push(group)
+
+    def _start(self, group: SequenceGroup) -> None:
+        """Start sequences of a prefilled group, as many as its share is to have now."""
+        count = min(group.unstarted, self._portion(group))
+        if count:
+            slots = self._table.take(group, count)
+            self._table.is_running[slots] = True
+            self._count_started(group, slots)
+        if group.unstarted:
+            self.forking.push(group)
+
+    def _resume(self, group: SequenceGroup) -> None:
+        """Give slots to parked sequences of a group, as many as its share is to have now."""
+        if group.taken_up is None:
+            self._latencies.take_up(group)
+        portion = self._portion(group)
+        while portion and self._parking.holds(group):
+            parked, times = self._parking.take(group, portion)
+            slots = self._table.take_back(group, parked)
+            self._table.is_running[slots] = True
+            group.remember(parked.indices, slots)
+            self._latencies.resume(slots, times)
+            self.shares.own(group.share, len(slots))
+            self._resumed.append((slots.astype(np.int64), parked.states))
+            portion -= len(slots)
+        if self._parking.holds(group):
+            self._parking.line.push(group)
+
+    def _portion(self, group: SequenceGroup) -> int:
+        """Free slots that the group may have at once: all, but while others wait about a half of
+        its part, since what they can use is not known."""
+        free, share = self._table.num_free, group.share
+        others = 0
+        for line in self._rivals:
+            rivals = line.at(share.tier.priority)
+            if len(rivals) > (share in rivals):
+                others += rivals.weight - (share.weight if share in rivals else 0)
+        if not others:
+            return free
+        return min(free, math.ceil(free * share.weight / (share.weight + others) / 2))
+
+    def _count_waiting(self, group: SequenceGroup, more: int) -> None:
+        """So many more of a group's sequences wait."""
+        priority = group.request.priority
+        self.num_waiting += more
+        self._waiting_at[priority] += more
+        if not self._waiting_at[priority]:
+            del self._waiting_at[priority]
+
+    def _count_started(self, group: SequenceGroup, slots: I32) -> None:
+        self._latencies.start(group, slots)
+        group.start(slots)
+        self._count_waiting(group, -len(slots))
+        self.shares.own(group.share, len(slots))
+        if not group.unstarted:
+            self.waiting_bytes -= group.num_bytes
+        if group.prefix is not None:
+            group.unforked += len(slots)
+
+
+def _urgency(group: SequenceGroup) -> tuple[int, float, int, int]:
+    """The larger is served first."""
+    share = group.share
+    return (share.tier.priority, -share.load, -share.number, -group.first_id)

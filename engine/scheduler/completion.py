@@ -1,0 +1,130 @@
+"""Completion: what a step's result means: tokens to keep, sequences that end, and what is said.
+
+Knows no order of service. Keeps: what depends on time comes from the batch, since the table may be
+one step ahead already.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.messages import Output
+from engine.scheduler.outputs import (
+    ERROR,
+    LENGTH,
+    RUNNING,
+    STOP,
+    NewTokens,
+    decode_scores,
+    new_tokens,
+    prompt_scores,
+    sampled,
+    unsampled,
+)
+from engine.scheduler.request_registry import Roster
+from engine.state.latency import Latencies
+from engine.state.sequence import SequenceGroup
+from engine.state.slots import COLUMNS, FINAL, SlotTable, StopSets
+from engine.steps.batch import F32, I32, I64, Batch, Scores, StepResult
+
+
+class Completion:
+    """Takes in the results of steps."""
+
+    def __init__(
+        self, table: SlotTable, stop_sets: StopSets, roster: Roster, latencies: Latencies
+    ) -> None:
+        self._table = table
+        self._stop_sets = stop_sets
+        self._roster = roster
+        self._latencies = latencies
+        self._columns: list[NewTokens] = []
+
+    def take_columns(self) -> list[NewTokens]:
+        """What sequences with `emit` = "columns" have new since the last time, step by step."""
+        columns, self._columns = self._columns, []
+        return columns
+
+    def complete(self, batch: Batch, result: StepResult) -> list[Output]:
+        """See `Scheduler.complete`."""
+        table = self._table
+        prompt_outputs = self._report_prompts(batch, result.scores)
+        # int64 is what numpy indexes with: it would convert an int32 index at every use.
+        slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
+        positions = batch.positions[: batch.num_decode]
+        tokens, logprobs, starting = result.token_ids, result.logprobs, batch.starting
+        is_live = table.sequence_id[slots] == batch.sequence_ids
+        if not is_live.all():  # aborted, or ended by the step before this one
+            slots, positions, ends = slots[is_live], positions[is_live], ends[is_live]
+            tokens, logprobs = tokens[is_live], logprobs[is_live]
+            starting = starting[is_live[starting]]
+        first = batch.write_slots[starting].astype(np.int64)
+        self._latencies.sample(slots, first, table.first_id[first], batch.turn)
+        table.record(slots, positions, tokens, logprobs)
+        may_speak = ends | self._stop_sets.may_end[tokens]
+        if table.num_streaming:
+            may_speak |= table.emit[slots] != FINAL
+        rows = np.flatnonzero(may_speak)  # few, unless there are many streams
+        slots, positions, tokens, ends = slots[rows], positions[rows], tokens[rows], ends[rows]
+        is_stop = self._stop_sets.table[table.stop_row[slots], tokens]
+        reasons = np.where(is_stop, STOP, np.where(ends, LENGTH, RUNNING))
+        reasons[tokens < 0] = ERROR
+        emit = table.emit[slots]
+        in_columns = np.flatnonzero(emit == COLUMNS)
+        speaks = ((reasons != RUNNING) | (emit != FINAL)) & (emit != COLUMNS)
+        outputs = sampled(
+            table,
+            self._roster.by_first_id,
+            slots[speaks],
+            positions[speaks],
+            reasons[speaks],
+            decode_scores(batch),
+            result.scores,
+            self._roster.untold,
+        )
+        if self._roster.untold:
+            self._roster.untold.difference_update(table.sequence_id[slots[speaks]].tolist())
+        is_end = reasons != RUNNING
+        ended = slots[is_end]
+        lengths = positions[is_end] - table.first_position[ended] + (reasons[is_end] != ERROR)
+        self._latencies.end(ended, table.first_id[ended], lengths)
+        self._roster.count_ends(slots[speaks & is_end])
+        if len(in_columns):
+            self._complete_columns(
+                *(slots[in_columns], positions[in_columns], tokens[in_columns]),
+                *(logprobs[rows][in_columns], reasons[in_columns]),
+            )
+        table.free(ended)
+        return prompt_outputs + outputs
+
+    def _complete_columns(
+        self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
+    ) -> None:
+        """Of the sequences whose news go into columns."""
+        columns = new_tokens(
+            self._table, self._roster.by_first_id, slots, positions, tokens, logprobs, reasons
+        )
+        columns.finished.extend(self._roster.count_ends(slots[reasons != RUNNING]))
+        self._columns.append(columns)
+
+    def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
+        """What was scored of prompts; ends requests that want no more, or whose model broke."""
+        outputs: list[Output] = []
+        for row, first_id in enumerate(batch.scored_ids.tolist(), batch.num_decode):
+            group = self._roster.by_first_id.get(first_id)
+            if group is None:  # aborted, or broken by the step before this one
+                continue
+            output = prompt_scores(group, batch, row, scores)
+            if output is None:
+                outputs += self._end_unsampled(group, ERROR)
+                continue
+            outputs.append(output)
+            group.scored += len(output.logprobs) // 4
+            if not group.max_outputs and group.scored == len(group.prompt) - 1:
+                outputs += self._end_unsampled(group, LENGTH)
+        return outputs
+
+    def _end_unsampled(self, group: SequenceGroup, reason: int) -> list[Output]:
+        self._roster.drop(group)
+        self._latencies.finish(group)
+        return unsampled(group, reason)

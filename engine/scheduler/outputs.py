@@ -1,0 +1,178 @@
+"""What a step says to the callers: its samples and scores as Outputs.
+
+Loops over departures, streams and chunks of scored prompts, never over the whole batch. Changes
+nothing: what an end means for slots and requests is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.messages import PROMPT, REASONS, Columns, Output
+from engine.state.sequence import SequenceGroup
+from engine.state.slots import DELTA, NO_LOGPROBS, SlotTable
+from engine.steps.batch import F32, I32, I64, Batch, Bool, Scores
+from engine.steps.token_deltas import U8
+
+RUNNING, STOP, LENGTH, ERROR = range(4)
+"""Indices into REASONS."""
+NOT_FINITE = "the model's output was not finite"
+
+
+def decode_scores(batch: Batch) -> dict[int, int]:
+    """Where in the step's scores those of a slot's decode row are, by slot."""
+    if not len(batch.score_rows):
+        return {}
+    rows = batch.score_rows[: batch.num_scored_decode]
+    return {slot: place for place, slot in enumerate(batch.write_slots[rows].tolist())}
+
+
+def sampled(
+    table: SlotTable,
+    groups: Mapping[int, SequenceGroup],
+    slots: I64,
+    positions: I32,
+    reasons: I64,
+    places: Mapping[int, int],
+    scores: Scores,
+    untold: Set[int],
+) -> list[Output]:
+    """What these slots' sequences have new, or all of it at their end.
+
+    Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
+    id, `places` are those of `decode_scores`; `untold` are ids of sequences of which nobody knows
+    what they had before.
+    """
+    sequence_ids, tells_news = table.sequence_id[slots], table.emit[slots] == DELTA
+    if untold:
+        tells_news &= ~np.isin(sequence_ids, list(untold))
+    columns = (
+        slots,
+        sequence_ids,
+        table.first_id[slots],
+        np.where(tells_news, positions, table.first_position[slots]),
+        positions + (reasons != ERROR),  # an error is no token
+        table.num_logprobs[slots],
+        reasons,
+    )
+    outputs = []
+    for slot, sequence_id, first_id, start, stop, num_logprobs, reason in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        group = groups[first_id]
+        fields: dict[str, bytes] = {}
+        if slot in places:  # then it is a stream, and this its one new token, if any
+            place = places[slot]
+            fields = scores.as_bytes(place, place + stop - start, num_logprobs)
+        elif num_logprobs != NO_LOGPROBS:
+            assert table.output_logprobs is not None
+            fields = {"logprobs": table.output_logprobs.read(slot, start, stop)}
+        outputs.append(
+            Output(
+                id=group.request.id,
+                index=sequence_id - first_id,
+                token_ids=table.output_tokens.read(slot, start, stop),
+                finish_reason=REASONS[reason],
+                error=NOT_FINITE if reason == ERROR else None,
+                cached_tokens=group.cached,
+                first_version=group.first_version,
+                **fields,
+            )
+        )
+    return outputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NewTokens:
+    """What a step's sequences with `emit` = "columns" have new, for all API processes together."""
+
+    streams: I64  # i64[rows]
+    token_ids: I32  # i32[rows]
+    reasons: U8  # u8[rows]
+    logprobs: F32  # f32[rows], or none where nobody asked
+    cached: list[tuple[int, int]]  # stream and cached tokens of groups that begin to sample
+    finished: list[str]  # ids of requests that these are the last of
+
+    def split(self, bits: int) -> list[tuple[int, Columns]]:
+        """As messages, by what the stream numbers have above their lowest `bits` bits."""
+        owners = self.streams >> bits
+        if len(owners) and (owners == owners[0]).all():
+            return [(int(owners[0]), self._columns(slice(None), bits, int(owners[0])))]
+        return [
+            (owner, self._columns(owners == owner, bits, owner))
+            for owner in np.unique(owners).tolist()
+        ]
+
+    def _columns(self, rows: slice | Bool, bits: int, owner: int) -> Columns:
+        return Columns(
+            streams=(self.streams[rows] - (owner << bits)).tobytes(),
+            token_ids=self.token_ids[rows].tobytes(),
+            reasons=self.reasons[rows].tobytes(),
+            logprobs=self.logprobs[rows].tobytes() if len(self.logprobs) else b"",
+            cached=[
+                (stream - (owner << bits), count)
+                for stream, count in self.cached
+                if stream >> bits == owner
+            ],
+        )
+
+
+def new_tokens(
+    table: SlotTable,
+    groups: Mapping[int, SequenceGroup],
+    slots: I64,
+    positions: I32,
+    tokens: I32,
+    logprobs: F32,
+    reasons: I64,
+) -> NewTokens:
+    """What these slots' sequences sampled at these positions, and who of them ends; see `sampled`.
+
+    `finished` is left to whoever counts the ends.
+    """
+    first_ids = np.unique(table.first_id[slots[positions == table.first_position[slots]]])
+    begun = [groups[first_id] for first_id in first_ids.tolist()]
+    asks = bool((table.num_logprobs[slots] != NO_LOGPROBS).any())
+    return NewTokens(
+        streams=table.stream[slots],
+        token_ids=tokens,
+        reasons=reasons.astype(np.uint8),
+        logprobs=logprobs if asks else logprobs[:0],
+        cached=[(group.request.stream, group.cached) for group in begun if group.cached],
+        finished=[],
+    )
+
+
+def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) -> Output | None:
+    """The scores of the chunk that a prefill row fed; None where the model broke."""
+    begin, end = batch.row_offsets[row : row + 2].tolist()
+    # The tokens come after all decode rows, their scores after those of the decode rows scored.
+    shift = batch.num_scored_decode - batch.num_decode
+    if np.isnan(scores.logprobs[begin + shift : end + shift]).any():
+        return None
+    return Output(
+        id=group.request.id,
+        index=PROMPT,
+        token_ids=batch.targets[begin:end].tobytes(),
+        finish_reason=None,
+        error=None,
+        cached_tokens=group.cached,
+        first_version=group.first_version,
+        **scores.as_bytes(begin + shift, end + shift, group.request.params.prompt_logprobs or 0),
+    )
+
+
+def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
+    """The ends of a group's sequences, of which none has begun to sample: the first ones of n."""
+    return [
+        Output(
+            id=group.request.id,
+            index=index,
+            finish_reason=REASONS[reason],
+            error=NOT_FINITE if reason == ERROR else None,
+        )
+        for index in range(group.unfinished)
+    ]

@@ -1,0 +1,209 @@
+"""Parking: sequences without a slot, kept until they get one again.
+
+Knows the slots' arrays, and the device not at all: what its pool holds of the slots is handed in.
+Keeps: memory of what is parked is counted until it is given back, which is when the last of those
+that were parked together goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.scheduler.wait_queues import FairLine
+from engine.state.latency import Times
+from engine.state.parked import Parked
+from engine.state.sequence import SequenceGroup
+from engine.state.slots import NO_LOGPROBS, SlotTable
+from engine.steps.batch import I32, I64, Bool, SlotStates
+
+
+class Taken(NamedTuple):
+    """Sequences of one group, out of their slots."""
+
+    first_id: int
+    slots: I64  # i64[k] which they had
+    parked: Parked
+
+
+def parkable(table: SlotTable) -> I64:
+    """Slots of sequences that go on and have sampled: their state lies in their own slot."""
+    return np.flatnonzero(table.is_running & (table.position > table.first_position))
+
+
+def check_fits(group: SequenceGroup, parked: Parked) -> None:
+    """Assert that these are sequences of the group: whoever kept them had its request."""
+    first, asks = len(group.prompt) - 1, group.request.params.logprobs is not None
+    lengths = (4 * (parked.positions.astype(np.int64) - first)).tolist()
+    assert (np.diff(parked.indices) > 0).all() and len(parked.states) == len(parked)
+    assert all(0 <= index < group.request.params.n for index in parked.indices[[0, -1]])
+    assert all(0 < length // 4 < group.max_outputs for length in lengths)
+    assert [len(one) for one in parked.tokens] == lengths
+    assert [len(one) for one in parked.logprobs] == [length * asks for length in lengths]
+
+
+def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
+    """What these slots' sequences need to go on in others, group by group, which share memory.
+
+    `slots` are some of `parkable`, and `states` what the pool holds of them when all steps have
+    been completed.
+    """
+    order = np.argsort(table.sequence_id[slots])
+    slots = slots[order]
+    first_ids, begins = np.unique(table.first_id[slots], return_index=True)
+    ends = [*begins[1:].tolist(), len(slots)][: len(begins)]
+    all_of_them = _parked(table, slots, SlotStates(states.states[order], states.last_tokens[order]))
+    for first_id, begin, end in zip(first_ids.tolist(), begins.tolist(), ends, strict=True):
+        own = slice(begin, end)
+        yield Taken(first_id, slots[own], all_of_them.part(own))
+
+
+def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple[I64, SlotStates]]:
+    """Few writes instead of many, of about `most` slots each, ascending: so neighbours meet."""
+    while resumed:
+        count, size = 0, 0
+        while count < len(resumed) and size < most:
+            size += len(resumed[count][0])
+            count += 1
+        some, resumed = resumed[:count], resumed[count:]
+        slots = np.concatenate([slots for slots, _ in some])
+        order = np.argsort(slots)
+        states = np.concatenate([states.states for _, states in some])
+        tokens = np.concatenate([states.last_tokens for _, states in some])
+        yield slots[order], SlotStates(states[order], tokens[order])
+
+
+def _parked(table: SlotTable, slots: I64, states: SlotStates) -> Parked:
+    """At once what is true of several groups' sequences."""
+    firsts, positions = table.first_position[slots], table.position[slots]
+    asks = table.num_logprobs[slots] != NO_LOGPROBS
+    rows = list(zip(slots.tolist(), firsts.tolist(), positions.tolist(), strict=True))
+    logprobs = table.output_logprobs
+    return Parked(
+        indices=table.sequence_id[slots] - table.first_id[slots],
+        positions=positions,
+        states=states,
+        tokens=tuple(table.output_tokens.read(*row) for row in rows),
+        logprobs=tuple(
+            b"" if logprobs is None or not is_asked else logprobs.read(*row)
+            for row, is_asked in zip(rows, asks.tolist(), strict=True)
+        ),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """Sequences of one group that were parked together; those before `begin` run again."""
+
+    parked: Parked
+    times: Times
+    begin: int = 0
+
+    def rest(self) -> tuple[Parked, Times]:
+        """What is still parked."""
+        rest = slice(self.begin, len(self.parked))
+        return self.parked.part(rest), self.times.only(rest)
+
+
+class Parking:
+    """All that is parked, and the groups in line to go on."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.line = FairLine()
+        self.num_bytes = 0
+        self.num_parked = 0
+        self.num_ever_parked = 0
+        self.num_resumed = 0
+        self._max_bytes = max_bytes
+        self._pieces: dict[SequenceGroup, deque[_Piece]] = {}
+
+    @property
+    def room(self) -> int:
+        """Bytes that more may be parked in."""
+        return self._max_bytes - self.num_bytes
+
+    def holds(self, group: SequenceGroup) -> bool:
+        """Whether sequences of the group are parked."""
+        return group in self._pieces
+
+    def records(self) -> Iterator[tuple[SequenceGroup, Parked]]:
+        """All there is, a group maybe several times."""
+        for group, pieces in self._pieces.items():
+            for piece in pieces:
+                yield group, piece.rest()[0]
+
+    def indices(self, group: SequenceGroup) -> I64:
+        """Which samples of the group are parked, in no order."""
+        pieces = [piece.rest()[0].indices for piece in self._pieces.get(group, ())]
+        return np.concatenate([np.empty(0, np.int64), *pieces])
+
+    def put(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
+        """These sequences of the group hold no slot from now on."""
+        pieces = self._pieces.get(group)
+        if pieces is None:
+            pieces = self._pieces[group] = deque()
+            self.line.push(group)
+        pieces.append(_Piece(parked, times))
+        self.num_bytes += parked.nbytes
+        self._count(group, len(parked))
+
+    def park(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
+        """These sequences of the group gave up their slots."""
+        self.put(group, parked, times)
+        self.num_ever_parked += len(parked)
+
+    def take(self, group: SequenceGroup, count: int) -> tuple[Parked, Times]:
+        """Sequences that are to go on, `count` at most: who was parked first comes first."""
+        pieces = self._pieces[group]
+        piece = pieces[0]
+        parked, times = piece.rest()
+        found = slice(0, count)
+        piece.begin += min(count, len(parked))
+        if piece.begin == len(piece.parked):
+            self._remove(group, piece)
+        self.num_resumed += min(count, len(parked))
+        self._count(group, -min(count, len(parked)))
+        return parked.part(found), times.only(found)
+
+    def drop(self, group: SequenceGroup, wanted: Callable[[I64], Bool]) -> list[tuple[I32, Times]]:
+        """Forget those of the group whose indices are `wanted`: their positions and times."""
+        dropped = []
+        for piece in list(self._pieces.get(group, ())):
+            parked, times = piece.rest()
+            goes = wanted(parked.indices)
+            if goes.any():
+                dropped.append((parked.positions[goes], times.only(goes)))
+                self._count(group, -int(np.count_nonzero(goes)))
+                self._remove(group, piece, parked.only(np.flatnonzero(~goes)), times.only(~goes))
+        return dropped
+
+    def drop_all(self, group: SequenceGroup) -> None:
+        """Forget all of the group."""
+        self.drop(group, lambda indices: np.full(len(indices), True))
+
+    def _remove(
+        self,
+        group: SequenceGroup,
+        piece: _Piece,
+        parked: Parked | None = None,
+        times: Times | None = None,
+    ) -> None:
+        """Of the piece, only that is left, if anything."""
+        pieces = self._pieces[group]
+        self.num_bytes -= piece.parked.nbytes
+        if parked and times is not None:
+            pieces[pieces.index(piece)] = _Piece(parked, times)
+            self.num_bytes += parked.nbytes
+            return
+        pieces.remove(piece)
+        if not pieces:
+            del self._pieces[group]
+            self.line.discard(group)
+
+    def _count(self, group: SequenceGroup, more: int) -> None:
+        self.num_parked += more
+        group.share.parked += more

@@ -1,0 +1,108 @@
+"""Victims: whose slots are taken away for those who wait, and no more of them than are needed.
+
+Sequences of lower priority, the lowest and youngest first. Within a priority, of shares that hold
+more than their part, for one that holds less than half of its own: so nobody is starved by
+sequences that run for long, and nothing moves to and fro between shares that hold about their
+parts. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+import numpy as np
+
+from engine.scheduler.admission import Admission
+from engine.scheduler.parking import Parking, parkable
+from engine.state.fair_share import Share, Tier
+from engine.state.slots import NO_LOGPROBS, SlotTable
+from engine.steps.batch import I64
+
+NONE: I64 = np.empty(0, np.int64)
+RECORD_BYTES = 128
+"""About what a parked sequence takes besides its state and tokens."""
+
+
+def victims(table: SlotTable, admission: Admission, parking: Parking, state_bytes: int) -> I64:
+    """Slots to be given up now, ascending; a state takes so many bytes."""
+    waiting = {one for line in admission.lines for one in line.priorities}
+    priorities = sorted(waiting, reverse=True)
+    owning = admission.shares.owning
+    if not priorities or not owning or parking.room <= 0 or admission.is_held:
+        return NONE
+    found = NONE
+    if priorities[0] > owning[0]:
+        found = _of_lower(table, admission, [one for one in priorities if one > owning[0]], owning)
+    if not len(found):
+        found = _of_richer(table, admission, admission.shares.tiers[priorities[0]])
+    sizes = table.position[found].astype(np.int64) - table.first_position[found]
+    sizes *= np.where(table.num_logprobs[found] == NO_LOGPROBS, 4, 8)
+    fits = np.cumsum(sizes + state_bytes + RECORD_BYTES) <= parking.room
+    return np.sort(found[fits])
+
+
+def _of_lower(
+    table: SlotTable, admission: Admission, priorities: list[int], owning: list[int]
+) -> I64:
+    """For groups of these priorities, the highest first."""
+    tiers = admission.shares.tiers
+    limit = table.num_free + sum(tiers[one].owned for one in owning if one < priorities[0])
+    wants = []
+    for priority in priorities:
+        shares = tiers[priority].members.values()
+        wants.append((priority, sum(admission.usable(share, limit) for share in shares)))
+    if sum(want for _, want in wants) <= table.num_free:
+        return NONE
+    slots = parkable(table)
+    of = admission.shares.priorities[table.share[slots]]
+    chosen, count = [NONE], 0
+    for lower in owning:
+        needed = sum(want for priority, want in wants if priority > lower)
+        needed -= table.num_free + count
+        if needed <= 0:
+            break
+        found = _youngest(table, slots[of == lower], needed)
+        chosen.append(found)
+        count += len(found)
+    return np.concatenate(chosen)
+
+
+def _of_richer(table: SlotTable, admission: Admission, tier: Tier) -> I64:
+    """For shares of the tier that wait and hold little, of others that hold much."""
+    lines = [line.at(tier.priority) for line in admission.lines]
+    if len(tier.members) < 2 or not any(
+        admission.is_poor(share) for line in lines for share in islice(line.shares(), 1)
+    ):
+        return NONE
+    poor = [share for share in tier.members.values() if admission.is_poor(share)]
+    needed = sum(_lacking(admission, share) for share in poor) - table.num_free
+    if needed <= 0:
+        return NONE
+    spare = {
+        share: share.owned - math.ceil(admission.part(share)) for share in tier.members.values()
+    }
+    slots = parkable(table)
+    chosen = [NONE]
+    for share in sorted(spare, key=lambda one: (-one.load, one.number)):
+        if needed <= 0 or spare[share] <= 0:
+            break
+        own = slots[table.share[slots] == share.place]
+        found = _youngest(table, own, min(needed, spare[share]))
+        chosen.append(found)
+        needed -= len(found)
+    return np.concatenate(chosen)
+
+
+def _lacking(admission: Admission, share: Share) -> int:
+    """Slots that the share could use and that would be its own."""
+    lacks = int(admission.part(share)) - share.owned
+    return min(lacks, admission.usable(share, lacks))
+
+
+def _youngest(table: SlotTable, slots: I64, count: int) -> I64:
+    """So many of these slots, the latest sequences' first."""
+    if len(slots) <= count:
+        return slots
+    ids = table.sequence_id[slots]
+    return slots[np.argpartition(ids, len(slots) - count)[len(slots) - count :]]

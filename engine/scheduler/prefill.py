@@ -1,0 +1,155 @@
+"""Prefill: prompts on their way into slots, by way of the states that prompts share.
+
+A prompt starts from the longest kept state of its beginning, waits if an earlier request is just
+making a longer one, and leaves states behind: after all but its last token, and where it parts from
+an earlier prompt. A row reads one slot and writes another, so a state that is kept costs no copy.
+Knows lines and prefixes, not sequences' slots. Keeps: no row reads what its own batch writes.
+"""
+
+from __future__ import annotations
+
+from engine.scheduler.assembly import Chunk
+from engine.scheduler.wait_queues import FairLine, Line
+from engine.state.prefixes import NO_SLOT, Prefix, Prefixes
+from engine.state.sequence import SequenceGroup
+
+MIN_SPLIT = 16
+"""Tokens that two prompts must share, beyond what is kept, for a state after them to be made: it
+splits the prefill in two rows of different steps."""
+
+
+class Prefill:
+    """Groups whose prompts are being prefilled, or wait for a prefix that is."""
+
+    def __init__(self, prefixes: Prefixes, waiting: FairLine) -> None:
+        """`waiting` is where groups go back to when what they waited for is there, or is not."""
+        self._prefixes = prefixes
+        self._waiting = waiting
+        self._line = Line()
+        self._awaiting: dict[Prefix, Line] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens still to be fed of the prompts begun."""
+        return sum(group.num_unprefilled for group in self._line)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a prompt is being fed."""
+        return self._line.peek() is not None
+
+    def begin(self, group: SequenceGroup) -> bool:
+        """Decide what the group starts from and leaves behind. False: it waits for a prefix.
+
+        Afterwards it may have nothing left to prefill; else it wants `push`.
+        """
+        tokens = group.prompt[:-1]
+        found = self._prefixes.find(tokens)
+        if not group.is_scored:  # each token of those is wanted for itself
+            if found.coming is not None and found.coming.order > group.order:
+                group.awaited = found.coming
+                self._awaiting.setdefault(found.coming, Line()).push(group)
+                return False
+            if found.ready is not None:
+                self._start_from(group, found.ready)
+        is_news = self._prefixes.keep and found.length < len(tokens)
+        if group.num_unprefilled and (group.needs_prefix or is_news):
+            self._leave(group, len(tokens))
+        if found.length + MIN_SPLIT <= found.shared < len(tokens):
+            self._leave(group, found.shared)
+        if group.cached:
+            self._prefixes.count_hit(group.cached)
+        return True
+
+    def push(self, group: SequenceGroup) -> None:
+        """Let it take part in the next batches."""
+        self._line.push(group)
+
+    def chunks(self, room: int) -> tuple[list[Chunk], list[SequenceGroup]]:
+        """Of prompts, `room` tokens together at most; and the groups whose prompts are done."""
+        chunks: list[Chunk] = []
+        parted: list[SequenceGroup] = []
+        done: list[SequenceGroup] = []
+        while room and (group := self._line.peek()) is not None:
+            chunk = _next_chunk(group, room)
+            chunks.append(chunk)
+            room -= chunk.stop - chunk.start
+            group.prefilled, group.state_slot = chunk.stop, chunk.write_slot
+            if chunk.stop < group.next_stop:
+                break  # it is out of room, and stays first in line
+            self._line.pop()
+            if group.fills:
+                prefix = group.fills.pop(0)
+                self._prefixes.finish(prefix)
+                self._wake(prefix)
+            (parted if group.num_unprefilled else done).append(group)
+        for group in parted:  # only now: their next rows read what these write
+            self._line.push(group)
+        for group in done:
+            self._release(group, [one for one in group.pinned if one is not group.prefix])
+        return chunks, done
+
+    def release(self, group: SequenceGroup) -> None:
+        """Nobody reads the group's prefix any more."""
+        self._release(group, list(group.pinned))
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Take the group out, wherever it is. Those who waited for its prefixes do so no more."""
+        self._line.discard(group)
+        if group.awaited is not None:
+            self._awaiting[group.awaited].discard(group)
+        self.release(group)
+        for prefix in group.fills:
+            self._wake(prefix)
+
+    def forget(self, group: SequenceGroup) -> None:
+        """Its prompt, which has been fed, is to be fed again from the first token on."""
+        self.release(group)
+        group.prefilled, group.cached = 0, 0
+        group.state_slot, group.prefix = NO_SLOT, None
+
+    def _start_from(self, group: SequenceGroup, prefix: Prefix) -> None:
+        self._pin(group, prefix)
+        group.prefilled = group.cached = prefix.length
+        group.state_slot = prefix.slot
+        if not group.num_unprefilled:
+            group.prefix = prefix
+
+    def _leave(self, group: SequenceGroup, length: int) -> None:
+        """Have the state after the first `length` tokens made, if a slot can be had for it."""
+        is_whole = length == len(group.prompt) - 1
+        prefix = self._prefixes.claim(group.prompt[:length], group.order)
+        if prefix is None and is_whole and group.needs_prefix:
+            # All slots are pinned, one by this group itself, or it would not have been its turn.
+            self.release(group)
+            group.prefilled, group.cached, group.state_slot = 0, 0, NO_SLOT
+            prefix = self._prefixes.claim(group.prompt[:length], group.order)
+            assert prefix is not None
+        if prefix is None:
+            return
+        group.pinned.append(prefix)
+        if is_whole:
+            group.prefix = prefix
+        group.fills.insert(0, prefix)  # the longest is claimed first
+
+    def _pin(self, group: SequenceGroup, prefix: Prefix) -> None:
+        self._prefixes.pin(prefix)
+        group.pinned.append(prefix)
+
+    def _release(self, group: SequenceGroup, prefixes: list[Prefix]) -> None:
+        for prefix in prefixes:
+            group.pinned.remove(prefix)
+            self._prefixes.release(prefix)
+
+    def _wake(self, prefix: Prefix) -> None:
+        for group in self._awaiting.pop(prefix, ()):
+            group.awaited = None
+            self._waiting.push(group)
+
+
+def _next_chunk(group: SequenceGroup, room: int) -> Chunk:
+    """What the group's next row feeds, and which slots it reads and writes."""
+    write = group.fills[0].slot if group.fills else group.slot
+    read = write if group.state_slot == NO_SLOT else group.state_slot
+    stop = min(group.prefilled + room, group.next_stop)
+    return Chunk(group, group.prefilled, stop, read, write)

@@ -1,0 +1,69 @@
+"""Roster: the requests that are not over, and what happens when samples of theirs end.
+
+Knows no batches. Keeps: a request is here until each of its samples has ended or is to be
+forgotten, and then nothing of it is left anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.scheduler.admission import Admission
+from engine.state.latency import Latencies
+from engine.state.sequence import SequenceGroup
+from engine.state.slots import SlotTable, StopSets
+from engine.steps.batch import I64
+
+
+class Roster:
+    """Groups by their names."""
+
+    def __init__(
+        self, table: SlotTable, stop_sets: StopSets, admission: Admission, latencies: Latencies
+    ) -> None:
+        self.by_id: dict[str, SequenceGroup] = {}
+        self.by_first_id: dict[int, SequenceGroup] = {}
+        self.untold: set[int] = set()  # ids of sequences of which all so far is to be told again
+        self._table = table
+        self._stop_sets = stop_sets
+        self._admission = admission
+        self._latencies = latencies
+
+    def enter(self, group: SequenceGroup) -> None:
+        """A request is accepted."""
+        self.by_id[group.request.id] = self.by_first_id[group.first_id] = group
+        self._admission.enter(group)
+        self._latencies.arrive(group)
+
+    def tell_again(self, group: SequenceGroup, indices: I64) -> None:
+        """Nobody knows what these samples have said so far."""
+        if group.request.emit == "delta":
+            self.untold.update((group.first_id + indices).tolist())
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Take the group out of everything and free its slots at once."""
+        self._admission.leave(group)
+        self._forget(group)
+
+    def count_ends(self, slots: I64) -> list[str]:
+        """Sequences have ended in these slots; the requests of which they were the last ones."""
+        finished = []
+        first_ids, counts = np.unique(self._table.first_id[slots], return_counts=True)
+        for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
+            group = self.by_first_id[first_id]
+            group.unfinished -= count
+            self._admission.shares.own(group.share, -count)
+            if not group.unfinished:
+                finished.append(group.request.id)
+                self._latencies.finish(group)
+                self._forget(group)
+        return finished
+
+    def _forget(self, group: SequenceGroup) -> None:
+        del self.by_id[group.request.id], self.by_first_id[group.first_id]
+        self._admission.shares.leave(group.share)
+        if self.untold:
+            ids = range(group.first_id, group.first_id + group.request.params.n)
+            self.untold = {one for one in self.untold if one not in ids}
+        if group.stop_row >= 0:
+            self._stop_sets.release(group.stop_ids)

@@ -1,0 +1,91 @@
+"""Turns: which running sequences a step decodes when there are more than it has rows.
+
+Sequences of the highest priority first, then those of the next one; within a priority slots take
+turns. Knows the slots' arrays only. Keeps: with one priority, the work of a step depends on its
+rows and not on how many slots there are, but for counting those that run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.state.fair_share import Shares
+from engine.state.inter_token_latency import MIXED, Turn
+from engine.state.slots import SlotTable
+from engine.steps.batch import I32, I64, Bool
+
+
+class _Mine(NamedTuple):
+    """Which slots are one priority's."""
+
+    its_own: Bool  # bool by place of a share
+    share: I32  # i32[num_slots] the place of each slot's
+
+
+class Turns:
+    """Whose turn it is, of each priority."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
+
+    def take(self, table: SlotTable, shares: Shares) -> tuple[I64, Turn | None]:
+        """Slots to decode, i64[max_rows at most], and which turn that is, as in
+        `engine.state.inter_token_latency`."""
+        num_running = int(np.count_nonzero(table.is_running))
+        if num_running <= self._max_rows:
+            return np.flatnonzero(table.is_running), None
+        owning = shares.owning
+        self._next = {one: slot for one, slot in self._next.items() if one in owning}
+        if len(owning) > 1:
+            return self._by_priority(table, shares), MIXED
+        (priority,) = owning
+        begin = self._next.get(priority, 0)
+        slots = self._in_turn(table.is_running, None, priority, num_running, self._max_rows)
+        return slots, (begin, self._next[priority])
+
+    def _by_priority(self, table: SlotTable, shares: Shares) -> I64:
+        """All running slots of the higher priorities, and a turn of the first that does not fit."""
+        room, descending = self._max_rows, shares.owning[::-1]
+        counts = np.cumsum([shares.tiers[one].owned for one in descending])  # or fewer that run
+        fitting = int(np.searchsorted(counts, room, "right"))
+        chosen = []
+        if fitting:
+            is_above = shares.priorities >= descending[fitting - 1]  # by place: few
+            chosen.append(np.flatnonzero(is_above[table.share] & table.is_running))
+            room -= len(chosen[0])
+        for priority in descending[fitting:]:
+            if not room:
+                break
+            its_own, owned = shares.priorities == priority, shares.tiers[priority].owned
+            mine = _Mine(its_own, table.share)
+            chosen.append(self._in_turn(table.is_running, mine, priority, owned, room))
+            room -= len(chosen[-1])
+        return np.concatenate(chosen)
+
+    def _in_turn(
+        self, is_running: Bool, mine: _Mine | None, priority: int, most: int, limit: int
+    ) -> I64:
+        """As many running slots of the priority, from the one whose turn it is on.
+
+        `most` of them run; `mine` says which they are, where others run too.
+        """
+        chosen, turn = [], self._next.get(priority, 0)
+        missing, left = limit, len(is_running)
+        while missing and left:
+            # As many slots as should hold them; never round the end, nor beyond where it began.
+            stretch = min(1 + missing * len(is_running) // most, len(is_running) - turn, left)
+            runs = is_running[turn : turn + stretch]
+            if mine is not None:
+                runs = runs & mine.its_own[mine.share[turn : turn + stretch]]
+            found = turn + np.flatnonzero(runs)[:missing]
+            chosen.append(found)
+            missing -= len(found)
+            left -= stretch
+            turn = turn + stretch if turn + stretch < len(is_running) else 0
+        slots = np.concatenate(chosen)
+        if len(slots):
+            self._next[priority] = int(slots[-1]) + 1
+        return slots

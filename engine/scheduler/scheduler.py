@@ -1,0 +1,374 @@
+"""The scheduler: add, abort, stop, park, schedule, complete.
+
+A sequence is a slot and never grows, so nothing is paged or predicted, and overload is refused at
+the door. A slot in hand is lost to those of higher priority only, or to a share that has next to
+none, and then nothing is: the sequence is parked, and goes on as if it had never stopped. Pure: no
+device, clock, randomness or I/O; the same calls give the same batches. Keeps: every accepted
+sequence gets exactly one terminal Output, unless its request is aborted; no slot that a row writes
+is touched by another row of its batch.
+
+A request waits, then prefills its prompt once (all but the last token), then its n sequences start
+as slots fall free, each fed the last prompt token first. The prompt is prefilled into a prefix
+slot, which every sequence reads in its first step and which is kept while it is of use; or, with
+n = 1 and no such slot to be had, into the sequence's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import InvalidRequest, Overloaded
+from engine.messages import Output, Request
+from engine.scheduler.accept import accept
+from engine.scheduler.admission import Admission
+from engine.scheduler.assembly import assemble
+from engine.scheduler.completion import Completion
+from engine.scheduler.outputs import NewTokens
+from engine.scheduler.parking import Parking, check_fits, taken
+from engine.scheduler.preemption import victims
+from engine.scheduler.request_registry import Roster
+from engine.scheduler.round_robin import Turns
+from engine.state.latency import Latencies
+from engine.state.parked import Parked
+from engine.state.prefixes import Prefixes
+from engine.state.sequence import SequenceGroup
+from engine.state.slots import SlotTable, StopSets
+from engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
+
+
+class Scheduler:
+    """Which sequences the next step feeds, and what its result means for them."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        assert config.num_slots, "how many slots fit is for the runner to count"
+        self.table = SlotTable(config.num_slots, model.n_ctx)
+        self.stop_sets = StopSets(model.vocab_size)
+        # The rows of the pool behind those of sequences, so that nothing kept costs a sequence.
+        behind = range(config.num_slots, config.num_slots + config.prefix_slots)
+        self.prefixes = Prefixes(behind, config.prefix_cache)
+        self.latencies = Latencies(config.num_slots)
+        self.parking = Parking(config.max_parked_bytes)
+        self._model = model
+        self._config = config
+        self._state_bytes = 4 * model.state_width
+        self._max_rows, self._max_tokens = config.step_limits(model)
+        self._admission = Admission(
+            self.table,
+            self.stop_sets,
+            self.prefixes,
+            self.parking,
+            self.latencies,
+            self._max_tokens,
+        )
+        self._roster = Roster(self.table, self.stop_sets, self._admission, self.latencies)
+        self._completion = Completion(self.table, self.stop_sets, self._roster, self.latencies)
+        self._turns = Turns(self._max_rows)
+        self._next_id = 0
+        self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences accepted and not started; what is parked does not count."""
+        return self._admission.num_waiting
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of requests that have sequences to start."""
+        return self._admission.waiting_bytes
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._roster.by_id)
+
+    @property
+    def num_left(self) -> int:
+        """Sequences that have ever left the queue: started, or dropped with their request."""
+        return self._next_id - self.num_waiting
+
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self._roster.by_id
+
+    def request_ids(self) -> list[str]:
+        return list(self._roster.by_id)
+
+    def add(self, request: Request, parked: Parked | None = None) -> None:
+        """Accept a request, or raise the RequestError that says why not.
+
+        Its samples in `parked`, if they can, go on from there. If it is one that runs, sent again,
+        it takes over what runs; then, no step may be under way when the next one is scheduled.
+        """
+        group = accept(request, self._model, self._next_id)
+        count, limit = request.params.n, self._config.max_waiting
+        running = self._roster.by_id.get(request.id)
+        if running is not None:
+            if not self.is_sent_again(request):
+                raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
+            self._take_over(running, request)
+            return
+        if count > limit:
+            raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
+        if parked and group.is_resumable:
+            check_fits(group, parked)
+            group.start_anew(np.setdiff1d(np.arange(count), parked.indices))
+            count = group.unstarted
+        else:
+            parked = None
+        waiting = self._admission.waiting_before(request.priority)
+        if waiting + count > limit:
+            raise Overloaded(
+                f"{waiting} of at most {limit} sequences are waiting",
+                excess=waiting + count - limit,
+            )
+        waiting_bytes, limit = self.waiting_bytes + group.num_bytes, self._config.max_waiting_bytes
+        if self.num_waiting and waiting_bytes > limit:  # one that waits alone always has room
+            raise Overloaded(
+                f"requests of {self.waiting_bytes} of at most {limit} bytes are waiting",
+                excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
+            )
+        self._next_id += request.params.n
+        self._roster.enter(group)
+        if parked is not None:
+            self.parking.put(group, parked, self.latencies.unknown(len(parked)))
+            self._roster.tell_again(group, parked.indices)
+
+    def _take_over(self, group: SequenceGroup, request: Request) -> None:
+        """The request of a group is sent again: whoever sent it knows nothing of what was said."""
+        self._admission.shares.weigh(group.share, request.weight)
+        group.request = request
+        group.unfinished = request.params.n
+        self._roster.tell_again(group, self._admission.begin_again(group))
+
+    def is_durable(self, request_id: str) -> bool:
+        """Whether there is such a request, and its caller sends it again until it is answered."""
+        group = self._roster.by_id.get(request_id)
+        return group is not None and group.request.durable
+
+    def is_sent_again(self, request: Request) -> bool:
+        """Whether it is a durable one that runs, and what its samples said can be said again."""
+        group = self._roster.by_id.get(request.id)
+        return group is not None and group.is_resumable and _is_same(request, group.request)
+
+    def abort(self, request_id: str) -> int:
+        """Forget a request and free its slots at once; how many sequences that ends, 0 if there
+        is no such request.
+
+        A step under way may still write these slots. That is safe for the reason given in
+        `complete`.
+        """
+        group = self._roster.by_id.get(request_id)
+        if group is None:
+            return 0
+        self._roster.drop(group)
+        self.latencies.abort(group)
+        return group.unfinished
+
+    def abandon(self, request_id: str, is_alone: bool) -> None:
+        """Nobody waits for this request now, or somebody does again."""
+        self._abandoned.pop(request_id, None)
+        if is_alone and request_id in self._roster.by_id:
+            self._abandoned[request_id] = None
+
+    def in_the_way(self) -> list[str]:
+        """Abandoned requests whose slots others of their priority or a higher one wait for: the
+        first abandoned first, and no more than these need."""
+        if not self._abandoned:
+            return []
+        alone = [self._roster.by_id.get(request_id) for request_id in self._abandoned]
+        groups = [group for group in alone if group is not None]
+        self._abandoned = dict.fromkeys(group.request.id for group in groups)
+        found, free = [], self.table.num_free
+        for group in groups:
+            priority = group.request.priority
+            own = sum(one.unstarted for one in groups if one.request.priority >= priority)
+            if self._admission.waiting_before(priority) - own <= free:
+                continue
+            slots = group.slots[: group.reach]
+            held = int(np.count_nonzero(self.table.first_id[slots] == group.first_id))
+            if held:
+                found.append(group.request.id)
+                free += held
+        return found
+
+    def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
+        """End these samples of a request and free their slots at once; how many there were to end.
+
+        And with `cut` all samples from that index on, those that have not started included. As with
+        `abort`, a step under way may still write these slots. Costs what is ended, not n.
+        """
+        group = self._roster.by_id.get(request_id)
+        if group is None:
+            return 0
+        table = self.table
+        within = indices[(indices >= 0) & (indices < group.reach)].astype(np.int64)
+        unstarted = 0
+        if cut is not None:
+            within = np.append(within, np.arange(max(cut, 0), group.reach))
+            unstarted = group.unstarted_from(cut)
+        within = np.unique(within)
+        slots = group.slots[within].astype(np.int64)
+        slots = slots[table.sequence_id[slots] == group.first_id + within]
+        lengths = table.position[slots] - table.first_position[slots]
+        self.latencies.end(slots, table.first_id[slots], lengths)
+        count = len(slots) + unstarted + self._stop_parked(group, indices, cut)
+        if count == group.unfinished:
+            self._roster.drop(group)
+            self.latencies.finish(group)
+            return count
+        if unstarted:
+            self._admission.start_no_more(group, unstarted)
+        if group.prefix is not None:
+            unforked = table.position[slots] == table.first_position[slots]
+            self._admission.count_forks(group, int(np.count_nonzero(unforked)))
+        table.free(slots)
+        self._admission.shares.own(group.share, -len(slots))
+        group.unfinished -= count
+        return count
+
+    def _stop_parked(self, group: SequenceGroup, indices: I32, cut: int | None) -> int:
+        """End these samples of a group where they are parked; how many that were."""
+        if not self.parking.holds(group):
+            return 0
+        count, least = 0, group.request.params.n if cut is None else cut
+        wanted = np.append(indices, np.arange(max(least, 0), group.request.params.n))
+        for positions, times in self.parking.drop(group, lambda own: np.isin(own, wanted)):
+            tokens = positions.astype(np.int64) - (len(group.prompt) - 1)
+            self.latencies.end_parked(group.first_id, times, tokens)
+            count += len(tokens)
+        return count
+
+    def victims(self) -> I64:
+        """Slots that those who wait need, of sequences that should be parked: ascending.
+
+        Cheap where none are needed. They may be parked once no step is under way, and who they are
+        may have changed until then.
+        """
+        return victims(self.table, self._admission, self.parking, self._state_bytes)
+
+    def park(self, slots: I64, states: SlotStates) -> None:
+        """Take these slots from their sequences, of which the pool holds `states`.
+
+        They are some of `victims` and no step is under way. The sequences go on when there are
+        slots for them, at the latest when all others have ended.
+        """
+        for first_id, own, parked in taken(self.table, slots, states):
+            group = self._roster.by_first_id[first_id]
+            # Memory of their own: what is left of others would keep it all.
+            own_memory = parked.only(np.arange(len(parked)))
+            self.parking.park(group, own_memory, self.latencies.park(own))
+            self._admission.shares.own(group.share, -len(own))
+        self.table.free(slots)
+
+    def take_resumed(self) -> list[tuple[I64, SlotStates]]:
+        """What is to be in which slots before the next step: sequences that were parked."""
+        return self._admission.take_resumed()
+
+    def durable_among(self, slots: I64) -> I64:
+        """Those of these slots whose sequences' requests are durable, and can go on elsewhere."""
+        first_ids, groups = np.unique(self.table.first_id[slots], return_inverse=True)
+        durable = [self._roster.by_first_id[one].is_resumable for one in first_ids.tolist()]
+        return slots[np.array(durable, np.bool_)[groups]]
+
+    def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
+        """What the sequences in these slots need to go on elsewhere; they go on here all the same.
+
+        `states` are what the pool holds of them.
+        """
+        for first_id, _, parked in taken(self.table, slots, states):
+            yield self._roster.by_first_id[first_id].request, parked
+
+    def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
+        """What is parked of durable requests."""
+        for group, parked in self.parking.records():
+            if group.is_resumable:
+                yield group.request, parked
+
+    @property
+    def is_quiet(self) -> bool:
+        """No sequence and no prompt is under way."""
+        is_fed = self._admission.prefill.is_busy
+        return not (self.table.num_owned or self.parking.num_parked or is_fed)
+
+    @property
+    def is_held(self) -> bool:
+        """Nothing is begun: what was begun goes on, what is parked included."""
+        return self._admission.is_held
+
+    @is_held.setter
+    def is_held(self, is_held: bool) -> None:
+        self._admission.is_held = is_held
+
+    def renew(self, version: int) -> None:
+        """The weights have changed; `version` is of those before. No batch may be under way.
+
+        No state that was kept is begun from any more. Prompts of which nothing runs are prefilled
+        again for the sequences that they are still to start; all others go on from where they are.
+        """
+        self.prefixes.forget()
+        for group in self._roster.by_id.values():
+            if group.reach and not group.first_version:
+                group.first_version = version
+            if group.prefilled and group.unstarted and not self._runs(group):
+                self._admission.prefill_again(group)
+
+    def _runs(self, group: SequenceGroup) -> bool:
+        """Whether any of its sequences or its prompt is under way."""
+        slots = group.slots[: group.reach]
+        is_owner = self.table.first_id[slots] == group.first_id
+        return bool(is_owner.any()) or (group.num_unprefilled > 0)
+
+    def take_columns(self) -> list[NewTokens]:
+        """What sequences with `emit` = "columns" have new since the last time, step by step."""
+        return self._completion.take_columns()
+
+    def schedule(self) -> Batch | None:
+        """The next step's batch, or None when there is nothing to feed.
+
+        The tables advance here, before the device has run: the step after can be scheduled at once.
+        """
+        admission = self._admission
+        admission.admit()
+        slots, turn = self._turns.take(self.table, admission.shares)
+        chunks, prefilled = admission.prefill.chunks(self._max_tokens - len(slots))
+        if not len(slots) and not chunks:
+            return None
+        batch = assemble(self.table, slots, chunks, turn)
+        first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
+        self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
+        for group in prefilled:
+            self._start_or_fork(group)
+        # Only now, so that no row of this batch can have been given a slot that another one reads.
+        self._release_prefixes(first_ids)
+        return batch
+
+    def complete(self, batch: Batch, result: StepResult) -> list[Output]:
+        """Record what a step sampled, end and free the sequences it ended; say what it scored.
+
+        A slot freed here may still be written by the step now under way. The slot can be given out
+        in the schedule after that one at the earliest, steps run in the order launched, and a row
+        at position 0 ignores what a slot holds, as what was parked is written after that step: so
+        the late write harms nobody.
+        """
+        return self._completion.complete(batch, result)
+
+    def _start_or_fork(self, group: SequenceGroup) -> None:
+        """The prompt is prefilled. Where only its scores are wanted, the last of them end it."""
+        if group.max_outputs and group.needs_prefix:
+            self._admission.forking.push(group)
+        elif group.max_outputs:
+            self.table.is_running[group.slot] = True
+
+    def _release_prefixes(self, first_ids: I64) -> None:
+        """Count first steps, given the group of each; after the last, its prefix may go."""
+        groups, counts = np.unique(first_ids, return_counts=True)
+        for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            self._admission.count_forks(self._roster.by_first_id[first_id], count)
+
+
+def _is_same(request: Request, other: Request) -> bool:
+    """Whether it asks for the same, whatever its weight."""
+    return msgspec.structs.replace(request, weight=other.weight) == other

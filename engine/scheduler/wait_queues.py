@@ -1,0 +1,179 @@
+"""Lines: groups that wait for the same thing, in serving order: strict, or fair between shares.
+
+A strict line serves by priority and arrival. A fair one serves by priority, then the share with the
+least load, then arrival: with one share both are the same. Knows no slots. Keeps: what a push or a
+pop costs depends on how many shares wait, and that little, not on how many groups do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from engine.state.fair_share import Share
+from engine.state.prefixes import Order
+from engine.state.sequence import SequenceGroup
+
+
+class Line:
+    """Groups in order of priority and arrival."""
+
+    def __init__(self) -> None:
+        self._groups: deque[SequenceGroup] = deque()  # the next one is last
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        return reversed(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def push(self, group: SequenceGroup) -> None:
+        if not self._groups or group.order < self._groups[0].order:  # as whoever comes last
+            self._groups.appendleft(group)
+        else:
+            insort(self._groups, group, key=_order)
+
+    def peek(self) -> SequenceGroup | None:
+        return self._groups[-1] if self._groups else None
+
+    def pop(self) -> SequenceGroup:
+        return self._groups.pop()
+
+    def discard(self, group: SequenceGroup) -> None:
+        """Take the group out if it is here."""
+        if self.peek() is group:
+            self.pop()
+            return
+        index = bisect_left(self._groups, group.order, key=_order)
+        if index < len(self._groups) and self._groups[index] is group:
+            del self._groups[index]
+
+
+def _order(group: SequenceGroup) -> Order:
+    return group.order
+
+
+class _Ranked(NamedTuple):
+    load: float
+    number: int
+    share: Share
+
+
+class ShareLine:
+    """Groups of one priority, a line for each share."""
+
+    def __init__(self) -> None:
+        self.weight = 0  # of the shares that wait, together
+        self._lines: dict[Share, Line] = {}
+        self._ranked: list[_Ranked] = []  # least load first; empty while there is one share
+        self._ranks: dict[Share, _Ranked] = {}
+
+    def __len__(self) -> int:
+        """Shares that wait."""
+        return len(self._lines)
+
+    def __contains__(self, share: Share) -> bool:
+        return share in self._lines
+
+    def of(self, share: Share) -> Iterator[SequenceGroup]:
+        """The share's groups, by arrival."""
+        return iter(self._lines.get(share, ()))
+
+    def shares(self) -> Iterator[Share]:
+        """Those that wait, the one with the least load first."""
+        return (one.share for one in self._ranked) if self._ranked else iter(self._lines)
+
+    def push(self, group: SequenceGroup) -> None:
+        share = group.share
+        line = self._lines.get(share)
+        if line is None:
+            line = self._lines[share] = Line()
+            self.weight += share.weight
+            share.rankings.append(self)
+            if len(self._lines) == 2:
+                for one in self._lines:
+                    self._insert(one)
+            elif len(self._lines) > 2:
+                self._insert(share)
+        line.push(group)
+
+    def peek(self) -> SequenceGroup:
+        group = self._lines[next(self.shares())].peek()
+        assert group is not None
+        return group
+
+    def discard(self, group: SequenceGroup) -> None:
+        """Take the group out if it is here."""
+        line = self._lines.get(group.share)
+        if line is not None:
+            line.discard(group)
+            if not line:
+                self._leave(group.share)
+
+    def rank(self, share: Share, heavier: int = 0) -> None:
+        """The share's load has changed, and its weight by so much."""
+        self.weight += heavier
+        if share in self._ranks:
+            self._remove(share)
+            self._insert(share)
+
+    def _leave(self, share: Share) -> None:
+        del self._lines[share]
+        self.weight -= share.weight
+        share.rankings.remove(self)
+        if share in self._ranks:
+            self._remove(share)
+        if len(self._lines) == 1:
+            self._ranked.clear()
+            self._ranks.clear()
+
+    def _insert(self, share: Share) -> None:
+        ranked = self._ranks[share] = _Ranked(share.load, share.number, share)
+        insort(self._ranked, ranked)
+
+    def _remove(self, share: Share) -> None:
+        del self._ranked[bisect_left(self._ranked, self._ranks.pop(share))]
+
+
+class FairLine:
+    """Groups in order of priority, load of their share, and arrival."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, ShareLine] = {}
+        self._priorities: list[int] = []  # ascending
+
+    @property
+    def priorities(self) -> list[int]:
+        """Of the groups that wait, the highest first."""
+        return self._priorities[::-1]
+
+    def at(self, priority: int) -> ShareLine:
+        """The groups of this priority."""
+        return self._lines.get(priority, NOBODY)
+
+    def push(self, group: SequenceGroup) -> None:
+        priority = group.request.priority
+        line = self._lines.get(priority)
+        if line is None:
+            line = self._lines[priority] = ShareLine()
+            insort(self._priorities, priority)
+        line.push(group)
+
+    def peek(self) -> SequenceGroup | None:
+        return self._lines[self._priorities[-1]].peek() if self._priorities else None
+
+    def discard(self, group: SequenceGroup) -> None:
+        """Take the group out if it is here."""
+        priority = group.request.priority
+        line = self._lines.get(priority)
+        if line is not None:
+            line.discard(group)
+            if not len(line):
+                del self._lines[priority]
+                self._priorities.remove(priority)
+
+
+NOBODY = ShareLine()
+"""Where no group waits."""

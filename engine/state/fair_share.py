@@ -1,0 +1,134 @@
+"""Shares: who holds how many slots, of each priority, and by what weights they divide them.
+
+A share is whatever `Request.share` names, a tenant or a job, at one priority. Of those who wait,
+the one with the least load goes first: so slots are divided by weight whatever each one asks for.
+Knows no requests' insides and no slots. Keeps: a share is here as long as a request of it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from engine.messages import Request
+from engine.steps.batch import I64
+
+UNIT = 2.0**-62
+"""Weights are counted in it. Every float from MIN_WEIGHT on is a whole number of these: so a sum
+that shares join and leave is exact, and no remainder of rounding is taken for a share."""
+
+
+class Ranking(Protocol):
+    """Where shares that wait for something are in order of their load."""
+
+    def rank(self, share: Share, heavier: int = 0) -> None:
+        """Its load has changed, and its weight by so much."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Tier:
+    """All shares of one priority."""
+
+    priority: int
+    members: dict[str, Share] = field(default_factory=dict)
+    weight: int = 0
+    """Of the members together."""
+    owned: int = 0
+    """Slots they hold."""
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """One name's part of the slots that its priority has."""
+
+    name: str
+    tier: Tier
+    number: int
+    """The larger, the younger."""
+    place: int
+    """Of its own as long as it is here: small numbers that arrays can hold."""
+    weight: int = 0
+    """In units of `UNIT`."""
+    num_groups: int = 0
+    """Requests of it that are not over."""
+    owned: int = 0
+    """Slots it holds."""
+    parked: int = 0
+    """Sequences of it that are parked."""
+    rankings: list[Ranking] = field(default_factory=list)
+    """Where it waits."""
+
+    @property
+    def load(self) -> float:
+        """Slots it holds by its weight."""
+        return self.owned / self.weight
+
+
+class Shares:
+    """All shares, by priority."""
+
+    def __init__(self) -> None:
+        self.tiers: dict[int, Tier] = {}
+        self.priorities: I64 = np.zeros(1, np.int64)  # i64 of the share at each place
+        self._next_number = 0
+        self._places = [0]  # free ones, the smallest last
+
+    @property
+    def owning(self) -> list[int]:
+        """Priorities that hold slots, the lowest first."""
+        return sorted(tier.priority for tier in self.tiers.values() if tier.owned)
+
+    def enter(self, request: Request) -> Share:
+        """The share of a request that begins: its weight is the one last sent."""
+        tier = self.tiers.get(request.priority)
+        if tier is None:
+            tier = self.tiers[request.priority] = Tier(request.priority)
+        share = tier.members.get(request.share)
+        if share is None:
+            place = self._take_place(request.priority)
+            share = Share(request.share, tier, self._next_number, place)
+            self._next_number += 1
+            tier.members[request.share] = share
+        self.weigh(share, request.weight)
+        share.num_groups += 1
+        return share
+
+    def leave(self, share: Share) -> None:
+        """One of its requests is over, and holds no slot."""
+        share.num_groups -= 1
+        if not share.num_groups:
+            assert not share.owned and not share.rankings, "a share went that still has something"
+            tier = share.tier
+            self._places.append(share.place)
+            del tier.members[share.name]
+            tier.weight -= share.weight
+            if not tier.members:
+                del self.tiers[tier.priority]
+
+    def weigh(self, share: Share, weight: float) -> None:
+        """Give it another weight."""
+        heavier = int(weight / UNIT) - share.weight
+        if heavier:
+            share.tier.weight += heavier
+            share.weight += heavier
+            for ranking in share.rankings:
+                ranking.rank(share, heavier)
+
+    def own(self, share: Share, count: int) -> None:
+        """It holds so many slots more."""
+        share.owned += count
+        share.tier.owned += count
+        for ranking in share.rankings:
+            ranking.rank(share)
+
+    def _take_place(self, priority: int) -> int:
+        if not self._places:
+            size = len(self.priorities)
+            self.priorities = np.append(self.priorities, np.zeros(size, np.int64))
+            self._places = list(range(2 * size - 1, size - 1, -1))
+        place = self._places.pop()
+        self.priorities[place] = priority
+        return place

@@ -1,0 +1,211 @@
+"""Latencies: how long sequences waited, were prefilled and spoke, and what requests asked for.
+
+A step only notes which sequences began and ended in it, as arrays; what that says is worked out for
+many steps at once, in `publish`. Knows no clock: the owner of the scheduler says what time it is,
+and nothing is decided by it. Keeps: the work of a step depends on what begins and ends in it, not
+on its rows; a request that is aborted leaves no times behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from prometheus_client import Histogram
+
+from engine import metrics
+from engine.state.inter_token_latency import F64, Gap, Pace, Turn
+from engine.state.sequence import SequenceGroup
+from engine.steps.batch import I32, I64, Bool
+
+PUBLISH_S = 0.1
+"""Histograms are at most so far behind while steps go on, and never once the engine is idle."""
+
+
+class _Ended(NamedTuple):
+    """Sequences that ended in one step."""
+
+    now: float
+    first_ids: I64
+    taken_up: F64
+    first_token: F64
+    tokens: I64
+
+
+class Times(NamedTuple):
+    """Of sequences that are parked, in seconds; of another engine's, when they were added here."""
+
+    taken_up: F64
+    first_token: F64
+    last_token: F64  # NaN where that is not known
+
+    def only(self, places: slice | I64 | Bool) -> Times:
+        """Of those at these places."""
+        return Times(*(column[places] for column in self))
+
+
+class Latencies:
+    """What the scheduler tells of its sequences, until it is published."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.now = 0.0  # seconds, as the owner of the scheduler last said
+        self.num_sampled = 0  # tokens, ever
+        self.num_prompt_tokens = 0  # of all prompts whose turn came
+        self._taken_up = np.zeros(num_slots)  # f64 seconds, by slot
+        self._first_token = np.zeros(num_slots)  # f64 seconds, by slot
+        self._pace = Pace(num_slots)
+        self._paused: dict[int, float] = {}  # by slot, of who was parked: its last token before
+        self._groups: dict[int, SequenceGroup] = {}  # by first id, until all is published
+        self._aborted: list[int] = []
+        self._gaps: list[Gap] = []
+        self._spoke: list[tuple[float, I64]] = []  # when, and the groups of who spoke first
+        self._ended: list[_Ended] = []
+        self._finished: list[SequenceGroup] = []
+        self._published = 0.0
+
+    def arrive(self, group: SequenceGroup) -> None:
+        group.arrived = self.now
+        self._groups[group.first_id] = group
+
+    def take_up(self, group: SequenceGroup) -> None:
+        """Its prompt is fed from now on, or its sequences begin where a kept state ends."""
+        group.taken_up = self.now
+        self.num_prompt_tokens += len(group.prompt)
+
+    def start(self, group: SequenceGroup, slots: I32) -> None:
+        """These slots are its next sequences': the first ones with the prompt, the others now."""
+        assert group.taken_up is not None
+        self._taken_up[slots] = self.now if group.started else group.taken_up
+
+    def sample(self, slots: I64, first: I64, first_ids: I64, turn: Turn | None) -> None:
+        """A step has sampled a token for each of these slots, in the order of its turn.
+
+        `first`: i64[S], those of them whose first token it is, and their groups.
+        """
+        self.num_sampled += len(slots)
+        late = self._end_pauses(slots, first) if self._paused else first
+        self._gaps += self._pace.serve(slots, late, turn, self.now)
+        if len(first):
+            self._first_token[first] = self.now
+            self._spoke.append((self.now, first_ids))
+
+    def unknown(self, count: int) -> Times:
+        """The times of sequences that another engine began."""
+        now = np.full(count, self.now)
+        return Times(now, now, np.full(count, np.nan))
+
+    def park(self, slots: I64) -> Times:
+        """These sequences leave their slots, to go on in others."""
+        last = self._pace.last(slots)
+        for place, slot in enumerate(slots.tolist()) if self._paused else ():
+            last[place] = self._paused.pop(slot, last[place])  # parked again before any token
+        return Times(self._taken_up[slots], self._first_token[slots], last)
+
+    def resume(self, slots: I32, times: Times) -> None:
+        """Sequences with these times go on in these slots."""
+        self._taken_up[slots], self._first_token[slots] = times.taken_up, times.first_token
+        self._paused.update(zip(slots.tolist(), times.last_token.tolist(), strict=True))
+
+    def _end_pauses(self, slots: I64, first: I64) -> I64:
+        """`first`, and those who have not sampled since they were parked: they waited since then.
+
+        Whoever begins in such a slot was never parked: the one before it has ended.
+        """
+        paused = np.fromiter(self._paused, np.int64, len(self._paused))
+        found = paused[np.isin(paused, slots)]
+        last = np.array([self._paused.pop(slot) for slot in found.tolist()])
+        resumed = ~np.isin(found, first)
+        known = last[resumed & ~np.isnan(last)]
+        self._gaps += [(self.now - one, 1) for one in known.tolist()]
+        return np.concatenate([first, found[resumed]])
+
+    def end_parked(self, first_id: int, times: Times, tokens: I64) -> None:
+        """These sequences of a group have ended where they were parked."""
+        if len(tokens):
+            first_ids = np.full(len(tokens), first_id)
+            ended = _Ended(self.now, first_ids, times.taken_up, times.first_token, tokens)
+            self._ended.append(ended)
+
+    def end(self, slots: I64, first_ids: I64, tokens: I64) -> None:
+        """These sequences have ended with so many tokens each."""
+        if len(slots):
+            taken_up, first_token = self._taken_up[slots], self._first_token[slots]
+            self._ended.append(_Ended(self.now, first_ids, taken_up, first_token, tokens))
+
+    def finish(self, group: SequenceGroup) -> None:
+        """All its sequences have ended, or none is to begin."""
+        group.finished = self.now
+        self._finished.append(group)
+
+    def abort(self, group: SequenceGroup) -> None:
+        self._aborted.append(group.first_id)
+
+    def publish(self, is_idle: bool) -> None:
+        """Put what was noted into the metrics, now and then, and at once if nothing runs on."""
+        if is_idle or self.now - self._published >= PUBLISH_S:
+            self._published = self.now
+            self._publish_tokens()
+            self._publish_ended()
+            self._publish_finished()
+            for first_id in self._aborted:
+                self._groups.pop(first_id, None)
+            self._aborted.clear()
+
+    def _publish_tokens(self) -> None:
+        metrics.observe_counts(metrics.INTER_TOKEN_SECONDS, self._gaps)
+        waits = []
+        for now, first_ids in self._spoke:
+            ids, counts = np.unique(first_ids, return_counts=True)
+            for first_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+                waits.append((now - self._groups[first_id].arrived, count))
+        metrics.observe_counts(metrics.FIRST_TOKEN_SECONDS, waits)
+        self._gaps.clear()
+        self._spoke.clear()
+
+    def _publish_ended(self) -> None:
+        if not self._ended:
+            return
+        lengths = [len(one.tokens) for one in self._ended]
+        now = np.repeat([one.now for one in self._ended], lengths)
+        first_ids = np.concatenate([one.first_ids for one in self._ended])
+        taken_up = np.concatenate([one.taken_up for one in self._ended])
+        first_token = np.concatenate([one.first_token for one in self._ended])
+        tokens = np.concatenate([one.tokens for one in self._ended])
+        self._ended.clear()
+        order = np.argsort(first_ids, kind="stable")
+        ids, begins, counts = np.unique(first_ids[order], return_index=True, return_counts=True)
+        groups = [self._groups[first_id] for first_id in ids.tolist()]
+        arrived = np.empty(len(tokens))
+        arrived[order] = np.repeat([group.arrived for group in groups], counts)
+        totals = np.add.reduceat(tokens[order], begins)
+        longest = np.maximum.reduceat(tokens[order], begins)
+        for group, total, most in zip(groups, totals.tolist(), longest.tolist(), strict=True):
+            group.sampled += total
+            group.longest = max(group.longest, most)
+        metrics.observe(metrics.SEQUENCE_SECONDS, now - arrived)
+        metrics.observe(metrics.SEQUENCE_QUEUE_SECONDS, taken_up - arrived)
+        metrics.observe(metrics.SEQUENCE_PREFILL_SECONDS, first_token - taken_up)
+        metrics.observe(metrics.SEQUENCE_DECODE_SECONDS, now - first_token)
+        metrics.observe(metrics.SEQUENCE_INFERENCE_SECONDS, now - taken_up)
+        metrics.observe(metrics.SEQUENCE_TOKENS, tokens)
+        spoke_on = tokens > 1
+        pace = (now - first_token)[spoke_on] / (tokens[spoke_on] - 1)
+        metrics.observe(metrics.SEQUENCE_TOKEN_SECONDS, pace)
+
+    def _publish_finished(self) -> None:
+        """Of requests, each once, whatever n."""
+        groups, self._finished = self._finished, []
+        for group in groups:
+            del self._groups[group.first_id]
+        params = [group.request.params for group in groups]
+        facts: tuple[tuple[Histogram, Sequence[float]], ...] = (
+            (metrics.REQUEST_SECONDS, [group.finished - group.arrived for group in groups]),
+            (metrics.REQUEST_PROMPT_TOKENS, [len(group.prompt) for group in groups]),
+            (metrics.REQUEST_TOKENS, [group.sampled for group in groups]),
+            (metrics.REQUEST_LONGEST, [group.longest for group in groups]),
+            (metrics.REQUEST_N, [one.n for one in params]),
+            (metrics.REQUEST_MAX_TOKENS, [one.max_tokens for one in params]),
+        )
+        for histogram, values in facts:
+            metrics.observe(histogram, np.array(values))

@@ -1,0 +1,96 @@
+"""Parked: sequences of one request that hold no slot, and all that they need to go on in any.
+
+Knows no request and no slots. A sequence goes on bit for bit as if it had never stopped: its state
+and last token are the device's own, and what it draws depends on its seed and position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from engine.steps.batch import I32, I64, SlotStates
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parked:
+    """k sequences that have sampled something, of one request."""
+
+    indices: I64  # i64[k] which of the request's samples, ascending
+    positions: I32  # i32[k] of each one's next decode row
+    states: SlotStates  # of k slots
+    tokens: tuple[bytes, ...]  # k x int32[sampled], little-endian
+    logprobs: tuple[bytes, ...]  # k x float32[sampled]; empty bytes where nobody asked
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def nbytes(self) -> int:
+        """What keeping it takes, about."""
+        sampled = sum(map(len, self.tokens)) + sum(map(len, self.logprobs))
+        return self.states.states.nbytes + sampled + 128 * len(self)
+
+    def part(self, places: slice) -> Parked:
+        """Those at these places, sharing memory."""
+        return Parked(
+            self.indices[places],
+            self.positions[places],
+            SlotStates(self.states.states[places], self.states.last_tokens[places]),
+            self.tokens[places],
+            self.logprobs[places],
+        )
+
+    def only(self, places: I64) -> Parked:
+        """Those at these places, which ascend."""
+        return Parked(
+            self.indices[places],
+            self.positions[places],
+            SlotStates(self.states.states[places], self.states.last_tokens[places]),
+            tuple(self.tokens[place] for place in places.tolist()),
+            tuple(self.logprobs[place] for place in places.tolist()),
+        )
+
+
+def merged(parts: Sequence[Parked]) -> Parked:
+    """All of them together; no sample may be in two."""
+    indices = np.concatenate([part.indices for part in parts])
+    together = Parked(
+        indices,
+        np.concatenate([part.positions for part in parts]),
+        SlotStates(
+            np.concatenate([part.states.states for part in parts]),
+            np.concatenate([part.states.last_tokens for part in parts]),
+        ),
+        tuple(one for part in parts for one in part.tokens),
+        tuple(one for part in parts for one in part.logprobs),
+    )
+    return together.only(np.argsort(indices))
+
+
+def latest(parts: Sequence[Parked]) -> Parked:
+    """All of them together; of a sample that is in several, what the last one says."""
+    known: list[Parked] = []
+    for place, part in enumerate(parts):
+        later = np.concatenate([part.indices[:0], *(one.indices for one in parts[place + 1 :])])
+        known.append(part.only(np.flatnonzero(~np.isin(part.indices, later))))
+    return merged(known)
+
+
+def in_parts(records: Iterable[tuple[T, Parked]], most: int) -> Iterator[list[tuple[T, Parked]]]:
+    """The records in order, as many together as have at most `most` sequences, but at least one."""
+    part: list[tuple[T, Parked]] = []
+    count = 0
+    for record in records:
+        if part and count + len(record[1]) > most:
+            yield part
+            part, count = [], 0
+        part.append(record)
+        count += len(record[1])
+    if part:
+        yield part

@@ -1,0 +1,206 @@
+"""Prefixes: whose states are kept, found by exact tokens; the least recently used is given up.
+
+The state after some tokens is one row of the device's pool, so a prefix is a slot. Those that begin
+alike share a path of a tree, whose edges are compared token by token: nothing is hashed, so a state
+is only ever found for the tokens that made it. Pure: knows no requests and no device. Keeps: a slot
+is free or one prefix's, and what somebody has pinned is not given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.steps.batch import I32
+
+NO_SLOT = -1
+NO_TOKENS: I32 = np.empty(0, np.int32)
+
+Order = tuple[int, int]
+"""Of service: the larger comes first."""
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """Some tokens and the slot of the state after them. In the tree, maybe only a fork of it."""
+
+    tokens: I32
+    slot: int = NO_SLOT
+    is_ready: bool = False
+    """The slot holds the state, or will when the batches scheduled so far have run."""
+    order: Order = (0, 0)
+    """Of the request that makes the state."""
+    pins: int = 0
+    """Those who write the slot or are still to read it."""
+    parent: Prefix | None = None
+    """None outside the tree: such a prefix is found by nobody, and freed with its last pin."""
+    children: dict[int, Prefix] = field(default_factory=dict)
+    """By the first token beyond this prefix."""
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class Found(NamedTuple):
+    """What is known of the beginning of some tokens."""
+
+    ready: Prefix | None = None
+    """The longest whose state there is."""
+    coming: Prefix | None = None
+    """The longest whose state is being made, if longer than that."""
+    shared: int = 0
+    """Tokens shared with some prefix, as many as with any."""
+
+    @property
+    def length(self) -> int:
+        """Of the longest state, there or being made."""
+        longest = self.coming or self.ready
+        return longest.length if longest else 0
+
+
+class Prefixes:
+    """The slots `slots`, and which prefixes are in them."""
+
+    def __init__(self, slots: range, keep: bool = True) -> None:
+        """`keep`: whether a prefix outlives its last pin."""
+        self.num_slots = len(slots)
+        self.num_hits = 0
+        self.num_cached_tokens = 0
+        self.num_evictions = 0
+        self.keep = keep
+        self._free = list(reversed(slots))
+        self._idle: dict[Prefix, None] = {}  # kept and not pinned, least recently used first
+        self._root = Prefix(NO_TOKENS)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_slots - len(self._free)
+
+    @property
+    def num_available(self) -> int:
+        """Slots that can be had: free ones and those of prefixes that nobody has pinned."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_pinned(self) -> int:
+        return self.num_slots - self.num_available
+
+    def find(self, tokens: I32) -> Found:
+        """What is known of the beginning of these tokens."""
+        node, shared = self._descend(tokens)
+        coming = None
+        while node is not self._root and not node.is_ready:
+            if coming is None and node.slot != NO_SLOT:
+                coming = node
+            assert node.parent is not None
+            node = node.parent
+        return Found(node if node.is_ready else None, coming, shared)
+
+    def claim(self, tokens: I32, order: Order) -> Prefix | None:
+        """A pinned prefix whose state the caller is to make; None if all slots are pinned.
+
+        It is kept if `finish`ed, unless there is one of these tokens already.
+        """
+        if not self.num_available:
+            return None
+        if not self._free:
+            self._evict()
+        # Only now, since giving a prefix up changes the tree.
+        prefix = self._place(tokens) if self.keep else Prefix(tokens)
+        if prefix.slot != NO_SLOT:
+            prefix = Prefix(tokens)
+        prefix.slot = self._free.pop()
+        prefix.order = order
+        prefix.pins = 1
+        return prefix
+
+    def finish(self, prefix: Prefix) -> None:
+        """All of the prefix's tokens are in batches."""
+        prefix.is_ready = True
+
+    def count_hit(self, length: int) -> None:
+        """A prompt begins from a kept state of so many tokens."""
+        self.num_hits += 1
+        self.num_cached_tokens += length
+
+    def pin(self, prefix: Prefix) -> None:
+        self._idle.pop(prefix, None)
+        prefix.pins += 1
+
+    def release(self, prefix: Prefix) -> None:
+        """Take one pin away. The last one was the most recent use, if the prefix is kept."""
+        assert prefix.pins > 0, "a prefix was released more often than pinned"
+        prefix.pins -= 1
+        if prefix.pins:
+            return
+        if prefix.is_ready and prefix.parent is not None:
+            self._idle[prefix] = None
+        else:
+            self._give_up(prefix)
+
+    def forget(self) -> None:
+        """Keep nothing of what there is: the weights have changed. Pins stay good."""
+        for prefix in self._idle:
+            self._free.append(prefix.slot)
+        self._idle.clear()
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            node.children, node.parent = {}, None
+
+    def _evict(self) -> None:
+        prefix = next(iter(self._idle))
+        del self._idle[prefix]
+        self.num_evictions += 1
+        self._give_up(prefix)
+
+    def _give_up(self, prefix: Prefix) -> None:
+        self._free.append(prefix.slot)
+        prefix.slot, prefix.is_ready = NO_SLOT, False
+        self._prune(prefix)
+
+    def _descend(self, tokens: I32) -> tuple[Prefix, int]:
+        """The last node on the tokens' path, and how many of them the path beyond it shares too."""
+        node = self._root
+        while node.length < len(tokens):
+            child = node.children.get(int(tokens[node.length]))
+            if child is None:
+                break
+            stop = min(child.length, len(tokens))
+            differs = child.tokens[node.length : stop] != tokens[node.length : stop]
+            first = int(differs.argmax())
+            if differs[first]:
+                return node, node.length + first
+            if stop < child.length:
+                return node, stop
+            node = child
+        return node, node.length
+
+    def _place(self, tokens: I32) -> Prefix:
+        """The node of exactly these tokens, made if need be."""
+        node, shared = self._descend(tokens)
+        if shared > node.length:  # on the edge to a child
+            child = node.children[int(tokens[node.length])]
+            middle = self._hang(node, tokens[:shared])
+            middle.children[int(child.tokens[shared])] = child
+            child.parent = node = middle
+        return node if node.length == len(tokens) else self._hang(node, tokens)
+
+    def _hang(self, parent: Prefix, tokens: I32) -> Prefix:
+        node = parent.children[int(tokens[parent.length])] = Prefix(tokens, parent=parent)
+        return node
+
+    def _prune(self, node: Prefix) -> None:
+        """Take nodes without a state out that are no fork, from this one upwards."""
+        while node.parent is not None and node.slot == NO_SLOT and len(node.children) < 2:
+            parent, key = node.parent, int(node.tokens[node.parent.length])
+            del parent.children[key]
+            for child in node.children.values():
+                parent.children[key] = child
+                child.parent = parent
+            node.parent = None
+            node = parent

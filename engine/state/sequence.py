@@ -1,0 +1,167 @@
+"""SequenceGroup: an accepted request and how far its n sequences are.
+
+A group is one object whatever n is: a prefill, a count and a cursor. What a single sequence needs
+while it runs is a row of `engine.state.slots.SlotTable`. Knows no slots' contents and no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.messages import Request
+from engine.state.fair_share import Share
+from engine.state.prefixes import NO_SLOT, Order, Prefix
+from engine.steps.batch import I32, I64, U64
+from engine.steps.token_edits import EditPlan
+
+NO_SLOTS: I32 = np.empty(0, np.int32)
+STREAMS = 2**40
+"""A request's stream numbers lie below; the bits above are for whoever owns the engine."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """The n sequences sampled from one prompt. Sample i is the sequence `first_id + i`."""
+
+    request: Request
+    prompt: I32  # i32[prompt length]
+    stop_ids: frozenset[int]
+    first_id: int
+    max_outputs: int
+    """Tokens each sequence may sample: max_tokens, cut to what the context has left. 0: the prompt
+    is scored, and no sequence ever starts."""
+    edits: EditPlan | None
+    """What is done to the logits of its sequences."""
+    unfinished: int
+    """Sequences without a terminal Output."""
+    num_bytes: int = 0
+    """What it takes to remember the request, about."""
+    to_start: int = 0
+    """Sequences that start anew, by and by: all n, but for a cut and for those that were parked."""
+    started: int = 0
+    """Sequences of those that were given a slot: the cursor."""
+    fresh: I64 | None = None
+    """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
+    share: Share = field(init=False)
+    """Whose slots these are, from when it is in line on."""
+    prefilled: int = 0
+    """Prompt tokens that were cached or fed by prefill rows."""
+    cached: int = 0
+    """Prompt tokens whose state was there already."""
+    scored: int = 0
+    """Prompt tokens whose scores have been sent."""
+    first_version: int = 0
+    """Version of the weights that its first sequence started with; 0: of those in use."""
+    slot: int = NO_SLOT
+    """Of the only sequence, while its prompt is prefilled."""
+    state_slot: int = NO_SLOT
+    """Where the state after the prefilled tokens is."""
+    prefix: Prefix | None = None
+    """What the sequences fork from: the prompt without its last token. None: the only sequence's
+    prompt is prefilled in its own slot."""
+    fills: list[Prefix] = field(default_factory=list)
+    """Prefixes that its prefill is still to make, the shortest first."""
+    pinned: list[Prefix] = field(default_factory=list)
+    """Prefixes that it reads, writes, or is to read."""
+    awaited: Prefix | None = None
+    """What another request is to make before this one begins."""
+    unforked: int = 0
+    """Started sequences whose first step, which reads the prefix, is still to come."""
+    arrived: float = 0.0
+    """When it was accepted, in seconds, as are the next two."""
+    taken_up: float | None = None
+    """When its prompt's turn came."""
+    finished: float = 0.0
+    """When its last sequence ended."""
+    sampled: int = 0
+    """Tokens of its sequences that have ended, as far as they are counted."""
+    longest: int = 0
+    """Most tokens of one of these."""
+    stop_row: int = -1
+    """Row of the stop table, from the first slot on."""
+    slots: I32 = field(default_factory=lambda: NO_SLOTS)
+    """i32[n], from the first slot on: the last one that each sample was given, if any; some may
+    have been given back, and be others' by now."""
+
+    @property
+    def order(self) -> Order:
+        """Served first is largest: higher priority, then earlier arrival."""
+        return (self.request.priority, -self.first_id)
+
+    @property
+    def unstarted(self) -> int:
+        return self.to_start - self.started
+
+    @property
+    def reach(self) -> int:
+        """No sample from this one on has ever been given a slot."""
+        return len(self.slots) if self.fresh is not None else self.started
+
+    def unstarted_from(self, index: int) -> int:
+        """Samples from this one on that are still to start."""
+        if self.fresh is None:
+            return max(0, self.to_start - max(index, self.started))
+        return int(np.count_nonzero(self.fresh[self.started : self.to_start] >= index))
+
+    def next_fresh(self, count: int) -> I64:
+        """The next samples to start: i64[count]."""
+        if self.fresh is None:
+            return np.arange(self.started, self.started + count, dtype=np.int64)
+        return self.fresh[self.started : self.started + count]
+
+    def start_anew(self, indices: I64) -> None:
+        """These samples, ascending, are what is to start, and no others."""
+        self.fresh = indices
+        self.started, self.to_start = 0, len(indices)
+
+    def remember(self, indices: I64 | slice, slots: I32) -> None:
+        """These samples were given these slots."""
+        if not len(self.slots):
+            self.slots = np.zeros(self.request.params.n, np.int32)
+        self.slots[indices] = slots
+
+    def start(self, slots: I32) -> None:
+        """The next samples were given these slots."""
+        is_all = self.fresh is None
+        next_ones = slice(self.started, self.started + len(slots))
+        self.remember(next_ones if is_all else self.next_fresh(len(slots)), slots)
+        self.started += len(slots)
+
+    @property
+    def num_unprefilled(self) -> int:
+        """Prompt tokens still to prefill. The last one never is: it is the first decode row."""
+        return len(self.prompt) - 1 - self.prefilled
+
+    @property
+    def needs_prefix(self) -> bool:
+        """More than one sequence shares a prefill: it cannot be made in a sequence's slot."""
+        return self.request.params.n > 1 and len(self.prompt) > 1
+
+    @property
+    def next_stop(self) -> int:
+        """Where the row that goes on with the prefill ends at the latest."""
+        return self.fills[0].length if self.fills else len(self.prompt) - 1
+
+    @property
+    def is_resumable(self) -> bool:
+        """Its caller sends it again, and what its samples said can be told again: it is kept."""
+        params = self.request.params
+        return self.request.durable and params.prompt_logprobs is None and not params.logprobs
+
+    @property
+    def is_scored(self) -> bool:
+        """Its prompt's scores are wanted and have not all been sent."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and self.scored < len(self.prompt) - 1
+
+
+def sample_seeds(seed: int, indices: I64) -> U64:
+    """Of the random streams (seed, index): u64[len(indices)], splitmix64's outputs after `seed`."""
+    # Arrays overflow without a word: arithmetic modulo 2**64 is the point.
+    mixed = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += np.uint64(seed)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

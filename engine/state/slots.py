@@ -1,0 +1,213 @@
+"""SlotTable: what the host keeps per slot, as arrays; StopSets: which tokens end a sequence.
+
+A slot is one row of the device's state pool. Here is who owns it and what its next decode row will
+say: that is a function of its position, and nothing else moves from take to free; the rows behind
+these are those of `engine.state.prefixes`. Knows no order of service and no device. Keeps: a slot
+is free or owned by exactly one sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.messages import GREEDY_BELOW, LEAST_TOP_P
+from engine.state.history import History
+from engine.state.parked import Parked
+from engine.state.sequence import SequenceGroup, sample_seeds
+from engine.steps.batch import F32, I32, I64, Bool
+from engine.steps.token_edits import EditPlan
+
+FREE = -1
+"""In place of a sequence id. An id is never used again, so it tells a slot's owners apart."""
+NO_LOGPROBS = -1
+"""In place of a number of alternatives: not even the chosen token's is wanted."""
+FINAL, DELTA, COLUMNS = range(3)
+EMITS = {"final": FINAL, "delta": DELTA, "columns": COLUMNS}
+"""When and how a sequence speaks: `Request.emit`."""
+
+
+class SlotTable:
+    """Arrays of length num_slots, indexed by slot.
+
+    `position` and `is_running` are the scheduler's truth, ahead of the device by at most one step;
+    `output_tokens` are what has come back.
+    """
+
+    def __init__(self, num_slots: int, n_ctx: int) -> None:
+        self.num_slots = num_slots
+        self.n_ctx = n_ctx
+        self.num_free = num_slots
+        self.num_streaming = 0  # owned slots that speak after each step
+        self.num_asking = 0  # owned slots whose tokens want alternatives
+        self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # i32, a stack
+        # Who owns the slot.
+        self.sequence_id = np.full(num_slots, FREE, np.int64)  # i64, or FREE
+        self.first_id = np.full(num_slots, FREE, np.int64)  # i64 of the owner's group, or FREE
+        self.share = np.zeros(num_slots, np.int32)  # i32 the place of its share in Shares
+        self._has_shares = False  # `share` is not all zeros, as it is where nobody divides anything
+        # The next decode row.
+        self.is_running = np.zeros(num_slots, np.bool_)  # bool: has a next decode row
+        self.position = np.zeros(num_slots, np.int32)  # i32
+        # The first and the last one. All others read their own slot and feed FROM_DEVICE.
+        self.first_position = np.zeros(num_slots, np.int32)  # i32 of the last prompt token
+        self.first_read = np.zeros(num_slots, np.int32)  # i32 the prefix to fork from, or its own
+        self.first_token = np.zeros(num_slots, np.int32)  # i32 the last prompt token
+        self.last_position = np.zeros(num_slots, np.int32)  # i32 where it samples its last token
+        # How it samples and ends.
+        self.temperature = np.zeros(num_slots, np.float32)  # f32
+        self.top_k = np.zeros(num_slots, np.int32)  # i32
+        self.top_p = np.zeros(num_slots, np.float32)  # f32
+        self.min_p = np.zeros(num_slots, np.float32)  # f32
+        self.seed = np.zeros(num_slots, np.uint64)  # u64
+        self.stop_row = np.zeros(num_slots, np.int32)  # i32 row of StopSets.table
+        self.emit = np.zeros(num_slots, np.uint8)  # u8 FINAL, DELTA or COLUMNS
+        self.stream = np.zeros(num_slots, np.int64)  # i64 its number in columns
+        self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
+        self.is_edited = np.zeros(num_slots, np.bool_)  # bool: its logits are edited
+        self.edits: dict[int, EditPlan] = {}  # by slot, of those
+        # What it has sampled, by the position of the row that did.
+        self.output_tokens = History(num_slots, n_ctx, np.int32)
+        self.output_logprobs: History | None = None  # from the first asker on
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays, those that untouched memory takes nothing for included."""
+        arrays = [array for array in vars(self).values() if isinstance(array, np.ndarray | History)]
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def num_owned(self) -> int:
+        return self.num_slots - self.num_free
+
+    def take(self, group: SequenceGroup, count: int) -> I32:
+        """Slots for the group's next `count` sequences, with everything their first row needs."""
+        return self._give(group, group.next_fresh(count))
+
+    def take_back(self, group: SequenceGroup, parked: Parked) -> I32:
+        """Slots for sequences that were parked, with everything that they had in others."""
+        slots = self._give(group, parked.indices)
+        self.position[slots] = parked.positions
+        first = len(group.prompt) - 1
+        counts = (parked.positions - first).astype(np.int64)
+        # Of each token, its sequence's slot and its place among that sequence's.
+        whose = np.repeat(slots.astype(np.int64), counts)
+        places = np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
+        tokens = np.frombuffer(b"".join(parked.tokens), "<i4")
+        self.output_tokens.put(whose, first + places, tokens)
+        if group.request.params.logprobs is not None:
+            assert self.output_logprobs is not None
+            logprobs = np.frombuffer(b"".join(parked.logprobs), "<f4")
+            self.output_logprobs.put(whose, first + places, logprobs)
+        return slots
+
+    def _give(self, group: SequenceGroup, indices: I64) -> I32:
+        """Slots for these samples of a group, each at its beginning."""
+        count = len(indices)
+        slots = self._take(count)
+        # A slice of one is many times faster than an array of one.
+        at = slots if count > 1 else slice(slots[0], slots[0] + 1)
+        params = group.request.params
+        self.sequence_id[at] = group.first_id + indices
+        self.first_id[at] = group.first_id
+        if self._has_shares or group.share.place:
+            self._has_shares = True
+            self.share[at] = group.share.place
+        first = len(group.prompt) - 1
+        self.position[at] = self.first_position[at] = first
+        self.first_read[at] = slots if group.prefix is None else group.prefix.slot
+        self.first_token[at] = group.prompt[-1]
+        self.last_position[at] = first + group.max_outputs - 1
+        is_greedy = params.temperature < GREEDY_BELOW
+        self.temperature[at] = 0.0 if is_greedy else params.temperature
+        self.top_k[at] = params.top_k
+        self.top_p[at] = max(params.top_p, LEAST_TOP_P)
+        self.min_p[at] = params.min_p
+        self.seed[at] = sample_seeds(params.seed, indices)
+        self.stop_row[at] = group.stop_row
+        emit = EMITS[group.request.emit]
+        self.emit[at] = emit
+        self.num_streaming += count if emit != FINAL else 0
+        self.stream[at] = group.request.stream + indices
+        self.num_logprobs[at] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.num_asking += count if params.logprobs else 0
+        if group.edits is not None:
+            self.is_edited[at] = True
+            self.edits.update(dict.fromkeys(slots.tolist(), group.edits))
+        if params.logprobs is not None and self.output_logprobs is None:
+            self.output_logprobs = History(self.num_slots, self.n_ctx, np.float32)
+        return slots
+
+    def free(self, slots: I32 | I64) -> None:
+        """Give slots back. What the device holds there needs no cleaning: position 0 ignores it."""
+        assert (self.sequence_id[slots] != FREE).all(), "a slot was freed twice"
+        if self.num_streaming:
+            self.num_streaming -= int(np.count_nonzero(self.emit[slots]))
+            self.emit[slots] = FINAL
+        if self.num_asking:
+            self.num_asking -= int(np.count_nonzero(self.num_logprobs[slots] > 0))
+        if self.edits:
+            for slot in slots[self.is_edited[slots]].tolist():
+                del self.edits[slot]
+            self.is_edited[slots] = False
+        self.num_logprobs[slots] = NO_LOGPROBS
+        self.sequence_id[slots] = FREE
+        self.first_id[slots] = FREE
+        self.is_running[slots] = False
+        self._free[self.num_free : self.num_free + len(slots)] = slots
+        self.num_free += len(slots)
+
+    def advance(self, slots: I64, positions: I32, ends: Bool) -> None:
+        """The slots' decode rows at these positions are in a batch: on to the ones after."""
+        self.position[slots] = positions + 1
+        self.is_running[slots[ends]] = False
+
+    def record(self, slots: I64, positions: I32, tokens: I32, logprobs: F32) -> None:
+        """Store what the slots' rows at these positions sampled."""
+        self.output_tokens.put(slots, positions, tokens)
+        if self.output_logprobs is not None:
+            self.output_logprobs.put(slots, positions, logprobs)
+
+    def _take(self, count: int) -> I32:
+        assert count <= self.num_free, "more slots were taken than are free"
+        self.num_free -= count
+        return self._free[self.num_free : self.num_free + count].copy()
+
+
+class StopSets:
+    """Distinct sets of ending tokens as rows of one table; equal sets share a row.
+
+    `table[row, token]` answers "does this token end it" in one look-up, however many tokens a set
+    has; `may_end[token]` whether it ends anything, or is -1 for a failure: usually, it does not.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.table = np.zeros((1, vocab_size), np.bool_)  # bool[rows, vocab_size]
+        self.may_end = np.zeros(vocab_size + 1, np.bool_)  # bool[vocab_size + 1], the last for -1
+        self.may_end[-1] = True
+        self._rows: dict[frozenset[int], int] = {}
+        self._users: dict[frozenset[int], int] = {}
+        self._unused = [0]
+
+    def acquire(self, token_ids: frozenset[int]) -> int:
+        """The set's row, kept until as many `release` as `acquire` were called."""
+        self._users[token_ids] = self._users.get(token_ids, 0) + 1
+        if token_ids not in self._rows:
+            row = self._rows[token_ids] = self._unused.pop() if self._unused else self._grow()
+            self.table[row, list(token_ids)] = True
+            self.may_end[list(token_ids)] = True
+        return self._rows[token_ids]
+
+    def release(self, token_ids: frozenset[int]) -> None:
+        self._users[token_ids] -= 1
+        if not self._users[token_ids]:
+            del self._users[token_ids]
+            row = self._rows.pop(token_ids)
+            self._unused.append(row)
+            self.table[row] = False
+            self.may_end[list(token_ids)] = self.table[:, list(token_ids)].any(axis=0)
+
+    def _grow(self) -> int:
+        rows = len(self.table)
+        self.table = np.concatenate([self.table, np.zeros_like(self.table)])
+        self._unused = list(range(2 * rows - 1, rows, -1))
+        return rows

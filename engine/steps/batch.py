@@ -1,0 +1,225 @@
+"""One step's inputs and outputs, as arrays. R rows, T tokens, D decode rows.
+
+Rows 0 … D - 1 decode: one token each, and each samples. Rows D … R - 1 prefill: they only move
+state. Row i reads `read_slots[i]`, writes `write_slots[i]` and feeds its tokens at `positions[i]`
+and on; a row at position 0 ignores what its read slot holds. No slot that a row writes is read or
+written by another row of the same batch.
+
+The first H >= D tokens go through the output head: those of the decode rows, and those of the
+prefill rows whose prompts are scored, which come first among the prefill rows. Q of these tokens
+are scored: how likely is the token that follows, and which are the likeliest instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.messages import MAX_LOGPROBS
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+F32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+FROM_DEVICE = -1
+"""A token id that stands for "the last token sampled in read_slots[row]"."""
+SAMPLED = -1
+"""A target that stands for "the token that this decode row samples"."""
+
+
+def _no_rows() -> I64:
+    return np.empty(0, np.int64)
+
+
+class Span(IntEnum):
+    """The lists of tokens that an edited row has, in the order of its spans."""
+
+    BIASED = 0  # each once; the bias of token i is biases[i]
+    ALLOWED = 1  # if any, all others are banned
+    BANNED = 2
+    PAIRS = 3  # (before, token), …: a token that is banned right after another
+    PROMPT = 4  # what the repetition penalty counts besides
+    SAMPLED = 5  # so far, but for the last one: the device has it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edits:
+    """What is done to the logits of E decode rows before they are sampled.
+
+    The order is that of `mojo_kernels/srm/edits.mojo`. Rows of one request share lists.
+    """
+
+    rows: I32  # i32[E] ascending
+    spans: I32  # i32[E, 2 * len(Span)] start and stop of each list in `tokens`
+    penalties: F32  # f32[E, 3] repetition (1 is off), frequency and presence (0 is off)
+    tokens: I32  # i32[N] those of biased spans come first
+    biases: F32  # f32[B] of tokens[:B]
+
+
+NO_EDITS = Edits(
+    rows=np.empty(0, np.int32),
+    spans=np.empty((0, 2 * len(Span)), np.int32),
+    penalties=np.empty((0, 3), np.float32),
+    tokens=np.empty(0, np.int32),
+    biases=np.empty(0, np.float32),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What the device is to do in one step."""
+
+    sequence_ids: I64  # i64[D] who each decode row belongs to: a slot may change owner meanwhile
+    read_slots: I32  # i32[R]
+    write_slots: I32  # i32[R]
+    positions: I32  # i32[R] context position of the row's first token
+    row_offsets: I32  # i32[R + 1] tokens of row i: token_ids[row_offsets[i] : row_offsets[i + 1]]
+    token_ids: I32  # i32[T]
+    ends: Bool  # bool[D] this is the sequence's last allowed token
+    temperature: F32  # f32[D] 0 is greedy
+    top_k: I32  # i32[D] 0 is off
+    top_p: F32  # f32[D] 1 is off
+    min_p: F32  # f32[D] 0 is off
+    seeds: U64  # u64[D] of the sequence's random stream; the draw is a function of (seed, position)
+    scored_ids: I64  # i64[C] first sequence id of each prompt scored, by prefill rows D … D + C - 1
+    targets: I32  # i32[H] what follows each token: SAMPLED in decode rows, then the prompts' tokens
+    score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
+    num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
+    edits: Edits = NO_EDITS
+    # Of no use to the device, but true of the step, which may end when the next is scheduled.
+    starting: I64 = field(
+        default_factory=_no_rows
+    )  # i64[S] decode rows that are a sequence's first
+    turn: tuple[int, int] | None = None  # the slots whose turn it was, as in pace.py; None: all
+
+    @property
+    def num_decode(self) -> int:
+        return len(self.ends)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.read_slots)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_scored_decode(self) -> int:
+        """Decode rows that are scored; their scores come first."""
+        return len(self.score_rows) - self.num_scored_prefill
+
+    @property
+    def num_scored_prefill(self) -> int:
+        """Prompt tokens whose next token is scored."""
+        return len(self.targets) - self.num_decode
+
+
+def padded(batch: Batch, spare_slot: int) -> Batch:
+    """The same step with two tokens at least, and two for the output head if there is one.
+
+    What is added samples and scores nothing: a row at position 0 of `spare_slot`, which nobody has,
+    and a target that no score row names.
+    """
+    zero = np.int32(0)
+    if batch.num_tokens == 1:
+        batch = replace(
+            batch,
+            read_slots=np.append(batch.read_slots, np.int32(spare_slot)),
+            write_slots=np.append(batch.write_slots, np.int32(spare_slot)),
+            positions=np.append(batch.positions, zero),
+            row_offsets=np.append(batch.row_offsets, np.int32(2)),
+            token_ids=np.append(batch.token_ids, zero),
+        )
+    if len(batch.targets) == 1:
+        batch = replace(batch, targets=np.append(batch.targets, zero))
+    return batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """How likely tokens are, and which are the likeliest; equally likely ones by id."""
+
+    logprobs: F32  # f32[Q] of the target; NaN where the logits were not finite
+    ranks: I32  # i32[Q] of the target, 1 being the likeliest; 0 where not finite
+    top_ids: I32  # i32[Q, MAX_LOGPROBS] the likeliest; -1 beyond num_top
+    top_logprobs: F32  # f32[Q, MAX_LOGPROBS] theirs
+
+    def as_bytes(self, start: int, stop: int, num_top: int) -> dict[str, bytes]:
+        """Those of score rows start … stop - 1, as the fields of an Output."""
+        return {
+            "logprobs": self.logprobs[start:stop].tobytes(),
+            "ranks": self.ranks[start:stop].tobytes(),
+            "top_ids": self.top_ids[start:stop, :num_top].tobytes(),
+            "top_logprobs": self.top_logprobs[start:stop, :num_top].tobytes(),
+        }
+
+
+NO_SCORES = Scores(
+    logprobs=np.empty(0, np.float32),
+    ranks=np.empty(0, np.int32),
+    top_ids=np.empty((0, MAX_LOGPROBS), np.int32),
+    top_logprobs=np.empty((0, MAX_LOGPROBS), np.float32),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What the device sampled, in the order of the decode rows, and the scores of `score_rows`."""
+
+    token_ids: I32  # i32[D] -1 where the logits were not finite
+    logprobs: F32  # f32[D] of the sampled token, after temperature, before truncation
+    scores: Scores = NO_SCORES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotStates:
+    """What the device keeps of some sequences: all there is to go on from."""
+
+    states: npt.NDArray[np.floating[Any]]  # f32[k, state_width], of the runner's own precision
+    last_tokens: I32  # i32[k] what FROM_DEVICE stands for
+
+    def __len__(self) -> int:
+        return len(self.last_tokens)
+
+
+class Launched(Protocol):
+    """A step under way on the device."""
+
+    def wait(self) -> StepResult: ...
+
+
+class Runner(Protocol):
+    """Runs batches. `engine.device.runner.ModelRunner` (MAX) and `tests/numpy_runner.py` are the
+    two."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of its pool: batches read and write slots 0 … num_slots - 1."""
+        ...
+
+    def launch(self, batch: Batch) -> Launched:
+        """Enqueue a step and return at once; steps run in the order launched."""
+        ...
+
+    def read_slots(self, slots: I64) -> SlotStates:
+        """What the pool holds of these slots, once all steps launched have run."""
+        ...
+
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        """Put that into these slots, after all steps launched and before the next one."""
+        ...
+
+    def load_weights(self, weights: Any) -> None:
+        """Use these `engine.weights.weights.Weights`, of the same configuration, from the next step
+        on.
+
+        All steps launched have been waited for.
+        """
+        ...

@@ -1,0 +1,213 @@
+"""What callers want of tokens: penalties, biases and bans, of a request and of a step.
+
+An EditPlan is what one request asks for, checked and as bytes that a batch can take; an EditList
+puts the rows of a step together. A row needs no Python object per token: its history is copied.
+Knows token ids, not where they are kept, and does no arithmetic on logits: that is the device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.config import ModelConfig
+from engine.errors import InvalidRequest
+from engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
+from engine.steps.batch import I32, NO_EDITS, Edits, Span
+
+NO_PENALTIES = (1.0, 0.0, 0.0)
+"""Repetition, frequency, presence."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EditPlan:
+    """The edits of a request's rows. Lists of tokens are int32 in bytes."""
+
+    penalties: tuple[float, float, float]
+    min_tokens: int
+    """Rows that have sampled fewer may not end."""
+    biases: bytes
+    """float32, of the BIASED tokens."""
+    lists: dict[Span, bytes]
+    """What is the same for all rows: all lists but SAMPLED, those that are not empty."""
+    ends: bytes
+    """What is banned besides before min_tokens."""
+    longer: dict[bytes, bytes]
+    """Bad words of three tokens and more: all but the last two, and PAIRS of these."""
+    openings: tuple[bytes, ...]
+    """The keys of `longer`, as `bytes.endswith` takes them."""
+
+    @property
+    def is_penal(self) -> bool:
+        return self.penalties != NO_PENALTIES
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether it depends on what was sampled before the last token."""
+        return self.is_penal or bool(self.longer)
+
+    def has_edits(self, num_sampled: int) -> bool:
+        """Whether a row that has sampled so many tokens is to be edited."""
+        return num_sampled < self.min_tokens or self.reads_history or bool(self.lists)
+
+
+def plan_edits(
+    params: SamplingParams, prompt: I32, end_ids: frozenset[int], model: ModelConfig
+) -> EditPlan | None:
+    """What a request's rows need, or None. `end_ids` are what `min_tokens` holds back.
+
+    Raises InvalidRequest for what is not allowed, or could leave a row no token to sample.
+    """
+    words = params.bad_words
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    lists_tokens = params.logit_bias or params.allowed_token_ids or words
+    if penalties == NO_PENALTIES and not (lists_tokens or params.min_tokens):
+        return None
+    _check_ranges(params)
+    for name, token_ids in (
+        ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids),
+        *(("bad_words", word) for word in words),
+    ):
+        _check_ids(name, token_ids, model.vocab_size)
+    if not all(words):
+        raise InvalidRequest("bad_words must be sequences of at least one token each", "bad_words")
+    _check_choice(params, end_ids, model.vocab_size)
+    repeats = np.unique(prompt) if params.repetition_penalty != 1 else ()
+    lists = {
+        Span.BIASED: _ids(params.logit_bias),
+        Span.ALLOWED: _ids(params.allowed_token_ids),
+        Span.BANNED: _ids(word[0] for word in words if len(word) == 1),
+        Span.PAIRS: b"".join(_ids(word) for word in words if len(word) == 2),
+        Span.PROMPT: _ids(repeats),
+    }
+    longer: dict[bytes, bytes] = {}
+    for word in words:
+        if len(word) > 2:
+            longer[_ids(word[:-2])] = longer.get(_ids(word[:-2]), b"") + _ids(word[-2:])
+    return EditPlan(
+        penalties=penalties,
+        min_tokens=params.min_tokens,
+        biases=np.fromiter(params.logit_bias.values(), "<f4").tobytes(),
+        lists={span: ids for span, ids in lists.items() if ids},
+        ends=_ids(end_ids) if params.min_tokens else b"",
+        longer=longer,
+        openings=tuple(longer),
+    )
+
+
+class EditList:
+    """The edits of a step, row by row."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._spans: list[list[int]] = []
+        self._penalties: list[tuple[float, float, float]] = []
+        self._biased: list[bytes] = []
+        self._biases: list[bytes] = []
+        self._num_biased = 0
+        self._tokens: list[bytes] = []  # of all other lists
+        self._num_tokens = 0
+        self._shared: dict[tuple[int, bool], list[int]] = {}  # by plan and whether it is early
+
+    def add(self, row: int, plan: EditPlan, num_sampled: int, known: bytes) -> None:
+        """Edit a decode row; `known` are the tokens it has sampled, but for the last one.
+
+        Rows are added in ascending order.
+        """
+        key = (id(plan), num_sampled < plan.min_tokens)
+        spans = self._shared.get(key)
+        if spans is None:
+            spans = self._shared[key] = self._share(plan, key[1])
+        spans = spans.copy()
+        if plan.openings and known.endswith(plan.openings):
+            found = [plan.longer[one] for one in plan.openings if known.endswith(one)]
+            self._put(spans, Span.PAIRS, b"".join([plan.lists.get(Span.PAIRS, b""), *found]))
+        if plan.is_penal:
+            self._put(spans, Span.SAMPLED, known)
+        self._rows.append(row)
+        self._spans.append(spans)
+        self._penalties.append(plan.penalties)
+
+    def build(self) -> Edits:
+        """All that were added."""
+        if not self._rows:
+            return NO_EDITS
+        spans = np.array(self._spans, np.int32)
+        spans[:, 2 * Span.BIASED + 2 :] += self._num_biased
+        return Edits(
+            rows=np.array(self._rows, np.int32),
+            spans=spans,
+            penalties=np.array(self._penalties, np.float32),
+            tokens=np.frombuffer(b"".join([*self._biased, *self._tokens]), np.int32),
+            biases=np.frombuffer(b"".join(self._biases), np.float32),
+        )
+
+    def _share(self, plan: EditPlan, is_early: bool) -> list[int]:
+        """Spans of what is the same for all rows of a plan that are early, or for the others."""
+        spans = [0] * (2 * len(Span))
+        biased = plan.lists.get(Span.BIASED, b"")
+        spans[:2] = self._num_biased, self._num_biased + len(biased) // 4
+        self._num_biased = spans[1]
+        self._biased.append(biased)
+        self._biases.append(plan.biases)
+        lists = plan.lists
+        if is_early:
+            lists = lists | {Span.BANNED: lists.get(Span.BANNED, b"") + plan.ends}
+        for span, ids in lists.items():
+            if span != Span.BIASED:
+                self._put(spans, span, ids)
+        return spans
+
+    def _put(self, spans: list[int], span: Span, ids: bytes) -> None:
+        start = self._num_tokens
+        self._num_tokens += len(ids) // 4
+        self._tokens.append(ids)
+        spans[2 * span : 2 * span + 2] = start, self._num_tokens
+
+
+def _ids(token_ids: Iterable[int]) -> bytes:
+    return np.fromiter(token_ids, "<i4").tobytes()
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    low, high = REPETITION_PENALTIES
+    checks = (
+        ("presence_penalty", abs(params.presence_penalty) <= MAX_PENALTY, f"±{MAX_PENALTY:g}"),
+        ("frequency_penalty", abs(params.frequency_penalty) <= MAX_PENALTY, f"±{MAX_PENALTY:g}"),
+        ("repetition_penalty", low <= params.repetition_penalty <= high, f"{low:g} … {high:g}"),
+        ("min_tokens", 0 <= params.min_tokens <= params.max_tokens, f"0 … {params.max_tokens}"),
+    )
+    for name, is_valid, allowed in checks:
+        if not is_valid:
+            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
+    for token, bias in params.logit_bias.items():
+        if not abs(bias) <= MAX_BIAS:
+            raise InvalidRequest(
+                f"logit_bias must be ±{MAX_BIAS:g}, got {bias} for {token}", "logit_bias"
+            )
+
+
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{name} holds {token}; ids are 0 … {vocab_size - 1}", name)
+
+
+def _check_choice(params: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> None:
+    """That some token is never banned, whatever was sampled: so every row has one to sample."""
+    bannable = {word[-1] for word in params.bad_words}
+    if params.min_tokens:
+        bannable |= end_ids
+    choice = set(params.allowed_token_ids) or range(vocab_size)
+    if len(bannable) < len(choice) or not bannable.issuperset(choice):
+        return
+    names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
+    names += ["min_tokens"] if params.min_tokens else []
+    raise InvalidRequest(
+        f"{' and '.join(names)} must leave a token that may always be sampled; all of the "
+        f"{len(choice)} that are allowed could be banned",
+        names[0],
+    )

@@ -1,0 +1,2 @@
+"""Checkpoints: reading, checking, converting and folding them. Imports engine/steps and the
+root."""

@@ -1,0 +1,54 @@
+"""Read a model folder: `config.json` and `model.safetensors`.
+
+A file holds exactly the tensors of its config (`tensors.tensor_shapes`), finite, in float32,
+float16 or bfloat16; whatever is wrong with it is a CheckpointError that names it. Does not know
+what the tensors mean: `weights.fold` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import ModelConfig, parse_model_config
+from engine.steps.batch import F32
+from engine.weights.tensor_file import checked, read_file, stored_tensors
+from engine.weights.tensors import tensor_shapes
+from engine.weights.weights import Weights, fold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelFiles:
+    """What a model folder holds. `fingerprint` is of config and tensors, hexadecimal."""
+
+    config: ModelConfig
+    tensors: dict[str, F32]
+    dtypes: dict[str, str]
+    """How the file stores each tensor: F32, BF16, …"""
+    fingerprint: str
+
+
+def read_model(folder: Path) -> ModelFiles:
+    """The files in `folder`, whole and as they should be.
+
+    Raises CheckpointError naming the file, and the field or tensor, that is missing, unknown, of
+    the wrong shape or not finite.
+    """
+    config_path, tensor_path = folder / "config.json", folder / "model.safetensors"
+    config_bytes = read_file(config_path)
+    config = parse_model_config(config_path, config_bytes)
+    tensor_bytes = read_file(tensor_path)
+    stored = stored_tensors(tensor_path, tensor_bytes)
+    return ModelFiles(
+        config=config,
+        tensors=checked(tensor_path, stored, tensor_shapes(config), "config.json"),
+        dtypes={name: tensor.dtype for name, tensor in stored.items()},
+        fingerprint=hashlib.sha256(config_bytes + tensor_bytes).hexdigest()[:16],
+    )
+
+
+def load_checkpoint(folder: Path) -> Weights:
+    """The weights in `folder` in the form that the step graph knows. Raises CheckpointError."""
+    files = read_model(folder)
+    return fold(files.config, files.tensors, files.fingerprint)

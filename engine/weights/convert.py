@@ -1,0 +1,210 @@
+"""`srm convert`: a model folder out of weights that the published code saved.
+
+Undoes what differs between versions of that code and between ways to save: wrappers' prefixes, the
+index of a matrix behind a Dropout, projections that are stored but unused. Says all it decided.
+Reads no values but decays, which are clipped as the published code clips them when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from safetensors.numpy import save_file
+
+from engine.config import ModelConfig
+from engine.errors import UNDECODABLE, CheckpointError, ConfigError
+from engine.steps.batch import F32
+from engine.weights.tensor_file import StoredTensor, checked, read_file, stored_tensors
+from engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
+from engine.weights.upstream_config import Constructor, model_config, read_args
+
+Stored = dict[str, StoredTensor]
+
+WRAPPERS = {"_orig_mod", "module", "model"}
+"""What torch.compile, data parallelism and a surrounding module put into names."""
+AFTER_DROPOUT = re.compile(
+    r"((?:channel_mixing_layer|token_mixing_layer|mixer_heads\.\d+)\.)3(\.(?:weight|bias))$"
+)
+"""Old versions had a Dropout before the second matrix, which counts as one layer."""
+AUTOENCODER = {"wte", "encoderblocks", "decoderblocks", "lm_head", "projection"}
+
+
+def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = None) -> list[str]:
+    """Write `config.json`, `model.safetensors` and the tokenizer, if any, into `output`.
+
+    Returns what was decided, line by line. Raises ConfigError for arguments and CheckpointError
+    for tensors that do not make a model; then nothing is written.
+    """
+    notes: list[str] = []
+    published = read_args(args)
+    stored = _renamed(weights, stored_tensors(weights, read_file(weights)), notes)
+    config = model_config(published, args, stored.keys(), notes)
+    _check_length(weights, stored, config)
+    stored = _reconciled(stored, config, published.constructor, notes)
+    tensors = checked(weights, stored, tensor_shapes(config), str(args))
+    _clip_decays(tensors, notes)
+    notes.append(
+        f"texts begin with token {config.bos_token_id} and end with token {config.eos_token_id}"
+    )
+    if tokenizer is None:
+        notes.append("no tokenizer: the model takes and gives token ids")
+    _write(output, weights, config, tensors, _tokenizer(tokenizer, config))
+    return [_summary(config), *notes]
+
+
+def _renamed(path: Path, stored: Stored, notes: list[str]) -> Stored:
+    """The tensors under the names of the newest published code, or why they cannot be."""
+    renamed: dict[str, str] = {}
+    for old in sorted(stored):
+        parts = [part for part in old.split(".") if part not in WRAPPERS]
+        if parts[0] == "reward_head":
+            raise CheckpointError(
+                f"{path}: tensor {old}: a reward model gives texts a score and no next token"
+            )
+        if parts[0] in AUTOENCODER:
+            raise CheckpointError(
+                f"{path}: tensor {old}: an autoencoder is no causal language model"
+            )
+        new = AFTER_DROPOUT.sub(r"\g<1>2\2", ".".join(parts))
+        if new in renamed:
+            raise CheckpointError(f"{path}: tensors {renamed[new]} and {old} are both {new}")
+        renamed[new] = old
+    unwrapped = sum(len(old.split(".")) > len(new.split(".")) for new, old in renamed.items())
+    if unwrapped:
+        notes.append(f"left wrappers out of {unwrapped} names, such as {next(iter(stored))}")
+    if any(AFTER_DROPOUT.search(old) for old in stored):
+        notes.append("an old version with Dropout: its layers 3 are named 2")
+    return {new: stored[old] for new, old in renamed.items()}
+
+
+def _check_length(path: Path, stored: Stored, config: ModelConfig) -> None:
+    for name, tensor in stored.items():
+        if is_scalar(name) and name.endswith(".weight") and config.n_ctx not in tensor.shape:
+            raise CheckpointError(
+                f"{path}: tensor {name} {list(tensor.shape)} is of another context than "
+                f"constructor.seq_len = {config.n_ctx}"
+            )
+
+
+def _reconciled(
+    stored: Stored, config: ModelConfig, constructor: Constructor, notes: list[str]
+) -> Stored:
+    """Without what is never read, and with what a version of the code stored otherwise."""
+    stored = dict(stored)
+    if config.mixer == "parallel" and not config.use_projections:
+        unused = [name for name in stored if re.search(r"layer\.(in|out)_proj\.", name)]
+        for name in unused:
+            del stored[name]
+        notes.append(f"left out {len(unused)} tensors of projections that are never used")
+    if config.mixer == "expanded":  # once [n], now [1, n]
+        for name, tensor in stored.items():
+            if is_scalar(name) and name.endswith(".bias") and len(tensor.shape) == 1:
+                stored[name] = replace(tensor, shape=(1, *tensor.shape))
+    ends = ("input_layer.weight", "output_layer.weight")
+    present = [name for name in ends if name in stored]
+    if constructor.tie_io and len(present) == 1:
+        stored |= {name: stored[present[0]] for name in ends}
+        notes.append(f"tie_io: the one tensor {present[0]} is embedding and head")
+    return stored
+
+
+def _clip_decays(tensors: dict[str, F32], notes: list[str]) -> None:
+    low, high = (np.float32(end) for end in DECAY_RANGE)
+    decays = [name for name in tensors if name.endswith("decay_value")]
+    outside = 0
+    for name in decays:
+        clipped = tensors[name].clip(low, high)
+        outside += int((clipped != tensors[name]).sum())
+        tensors[name] = clipped
+    if outside:
+        total = sum(tensors[name].size for name in decays)
+        notes.append(f"clipped {outside} of {total} decays to {DECAY_RANGE[0]} … {DECAY_RANGE[1]}")
+
+
+def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
+    """The file's content, if its tokens are tokens of the model."""
+    if path is None:
+        return None
+    content = read_file(path)
+    try:
+        spec: Any = msgspec.json.decode(content)
+        ids = [*spec["model"]["vocab"].values(), *(one["id"] for one in spec["added_tokens"])]
+        largest = max(ids)
+    except (*UNDECODABLE, AttributeError, KeyError, TypeError):
+        raise CheckpointError(f"{path} is not a byte-level BPE tokenizer.json") from None
+    if largest >= config.vocab_size:
+        raise CheckpointError(
+            f"{path}: token id {largest} lies outside the model's {config.vocab_size}"
+        )
+    return content
+
+
+def _write(
+    output: Path,
+    weights: Path,
+    config: ModelConfig,
+    tensors: dict[str, F32],
+    tokenizer: bytes | None,
+) -> None:
+    """Whole files or none; `config.json` comes last."""
+    target = output / "model.safetensors"
+    if target.exists() and target.samefile(weights):
+        raise ConfigError(f"--output {output} is the folder of {weights}, which stays as it is")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, target.with_suffix(".partial"), metadata={"format": "pt"})
+        target.with_suffix(".partial").replace(target)
+        if tokenizer is not None:
+            (output / "tokenizer.json").write_bytes(tokenizer)
+        text = msgspec.json.format(msgspec.json.encode(config), indent=2)
+        (output / "config.json").write_bytes(text + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror}") from None
+
+
+def _summary(config: ModelConfig) -> str:
+    fields = ("mixer", "num_layers", "d_model", "num_heads", "n_ctx", "vocab_size", "decay")
+    told = [f"{name} {msgspec.to_builtins(getattr(config, name))}" for name in fields]
+    if config.decay:
+        told.append(f"decay_constant {config.decay_constant}")
+    if config.mixer == "kernel":
+        told.append(f"kernel_size {config.kernel_size}")
+    if config.combined_row_quirk:
+        told.append("combined_row_quirk")
+    told.append("projections" if config.use_projections else "no projections")
+    return ", ".join(told)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="srm convert",
+        description="Make a model folder out of weights that the published code saved.",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "weights", type=Path, metavar="WEIGHTS", help="the model.safetensors it saved"
+    )
+    made.add_argument(
+        "--args",
+        type=Path,
+        required=True,
+        help="JSON: the arguments of its constructor, and what they do not tell",
+    )
+    made.add_argument("--output", type=Path, required=True, help="folder of the model to write")
+    made.add_argument("--tokenizer", type=Path, help="a tokenizer.json; none without it")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    given = parser().parse_args(argv)
+    lines = convert(given.weights, given.args, given.output, given.tokenizer)
+    sys.stdout.write("\n".join([f"{given.output}: {lines[0]}", *(f"  {x}" for x in lines[1:]), ""]))
+    return 0
