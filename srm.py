@@ -123,7 +123,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
 
 def _find(command: str) -> Callable[[list[str]], int]:
     if command == "serve":
-        from server.launch import main as serve
+        from server.supervise.launch import main as serve
 
         return serve
     if command == "convert":
@@ -135,21 +135,21 @@ def _find(command: str) -> Callable[[list[str]], int]:
 
         return inspect
     if command == "generate":
-        from server.generate import main as generate
+        from server.commands.generate import main as generate
 
         return generate
     if command == "batch":
-        from server.batch_command import main as batch
+        from server.commands.batch import main as batch
 
         return batch
     if command == "score":
-        from server.score import main as score
+        from server.commands.score import main as score
 
         return score
     if command in {"weights", "snapshot"}:
-        from server import operate
+        from server.commands import admin_cli
 
-        return operate.weights if command == "weights" else operate.snapshot
+        return admin_cli.weights if command == "weights" else admin_cli.snapshot
     if command in TRAINING:
         from training.__main__ import main as training
 
@@ -180,7 +180,7 @@ def _usage(_args: list[str]) -> int:
 
 
 def _version(_args: list[str]) -> int:
-    from server.service import VERSION
+    from server.routes.service import VERSION
 
     print(f"srm {VERSION}")
     return 0

@@ -17,15 +17,16 @@ from engine.client.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.errors import ConfigError, SRMError
 from engine.memory import collect_rarely
 from engine.settings import load
-from server import jobs, launch
-from server.app import create_app
-from server.chat_template import ChatTemplate
+from server.batch import jobs
 from server.config import ServerConfig
-from server.connection import Connection
-from server.draining import Draining, DrainingServer
-from server.keys import Keys
-from server.text import Text
-from server.tokenizer_files import chat_template as chat_template_source
+from server.http.connection import Connection
+from server.http.draining import Draining, DrainingServer
+from server.http.keys import Keys
+from server.routes.app import create_app
+from server.supervise import launch
+from server.text.chat_template import ChatTemplate
+from server.text.text import Text
+from server.text.tokenizer_files import chat_template as chat_template_source
 
 _KEEP_ALIVE_S = 75
 """How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a

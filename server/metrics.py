@@ -1,7 +1,7 @@
 """Every metric of the API processes, declared once.
 
 Metrics move once per request or per event of a stream, never per token. Labels come from fixed
-sets. `server.scrape` shows them, with the engine's.
+sets. `server.routes.scrape` shows them, with the engine's.
 """
 
 from __future__ import annotations

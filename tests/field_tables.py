@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from server.app import OPERATIONS
-from server.chat_protocol import CHAT_NEUTRAL, ChatRequest
-from server.checking import Fields, hints_of
-from server.fields import NEUTRAL
-from server.protocol import CompletionRequest
+from server.routes.app import OPERATIONS
+from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
+from server.schema.completion_request import CompletionRequest
+from server.schema.sampling_fields import NEUTRAL
+from server.schema.validation import Fields, hints_of
 from tests.serving import ROOT
 
 PAGES = tuple(ROOT / "docs" / name for name in ("api.md", "clients.md"))

@@ -49,7 +49,7 @@ OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+"
 EQUIVALENT = {
     ("engine/process/snapshot_writer.py", "waiting, size = [], 0", "0"):
     "states are written in pieces of about that size: their bytes and checksums are the same",
-    ("server/jobs.py", "if time.monotonic() >= tidy_at:", ">="):
+    ("server/batch/jobs.py", "if time.monotonic() >= tidy_at:", ">="):
     "no two readings of the clock are a minute apart to the last bit",
     ("engine/scheduler/wait_queues.py", "elif len(self._lines) > 2:", ">"):
     "two are what the branch before it takes",

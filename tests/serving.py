@@ -85,7 +85,7 @@ class Server:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-c"),
-                "import sys; from server.launch import main; "
+                "import sys; from server.supervise.launch import main; "
                 f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))",
                 *(f"--model={folder}", "--port=0", f"--data-dir={self._data.name}", *flags),
             ],

@@ -56,36 +56,29 @@ from loadtest.__main__ import ReportConfig
 from loadtest.offline import OfflineConfig
 from loadtest.scenario import Scenario
 from loadtest.sweep import SweepConfig
-from server import (
-    admin,
-    batch_replies,
-    batches,
-    chat_protocol,
-    chat_replies,
-    conversation,
-    dashboard,
-    fields,
-    files,
-    matching,
-    protocol,
-    replies,
-    scrape,
-    tally,
-    template_process,
-    tokenize,
-    until,
-)
-from server.app import create_app
-from server.chat_template import RENDER_S
+from server.commands.admin_cli import SnapshotConfig, WeightsConfig
+from server.commands.batch_config import BatchConfig
+from server.commands.generate import GenerateConfig
+from server.commands.score import ScoreConfig
+from server.commands.score_lines import Score
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
-from server.generate import GenerateConfig
-from server.launch import load_settings
-from server.offline_config import BatchConfig
-from server.operate import SnapshotConfig, WeightsConfig
-from server.score import ScoreConfig
-from server.score_lines import Score
-from server.text import Text
+from server.generation import dedup_counts, matching
+from server.routes import admin, batch_replies, batches, dashboard, files, scrape, tokenize
+from server.routes.app import create_app
+from server.schema import (
+    chat_request,
+    chat_response,
+    completion_request,
+    completion_response,
+    conversation,
+    sampling_fields,
+    until,
+)
+from server.supervise.launch import load_settings
+from server.text import template_process
+from server.text.chat_template import RENDER_S
+from server.text.text import Text
 from tests import field_tables
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 from training.evaluate import EvaluateConfig
@@ -271,10 +264,10 @@ def described(hint: Any) -> str | None:
 
 
 def test_every_request_field_is_there_with_what_is_allowed() -> None:
-    hints = get_type_hints(protocol.CompletionRequest, include_extras=True)
+    hints = get_type_hints(completion_request.CompletionRequest, include_extras=True)
     found = rows("api.md", "Fields that are honoured")
     fields_by_name = {
-        one.encode_name: one for one in msgspec.structs.fields(protocol.CompletionRequest)
+        one.encode_name: one for one in msgspec.structs.fields(completion_request.CompletionRequest)
     }
     assert sorted(row[0].strip("`") for row in found) == sorted(fields_by_name)
     for row in found:
@@ -289,7 +282,7 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("heading", "kind"),
     [
-        ("Chat fields", chat_protocol.ChatRequest),
+        ("Chat fields", chat_request.ChatRequest),
         ("TokenizeRequest", tokenize.TokenizeRequest),
         ("DetokenizeRequest", tokenize.DetokenizeRequest),
         ("FileForm", files.FileForm),
@@ -300,7 +293,7 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
 )
 def test_every_field_of_other_requests_is_there(heading: str, kind: type[msgspec.Struct]) -> None:
     hints = get_type_hints(kind, include_extras=True)
-    shared = fields.SamplingRequest.__struct_fields__ if heading == "Chat fields" else ()
+    shared = sampling_fields.SamplingRequest.__struct_fields__ if heading == "Chat fields" else ()
     spelled = {one.encode_name: one.name for one in msgspec.structs.fields(kind)}
     found = rows("api.md", heading)
     assert {spelled[row[0].strip("`")] for row in found} == set(hints) - set(shared)
@@ -325,31 +318,31 @@ def test_tables_of_fields_are_those_of_the_code(page: Path) -> None:
 def test_every_field_at_a_neutral_value_is_there() -> None:
     headings = "Fields that are accepted at one value", "Chat fields that are accepted at one value"
     found = [name for heading in headings for name in names("api.md", heading)]
-    assert sorted(found) == sorted(chat_protocol.CHAT_NEUTRAL)
+    assert sorted(found) == sorted(chat_request.CHAT_NEUTRAL)
 
 
 def test_stream_options_are_there() -> None:
-    assert names("api.md", "Streaming") == list(fields.StreamOptions.__struct_fields__)
+    assert names("api.md", "Streaming") == list(sampling_fields.StreamOptions.__struct_fields__)
 
 
 @pytest.mark.parametrize(
     ("heading", "kind"),
     [
-        ("Completion", replies.Completion),
-        ("Choice", replies.Choice),
-        ("Logprobs", replies.Logprobs),
-        ("PromptLogprob", replies.PromptLogprob),
-        ("Packed", replies.Packed),
-        ("Usage", replies.Usage),
-        ("Samples", replies.Samples),
-        ("Counted", replies.Counted),
-        ("ModelList", replies.ModelList),
-        ("ModelCard", replies.ModelCard),
-        ("ChatCompletion", chat_replies.ChatCompletion),
-        ("ChatChoice", chat_replies.ChatChoice),
-        ("ChatLogprobs", chat_replies.ChatLogprobs),
-        ("TokenLogprob", chat_replies.TokenLogprob),
-        ("ChatChunk", chat_replies.ChatChunk),
+        ("Completion", completion_response.Completion),
+        ("Choice", completion_response.Choice),
+        ("Logprobs", completion_response.Logprobs),
+        ("PromptLogprob", completion_response.PromptLogprob),
+        ("Packed", completion_response.Packed),
+        ("Usage", completion_response.Usage),
+        ("Samples", completion_response.Samples),
+        ("Counted", completion_response.Counted),
+        ("ModelList", completion_response.ModelList),
+        ("ModelCard", completion_response.ModelCard),
+        ("ChatCompletion", chat_response.ChatCompletion),
+        ("ChatChoice", chat_response.ChatChoice),
+        ("ChatLogprobs", chat_response.ChatLogprobs),
+        ("TokenLogprob", chat_response.TokenLogprob),
+        ("ChatChunk", chat_response.ChatChunk),
         ("WeightsReply", admin.WeightsReply),
         ("SnapshotReply", admin.SnapshotReply),
         ("EngineState", admin.EngineState),
@@ -375,12 +368,12 @@ def test_limits_are_what_they_are() -> None:
         *("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_BIASES"),
         *("MAX_CUT_LENGTH", "MAX_METADATA", "MAX_METADATA_KEY", "MAX_METADATA_VALUE"),
     )
-    assert fields.MAX_BAD_WORDS == fields.MAX_STOPS
-    assert fields.MAX_BAD_WORD_LENGTH == fields.MAX_STOP_LENGTH
+    assert sampling_fields.MAX_BAD_WORDS == sampling_fields.MAX_STOPS
+    assert sampling_fields.MAX_BAD_WORD_LENGTH == sampling_fields.MAX_STOP_LENGTH
     for limit in limits:
-        assert f" {getattr(fields, limit)}" in text
+        assert f" {getattr(sampling_fields, limit)}" in text
     assert f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |" in text
-    assert f"| {tally.MAX_DISTINCT_BYTES // 2**20} MiB |" in text
+    assert f"| {dedup_counts.MAX_DISTINCT_BYTES // 2**20} MiB |" in text
     assert f"| messages of a chat | {conversation.MAX_MESSAGES} |" in text
     assert f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB " in text
     assert f" {tokenize.MAX_CHARACTERS} characters " in text

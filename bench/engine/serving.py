@@ -13,7 +13,10 @@ from typing import NamedTuple
 from engine.errors import ConfigError
 from engine.records import ROOT
 
-_START = "import sys; from server.launch import main; sys.exit(main(sys.argv[2:], sys.argv[1]))"
+_START = (
+    "import sys; from server.supervise.launch import main; "
+    "sys.exit(main(sys.argv[2:], sys.argv[1]))"
+)
 
 
 class Serving(NamedTuple):

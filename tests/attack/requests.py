@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from server.app import OPERATIONS
-from server.openapi import Operation
+from server.routes.app import OPERATIONS
+from server.schema.openapi import Operation
 
 LARGE = '"' + "x" * 5000 + '"'
 EXTREMES = (

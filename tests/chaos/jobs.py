@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from server.store import Store
-from server.store_records import BatchRecord, FileRecord, new_batch_id, new_file_id
+from server.storage.records import BatchRecord, FileRecord, new_batch_id, new_file_id
+from server.storage.store import Store
 from tests.serving import ROOT
 
 _DAY_S = 24 * 3600
@@ -133,7 +133,7 @@ class KilledServer:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         program = (
-            "import sys; from server.launch import main; "
+            "import sys; from server.supervise.launch import main; "
             f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))"
         )
         settings = (f"--model={model}", "--port=0", f"--data-dir={data_dir}", *flags)

@@ -20,7 +20,7 @@ import msgspec
 
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load
-from server.store_records import BatchRecord
+from server.storage.records import BatchRecord
 from tests.chaos.jobs import KilledServer, completion_line, copied, results, submit, wait_for
 from tests.serving import SERVER_FLAGS, write_text_model
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from server.store import Store
+from server.storage.store import Store
 from tests.chaos.jobs import (
     KilledServer,
     completion_line,

@@ -113,7 +113,7 @@ def hook(event, arguments):
     elif event == "socket.getaddrinfo":
         hosts.add(str(arguments[0]))
 sys.addaudithook(hook)
-from server.launch import main
+from server.supervise.launch import main
 code = main(sys.argv[1:], engine_module="tests.numpy_engine")
 print(json.dumps({"hosts": sorted(hosts)}))
 sys.exit(code)

@@ -23,9 +23,9 @@ import zstandard
 from rich.console import Console
 
 from engine.errors import ConfigError
-from server.batch_command import main
-from server.compression import CODECS
-from server.standard_output import BROKEN_PIPE, INTERRUPTED
+from server.commands.batch import main
+from server.commands.compression import CODECS
+from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.serving import ROOT
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
@@ -66,7 +66,7 @@ def start(
     folder: Path, *flags: str, engine: str = "tests.numpy_engine", **options: Any
 ) -> subprocess.Popen[bytes]:
     program = (
-        "import sys; from server.batch_command import main; from engine.errors import SRMError\n"
+        "import sys; from server.commands.batch import main; from engine.errors import SRMError\n"
         f"try: code = main(sys.argv[1:], engine_module={engine!r})\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"
@@ -427,7 +427,7 @@ def test_a_terminal_sees_a_bar(
     drawn = io.StringIO()
     console = Console(file=drawn, force_terminal=True, width=150)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("server.offline_progress.Console", lambda **_: console)
+    monkeypatch.setattr("server.commands.batch_progress.Console", lambda **_: console)
     output = tmp_path / "out.jsonl"
     assert run(text_model, str(tmp_path / "in.jsonl"), "-o", str(output)) == 0
     assert "of 40 lines" in drawn.getvalue() and "tok/s" in drawn.getvalue()

@@ -12,10 +12,10 @@ import openai
 import pytest
 from openai.types import Batch
 
-from server.jobs import lock_name
+from server.batch.jobs import lock_name
 from server.model_identity import model_id
-from server.store import Store
-from server.store_records import FileRecord, LineError
+from server.storage.records import FileRecord, LineError
+from server.storage.store import Store
 from tests.serving import SERVER_FLAGS, Server
 
 KEYS = "alice sk-aaaaaaaaaaaaaaaa\nbob sk-bbbbbbbbbbbbbbbb\n"

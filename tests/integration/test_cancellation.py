@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.client.client import EngineClient
-from server.app import create_app
 from server.config import ServerConfig
-from server.text import Text
+from server.routes.app import create_app
+from server.text.text import Text
 from tests.served_engine import NUM_SLOTS, Serve, until
 
 SDK = [(b"x-stainless-read-timeout", b"600"), (b"x-stainless-retry-count", b"1")]

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.client.client import EngineClient
-from server.app import create_app
 from server.config import ServerConfig
-from server.text import Text
+from server.routes.app import create_app
+from server.text.text import Text
 from tests.integration.test_http import flat, values
 from tests.serving import MAX_WAITING, ROOT, SERVER_FLAGS, TEXT_MODEL, Server, write_text_model
 

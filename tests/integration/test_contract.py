@@ -17,8 +17,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 from engine.config import ModelConfig
-from server.app import OPERATIONS
-from server.openapi import document
+from server.routes.app import OPERATIONS
+from server.schema.openapi import document
 from tests.serving import Server, free_port, write_text_model
 
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)

@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.fields import (
-    MAX_CUT_LENGTH,
-)
+from server.schema.sampling_fields import MAX_CUT_LENGTH
 from tests.serving import TEXT_MODEL, Server, choice_of, complete
 
 EOS_PROMPT = [154] * 4

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from engine.errors import ConfigError, EngineUnavailable
-from server.generate import main
-from server.standard_output import INTERRUPTED
+from server.commands.generate import main
+from server.commands.standard_output import INTERRUPTED
 from tests.serving import ROOT, Server, complete
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
@@ -22,7 +22,8 @@ FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
 
 def start(folder: Path, *flags: str, **options: Any) -> subprocess.Popen[bytes]:
     program = (
-        "import sys; from server.generate import main; from engine.errors import SRMError\n"
+        "import sys; from server.commands.generate import main\n"
+        "from engine.errors import SRMError\n"
         "try: code = main(sys.argv[1:], engine_module='tests.numpy_engine')\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"

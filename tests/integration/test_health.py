@@ -21,8 +21,9 @@ from engine.errors import SRMError
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
 from engine.weights.weights import Weights
-from server import errors, health
-from server.draining import Draining
+from server import errors
+from server.http.draining import Draining
+from server.routes import health
 from tests.conftest import MakeRequest
 from tests.integration.test_serve import children
 from tests.numpy_runner import NumpyLaunched, NumpyRunner

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from server.app import OPERATIONS
+from server.routes.app import OPERATIONS
 from tests import garbage
 from tests.serving import Server
 

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.parser import text_string_to_metric_families
 
-from server import scrape
+from server.routes import scrape
 from tests.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server
 
 LABELS = {"model_name": "tiny", "engine": "0"}

@@ -27,7 +27,7 @@ WEIGHTS = tiny_weights(config=TEXT_MODEL)
 
 def command(model: Path, *flags: str, engine_module: str = "tests.numpy_engine") -> list[str]:
     program = (
-        "import sys; from server.score import main; from engine.errors import SRMError\n"
+        "import sys; from server.commands.score import main; from engine.errors import SRMError\n"
         f"try: code = main(sys.argv[1:], engine_module={engine_module!r})\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"

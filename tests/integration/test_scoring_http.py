@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from server.fields import (
-    MAX_SCORES,
-)
+from server.schema.sampling_fields import MAX_SCORES
 from tests.numpy_runner import feed, tiny_weights
 from tests.serving import SERVER_FLAGS, TEXT_MODEL, Server, choice_of, complete
 

@@ -12,11 +12,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.client.client import EngineClient
-from server import tokenize
-from server.app import create_app
 from server.config import ServerConfig
-from server.service import VERSION
-from server.text import Text
+from server.routes import tokenize
+from server.routes.app import create_app
+from server.routes.service import VERSION
+from server.text.text import Text
 from tests.serving import CHAT_TEMPLATE, MAX_BODY_BYTES, ROOT, TEXT_MODEL, Server, write_text_model
 
 MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]

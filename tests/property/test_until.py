@@ -29,15 +29,15 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from server.answers import Answers
-from server.completions import Completions
-from server.generation import Generation
-from server.models import Models
-from server.protocol import parse_completion
-from server.replies import Samples
-from server.sample import Delta
-from server.sender import Sender
-from server.text import Text
+from server.generation.generation import Generation
+from server.generation.request_owner import Sender
+from server.generation.responder import Answers
+from server.routes.completions import Completions
+from server.routes.models import Models
+from server.schema.completion_request import parse_completion
+from server.schema.completion_response import Samples
+from server.text.sample import Delta
+from server.text.text import Text
 from tests.unit.server.test_generation import STATUS
 
 LENGTH = REASONS.index("length")

@@ -23,9 +23,9 @@ from loadtest import recording
 from loadtest.report import SCHEMA, read_report
 from loadtest.sweep import SweepConfig
 from loadtest.sweep_command import SAVED, Saved, read_saved
-from server.keys import load_keys
-from server.text import Text
-from server.tokenizer_files import chat_template, special_tokens
+from server.http.keys import load_keys
+from server.text.text import Text
+from server.text.tokenizer_files import chat_template, special_tokens
 from tests.numpy_runner import TINY, tiny_weights
 from tests.recorded import recording as recorded
 from tests.serving import write_text_model

@@ -11,7 +11,7 @@ from engine.logs import JsonLines, TextLines
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
-    log = logging.getLogger("server.boundary")
+    log = logging.getLogger("server.http.request_middleware")
     return log.makeRecord(log.name, logging.INFO, "file", 1, message, args, None, extra=extra)
 
 
@@ -23,7 +23,7 @@ def test_a_json_line_has_the_fields_of_its_message() -> None:
     assert parsed["time"].endswith("Z")
     assert {name: parsed[name] for name in ("level", "logger", "message", "status")} == {
         "level": "info",
-        "logger": "server.boundary",
+        "logger": "server.http.request_middleware",
         "message": "answered 2",
         "status": 200,
     }

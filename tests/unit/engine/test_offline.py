@@ -25,7 +25,7 @@ from engine.messages import SamplingParams
 from engine.process.engine import Engine as SteppedEngine
 from engine.python.offline import Engine, Progress
 from engine.python.request_output import Completion
-from server.text import Text
+from server.text.text import Text
 from tests.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import TEXT_MODEL, Server, complete
 

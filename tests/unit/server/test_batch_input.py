@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server import batch_input
-from server.batch_input import Checked, Stopped, check_input
+from server.batch import job_input
+from server.batch.job_input import Checked, Stopped, check_input
 
 URL = "/v1/completions"
 
@@ -77,7 +77,7 @@ def test_the_first_hundred_are_told_whatever_is_wrong_with_them(tmp_path: Path) 
 
 
 def test_equal_hashes_are_no_equal_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_input, "hash", lambda _: 5, raising=False)
+    monkeypatch.setattr(job_input, "hash", lambda _: 5, raising=False)
     assert not checked(tmp_path, "\n".join(map(line, "abcdef"))).errors
     assert codes(checked(tmp_path, "\n".join(map(line, "abcba")))) == [
         ("duplicate_custom_id", 4),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, TimedOut
-from server.batch_lines import (
+from server.batch.lines import (
     BatchLine,
     LineUsage,
     RawLine,
@@ -20,8 +20,8 @@ from server.batch_lines import (
     parse_line,
     read_lines,
 )
-from server.sender import Sender
-from server.store_records import LineError
+from server.generation.request_owner import Sender
+from server.storage.records import LineError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from engine.errors import BatchesUnavailable, NotFound
-from server.batches import Batches, BatchQuery
 from server.config import ServerConfig
 from server.errors import status_of
-from server.store import Store
+from server.routes.batches import Batches, BatchQuery
+from server.storage.store import Store
 from tests.chaos.jobs import completion_line, submit
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.byte_table import ByteTable
+from server.text.byte_table import ByteTable
 
 ENTRIES = [*(bytes([i]) for i in range(256)), b"", b"a" * 15, b"b" * 16, b"c" * 17, b"\xc3" * 40]
 TABLE = ByteTable(ENTRIES)

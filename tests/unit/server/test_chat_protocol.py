@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from server.chat_protocol import ChatRequest, parse_chat
-from server.conversation import MAX_MESSAGES
-from server.protocol import CompletionRequest
+from server.schema.chat_request import ChatRequest, parse_chat
+from server.schema.completion_request import CompletionRequest
+from server.schema.conversation import MAX_MESSAGES
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "ho"}

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from engine.errors import CheckpointError, ConfigError, InvalidRequest
-from server.chat_template import ChatTemplate
-from server.conversation import Conversation, messages_of
-from server.tokenizer_files import MAX_BYTES, chat_template, special_tokens
+from server.schema.conversation import Conversation, messages_of
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
 from tests.serving import ROOT
 from tests.unit.server.test_template import CHAT_ML, LLAMA
 
@@ -174,7 +174,7 @@ def renderers(of: int | None = None) -> list[psutil.Process]:
         for child in psutil.Process(of).children()
         if child.status() != psutil.STATUS_ZOMBIE  # of another test
     ]
-    return [child for child in running if "server.template_process" in child.cmdline()]
+    return [child for child in running if "server.text.template_process" in child.cmdline()]
 
 
 def test_closing_ends_the_process() -> None:
@@ -194,8 +194,8 @@ def test_the_process_knows_no_secrets(make: Make, monkeypatch: pytest.MonkeyPatc
 def test_the_process_ends_with_its_parent_even_while_it_hangs() -> None:
     program = (
         "import asyncio, sys\n"
-        "from server.chat_template import ChatTemplate\n"
-        "from server.conversation import Conversation, messages_of\n"
+        "from server.text.chat_template import ChatTemplate\n"
+        "from server.schema.conversation import Conversation, messages_of\n"
         f"template = ChatTemplate({HANGS!r}, {{}}, 600)\n"
         "found = messages_of({'messages': [{'role': 'user', 'content': ''}]})\n"
         "print('started', flush=True)\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.clock import HOLD_S, Clock
+from server.storage.clock import HOLD_S, Clock
 
 
 class Machine:

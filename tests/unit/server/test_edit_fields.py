@@ -10,9 +10,9 @@ import pytest
 
 from engine.errors import InvalidRequest
 from engine.messages import SamplingParams
-from server.protocol import CompletionRequest, parse_completion
-from server.sampling import sampling_params
-from server.text import Text
+from server.generation.sampling import sampling_params
+from server.schema.completion_request import CompletionRequest, parse_completion
+from server.text.text import Text
 from tests.serving import TEXT_MODEL
 
 

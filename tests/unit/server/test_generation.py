@@ -14,11 +14,11 @@ import pytest
 from engine.client.client import EngineClient
 from engine.client.streams import Streams
 from engine.messages import REASONS, Columns, Output, Outputs, Request, Status, ToEngine
-from server.generation import Generation
-from server.protocol import parse_completion
-from server.sample import Delta
-from server.sender import Sender
-from server.text import Text
+from server.generation.generation import Generation
+from server.generation.request_owner import Sender
+from server.schema.completion_request import parse_completion
+from server.text.sample import Delta
+from server.text.text import Text
 
 STATUS = Status(
     state="ready",

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive
 
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
-from server.intake import FORM_BYTES, Body, Intake
+from server.http.body_limits import FORM_BYTES, Body, Intake
 
 
 def intake(max_body_bytes: int = 100, max_held_bytes: int = 1_000, timeout_s: float = 5) -> Intake:

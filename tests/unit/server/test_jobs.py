@@ -16,16 +16,16 @@ import pytest
 
 from engine.client.client import EngineClient
 from engine.tasks import task_group
-from server import jobs
-from server.batch_job import BatchJob
-from server.clock import Clock
+from server.batch import jobs
+from server.batch.engine_retry import Sending
+from server.batch.job import BatchJob
+from server.batch.jobs import MAX_FAILURES, Answering, Jobs, _locked
+from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
-from server.jobs import MAX_FAILURES, Answering, Jobs, _locked
-from server.result_files import ResultFiles
-from server.sender import Sender
-from server.sending import Sending
-from server.store import Store
-from server.store_records import BatchRecord
+from server.generation.request_owner import Sender
+from server.storage.clock import Clock
+from server.storage.records import BatchRecord
+from server.storage.store import Store
 from tests.chaos.jobs import completion_line, results, submit
 
 
@@ -209,7 +209,7 @@ def test_who_waits_for_another_server_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.0)
-    caplog.set_level(logging.INFO, "server.jobs")
+    caplog.set_level(logging.INFO, "server.batch.jobs")
 
     async def work(here: Here) -> None:
         held = _locked(here._lock_of("mine"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from server.keys import Keys, load_keys
+from server.http.keys import Keys, load_keys
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 

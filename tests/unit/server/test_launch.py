@@ -10,12 +10,12 @@ import srm
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.settings import load
-from server import launch
 from server.config import ServerConfig
-from server.keys import load_keys
-from server.launch import QUESTION, flags, listen, load_settings, main
-from server.limits import check_limits
+from server.http.keys import load_keys
+from server.http.limits import check_limits
 from server.model_identity import model_id
+from server.supervise import launch
+from server.supervise.launch import QUESTION, flags, listen, load_settings, main
 from tests.serving import ROOT
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import RateLimited
-from server.limits import Limits, memory
+from server.http.limits import Limits, memory
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -87,7 +87,7 @@ def elsewhere(fd: int, then: str) -> subprocess.Popen[str]:
     """Another process with the same memory, and 20 requests a minute."""
     code = f"""
 import os
-from server.limits import Limits, RateLimited
+from server.http.limits import Limits, RateLimited
 account = Limits(20, 0, {fd}, lambda: 0.0).account("a")
 {then}
 """

@@ -16,13 +16,14 @@ import pytest
 
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest, NotFinite
-from server import line_runner, metrics, result_files
-from server.batch_lines import BatchLine, LineResult, RawLine, answer_line, parse_line
-from server.line_runner import LineRunner
-from server.result_files import Counts, LineSet, ResultFiles
-from server.room import Room
-from server.sender import Sender
-from server.sending import Sending
+from server import metrics
+from server.batch import line_runner, result_files
+from server.batch.concurrency_limiter import Room
+from server.batch.engine_retry import Sending
+from server.batch.line_runner import LineRunner
+from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
+from server.batch.result_files import Counts, LineSet, ResultFiles
+from server.generation.request_owner import Sender
 
 JOB = "batch_ab"
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import Output
-from server.logprobs import as_prompt_logprobs, of_delta, of_prompt
-from server.sample import Delta
+from server.text.logprobs import as_prompt_logprobs, of_delta, of_prompt
+from server.text.sample import Delta
 
 
 def scored(top: list[int], top_logprobs: list[float], token: int, logprob: float) -> Output:

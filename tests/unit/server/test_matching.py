@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
-from server.matching import MAX_PROGRAM, Mark, Pattern
+from server.generation.matching import MAX_PROGRAM, Mark, Pattern
 
 CATASTROPHIC = (  # for engines that go back
     r"(a+)+$",

@@ -9,10 +9,10 @@ import pytest
 
 from engine.client.client import EngineClient
 from engine.errors import ModelNotFound
-from server.app import create_app
 from server.config import ServerConfig
-from server.models import Models
-from server.text import Text
+from server.routes.app import create_app
+from server.routes.models import Models
+from server.text.text import Text
 
 
 def test_only_its_own_name_is_taken() -> None:

@@ -16,15 +16,15 @@ import zstandard
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.batch_lines import BatchLine
-from server.compression import CHUNK, CODECS, Damaged, decompressed, whole_size
-from server.offline_config import BatchConfig
-from server.offline_identity import job_name
-from server.offline_input import open_input, parse
-from server.offline_output import FrameFile, StreamPart, open_part
-from server.offline_progress import Level, Meter
-from server.offline_results import BatchResults
-from server.store_records import LineError
+from server.batch.lines import BatchLine
+from server.commands.batch_config import BatchConfig
+from server.commands.batch_identity import job_name
+from server.commands.batch_input import open_input, parse
+from server.commands.batch_output import FrameFile, StreamPart, open_part
+from server.commands.batch_progress import Level, Meter
+from server.commands.batch_results import BatchResults
+from server.commands.compression import CHUNK, CODECS, Damaged, decompressed, whole_size
+from server.storage.records import LineError
 
 JOB = "batch_0123456789abcdef"
 

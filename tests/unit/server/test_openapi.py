@@ -19,16 +19,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from engine.client.client import EngineClient
-from server import replies
-from server.app import OPERATIONS, create_app
 from server.config import ServerConfig
-from server.fields import (
-    NEUTRAL,
-)
-from server.openapi import Body, Operation, document
-from server.protocol import CompletionRequest
-from server.reference import page, spelled
-from server.text import Text
+from server.routes.app import OPERATIONS, create_app
+from server.routes.reference import page, spelled
+from server.schema import completion_response
+from server.schema.completion_request import CompletionRequest
+from server.schema.openapi import Body, Operation, document
+from server.schema.sampling_fields import NEUTRAL
+from server.text.text import Text
 
 Schema = dict[str, Any]
 
@@ -123,7 +121,9 @@ def test_ranges_are_those_that_are_checked(whole: Schema) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [replies.Completion, replies.Choice, replies.Usage])
+@pytest.mark.parametrize(
+    "kind", [completion_response.Completion, completion_response.Choice, completion_response.Usage]
+)
 def test_a_reply_has_every_field(whole: Schema, kind: type[msgspec.Struct]) -> None:
     schema = whole["components"]["schemas"][kind.__name__]
     assert set(schema["properties"]) == set(kind.__struct_fields__)

@@ -11,12 +11,12 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from engine.errors import InvalidRequest
-from server.admin import resolved
-from server.boundary import Boundary
 from server.config import ServerConfig
-from server.draining import Draining
-from server.guard import Guard
-from server.keys import ApiKey, Keys, key_to_send
+from server.http.auth import Guard
+from server.http.draining import Draining
+from server.http.keys import ApiKey, Keys, key_to_send
+from server.http.request_middleware import Boundary
+from server.routes.admin import resolved
 
 ADMIN, OTHER = "operator-0123456789abcdef", "somebody-0123456789abcdef"
 NO_KEYS = Keys([])

@@ -17,14 +17,14 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import SRMError
 from server import errors
-from server.app import OPERATIONS
-from server.bodies import read_body
-from server.boundary import Boundary
 from server.config import ServerConfig
-from server.cors import Cors, is_loopback
-from server.draining import Draining
-from server.guard import Guard
-from server.keys import ApiKey, Keys
+from server.http.auth import Guard
+from server.http.bodies import read_body
+from server.http.cors import Cors, is_loopback
+from server.http.draining import Draining
+from server.http.keys import ApiKey, Keys
+from server.http.request_middleware import Boundary
+from server.routes.app import OPERATIONS
 
 KEY = "somebody-0123456789abcdef"
 NO_KEYS, KEYS = Keys([]), Keys([ApiKey("bob", sha256(KEY.encode()).digest())])

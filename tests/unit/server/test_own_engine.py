@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from server import own_engine
-from server.own_engine import MAX_CRASHES
-from server.supervisor import Child
+from server.supervise import embedded_engine
+from server.supervise.embedded_engine import MAX_CRASHES
+from server.supervise.supervisor import Child
 
 
 class Crashing:
@@ -35,7 +35,7 @@ async def keep(
         pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    code = await own_engine._keep(cast(Child, child), progress)
+    code = await embedded_engine._keep(cast(Child, child), progress)
     return [*pauses, code]
 
 
@@ -51,7 +51,7 @@ async def test_crashes_with_nothing_done_between_them_end_it(
 @pytest.mark.parametrize(("code", "said"), [(-9, True), (1, True), (2, False), (3, False)])
 def test_what_the_engine_has_said_of_its_end_is_the_last_line(code: int, said: bool) -> None:
     """Behind "num_slots = … does not fit" came "the engine process ended, exit code 2"."""
-    assert bool(own_engine._ended(code).message) == said
+    assert bool(embedded_engine._ended(code).message) == said
 
 
 async def test_crashes_with_something_done_between_them_do_not(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason
-from server.pacing import Pacing
-from server.sample import Delta, join
+from server.generation.pacing import Pacing
+from server.text.sample import Delta, join
 
 
 def delta(index: int, ids: list[int], is_first: bool, finish: FinishReason | None = None) -> Delta:

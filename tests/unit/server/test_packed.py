@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.messages import Output
-from server.packed import PackedSample, of_delta, of_prompt
+from server.text.packed import PackedSample, of_delta, of_prompt
 
 
 def ints(*values: int) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.part_file import PartFile
+from server.batch.part_file import PartFile
 from tests.serving import ROOT
 
 
@@ -136,7 +136,7 @@ def test_a_file_size_limit_of_the_system(tmp_path: Path) -> None:
     program = """
 import os, resource, signal, sys
 from pathlib import Path
-from server.part_file import PartFile
+from server.batch.part_file import PartFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 file = PartFile(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from server.fields import (
-    StreamOptions,
-)
-from server.protocol import ABOUT_TEXT, CompletionRequest, parse_completion
-from server.until import MAX_CHOICES
+from server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
+from server.schema.sampling_fields import StreamOptions
+from server.schema.until import MAX_CHOICES
 
 
 def parse(**fields: Any) -> CompletionRequest:

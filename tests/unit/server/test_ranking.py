@@ -6,8 +6,8 @@ import math
 from array import array
 from itertools import permutations
 
-from server.ranking import Ranking, mean_logprob
-from server.sample import Delta
+from server.generation.ranking import Ranking, mean_logprob
+from server.text.sample import Delta
 
 
 def sample(index: int, logprobs: list[float]) -> Delta:

@@ -29,11 +29,11 @@ from engine.messages import (
     ToEngine,
 )
 from engine.steps.token_deltas import News, merge
-from server.rendering import Choices, Pieces, Template
-from server.replies import Choice
-from server.sample import Sample, StopStrings
-from server.text import Text
-from server.watch import Watch
+from server.generation.rendering import Choices, Pieces, Template
+from server.generation.stop_strings import Watch
+from server.schema.completion_response import Choice
+from server.text.sample import Sample, StopStrings
+from server.text.text import Text
 from tests.serving import TEXT_MODEL
 
 N = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from engine.client import client as client_module
 from engine.client.client import EngineClient
-from engine.client.client import client as client_module
 from engine.errors import EngineUnavailable
 from engine.messages import Status
-from server.health import check_ready
+from server.routes.health import check_ready
 
 STALL_S = 5.0
 IDLE = Status(

@@ -19,16 +19,16 @@ from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
 from engine.messages import MAX_TEMPERATURE, Request, SamplingParams
 from engine.scheduler.accept import accept
-from server.answering import answering
-from server.app import create_app
-from server.batch_lines import BatchLine, answer_line, parse_line
-from server.chat_protocol import CHAT_NEUTRAL, parse_chat
-from server.chat_template import ChatTemplate
+from server.batch.lines import BatchLine, answer_line, parse_line
 from server.config import ServerConfig
-from server.protocol import parse_completion
-from server.sender import Sender
-from server.store_records import LineError
-from server.text import Text
+from server.generation.request_owner import Sender
+from server.routes.app import create_app
+from server.routes.services import answering
+from server.schema.chat_request import CHAT_NEUTRAL, parse_chat
+from server.schema.completion_request import parse_completion
+from server.storage.records import LineError
+from server.text.chat_template import ChatTemplate
+from server.text.text import Text
 from tests.serving import CHAT_TEMPLATE, TEXT_MODEL
 
 USER = {"role": "user", "content": "hi"}

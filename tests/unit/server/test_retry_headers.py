@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.retries import _is_retry, _read_timeout_s
+from server.http.retries import _is_retry, _read_timeout_s
 
 
 def scope(method: str = "POST", kind: str = "http", **headers: str) -> dict[str, Any]:

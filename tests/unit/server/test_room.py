@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from server.room import Room, Share
+from server.batch.concurrency_limiter import Room, Share
 
 
 async def turns() -> None:

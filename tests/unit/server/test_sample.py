@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason, Output
-from server.sample import Delta, Sample, StopStrings, join
-from server.text import Text
+from server.text.sample import Delta, Sample, StopStrings, join
+from server.text.text import Text
 from tests.serving import TEXT_MODEL
 
 EOS = 1

@@ -18,8 +18,8 @@ from engine.errors import (
     Overloaded,
     StepFailed,
 )
-from server import sending
-from server.sending import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, Sending
+from server.batch import engine_retry
+from server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, Sending
 
 
 class Engine:
@@ -46,9 +46,9 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "_POLL_S", 0.001)
-    monkeypatch.setattr(sending, "_LONGEST_PAUSE_S", 0.001)
-    monkeypatch.setattr(sending, "_LONGEST_WATCH_S", 0.0)
+    monkeypatch.setattr(engine_retry, "_POLL_S", 0.001)
+    monkeypatch.setattr(engine_retry, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(engine_retry, "_LONGEST_WATCH_S", 0.0)
 
 
 def run(work: Callable[[Engine, Sending], Awaitable[None]]) -> None:

@@ -15,9 +15,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineUnavailable
-from server.boundary import Boundary
-from server.responses import EventStream
-from server.supervisor import Child, Supervisor
+from server.http.request_middleware import Boundary
+from server.http.responses import EventStream
+from server.supervise.supervisor import Child, Supervisor
 
 GET: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
 
@@ -56,7 +56,7 @@ async def test_a_stream_that_is_broken_off_is_not_logged_as_answered(
     error: Exception | None, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     streamed = Streamed(error)
-    with caplog.at_level(logging.INFO, "server.boundary"):
+    with caplog.at_level(logging.INFO, "server.http.request_middleware"):
         task = asyncio.create_task(Boundary(streamed)(GET, receive, streamed.send))
         await streamed.has_begun.wait()
         if error is None:

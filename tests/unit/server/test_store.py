@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited, StoreError, StoreFull
-from server import store_database
-from server.store import LEAST_BYTES, Store
-from server.store_records import BatchRecord, FileRecord, is_file_id, new_batch_id, new_file_id
-from server.store_upkeep import ABANDONED_S, CURSORS_KEPT_S
+from server.storage import database
+from server.storage.records import BatchRecord, FileRecord, is_file_id, new_batch_id, new_file_id
+from server.storage.store import LEAST_BYTES, Store
+from server.storage.upkeep import ABANDONED_S, CURSORS_KEPT_S
 from tests.serving import ROOT
 
 NOW = 1_800_000_000
@@ -281,7 +281,7 @@ def test_a_walk_sees_everything_once_whatever_happens_meanwhile(
 def test_a_newer_database_is_refused_and_left_alone(store: Store) -> None:
     a_file(store)
     store.close()
-    newer = store_database.VERSION + 1
+    newer = database.VERSION + 1
     connection = sqlite3.connect(store.folder / "store.sqlite3")
     connection.execute(f"PRAGMA user_version = {newer}")
     connection.close()
@@ -401,11 +401,11 @@ def test_a_full_disk_leaves_nothing(
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error
 
-    target = "os.fsync" if full_at == "sidecar" else "server.store_rows.put_file"
+    target = "os.fsync" if full_at == "sidecar" else "server.storage.rows.put_file"
     monkeypatch.setattr(target, refuse)
     with pytest.raises(StoreFull, match=r"no space is left .* delete files"):
         a_file(store)
-    monkeypatch.setattr("server.store_rows.put_batch", refuse)
+    monkeypatch.setattr("server.storage.rows.put_batch", refuse)
     with pytest.raises(StoreFull):
         a_batch(store, kept)
     monkeypatch.undo()
@@ -420,7 +420,7 @@ def test_a_full_disk_leaves_nothing(
 HAMMER = """
 import sys
 from pathlib import Path
-from server.store import Store
+from server.storage.store import Store
 from tests.unit.server.test_store import a_batch, a_file
 
 store = Store(Path(sys.argv[1]))

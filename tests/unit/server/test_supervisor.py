@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server import supervisor
-from server.supervisor import Child
+from server.supervise import supervisor
+from server.supervise.supervisor import Child
 
 BEATING = """
 import os, sys, time

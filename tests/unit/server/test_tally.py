@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from engine.errors import InvalidRequest
-from server.read_ahead import read_ahead
-from server.sample import Delta
-from server.tally import Budget, Tally
+from server.generation.dedup_counts import Budget, Tally
+from server.generation.read_ahead import read_ahead
+from server.text.sample import Delta
 
 
 def sample(index: int, text: str, num_tokens: int = 1) -> Delta:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-import server.text
 from engine.errors import CheckpointError
-from server.text import Text
+from server.text import text as text_module
+from server.text.text import Text
 from tests.serving import TEXT_MODEL, write_text_model
 
 
@@ -105,7 +105,7 @@ def test_texts_are_encoded_alike_however_many_at_once(
 ) -> None:
     expected = [text.encode([prompt])[0] for prompt in prompts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server.text, "AT_ONCE", at_once)
+        patch.setattr(text_module, "AT_ONCE", at_once)
         assert text.encode(prompts) == expected
 
 

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from engine.errors import ConfigError
-from server.journal import Entry
-from server.traces import Tracer
+from server.http.request_log import Entry
+from server.http.traces import Tracer
 
 SCOPE = {
     "type": "http",

@@ -17,12 +17,12 @@ from starlette.exceptions import HTTPException
 
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
-from server import uploads
-from server.app import create_app
 from server.config import ServerConfig
-from server.downloads import Download
-from server.text import Text
-from server.upload_form import UploadForm
+from server.routes.app import create_app
+from server.storage import uploads
+from server.storage.downloads import Download
+from server.storage.upload_form import UploadForm
+from server.text.text import Text
 
 BOUNDARY = "x-y"
 NAMES = frozenset({"purpose", "expires_after[seconds]"})
@@ -134,7 +134,7 @@ async def test_a_disk_that_fails_is_said_and_nothing_is_left(
     def refuse(*_args: object) -> None:
         raise OSError(number, "refused")
 
-    monkeypatch.setattr(f"server.uploads.os.{fails}", refuse)
+    monkeypatch.setattr(f"server.storage.uploads.os.{fails}", refuse)
     reply = await send(http, b"x" * 3_000_000)
     monkeypatch.undo()
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)

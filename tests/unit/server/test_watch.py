@@ -7,9 +7,9 @@ import numpy as np
 from engine.client.streams import Delivery
 from engine.messages import PROMPT, REASONS, FinishReason, Output
 from engine.steps.token_deltas import News
-from server.byte_table import ByteTable
-from server.sample import StopStrings
-from server.watch import Watch
+from server.generation.stop_strings import Watch
+from server.text.byte_table import ByteTable
+from server.text.sample import StopStrings
 
 WORDS = ["x", "a", "b", "ab", "xa"]
 N = 2

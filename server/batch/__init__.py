@@ -1,0 +1,1 @@
+"""The process that runs batches, and the lines of one batch."""

@@ -1,0 +1,285 @@
+"""`python -m server jobs`: the process that runs batches, beside engine and API processes.
+
+One process at a time has the batches of a model in a data folder, whichever server it belongs to.
+It looks into the store for those that are not at their end, and runs them together; nothing is told
+to it, so whoever dies tells no lies. Knows batches, and no lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import uvloop
+
+from engine import logs
+from engine.client.client import ENGINE_TIMEOUT_S, EngineClient
+from engine.errors import StoreError
+from engine.memory import collect_rarely
+from engine.messages import MAX_WEIGHT, MIN_WEIGHT
+from engine.settings import load
+from engine.tasks import beside, task_group
+from server import metrics
+from server.batch.concurrency_limiter import Room
+from server.batch.engine_retry import Sending
+from server.batch.job import BatchJob, Workplace
+from server.batch.lines import Answerer
+from server.config import ServerConfig
+from server.generation.responder import Answers
+from server.model_identity import digest
+from server.routes.chat import Chat
+from server.routes.completions import Completions
+from server.routes.models import Models
+from server.storage.clock import Clock
+from server.storage.records import BatchRecord
+from server.storage.store import Store
+from server.text.chat_template import ChatTemplate
+from server.text.text import Text
+from server.text.tokenizer_files import chat_template as chat_template_source
+
+log = logging.getLogger(__name__)
+
+MAX_RUNNING = 16
+"""Batches that run at the same time; beyond them, only one of an owner who has none."""
+_LOOK_EVERY_S = 0.5
+_TIDY_EVERY_S = 60.0
+_AGAIN_AFTER_S = 10.0
+"""When a job that could not go on is tried again."""
+MAX_FAILURES = 3
+"""Of a job by a bug of ours, and by its files when its time is over, after which it has failed."""
+
+
+class Answering:
+    """What makes answers of bodies: text, template, and a connection to the engine."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Loads the tokenizer. Raises CheckpointError."""
+        self._config = config
+        timeout_s = max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
+        self.client = EngineClient(config.endpoint, engine_timeout_s=timeout_s)
+        text = Text(config.model)
+        source = chat_template_source(config.model, config.chat_template)
+        self._template = None if source is None else ChatTemplate(source, text.special_tokens)
+        served = Models(config.model_name, text.model.n_ctx)
+        answers = Answers(self.client)
+        completions = Completions(self.client, text, served, answers)
+        chat = Chat(self.client, text, served, completions, self._template, answers)
+        self.answerers: dict[str, Answerer] = {
+            "/v1/completions": completions,
+            "/v1/chat/completions": chat,
+        }
+        self.sending = Sending(self.client)
+
+    async def close(self) -> None:
+        """The engine is told nothing of what is in flight: who asks next goes on with it."""
+        await self.client.close()
+        if self._template is not None:
+            self._template.close()
+
+
+class _Stopped(Exception):
+    """By SIGTERM or SIGINT."""
+
+
+class Jobs:
+    """The batches of one data folder."""
+
+    _group: asyncio.TaskGroup
+    """Of those that run."""
+
+    def __init__(self, config: ServerConfig, clock: Clock | None = None) -> None:
+        self._config = config
+        self._store = Store(config.data_folder)
+        self._clock = clock or Clock(self._store.folder / "clock.json")
+        self._room = Room(1, config.max_batch_lines_in_flight)
+        self._answering: Answering | None = None
+        self._running: dict[str, BatchJob] = {}
+        self._failures: Counter[str] = Counter()
+        self._foreign: dict[str, int] = {}
+        """Locks of other models, by the batch that each is held for."""
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT."""
+        stopped = asyncio.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
+        try:
+            async with task_group() as self._group, beside(self._look_forever()):
+                await stopped.wait()
+                if self._answering is not None:
+                    await self._answering.close()
+                raise _Stopped
+        except _Stopped:
+            pass
+        finally:
+            self._store.close()
+
+    async def _look_forever(self) -> None:
+        while not self._store.folder.exists():  # nothing was ever put into it
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await self._lock()
+        tidy_at = 0.0
+        while True:
+            try:
+                if time.monotonic() >= tidy_at:
+                    tidy_at = time.monotonic() + _TIDY_EVERY_S
+                    await asyncio.to_thread(self._store.expire, int(self._clock.now()))
+                    await asyncio.to_thread(self._clock.keep)
+                records = await asyncio.to_thread(self._store.runnable_batches)
+                await self._look(records)
+            except StoreError as error:
+                log.error("%s", error.message)
+                await asyncio.sleep(_AGAIN_AFTER_S)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _lock(self) -> None:
+        """Have the folder for this process alone, until it ends."""
+        path = self._lock_of(self._config.model_id)
+        told = ""
+        while isinstance(why := _locked(path), str):
+            if why != told:
+                log.warning("%s: waiting for it: %s", path, why)
+            told = why
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if told:
+            log.info("%s: this server runs the batches now", path)
+
+    def _lock_of(self, model_id: str) -> Path:
+        return self._store.folder / lock_name(model_id)
+
+    def _may_run(self, record: BatchRecord) -> bool:
+        """Batches of other models are only ended, if no server of theirs is there to do it."""
+        if record.id in self._running or record.id in self._foreign:
+            return True
+        if record.is_of(self._config.model_id, self._config.model_name):
+            return True
+        is_over = record.status == "cancelling" or self._clock.now() >= record.expires_at
+        if is_over and isinstance(lock := _locked(self._lock_of(record.model_id or "")), int):
+            self._foreign[record.id] = lock
+            return True
+        return False
+
+    async def _look(self, records: list[BatchRecord]) -> None:
+        """Start what can be started, and tell what runs how it stands."""
+        records = [record for record in records if self._may_run(record)]
+        if records and self._answering is None:
+            self._answering = await asyncio.to_thread(Answering, self._config)
+            await self._answering.client.connect()
+            collect_rarely()
+        if self._answering is not None and (status := self._answering.client.status) is not None:
+            # As many wait as run, so that slots that become free find somebody, and at least half
+            # of the queue is left to those who ask over HTTP.
+            self._room.resize(status.num_slots + min(status.num_slots, status.max_waiting // 2))
+        owners = Counter(job.owner for job in self._running.values())
+        for record in _in_turn(records, owners):
+            is_running = record.id in self._running
+            if not is_running and (len(self._running) < MAX_RUNNING or not owners[record.owner]):
+                self._start(record)
+                owners[record.owner] += 1
+        weights = _weights([record for record in records if record.id in self._running])
+        for record in records:
+            if record.id in self._running:
+                self._running[record.id].see(record, weights[record.id])
+        metrics.BATCH_LINES_IN_FLIGHT.set(self._room.lines)
+
+    def _start(self, record: BatchRecord) -> None:
+        assert self._answering is not None
+        share = self._room.share(record.priority)
+        answering = self._answering
+        place = Workplace(
+            self._config, self._store, self._clock, answering.answerers, answering.sending
+        )
+        job = BatchJob(record, place, share)
+        self._running[record.id] = job
+        task = self._group.create_task(self._run(job))
+        task.add_done_callback(lambda _: self._forget(job.id))
+
+    def _forget(self, id: str) -> None:
+        del self._running[id]
+        if id in self._foreign:
+            os.close(self._foreign.pop(id))
+
+    async def _run(self, job: BatchJob) -> None:
+        try:
+            await job.run()
+        except (StoreError, OSError) as error:
+            await self._rest(job, _why(error), may_pass=True)
+        except Exception as error:
+            # A bug of ours that one batch meets must not stop the others, nor be met for ever.
+            log.exception("%s", job.id)
+            await self._rest(job, f"{type(error).__name__}: {error}", may_pass=False)
+        else:
+            del self._failures[job.id]
+
+    async def _rest(self, job: BatchJob, why: str, may_pass: bool) -> None:
+        self._failures[job.id] += 1
+        if self._failures[job.id] >= MAX_FAILURES and (not may_pass or job.is_late):
+            try:
+                await asyncio.to_thread(job.fail, f"it could not be run: {why}")
+                del self._failures[job.id]
+                return
+            except (StoreError, OSError) as error:
+                why = _why(error)
+        log.error("%s: cannot go on, tried again in %g s: %s", job.id, _AGAIN_AFTER_S, why)
+        await asyncio.sleep(_AGAIN_AFTER_S)
+
+
+def lock_name(model_id: str) -> str:
+    """Of the lock of whoever runs the batches of a model."""
+    return f"jobs-{digest([model_id.encode()])}.lock"
+
+
+def _locked(path: Path) -> int | str:
+    """Lock it until the file that is returned is closed; or why that cannot be done."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        is_held = isinstance(error, BlockingIOError)
+        return "another server runs its batches" if is_held else error.strerror or str(error)
+    return file
+
+
+def _why(error: StoreError | OSError) -> str:
+    return (error.strerror if isinstance(error, OSError) else error.message) or str(error)
+
+
+def _weights(records: list[BatchRecord]) -> dict[str, float]:
+    """Each batch's: those of one owner share what is the same for every owner."""
+    # Records of earlier versions may have other weights.
+    given = {record.id: min(max(record.weight, MIN_WEIGHT), MAX_WEIGHT) for record in records}
+    totals: defaultdict[str, float] = defaultdict(float)
+    for record in records:
+        totals[record.owner] += given[record.id]
+    return {
+        record.id: max(given[record.id] / totals[record.owner], MIN_WEIGHT) for record in records
+    }
+
+
+def _in_turn(records: list[BatchRecord], running: Counter[str]) -> list[BatchRecord]:
+    """The highest priority first; of these, whose owner has least running or before it, and of
+    these the oldest."""
+    before = Counter(running)
+    ranked = []
+    for place, record in enumerate(sorted(records, key=lambda one: -one.priority)):
+        ranked.append((-record.priority, before[record.owner], place, record))
+        before[record.owner] += 1
+    return [record for *_, record in sorted(ranked, key=lambda one: one[:3])]
+
+
+def main(argv: list[str]) -> int:
+    """Run batches until told to stop."""
+    config = load(ServerConfig, argv, prog="python -m server jobs")
+    logs.configure(config.log_level, config.log_format)
+    uvloop.run(Jobs(config).run())
+    return 0

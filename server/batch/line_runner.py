@@ -1,0 +1,137 @@
+"""Running the lines of one job: a window of them in flight, results in the order they end.
+
+Reads as far ahead as there is room, so neither the length of the input nor that of the results
+shows in memory. A line is answered once: those that earlier runs have answered are passed over.
+Knows neither HTTP nor the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from engine.errors import SRMError
+from engine.tasks import beside, task_group
+from server.batch.concurrency_limiter import Share
+from server.batch.engine_retry import Sending
+from server.batch.lines import BatchLine, LineResult, RawLine, never_run, refused
+from server.batch.result_files import ResultFiles
+from server.storage.records import LineError
+
+log = logging.getLogger(__name__)
+
+MAX_FLYING_BYTES = 64 * 1024**2
+"""Of lines in flight, besides one."""
+
+Answer = Callable[[BatchLine], Awaitable[LineResult]]
+Parse = Callable[[bytes | None, int], BatchLine | LineError]
+
+
+class Ending(NamedTuple):
+    """Why lines are no longer run; OpenAI's code, as batch_expired."""
+
+    code: str
+    message: str
+
+
+@dataclass
+class LineRunner:
+    """One job."""
+
+    job: str
+    source: Iterator[list[RawLine]]
+    """Of the input's lines; waited for in a thread."""
+    parse: Parse
+    answer: Answer
+    """Raises SRMError where the line is to be sent again."""
+    results: ResultFiles
+    sending: Sending
+    share: Share
+    _flying: set[asyncio.Task[None]] = field(default_factory=set)
+    """Of a task group; known so that all of them can be given up."""
+    _flying_bytes: int = 0
+    _has_landed: asyncio.Event = field(default_factory=asyncio.Event)
+    _ending: Ending | None = None
+    _num_given_up: int = 0
+
+    async def run(self) -> None:
+        """Until every line has its result, on the disk for certain.
+
+        When cancelled, lines in flight are given up; whoever runs the job again sends them again.
+        Raises OSError if the input cannot be read.
+        """
+        async with beside(self.results.keep_writing()):
+            async with task_group() as group:
+                while (lines := await asyncio.to_thread(next, self.source, None)) is not None:
+                    for number, raw in lines:
+                        if number not in self.results.done:
+                            await self._begin(group, number, raw)
+            await self.results.finish()
+
+    @property
+    def ended_with(self) -> str:
+        """The code that lines were given up with; empty: all were run."""
+        return self._ending.code if self._ending is not None and self._num_given_up else ""
+
+    def end(self, code: str, message: str) -> None:
+        """Give up what is in flight, and answer all lines that have no result with this."""
+        if self._ending is None:
+            self._ending = Ending(code, message)
+            self.share.give_up()
+            for task in self._flying:
+                task.cancel()
+
+    async def _begin(self, group: asyncio.TaskGroup, number: int, raw: bytes | None) -> None:
+        line = self.parse(raw, number)
+        await self.results.wait_for_room()
+        if isinstance(line, LineError):
+            self.results.put(never_run(number, None, self.job, line.code, line.message))
+            return
+        num_bytes = len(line.body)
+        while self._flying and self._flying_bytes + num_bytes > MAX_FLYING_BYTES:
+            await self._landing()
+        if self._ending is None and await self.share.take(line.size):
+            self._flying_bytes += num_bytes
+            task = group.create_task(self._fly(line))
+            self._flying.add(task)
+            task.add_done_callback(partial(self._landed, line))
+        else:
+            self._put_given_up(line)
+
+    async def _fly(self, line: BatchLine) -> None:
+        self.results.put(await self._result(line))
+
+    def _landed(self, line: BatchLine, task: asyncio.Task[None]) -> None:
+        """Called of every line, also of one whose task was cancelled before it began."""
+        self._flying.remove(task)
+        self._flying_bytes -= len(line.body)
+        self.share.free(line.size)
+        self._has_landed.set()
+        if task.cancelled() and self._ending is not None:
+            self._put_given_up(line)
+
+    async def _result(self, line: BatchLine) -> LineResult:
+        try:
+            return await self.sending.until_answered(partial(self.answer, line))
+        except SRMError as error:
+            message = f"given up after several attempts: {error.message}"
+            return never_run(line.number, line.custom_id, self.job, error.code, message)
+        except Exception:
+            # A bug of ours that one line meets must not end the process, which would meet it again.
+            log.exception("%s line %d", self.job, line.number)
+            return refused(line, self.job, None)
+
+    def _put_given_up(self, line: BatchLine) -> None:
+        assert self._ending is not None
+        self._num_given_up += 1
+        code, message = self._ending
+        self.results.put(never_run(line.number, line.custom_id, self.job, code, message))
+
+    async def _landing(self) -> None:
+        """Until a line lands."""
+        self._has_landed.clear()
+        await self._has_landed.wait()

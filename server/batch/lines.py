@@ -1,0 +1,297 @@
+"""One line of a batch: from JSON to a request, and from its answer to a line of a result file.
+
+The shapes are OpenAI's. Knows no files, no other lines, and the engine only by its errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import BinaryIO, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Raw
+
+from engine.errors import UNDECODABLE, IdInUse, Overloaded, RequestError, SRMError, TimedOut
+from server.errors import INTERNAL, body_of, status_of
+from server.generation.request_owner import Sender
+from server.schema.completion_response import Usage
+from server.schema.validation import fault_in
+from server.storage.records import LineError
+
+URLS = ("/v1/completions", "/v1/chat/completions")
+"""What a line may ask."""
+MAX_CUSTOM_ID = 512
+_CHUNK = 256 * 1024
+_BOM = b"\xef\xbb\xbf"
+_FIELD = re.compile(r"field `([^`]*)`")
+_PLACE = re.compile(r" - at `\$\.([^`]*)`$")
+
+RawLine = tuple[int, bytes | None]
+"""A line's number in its file, from 1 on, and its bytes; None of one that is too long."""
+
+
+class BatchLine(NamedTuple):
+    """A line that can be asked."""
+
+    number: int
+    custom_id: str
+    method: str
+    url: str
+    body: bytes
+    size: int
+    """Sequences that it takes, about; 1 where the body does not tell."""
+
+
+class LineUsage(NamedTuple):
+    """Tokens of a line, or of many."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+NO_USAGE = LineUsage()
+
+
+class LineResult(NamedTuple):
+    """A line that is through."""
+
+    number: int
+    record: bytes
+    """Its line of the result file, without the line's end."""
+    is_failed: bool
+    usage: LineUsage = NO_USAGE
+
+
+class Answerer(Protocol):
+    """What answers the bodies of one URL."""
+
+    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+        """The reply. Raises SRMError."""
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    custom_id: str
+    method: str
+    url: str
+    body: Raw
+
+
+class _Size(msgspec.Struct):
+    """As much of a body as tells how many sequences it takes."""
+
+    n: int | None = None
+    best_of: int | None = None
+    prompt: Raw = Raw(b"")
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: Raw
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _Record(msgspec.Struct):
+    """A line of an output or error file."""
+
+    id: str
+    custom_id: str | None
+    response: _Response | None
+    error: _Error | None = None
+
+
+class _UsedBody(msgspec.Struct):
+    usage: Usage | None = None
+
+
+class _UsedResponse(msgspec.Struct):
+    body: _UsedBody
+
+
+class _Kept(msgspec.Struct):
+    """As much of a record as is counted."""
+
+    id: str
+    response: _UsedResponse | None
+    error: _Error | None
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_size = msgspec.json.Decoder(_Size).decode
+_decode_raws = msgspec.json.Decoder(list[Raw]).decode
+_decode_used = msgspec.json.Decoder(_UsedBody).decode
+_decode_kept = msgspec.json.Decoder(_Kept).decode
+_encode = msgspec.json.Encoder().encode
+_SEPARATORS = (
+    (b"\xc2\x85", rb"\u0085"),
+    (b"\xe2\x80\xa8", rb"\u2028"),
+    (b"\xe2\x80\xa9", rb"\u2029"),
+)
+"""JSON has them in strings as they are, and `str.splitlines` takes them for ends of lines."""
+
+
+def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
+    """The lines of a file that are not blank, some at a time, without their ends.
+
+    Holds a chunk and one line at most, whatever the file.
+    """
+    number, rest, is_skipping = 0, b"", False
+    for chunk in chain(iter(lambda: file.read(_CHUNK), b""), [b"\n"]):  # the last line may lack it
+        *whole, rest = (rest + chunk).split(b"\n")
+        if whole and not number:
+            whole[0] = whole[0].removeprefix(_BOM)
+        lines: list[RawLine] = []
+        for line in whole:
+            number += 1
+            if is_skipping:  # the end of one that is too long
+                is_skipping = False
+            elif len(line) > max_line_bytes:
+                lines.append((number, None))
+            elif line and not line.isspace():
+                lines.append((number, line))
+        if len(rest) > max_line_bytes:
+            if not is_skipping:
+                lines.append((number + 1, None))
+            rest, is_skipping = b"", True
+        if is_skipping:
+            rest = b""
+        yield lines
+
+
+def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine | LineError:
+    """A line of an input file; `endpoint` is the URL that it must have, if there is one."""
+    if raw is None:
+        return _error("line_too_long", number, "This line is longer than a body may be")
+    try:
+        line = _decode_line(raw)
+    except msgspec.ValidationError as error:
+        return _shape_error(str(error), number)
+    except UNDECODABLE as error:
+        return _error("invalid_json_line", number, f"This line is not JSON: {fault_in(raw, error)}")
+    if not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID:
+        message = f"custom_id must have 1 … {MAX_CUSTOM_ID} characters, got {len(line.custom_id)}"
+        return _error("invalid_custom_id", number, message, "custom_id")
+    if line.method != "POST":
+        message = f"method must be POST, got {line.method[:20]!r}"
+        return _error("invalid_method", number, message, "method")
+    if line.url not in ((endpoint,) if endpoint else URLS):
+        wanted = f"the batch's endpoint, {endpoint}" if endpoint else " or ".join(URLS)
+        message = f"url must be {wanted}, got {line.url[:100]!r}"
+        return _error("url_mismatch", number, message, "url")
+    body = bytes(line.body)
+    if body[:1] != b"{":
+        return _error("invalid_type", number, "body must be an object", "body")
+    return BatchLine(number, line.custom_id, line.method, line.url, body, _size(body))
+
+
+def _shape_error(message: str, number: int) -> LineError:
+    """Of a line that is JSON and not what a line is to be."""
+    field, place = _FIELD.search(message), _PLACE.search(message)
+    if field and "missing" in message:
+        name = field[1]
+        return _error("missing_required_parameter", number, f"{name} is missing", name)
+    if field:
+        name = field[1]
+        known = ", ".join(_Line.__struct_fields__)
+        return _error("unknown_parameter", number, f"{name} is none of {known}", name)
+    return _error("invalid_type", number, message, place[1] if place else None)
+
+
+def _error(code: str, line: int, message: str, param: str | None = None) -> LineError:
+    return LineError(code=code, message=message, line=line, param=param)
+
+
+def _size(body: bytes) -> int:
+    try:
+        size = _decode_size(body)
+        prompts = 1
+        if bytes(size.prompt)[:1] == b"[":
+            items = _decode_raws(size.prompt)
+            if items and bytes(items[0])[:1] in b'"[':
+                prompts = len(items)
+    except UNDECODABLE:
+        return 1  # whoever answers it says what is wrong
+    return max(1, prompts * max(size.n or 1, size.best_of or 1))
+
+
+async def answer_line(
+    line: BatchLine, answerers: Mapping[str, Answerer], sender: Sender, job: str
+) -> LineResult:
+    """Ask it, under an id that is made of the job's and the line's number.
+
+    Raises SRMError where it has not been answered, and is to be asked again: the engine is away
+    or broke, its queue is full, or the `request_id` that the body gives is in use.
+    """
+    request_id = f"{job}-{line.number}"
+    try:
+        body = await answerers[line.url].whole(line.body, request_id, sender)
+    except (Overloaded, IdInUse):
+        raise
+    except RequestError as error:
+        return refused(line, job, error)
+    except TimedOut as error:
+        return never_run(line.number, line.custom_id, job, error.code, error.message)
+    record = _Record(
+        record_id(job, line.number), line.custom_id, _Response(200, request_id, Raw(body))
+    )
+    return LineResult(line.number, _line(record), False, _usage(_decode_used(body)))
+
+
+def refused(line: BatchLine, job: str, error: SRMError | None) -> LineResult:
+    """The result of a line whose request is at fault; None: of one that met a bug of ours."""
+    status, body = (500, INTERNAL) if error is None else (status_of(error), body_of(error))
+    response = _Response(status, f"{job}-{line.number}", Raw(_encode(body)))
+    record = _Record(record_id(job, line.number), line.custom_id, response)
+    return LineResult(line.number, _line(record), True)
+
+
+def never_run(number: int, custom_id: str | None, job: str, code: str, message: str) -> LineResult:
+    """The result of a line that has no response; `code` is OpenAI's, as batch_expired."""
+    record = _Record(record_id(job, number), custom_id, None, _Error(code, message))
+    return LineResult(number, _line(record), True)
+
+
+def _line(record: _Record) -> bytes:
+    """JSON that is one line for whoever reads it."""
+    data = _encode(record)
+    for separator, escaped in _SEPARATORS:
+        data = data.replace(separator, escaped)
+    return data
+
+
+def record_id(job: str, number: int) -> str:
+    """What the result of a line is called."""
+    return f"batch_req_{job.removeprefix('batch_')}_{number}"
+
+
+class Kept(NamedTuple):
+    """What a record of an earlier run says."""
+
+    number: int
+    usage: LineUsage
+    code: str
+    """Why the line has no response; empty if it has one."""
+
+
+def kept(record: bytes) -> Kept | None:
+    """None if it is damaged."""
+    try:
+        found = _decode_kept(record)
+        number = int(found.id.rpartition("_")[2])
+    except UNDECODABLE:
+        return None
+    usage = NO_USAGE if found.response is None else _usage(found.response.body)
+    return Kept(number, usage, found.error.code if found.error else "")
+
+
+def _usage(body: _UsedBody) -> LineUsage:
+    used = body.usage
+    if used is None:
+        return NO_USAGE
+    return LineUsage(used.prompt_tokens, used.completion_tokens)

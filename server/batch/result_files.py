@@ -1,0 +1,182 @@
+"""ResultFiles: the output and the error file of a job, written a group of lines at a time.
+
+A result counts when the disk has it for certain. While the disk takes nothing, results are kept
+and tried again, and the job is held up before they fill the memory. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from server import metrics
+from server.batch.lines import NO_USAGE, LineResult, LineUsage, kept
+from server.batch.part_file import PartFile
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 64 * 1024**2
+"""Of results that the disk does not have yet; beyond them no line is begun."""
+_HURRY_BYTES = 8 * 1024**2
+"""Of these, what is not left waiting for more."""
+_RETRY_S = 1.0
+
+
+@dataclass
+class Counts:
+    """What became of a job's lines."""
+
+    completed: int = 0
+    failed: int = 0
+    usage: LineUsage = NO_USAGE
+
+    def add(self, other: Counts) -> None:
+        self.completed += other.completed
+        self.failed += other.failed
+        self.usage = LineUsage(*map(sum, zip(self.usage, other.usage, strict=True)))
+
+
+class LineSet:
+    """Numbers of lines, at a bit each."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+
+    def add(self, number: int) -> None:
+        place = number >> 3
+        if place >= len(self._bits):
+            self._bits.extend(bytes(max(4096, place + 1 - len(self._bits))))
+        self._bits[place] |= 1 << (number & 7)
+
+    def __contains__(self, number: int) -> bool:
+        place = number >> 3
+        return place < len(self._bits) and bool(self._bits[place] >> (number & 7) & 1)
+
+
+class ResultFiles:
+    """Where results go. `counts` are of what is on the disk for certain."""
+
+    def __init__(self, output: Path, errors: Path, fsync_s: float) -> None:
+        """Opens them. `fsync_s`: how long results may wait to be written together, in seconds.
+        Raises OSError."""
+        self.output = self._open(output)
+        self.errors = self._open(errors)
+        self.counts = Counts()
+        self.done = LineSet()
+        """Lines that earlier runs have written."""
+        self.codes: set[str] = set()
+        """Why some of these have no response."""
+        self.trouble = ""
+        """Why the disk takes nothing; empty while it does."""
+        self._fsync_s = fsync_s
+        self._fresh = Counts()  # of what was put and is not counted
+        self._has_work = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_synced = asyncio.Event()
+        self._is_synced.set()
+
+    def _open(self, path: Path) -> PartFile:
+        return PartFile(path)
+
+    @property
+    def num_pending_bytes(self) -> int:
+        """Of results that the disk may not have."""
+        return self.output.num_pending_bytes + self.errors.num_pending_bytes
+
+    def recover(self) -> None:
+        """Take in what earlier runs have written; a broken end is cut off. Raises OSError."""
+        self.output.recover(partial(self._recall, False))
+        self.errors.recover(partial(self._recall, True))
+
+    def _recall(self, is_failed: bool, record: bytes) -> bool:
+        found = kept(record)
+        if found is None or found.number in self.done:
+            return False
+        self.done.add(found.number)
+        self.codes.add(found.code)
+        self.counts.add(Counts(not is_failed, is_failed, found.usage))
+        return True
+
+    def put(self, result: LineResult) -> None:
+        """Take a result, to be written soon."""
+        (self.errors if result.is_failed else self.output).put(result.record)
+        self._fresh.add(Counts(not result.is_failed, result.is_failed, result.usage))
+        self._is_synced.clear()
+        self._has_work.set()
+        if self.num_pending_bytes > _HURRY_BYTES:
+            self._hurry.set()
+        if self.num_pending_bytes > MAX_PENDING_BYTES:
+            self._has_room.clear()
+
+    async def wait_for_room(self) -> None:
+        """Until results fit into memory."""
+        await self._has_room.wait()
+
+    async def finish(self) -> None:
+        """Until all that was put is on the disk for certain."""
+        self._hurry.set()
+        await self._is_synced.wait()
+
+    def close(self) -> None:
+        """What has not been written is written, if the disk takes it, and else forgotten."""
+        with contextlib.suppress(OSError):
+            self._sync()
+        self.output.close()
+        self.errors.close()
+
+    async def keep_writing(self) -> None:
+        """Write what is put, in groups, until cancelled."""
+        while True:
+            await self._has_work.wait()
+            if self._fsync_s:
+                await _wait(self._hurry, self._fsync_s)
+            self._hurry.clear()
+            self._has_work.clear()
+            taken, self._fresh = self._fresh, Counts()
+            try:
+                await asyncio.to_thread(self._sync)
+            except OSError as error:
+                self._fresh.add(taken)
+                self._has_work.set()
+                self._note(error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self.counts.add(taken)
+            metrics.BATCH_LINES.labels("completed").inc(taken.completed)
+            metrics.BATCH_LINES.labels("failed").inc(taken.failed)
+            self._note(None)
+            if self.num_pending_bytes <= MAX_PENDING_BYTES:
+                self._has_room.set()
+            if not self._has_work.is_set():
+                self._is_synced.set()
+
+    def _sync(self) -> None:
+        self.output.sync()
+        self.errors.sync()
+
+    def _note(self, error: OSError | None) -> None:
+        """Say when the disk begins to fail, and when it is well again."""
+        trouble = "" if error is None else error.strerror or str(error)
+        if error is not None:
+            metrics.BATCH_JOURNAL_ERRORS.inc()
+        if trouble != self.trouble:
+            names = " and ".join(dict.fromkeys([self.output.path.name, self.errors.path.name]))
+            if trouble:
+                log.error(
+                    "%s cannot be written: %s; results are kept and tried again", names, trouble
+                )
+            else:
+                log.info("%s can be written again", names)
+        self.trouble = trouble
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

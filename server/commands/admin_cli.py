@@ -1,0 +1,79 @@
+"""`srm weights` and `srm snapshot`: ask a running server what only its operator may.
+
+The reply goes to standard output as it came. The key is one of SRM_API_KEYS, where that is set: the
+one named `admin`, or else the first. Knows the admin routes by their paths alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import msgspec
+
+from engine.errors import ConfigError, SRMError
+from engine.settings import build, read_settings
+from server.http.auth import OPERATOR_KEY
+from server.http.keys import key_to_send
+
+_URL = "http://127.0.0.1:8000"
+
+
+class WeightsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm weights`."""
+
+    path: str = ""
+    """Model folder on the server's machine, named with or without the flag."""
+    running: Literal["continue", "drop", "finish"] = "finish"
+    """What becomes of sequences that run: they go on, end with an error, or are waited for."""
+    url: str = _URL
+    """The server's address, or that of its admin_port where it has one."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path is missing: srm weights FOLDER")
+
+
+class SnapshotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm snapshot`."""
+
+    url: str = _URL
+    """The server's address, or that of its admin_port where it has one."""
+
+
+def weights(argv: list[str]) -> int:
+    """Have a server change its weights; returns when it has. Raises SRMError if it does not."""
+    settings = read_settings((WeightsConfig,), argv, prog="srm weights", positional="path")
+    config = build(WeightsConfig, settings)
+    # The server may be started elsewhere, but the paths of the machine are the same.
+    body = {"path": str(Path(config.path).absolute()), "running": config.running}
+    return _post(config.url, "/v1/admin/weights", body)
+
+
+def snapshot(argv: list[str]) -> int:
+    """Have a server write a snapshot; returns when it is on disk. Raises SRMError if it is not."""
+    config = build(SnapshotConfig, read_settings((SnapshotConfig,), argv, prog="srm snapshot"))
+    return _post(config.url, "/v1/admin/snapshot", None)
+
+
+def _post(url: str, path: str, body: dict[str, Any] | None) -> int:
+    key = key_to_send(os.environ, OPERATOR_KEY)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        # As long as it takes: what runs may be waited for.
+        reply = httpx.post(url.rstrip("/") + path, json=body, headers=headers, timeout=None)
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise ConfigError(f"url = {url!r}: {error}") from None
+    except httpx.TransportError as error:
+        raise SRMError(f"{url} does not answer: {error}") from None
+    if reply.is_success:
+        sys.stdout.write(reply.text + "\n")
+        return 0
+    try:
+        why = reply.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        why = reply.text[:200]
+    raise SRMError(f"{url} refused with {reply.status_code}: {why}")

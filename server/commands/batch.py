@@ -1,0 +1,293 @@
+"""`srm batch`: a file of requests answered with no server, by the code that answers batch jobs.
+
+Starts an engine process of its own, and again if it crashes. What it writes is whole lines at any
+moment, and is its journal too: `--resume` goes on behind them, and with lines that were under way
+at their tokens, which are in a snapshot beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import shlex
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineUnavailable, SRMError
+from engine.settings import build, read_settings
+from server.batch.lines import RawLine, record_id
+from server.batch.part_file import PartFile
+from server.batch.result_files import LineSet
+from server.commands import batch_parquet
+from server.commands.batch_config import BatchConfig
+from server.commands.batch_identity import PARTS, check_shard, job_name, peek
+from server.commands.batch_input import PARQUET, STANDARD, Input, open_input
+from server.commands.batch_output import StreamPart, open_part, records
+from server.commands.batch_results import BatchResults
+from server.commands.batch_run import BatchRun
+from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
+from server.supervise.embedded_engine import PRIVATE, with_engine
+from server.text.text import Text
+
+log = logging.getLogger(__name__)
+
+_QUIET = "warning"
+"""What the engine logs of itself, if nothing else is said."""
+_FSYNC_S = 1.0
+"""How long results may wait to be written together."""
+_SLOTS_A_ROW = 1.5
+"""So many that steps are full though prompts have to be read first, and so few that hardly any take
+turns: what began first ends first. With 1.0, steps are 82 to 94 % full."""
+
+
+def main(argv: list[str], engine_module: str = "engine") -> int:
+    """Answer the lines of a file; the exit code. Raises SRMError."""
+    settings = read_settings(
+        (BatchConfig, EngineConfig),
+        argv,
+        prog="srm batch",
+        private=PRIVATE - {"snapshot_interval_s", "snapshot_s"},
+        positional="input",
+        short={"output": "-o"},
+    )
+    config = build(BatchConfig, settings)
+    engine = build(EngineConfig, {"log_level": _QUIET, **settings})
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    _check_files(config)
+    text = Text(engine.model)
+    engine = _frugal(config, engine, text)
+    source = open_input(config.input, config.max_body_bytes)
+    first, lines = peek(source.lines)
+    job = job_name(config, engine, first)
+    if config.resume and _is_finished(config):
+        return _look_through(config, job, lines)
+    again = shlex.join(["srm", "batch", *argv, *([] if config.resume else ["--resume"])])
+    try:
+        command = _Command(config, engine, text, source, lines, job, again)
+        return asyncio.run(command.run(engine_module))
+    except KeyboardInterrupt:  # the second one
+        return INTERRUPTED
+
+
+class _Command:
+    """From the engine's start to the last result."""
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        engine: EngineConfig,
+        text: Text,
+        source: Input,
+        lines: Iterator[list[RawLine]],
+        job: str,
+        again: str,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._text = text
+        self._source = source
+        self._lines = lines
+        self._job = job
+        self._again = again
+
+    async def run(self, engine_module: str) -> int:
+        """The exit code. Whatever ends it, all results that there are have been written."""
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[int] = loop.create_future()
+
+        def stop(code: int) -> None:
+            if not stopped.done():
+                stopped.set_result(code)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, INTERRUPTED)
+        results = self._open(partial(loop.call_soon_threadsafe, stop, BROKEN_PIPE))
+        run = BatchRun(self._config, self._engine, self._text, self._job, self._lines, results)
+        threading.Thread(target=self._count, args=[run], daemon=True).start()
+        task = asyncio.create_task(
+            with_engine(self._engine, engine_module, run.answer, lambda: results.num_put)
+        )
+        try:
+            waited: set[asyncio.Future[Any]] = {task, stopped}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return self._finish(results)
+            return stopped.result()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):  # the second one ends it at once
+                loop.remove_signal_handler(number)
+            is_stopped = not task.done() and stopped.done() and stopped.result() == INTERRUPTED
+            if is_stopped:
+                log.info("stopping: what is under way is written down; Ctrl-C again leaves at once")
+            self._source.close()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._close(results)
+            if stopped.done() and stopped.result() == BROKEN_PIPE:
+                leave_broken_pipe()
+            if is_stopped or (results.num_put and _is_lost(task)):
+                self._say_how_to_go_on(results, run.total)
+
+    def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
+        output, of = self._config.output, "" if total is None else f" of {total:,}"
+        said = f"{results.num_ended:,}{of} lines are written"
+        if not _is_stream(output):
+            said += f" to {output}; to go on with the others:\n  {self._again}"
+        log.info("%s", said)
+
+    def _open(self, on_broken: Callable[[], object]) -> BatchResults:
+        config = self._config
+        errors = _part(Path(config.errors), on_broken) if config.errors else None
+        output = _part(_journal(config.output), on_broken)
+        results = BatchResults(config, self._job, output, errors, _FSYNC_S)
+        try:
+            results.recover()
+        except SRMError:
+            results.close()
+            raise
+        return results
+
+    def _count(self, run: BatchRun) -> None:
+        total = self._source.count()
+        if total is not None:
+            run.total = self._config.count(total)
+
+    def _finish(self, results: BatchResults) -> int:
+        counts, output = results.counts, self._config.output
+        _forget_snapshots(self._engine)
+        if output.suffix.lower() == PARQUET:
+            journal = _journal(output)
+            try:
+                batch_parquet.write_results(records(journal), output)
+                journal.unlink()
+            except OSError as error:
+                raise SRMError(
+                    f"output = {output}: {error.strerror or error}; all results are in {journal}, "
+                    "and --resume tries again"
+                ) from None
+        log.info(
+            "%s lines: %s answered, %s failed; %s tokens sampled",
+            *(f"{counts.completed + counts.failed:,}", f"{counts.completed:,}"),
+            *(f"{counts.failed:,}", f"{results.num_tokens:,}"),
+        )
+        return 1 if counts.failed else 0
+
+    async def _close(self, results: BatchResults) -> None:
+        try:
+            await results.flush()
+        except OSError as error:
+            log.error("some results cannot be written: %s; --resume makes them again", error)
+        results.close()
+
+
+def _frugal(config: BatchConfig, engine: EngineConfig, text: Text) -> EngineConfig:
+    """With no more slots than raise throughput, and a place for snapshots beside the output."""
+    rows, _ = engine.step_limits(text.model)
+    output = config.output
+    return msgspec.structs.replace(
+        engine,
+        max_slots=math.ceil(_SLOTS_A_ROW * rows),
+        snapshot_dir="" if _is_stream(output) else str(output.absolute()) + ".snapshot",
+        snapshot_interval_s=config.snapshot_interval_s,
+    )
+
+
+def _forget_snapshots(engine: EngineConfig) -> None:
+    """All lines have their results: nothing goes on from them any more."""
+    if engine.snapshot_dir:
+        folder = Path(engine.snapshot_dir)
+        with contextlib.suppress(OSError):  # there is none, or it is not ours alone
+            for file in folder.glob("durable.snapshot*"):
+                file.unlink()
+            folder.rmdir()
+
+
+def _is_lost(task: asyncio.Task[None]) -> bool:
+    """Whether the engine was given up."""
+    return not task.cancelled() and isinstance(task.exception(), EngineUnavailable)
+
+
+def _check_files(config: BatchConfig) -> None:
+    """Raises ConfigError for files that do not go together."""
+    output, errors = config.output, Path(config.errors) if config.errors else None
+    if PARQUET in {config.input.suffix.lower(), output.suffix.lower()}:
+        batch_parquet.check_installed()
+    if errors is not None and (errors == STANDARD or errors.suffix.lower() == PARQUET):
+        raise ConfigError(f"errors must be a file of lines, .gz or .zst at most; got {errors}")
+    if config.resume and _is_stream(output):
+        raise ConfigError(f"resume needs an output that is a file, got output = {output}")
+    files = {"input": config.input, "output": output}
+    if errors is not None:
+        files["errors"] = errors
+    seen: dict[Path, str] = {}
+    for name, path in files.items():
+        if path == STANDARD or _is_stream(path):
+            continue
+        other = seen.setdefault(path.resolve(), name)
+        if other != name:
+            raise ConfigError(f"{name} = {path} is the {other}, and would be lost")
+        for file in {path, _journal(path)} if name != "input" else ():
+            if file.exists() and file.stat().st_size and not config.resume:
+                raise ConfigError(
+                    f"{name} = {file} is there already: --resume goes on with it, or name another"
+                )
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it can only be written from beginning to end."""
+    return path == STANDARD or (path.exists() and not stat.S_ISREG(path.stat().st_mode))
+
+
+def _journal(output: Path) -> Path:
+    """Where results are collected."""
+    is_parquet = output.suffix.lower() == PARQUET
+    return output.with_name(f"{output.name}.part") if is_parquet else output
+
+
+def _part(path: Path, on_broken: Callable[[], object]) -> PartFile:
+    if path == STANDARD:
+        return StreamPart(sys.stdout.fileno(), on_broken)
+    if path.is_dir():
+        raise ConfigError(f"output = {path}: Is a directory")
+    if _is_stream(path):
+        return StreamPart(os.open(path, os.O_WRONLY | os.O_CLOEXEC), on_broken)
+    return open_part(path)
+
+
+def _is_finished(config: BatchConfig) -> bool:
+    output = config.output
+    return output.suffix.lower() == PARQUET and output.exists() and not _journal(output).exists()
+
+
+def _look_through(config: BatchConfig, job: str, lines: Iterator[list[RawLine]]) -> int:
+    """The exit code of a Parquet file that is whole. Raises ConfigError if it is not this job's, or
+    has not all of its lines."""
+    done, failed, count = LineSet(), 0, 0
+    start = record_id(job, 0)[:-1]
+    for name, is_failed in batch_parquet.read_ids(config.output):
+        if not name.startswith(start):
+            raise ConfigError(f"output = {config.output} is of another {PARTS}")
+        number = int(name.removeprefix(start))
+        check_shard(config, config.output, number)
+        done.add(number)
+        failed += is_failed
+        count += 1
+    for number, _ in chain.from_iterable(lines):
+        if config.has(number) and number not in done:
+            raise ConfigError(f"output = {config.output} is whole, and has no line {number}")
+    log.info("%s is whole: %s lines, %s failed", config.output, f"{count:,}", f"{failed:,}")
+    return 1 if failed else 0

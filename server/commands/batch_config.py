@@ -1,0 +1,61 @@
+"""The settings of `srm batch`. Knows nothing of what is done with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from server.commands.batch_input import STANDARD
+
+
+class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm batch`, besides those of the engine."""
+
+    input: Path = STANDARD
+    """Requests, a line each, named with or without the flag; .jsonl, .gz, .zst or .parquet by its
+    end; - is standard input."""
+    output: Path = STANDARD
+    """File for the results; -o for short; the same formats; - is standard output."""
+    errors: str = ""
+    """File for the results of lines that failed; empty: they are in the output."""
+    resume: bool = False
+    """Go on with the output of a run that ended early; without, one that is there is refused."""
+    shard: str = "1/1"
+    """i/k: answer every k-th line, beginning with the i-th."""
+    seed: int = 0
+    """Requests that give no seed get one made of this and their line's number."""
+    served_model_name: str = ""
+    """What requests call the model; empty: the folder's name."""
+    chat_template: str = ""
+    """File with the Jinja template of chats; empty: the model folder's own, if it has one."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Longest line, in bytes; longer ones fail."""
+    snapshot_interval_s: float = 60.0
+    """Time between two snapshots of the lines under way, in seconds; 0: none but at a stop."""
+
+    def __post_init__(self) -> None:
+        index, slash, count = self.shard.partition("/")
+        if not (
+            slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)
+        ):
+            raise ValueError(f"shard must be i/k with 1 ≤ i ≤ k, got {self.shard!r}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be 0 … 2**64 - 1, got {self.seed}")
+        if self.max_body_bytes < 1:
+            raise ValueError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
+
+    def has(self, number: int) -> bool:
+        """Whether a line is of the shard; lines are numbered from 1."""
+        index, count = self._part
+        return (number - index) % count == 0
+
+    def count(self, total: int) -> int:
+        """How many of so many lines are."""
+        index, count = self._part
+        return max(0, total - index + count) // count
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        index, _, count = self.shard.partition("/")
+        return int(index), int(count)

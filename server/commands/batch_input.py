@@ -1,0 +1,162 @@
+"""The input of `srm batch`: lines of a file of any of our formats, or of standard input.
+
+A line is one of OpenAI's batches, or a request's body as it is; rows of a Parquet file become such
+lines. Knows no engine and no results.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+from msgspec import Raw
+
+from engine.errors import UNDECODABLE, ConfigError
+from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
+from server.commands.batch_parquet import count_rows, read_rows
+from server.commands.compression import CHUNK, Damaged, codec_of, decompressed
+from server.storage.records import LineError
+
+STANDARD = Path("-")
+PARQUET = ".parquet"
+_LOOK_S = 0.2
+"""How often one who waits for standard input looks whether it is still wanted."""
+_LINE_FIELDS = {"custom_id", "method", "url", "body"}
+_decode = msgspec.json.Decoder(dict[str, Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class Input:
+    """Lines to be answered."""
+
+    lines: Iterator[list[RawLine]]
+    """Raises ConfigError where the file cannot be read any further."""
+    count: Callable[[], int | None]
+    """How many there are about, if that can be known; it takes its time."""
+    close: Callable[[], None] = lambda: None
+    """Let nobody wait any longer for what does not come."""
+
+
+def open_input(path: Path, max_line_bytes: int) -> Input:
+    """Of a file, by its name; - is standard input. Raises ConfigError."""
+    if path == STANDARD and sys.stdin.isatty():
+        raise ConfigError("input is missing: srm batch FILE")
+    try:
+        if path == STANDARD or not stat.S_ISREG(path.stat().st_mode):
+            return _open_pipe(path, max_line_bytes)
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"input = {path}: {error.strerror}") from None
+    if path.suffix.lower() == PARQUET:
+        return Input(_readable(path, read_rows(path, max_line_bytes)), lambda: count_rows(path))
+    return Input(_lines(path, _raw_chunks(path), max_line_bytes), lambda: _count(path))
+
+
+def _open_pipe(path: Path, max_line_bytes: int) -> Input:
+    """What can be read once, and may keep one waiting."""
+    file = sys.stdin.fileno() if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    closed = threading.Event()
+    return Input(_lines(path, _available(file, closed), max_line_bytes), _unknown, closed.set)
+
+
+def _lines(path: Path, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[list[RawLine]]:
+    file = _Stream(_plain(path, raw))
+    return _readable(path, read_lines(cast(BinaryIO, file), max_line_bytes))
+
+
+def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
+    """A line, or the body of a request: then `custom_id` is its number if it gives none, and a
+    chat is what has messages."""
+    try:
+        fields = _decode(raw or b"")
+    except UNDECODABLE:
+        return parse_line(raw, number)  # which says what is wrong
+    if fields.keys() >= _LINE_FIELDS:
+        return parse_line(raw, number)
+    custom_id = fields.pop("custom_id", Raw(_encode(str(number))))
+    if "body" not in fields:
+        fields = {"body": Raw(_encode(fields))}
+    is_chat = b'"messages"' in bytes(fields["body"]) and _has_messages(fields["body"])
+    url = "/v1/chat/completions" if is_chat else "/v1/completions"
+    return parse_line(
+        _encode({"method": "POST", "url": url, "custom_id": custom_id} | fields), number
+    )
+
+
+def custom_id(raw: bytes | None, number: int) -> str | None:
+    """What a line is called; None of one that is none."""
+    line = parse(raw, number)
+    return line.custom_id if isinstance(line, BatchLine) else None
+
+
+def _has_messages(body: Raw) -> bool:
+    try:
+        return "messages" in _decode(bytes(body))
+    except UNDECODABLE:
+        return False
+
+
+class _Stream:
+    """As much of a file as `read_lines` needs: chunks as they come."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+
+    def read(self, _size: int) -> bytes:
+        return next(self._chunks, b"")
+
+
+def _readable(path: Path, lines: Iterator[list[RawLine]]) -> Iterator[list[RawLine]]:
+    try:
+        yield from lines
+    except OSError as error:
+        raise ConfigError(f"input = {path}: {error.strerror or error}") from None
+    except Damaged as error:
+        raise ConfigError(f"input = {path}: {error}") from None
+
+
+def _available(file: int, closed: threading.Event) -> Iterator[bytes]:
+    """What there is at a time, so that who writes line by line is answered line by line."""
+    while not closed.is_set():
+        if select.select([file], [], [], _LOOK_S)[0]:
+            if not (chunk := os.read(file, CHUNK)):
+                return
+            yield chunk
+
+
+def _plain(path: Path, raw: Iterator[bytes]) -> Iterator[bytes]:
+    """The bytes of a file of this name, as they were before they were compressed."""
+    codec = codec_of(path)
+    return raw if codec is None else decompressed(raw, codec)
+
+
+def _raw_chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def _count(path: Path) -> int | None:
+    """Ends of lines; one more if the last line has none."""
+    count, last = 0, b"\n"
+    try:
+        for chunk in _plain(path, _raw_chunks(path)):
+            count += chunk.count(b"\n")
+            last = chunk[-1:]
+    except (OSError, Damaged):  # whoever reads the lines says so
+        return None
+    return count + (last != b"\n")
+
+
+def _unknown() -> None:
+    """Nobody knows how much is still to come."""

@@ -1,0 +1,144 @@
+"""Where `srm batch` puts results: whole lines, frames or members at any moment, or standard output.
+
+Knows bytes and lines, and nothing of what they say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.errors import ConfigError
+from server.batch.part_file import PartFile
+from server.commands.compression import (
+    Codec,
+    Damaged,
+    chunks_of,
+    codec_of,
+    decompressed,
+    whole_size,
+)
+
+
+def open_part(path: Path) -> PartFile:
+    """A file that nobody else is writing. Raises ConfigError."""
+    try:
+        path.touch()  # with the permissions that files are made with here
+        codec = codec_of(path)
+        return LinesFile(path) if codec is None else FrameFile(path, codec)
+    except OSError as error:
+        raise ConfigError(f"output = {path}: {error.strerror}") from None
+
+
+class LinesFile(PartFile):
+    """A PartFile that no other process has as one, too."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise ConfigError(f"output = {path} is being written by another process") from None
+
+
+class FrameFile(LinesFile):
+    """One of which each `sync` is one compressed frame."""
+
+    def __init__(self, path: Path, codec: Codec) -> None:
+        super().__init__(path)
+        self._codec = codec
+
+    def recover(self, accepts: Callable[[bytes], bool]) -> int:
+        """As a PartFile, but cuts whole frames only: `accepts` must take what is in them, or raise.
+        Raises ConfigError for a frame that is no lines."""
+        cut = self._cut(whole_size(self._file, self._codec))
+        rest = b""
+        for data in decompressed(chunks_of(self._file), self._codec):
+            *whole, rest = (rest + data).split(b"\n")
+            if not all(map(accepts, whole)):
+                break
+        if rest:
+            raise ConfigError(f"output = {self.path} does not hold whole lines of results")
+        return cut
+
+    def _sync(self) -> None:
+        # A frame is there whole, or all of it is tried again.
+        lines = self._lines[:]  # what is put meanwhile waits for the next one
+        if not lines:
+            return
+        data = b"".join(line + b"\n" for line in lines)
+        frame = self._codec.compress(data)
+        written = 0
+        try:
+            while written < len(frame):
+                written += os.pwrite(
+                    self._file, memoryview(frame)[written:], self._synced_size + written
+                )
+            os.fsync(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._synced_size)
+            raise
+        self._size = self._synced_size = self._synced_size + len(frame)
+        del self._lines[: len(lines)]
+        self._num_synced += len(data)
+
+
+class StreamPart(PartFile):
+    """Standard output, or a file that is a pipe: written once, and never read again."""
+
+    def __init__(self, file: int, on_broken: Callable[[], object]) -> None:
+        """`on_broken` is called, in any thread, when nobody reads it any more."""
+        self.path = Path("standard output")
+        self._file = file
+        self._lock = threading.Lock()
+        self._lines = []
+        self._num_put = self._num_synced = self._size = self._synced_size = 0
+        self._on_broken = on_broken
+        self._rest = b""
+
+    def recover(self, _accepts: Callable[[bytes], bool]) -> int:
+        """Nothing can be."""
+        return 0
+
+    def _sync(self) -> None:
+        lines = self._lines[:]
+        self._rest += b"".join(line + b"\n" for line in lines)
+        num_bytes = sum(map(len, lines)) + len(lines)
+        del self._lines[: len(lines)]
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._file, self._rest[: 64 * 1024]) :]
+        except BrokenPipeError:
+            self._rest = b""
+            self._on_broken()
+        self._num_synced += num_bytes
+
+    def close(self) -> None:
+        """It is not ours to close."""
+
+
+def beginning(path: Path) -> bytes:
+    """What the file begins with, a few bytes of it, however broken. Raises ConfigError for what
+    cannot have been written here."""
+    codec, data = codec_of(path), b""
+    try:
+        with path.open("rb") as file:
+            chunks = iter([file.read(64 * 1024)])
+        data = next(chunks if codec is None else decompressed(chunks, codec), b"")
+    except Damaged as error:
+        if not error.is_cut:
+            raise ConfigError(f"output = {path} is no file of results: {error}") from None
+    return data[:512]
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The lines of a file that is whole."""
+    with path.open("rb") as file:
+        for line in file:
+            yield line.rstrip(b"\n")

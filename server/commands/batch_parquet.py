@@ -1,0 +1,175 @@
+"""Parquet files of `srm batch`: rows as lines, and results as rows. Needs the extra `parquet`.
+
+A row group at a time is in memory. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import ConfigError
+from server.batch.lines import RawLine
+
+_ROWS_READ = 1_000
+_ROWS_WRITTEN = 5_000
+"""Of a row group."""
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: msgspec.Raw
+
+
+class _Result(msgspec.Struct):
+    id: str
+    custom_id: str | None
+    response: _Response | None
+    error: msgspec.Raw
+
+
+def read_rows(path: Path, max_line_bytes: int) -> Iterator[list[RawLine]]:
+    """Rows as JSON lines, numbered from 1. What is null is left out, also inside a row.
+
+    Raises ConfigError for what is no Parquet file.
+    """
+    arrow, parquet = _arrow()
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=_ROWS_READ):
+                lines: list[RawLine] = []
+                for row in batch.to_pylist(maps_as_pydicts="strict"):
+                    number += 1
+                    line = _line(row)
+                    lines.append((number, line if len(line) <= max_line_bytes else None))
+                yield lines
+    except arrow.ArrowException as error:
+        raise ConfigError(f"input = {path}: {error}") from None
+
+
+def count_rows(path: Path) -> int | None:
+    """As the file says."""
+    arrow, parquet = _arrow()
+    try:
+        return int(parquet.read_metadata(path).num_rows)
+    except (arrow.ArrowException, OSError):  # whoever reads the rows says so
+        return None
+
+
+def read_ids(path: Path) -> Iterator[tuple[str, bool]]:
+    """Of a file of results: what each is called, and whether it failed. Raises ConfigError."""
+    arrow, parquet = _arrow()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["id", "status_code"]):
+                for row in batch.to_pylist():
+                    yield row["id"], row["status_code"] != 200
+    except (arrow.ArrowException, KeyError) as error:
+        raise ConfigError(f"output = {path} is no file of results: {error}") from None
+
+
+def write_results(records: Iterable[bytes], path: Path) -> None:
+    """Make a file of the lines of results; it is there whole or not at all. Raises OSError."""
+    arrow, parquet = _arrow()
+    schema = arrow.schema(
+        [
+            ("id", arrow.string()),
+            ("custom_id", arrow.string()),
+            ("status_code", arrow.int32()),
+            ("texts", arrow.list_(arrow.string())),
+            ("finish_reasons", arrow.list_(arrow.string())),
+            ("prompt_tokens", arrow.int64()),
+            ("completion_tokens", arrow.int64()),
+            ("response", arrow.string()),
+            ("error", arrow.string()),
+        ]
+    )
+    unfinished = path.with_name(f"{path.name}.tmp")
+    rows = iter(records)
+    with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
+        while some := [_row(record) for record in islice(rows, _ROWS_WRITTEN)]:
+            writer.write_table(arrow.Table.from_pylist(some, schema))
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def check_installed() -> None:
+    """Raises ConfigError where the library is not."""
+    _arrow()
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(
+            "Parquet files need pyarrow, which is not installed: pip install pyarrow"
+        ) from None
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """A column `body` may be a struct, or JSON in a string."""
+    given = _without_nulls(row)
+    body = given.get("body")
+    if isinstance(body, str):
+        given["body"] = msgspec.Raw(body.encode())
+    return _encode(given)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Every row of a struct has all of its fields, so those that were not given are null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    return value
+
+
+def _row(record: bytes) -> dict[str, Any]:
+    result = msgspec.json.decode(record, type=_Result)
+    row: dict[str, Any] = {"id": result.id, "custom_id": result.custom_id}
+    error = bytes(result.error)
+    row["error"] = None if error == b"null" else error.decode()
+    if (response := result.response) is None:
+        return row
+    row |= {"status_code": response.status_code, "response": bytes(response.body).decode()}
+    if response.status_code != 200:
+        return row
+    body = msgspec.json.decode(response.body, type=_Body)
+    usage = body.usage or _Usage()
+    texts = [one.text if one.message is None else one.message.content for one in body.choices]
+    return row | {
+        "texts": texts,
+        "finish_reasons": [one.finish_reason for one in body.choices],
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }

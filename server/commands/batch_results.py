@@ -1,0 +1,145 @@
+"""The results of `srm batch`: one file or two, whatever their format, and what earlier runs left
+there. Refuses what is another job's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import UNDECODABLE, ConfigError
+from server.batch.lines import LineResult, RawLine, kept, record_id
+from server.batch.part_file import PartFile
+from server.batch.result_files import Counts, ResultFiles
+from server.commands import batch_input
+from server.commands.batch_config import BatchConfig
+from server.commands.batch_identity import PARTS, check_shard
+from server.commands.batch_output import beginning
+
+_REMEMBERED = 10_000
+"""Lines of earlier runs whose names are compared with the input's."""
+
+
+class _Status(msgspec.Struct):
+    status_code: int
+
+
+class _Kept(msgspec.Struct):
+    id: str
+    custom_id: str | None
+    response: _Status | None
+
+
+_decode = msgspec.json.Decoder(_Kept).decode
+
+
+class BatchResults(ResultFiles):
+    """Results in `output`; those of lines that failed there too, or in `errors`."""
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        job: str,
+        output: PartFile,
+        errors: PartFile | None,
+        fsync_s: float,
+    ) -> None:
+        self._config = config
+        self._job = job
+        self._parts = {"output": output, "errors": errors or output}
+        super().__init__(Path("output"), Path("errors"), fsync_s)
+        self._is_one = errors is None
+        self._names: dict[int, int] = {}  # of some lines that are done: a checksum of custom_id
+        self._last_done = 0
+        self._num_earlier = 0
+        self.num_put = 0
+        """Lines that have ended in this run."""
+        self.num_tokens = 0
+        """Sampled for them."""
+
+    def _open(self, path: Path) -> PartFile:
+        return self._parts[path.name]
+
+    def recover(self) -> None:
+        """Take in what earlier runs have written; a broken end is cut off. Raises ConfigError for
+        what is not of this job, and leaves it as it is."""
+        for part in [self.output] if self._is_one else [self.output, self.errors]:
+            if part.num_bytes:
+                self._check_beginning(beginning(part.path))
+            part.recover(self._remember)
+        self._num_earlier = self.counts.completed + self.counts.failed
+
+    @property
+    def num_ended(self) -> int:
+        """Lines that have ended, in earlier runs too, whether they are on the disk or not."""
+        return self._num_earlier + self.num_put
+
+    def put(self, result: LineResult) -> None:
+        super().put(result)
+        self.num_put += 1
+        self.num_tokens += result.usage.completion_tokens
+
+    async def flush(self) -> None:
+        """Write what was put, once: for a run that is being left. Raises OSError."""
+        await asyncio.to_thread(self._sync)
+
+    def close(self) -> None:
+        """What has not been written is forgotten."""
+        self.output.close()
+        if not self._is_one:
+            self.errors.close()
+
+    def check_names(self, lines: list[RawLine]) -> None:
+        """Raises ConfigError where lines that are done have other names in the input."""
+        for number, raw in lines:
+            expected = self._names.pop(number, None)
+            if expected is not None and _checksum(batch_input.custom_id(raw, number)) != expected:
+                raise self._foreign(f"line {number} has another custom_id there")
+
+    def check_end(self, last: int) -> None:
+        """Raises ConfigError where more lines are done than the input has."""
+        if self._last_done > last:
+            raise self._foreign(f"it has line {self._last_done}, the input ends at {last}")
+
+    def _check_beginning(self, data: bytes) -> None:
+        expected = f'{{"id":"{record_id(self._job, 0)[:-1]}'.encode()
+        size = min(len(expected), len(data))
+        if data[:size] != expected[:size]:
+            raise self._foreign(f"it begins with {data[:80].decode(errors='replace')!r}")
+
+    def _remember(self, record: bytes) -> bool:
+        found = kept(record)
+        if found is None:
+            raise self._foreign(f"{record[:80].decode(errors='replace')!r} is no result")
+        try:
+            line = _decode(record)
+        except UNDECODABLE as error:
+            raise self._foreign(f"{record[:80].decode(errors='replace')!r}: {error}") from None
+        if line.id != record_id(self._job, found.number):
+            raise self._foreign(f"{line.id} is no result of this one")
+        if found.number in self.done:
+            raise ConfigError(
+                f"output = {self.output.path}: line {found.number} has two results; "
+                "it cannot be gone on with"
+            )
+        check_shard(self._config, self.output.path, found.number)
+        is_failed = line.response is None or line.response.status_code != 200
+        self.done.add(found.number)
+        self._last_done = max(self._last_done, found.number)
+        self.counts.add(Counts(not is_failed, is_failed, found.usage))
+        if len(self._names) < _REMEMBERED and line.custom_id is not None:
+            self._names[found.number] = _checksum(line.custom_id)
+        return True
+
+    def _foreign(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"output = {self.output.path} is of another {PARTS}: {why}; it can be gone on with by "
+            "the same command, of the same version, or another output be named"
+        )
+
+
+def _checksum(custom_id: str | None) -> int:
+    return zlib.crc32((custom_id or "").encode())

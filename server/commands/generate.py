@@ -1,0 +1,180 @@
+"""`srm generate`: completions of one prompt on standard output, with an engine of its own.
+
+A prompt, its checks and its text are those of `/v1/completions`. One completion is printed as it
+comes, several each when those before it are through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import uuid
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from engine.client.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import UNDECODABLE, ConfigError, RequestError
+from engine.settings import build, read_settings
+from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
+from server.generation.request_owner import Sender
+from server.routes.completions import Completions
+from server.routes.services import answering
+from server.schema.completion_request import parse_completion
+from server.supervise.embedded_engine import PRIVATE, with_engine
+from server.text.text import Text
+
+_QUIET = "warning"
+"""What the engine logs of itself, if nothing else is said."""
+_NOT_SENT = {"prompt", "token_ids", "json", "extra_body"}
+
+
+class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm generate`, besides those of the engine. None is the field's default."""
+
+    prompt: str = "-"
+    """The prompt, with or without the flag; - is standard input, less a newline at its end."""
+    token_ids: bool = False
+    """The prompt is token ids, with spaces or commas between them."""
+    json: bool = False
+    """Print the reply that the server would give, instead of text."""
+    n: int = 1
+    """Completions; several are printed each behind its number."""
+    max_tokens: int = 128
+    """Longest completion in tokens."""
+    temperature: float | None = None
+    """0 is greedy."""
+    top_k: int | None = None
+    """Sample among the k likeliest tokens."""
+    top_p: float | None = None
+    """Sample among the fewest tokens whose probabilities reach it."""
+    min_p: float | None = None
+    """Sample among tokens at least so likely, against the likeliest."""
+    seed: int | None = None
+    """Of the random stream; drawn if none is given."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a completion."""
+    ignore_eos: bool = False
+    """Do not end at the end-of-text token."""
+    extra_body: str = "{}"
+    """Further fields of the request, as a JSON object; they beat flags."""
+
+
+def main(argv: list[str], engine_module: str = "engine") -> int:
+    """Print completions; the exit code. Raises SRMError."""
+    settings = read_settings(
+        (GenerateConfig, EngineConfig),
+        argv,
+        prog="srm generate",
+        private=PRIVATE,
+        positional="prompt",
+    )
+    asked = build(GenerateConfig, settings)
+    engine = build(EngineConfig, {"log_level": _QUIET, **settings})
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    body, text = _body(asked), Text(engine.model)
+
+    async def work(client: EngineClient) -> None:
+        with answering(client, text, engine.model) as (completions, _):
+            try:
+                await (_print_json if asked.json else _print_text)(completions, client, body)
+            except RequestError as error:  # what was asked for on the command line
+                raise ConfigError(error.message) from None
+
+    try:
+        _check(body)
+        asyncio.run(with_engine(engine, engine_module, work))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        leave_broken_pipe()
+        return BROKEN_PIPE
+    return 0
+
+
+def _body(asked: GenerateConfig) -> dict[str, Any]:
+    """The request. Raises ConfigError."""
+    fields = msgspec.structs.asdict(asked)
+    given = {
+        name: value
+        for name, value in fields.items()
+        if name not in _NOT_SENT and value not in (None, ())
+    }
+    try:
+        extra = msgspec.json.decode(asked.extra_body, type=dict[str, Any])
+    except UNDECODABLE as error:
+        raise ConfigError(f"extra_body must be a JSON object: {error}") from None
+    prompt = asked.prompt
+    if prompt == "-":
+        if sys.stdin.isatty():
+            raise ConfigError("prompt is missing: srm generate PROMPT")
+        try:
+            prompt = sys.stdin.buffer.read().decode().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"prompt is not UTF-8: {error}") from None
+    given["prompt"] = _token_ids(prompt) if asked.token_ids else prompt
+    return {**given, "stream": not asked.json, **extra}
+
+
+def _token_ids(prompt: str) -> list[int]:
+    parts = re.split(r"[\s,]+", prompt.strip().removeprefix("[").removesuffix("]").strip())
+    try:
+        return [int(part) for part in parts]
+    except ValueError:
+        raise ConfigError(
+            f"prompt must be token ids, as --token-ids says; got {prompt[:80]!r}"
+        ) from None
+
+
+def _check(body: dict[str, Any]) -> None:
+    """Refuse before the engine starts what it takes no engine to refuse. Raises ConfigError."""
+    try:
+        request = parse_completion(msgspec.json.encode(body))
+    except RequestError as error:
+        raise ConfigError(error.message) from None
+    if len(request.prompt) != 1:
+        raise ConfigError(f"prompt must be one, got {len(request.prompt)}: see srm batch")
+
+
+async def _print_json(
+    completions: Completions, _client: EngineClient, body: dict[str, Any]
+) -> None:
+    reply = await completions.whole(msgspec.json.encode(body), _id(), Sender())
+    _write(reply + b"\n")
+
+
+async def _print_text(completions: Completions, client: EngineClient, body: dict[str, Any]) -> None:
+    request = parse_completion(msgspec.json.encode(body))
+    generation = await completions.start(_id(), request, Sender())
+    is_alone, texts = generation.num_choices == 1, [""] * generation.num_choices
+    ended: set[int] = set()
+    turn = 0
+    async with aclosing(generation.deltas(client)) as batches:
+        async for deltas in batches:
+            for delta in deltas:
+                texts[delta.index] += delta.text
+                if delta.finish_reason is not None:
+                    ended.add(delta.index)
+            while turn in ended and not is_alone:
+                _write(f"[{turn}]{texts[turn]}\n".encode())
+                turn += 1
+            if is_alone:
+                _write(texts[0].encode())
+                texts[0] = ""
+    if is_alone:
+        _write(b"\n")
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _id() -> str:
+    return f"cmpl-{uuid.uuid4().hex}"

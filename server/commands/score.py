@@ -1,0 +1,157 @@
+"""`srm score`: how likely the texts of a file are, line by line, and how likely their completions.
+
+Starts an engine process of its own, as `srm serve` does. A window of lines is in flight at a time,
+so memory does not grow with the file; results come in the order of the lines. A line that cannot be
+scored is answered with its error and does not stop the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from engine.client.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import ConfigError, RequestError
+from engine.settings import build, read_settings
+from engine.tasks import task_group
+from server.commands.score_lines import Failure, Score, failure, parse, score
+from server.commands.standard_output import INTERRUPTED
+from server.supervise.embedded_engine import PRIVATE, with_engine
+from server.text.text import Text
+
+log = logging.getLogger(__name__)
+
+_STANDARD = Path("-")
+_WINDOW = 1_024
+"""Most lines in flight."""
+
+
+class ScoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm score`, besides those of the engine."""
+
+    input: Path = _STANDARD
+    """JSON lines to score, named with or without the flag; - is standard input."""
+    output: Path = _STANDARD
+    """File for the results, a line for each of the input; -o for short; - is standard output."""
+
+
+@dataclass
+class _File:
+    """The lines of one file on their way to their results."""
+
+    source: BinaryIO
+    sink: BinaryIO
+    size: int | None
+    text: Text
+    window: int
+    num_tokens: int = 0
+    num_failed: int = 0
+
+    async def score(self, client: EngineClient) -> None:
+        """Score every line; all results are written when this returns."""
+        flying: deque[asyncio.Task[_Landed]] = deque()
+        number = 0
+        with _progress() as progress:
+            bar = progress.add_task("scoring", total=self.size, tokens=0)
+            try:
+                async with task_group() as group:
+                    while line := await asyncio.to_thread(self.source.readline):
+                        number += 1
+                        if not line.strip():
+                            progress.advance(bar, len(line))
+                            continue
+                        if len(flying) >= self.window:
+                            self._land(await flying.popleft(), progress, bar)
+                        flying.append(group.create_task(self._score_line(client, line, number)))
+                    while flying:
+                        self._land(await flying.popleft(), progress, bar)
+            finally:
+                self.sink.flush()
+
+    async def _score_line(self, client: EngineClient, line: bytes, number: int) -> _Landed:
+        try:
+            scoring = parse(line, number, self.text)
+            return _Landed(len(line), await score(client, scoring, number, self.text))
+        except RequestError as error:
+            return _Landed(len(line), failure(line, number, error))
+
+    def _land(self, landed: _Landed, progress: Progress, bar: TaskID) -> None:
+        self.sink.write(msgspec.json.encode(landed.result) + b"\n")
+        if isinstance(landed.result, Failure):
+            self.num_failed += 1
+        else:
+            self.num_tokens += len(landed.result.token_ids)
+        progress.update(bar, advance=landed.num_bytes, tokens=self.num_tokens)
+
+
+class _Landed(NamedTuple):
+    """A line that is through."""
+
+    num_bytes: int
+    result: Score | Failure
+
+
+def main(argv: list[str], engine_module: str = "engine") -> int:
+    """Score a file. Returns 1 if a line of it could not be scored; raises SRMError."""
+    settings = read_settings(
+        (ScoreConfig, EngineConfig),
+        argv,
+        prog="srm score",
+        private=PRIVATE,
+        positional="input",
+        short={"output": "-o"},
+    )
+    files, engine = build(ScoreConfig, settings), build(EngineConfig, settings)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if files.input == _STANDARD and sys.stdin.isatty():
+        raise ConfigError("input is missing: srm score FILE")
+    if files.input != _STANDARD and files.output.exists() and files.output.samefile(files.input):
+        raise ConfigError(f"output = {files.output} is the input, and would be lost")
+    text = Text(engine.model)
+    with ExitStack() as stack:
+        source = _open(stack, "input", files.input, "rb")
+        file = _File(
+            source=source,
+            sink=_open(stack, "output", files.output, "wb"),
+            size=files.input.stat().st_size if files.input != _STANDARD else None,
+            text=text,
+            window=min(_WINDOW, engine.max_waiting),
+        )
+        try:
+            asyncio.run(with_engine(engine, engine_module, file.score))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    if file.num_failed:
+        log.error("srm score: %d lines could not be scored", file.num_failed)
+    return 1 if file.num_failed else 0
+
+
+def _open(stack: ExitStack, name: str, path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
+    if path == _STANDARD:
+        return sys.stdin.buffer if name == "input" else sys.stdout.buffer
+    try:
+        return stack.enter_context(path.open(mode))
+    except OSError as error:
+        raise ConfigError(f"{name} = {path}: {error.strerror}") from None
+
+
+def _progress() -> Progress:
+    """A bar over the bytes of the input, on standard error."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %, {task.fields[tokens]:,} tokens"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

@@ -1,0 +1,1 @@
+"""From one request to engine requests, and from their tokens to choices."""

@@ -1,0 +1,91 @@
+"""How many of a prompt's samples read the same, without keeping them all.
+
+Of each distinct text, or group of a pattern, the sample of the lowest index is kept if choices are
+wanted, and else only the text. Knows no wire shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.errors import InvalidRequest
+from server.text.sample import Delta
+
+MAX_DISTINCT_BYTES = 256 * 2**20
+"""Most bytes that the distinct samples of a request may take while they are counted."""
+_ENTRY_BYTES = 512
+"""Of what is kept besides text and scores."""
+
+
+@dataclass(slots=True)
+class Tallied:
+    """Samples that read the same."""
+
+    text: str | None
+    """Theirs, or their group; None of those which have none."""
+    count: int = 0
+    matched: int = 0
+    first: Delta | None = None
+    """The one of the lowest index, if it is wanted."""
+
+
+class Budget:
+    """What the tallies of one request may take together."""
+
+    def __init__(self, num_bytes: int = MAX_DISTINCT_BYTES) -> None:
+        self._limit = self._left = num_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """Raises InvalidRequest when it is too much."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise InvalidRequest(
+                f"the distinct samples take more than {self._limit} bytes: ask for fewer at once, "
+                "or count them by a group of until.match",
+                "return",
+            )
+
+
+class Tally:
+    """Counts one prompt's samples."""
+
+    def __init__(self, by_group: bool, keeps_first: bool, budget: Budget) -> None:
+        self._by_group = by_group
+        self._keeps_first = keeps_first
+        self._budget = budget
+        self._entries: dict[str | None, Tallied] = {}
+
+    def add(self, sample: Delta) -> None:
+        """Count a sample. Raises InvalidRequest when there are too many distinct ones."""
+        text = sample.group if self._by_group else sample.text
+        entry = self._entries.get(text)
+        if entry is None:
+            self._budget.take(_ENTRY_BYTES + 4 * len(text or ""))
+            entry = self._entries[text] = Tallied(text)
+        entry.count += 1
+        entry.matched += bool(sample.matched)
+        if not self._keeps_first:
+            return
+        if entry.first is None or sample.index < entry.first.index:
+            self._budget.take(_size(sample) - (_size(entry.first) if entry.first else 0))
+            entry.first = sample
+
+    def by_count(self) -> list[Tallied]:
+        """The most frequent first; of equally frequent ones by text, none before any."""
+        return sorted(
+            self._entries.values(), key=lambda one: (-one.count, one.text is not None, one.text)
+        )
+
+    def firsts(self) -> list[Delta]:
+        """Of each distinct text the sample of the lowest index, with its count, by index."""
+        found = (
+            replace(entry.first, count=entry.count)
+            for entry in self._entries.values()
+            if entry.first is not None
+        )
+        return sorted(found, key=lambda one: one.index)
+
+
+def _size(sample: Delta) -> int:
+    arrays = (sample.token_ids, sample.logprobs, sample.top_ids, sample.top_logprobs)
+    return 4 * len(sample.text) + sum(map(len, arrays)) + 32 * len(sample.text_offset)

@@ -1,0 +1,83 @@
+"""The samples of a request while their tokens arrive: which one an output is for, and what is new.
+
+A sample is kept from its first output to its last one. Knows no engine but its Outputs.
+"""
+
+from __future__ import annotations
+
+from engine.messages import Output, SamplingParams
+from server.schema.completion_request import CompletionRequest
+from server.text.packed import PackedSample
+from server.text.sample import Delta, Sample, StopStrings, join
+from server.text.text import Text
+
+_ENDED, _CUT = 1, 2
+
+
+class Feeding:
+    """All samples of one request; index = prompt x num_samples + sample."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        prompts: list[bytes],
+        text: Text,
+        params: SamplingParams,
+        stops: StopStrings | None,
+    ) -> None:
+        """`prompts` are token ids, int32 little-endian."""
+        self.num_tokens = 0
+        """That have come, those of samples which were cut included."""
+        self._request = request
+        self._prompts = prompts
+        self._text = text
+        self._params = params
+        self._stops = stops
+        self._samples: dict[int, Sample | PackedSample] = {}
+        self._is_over = bytearray(len(prompts) * request.num_samples)  # by sample; 0: it is not
+
+    def feed(self, outputs: list[tuple[int, Output]]) -> list[Delta]:
+        """What these samples have new, those that are over left out."""
+        fresh: dict[int, list[Delta]] = {}
+        for index, output in outputs:
+            if self._is_over[index]:  # by a stop string, before this came, or not needed
+                if self._is_over[index] == _CUT:
+                    self.num_tokens += len(output.token_ids) // 4
+                continue
+            sample = self._sample(index)
+            delta = sample.feed(output)
+            self.num_tokens += delta.num_tokens
+            fresh.setdefault(index, []).append(delta)
+            if sample.finished:
+                self._is_over[index] = _ENDED
+                del self._samples[index]
+        return [join(deltas) for deltas in fresh.values()]
+
+    def cut(self, begin: int, end: int, unread: int) -> None:
+        """Samples begin … end - 1 are not needed; `unread` of their tokens had come besides."""
+        self.num_tokens += unread
+        self._is_over[begin:end] = bytes([_CUT]) * (end - begin)
+        for index in range(begin, end):
+            self._samples.pop(index, None)
+
+    def _sample(self, index: int) -> Sample | PackedSample:
+        sample = self._samples.get(index)
+        if sample is None:
+            prompt = index // self._request.num_samples
+            sample = self._samples[index] = self._new_sample(prompt, index)
+        return sample
+
+    def _new_sample(self, prompt: int, index: int) -> Sample | PackedSample:
+        request = self._request
+        if request.return_packed:
+            return PackedSample(index, self._params.stop_token_ids)
+        return Sample(
+            index,
+            self._text,
+            self._stops,
+            self._params.stop_token_ids,
+            has_offsets=request.logprobs is not None,
+            echo=self._prompts[prompt] if request.echo else b"",
+            with_special=not request.skip_special_tokens,
+            keeps_stop=request.include_stop_str_in_output,
+        )

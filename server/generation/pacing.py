@@ -1,0 +1,31 @@
+"""`stream_interval`: fewer and larger events, so many tokens of a choice in each.
+
+A choice's first tokens are passed on at once, so that waiting for the first does not grow; its last
+are, since nothing comes after them. Knows no JSON and no HTTP.
+"""
+
+from __future__ import annotations
+
+from server.text.sample import Delta, join
+
+
+class Pacing:
+    """Holds back what a choice has new until it is enough."""
+
+    def __init__(self, min_tokens: int) -> None:
+        self._min_tokens = min_tokens
+        self._held: dict[int, list[Delta]] = {}
+        self._num_held: dict[int, int] = {}  # tokens
+
+    def take(self, deltas: list[Delta]) -> list[Delta]:
+        """What may be sent now, with what was held back before it."""
+        ready = []
+        for delta in deltas:
+            held = self._held.setdefault(delta.index, [])
+            held.append(delta)
+            count = self._num_held.get(delta.index, 0) + delta.num_tokens
+            if delta.is_first or delta.finish_reason or count >= self._min_tokens:
+                ready.append(join(self._held.pop(delta.index)))
+                count = 0
+            self._num_held[delta.index] = count
+        return ready

@@ -1,0 +1,152 @@
+"""The prompts of a request: from text to token ids, and what a reply says of them.
+
+Knows no engine and no samples. A prompt is accepted whole or refused with the field at fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from functools import cached_property
+
+import msgspec
+from msgspec import Raw
+
+from engine.errors import ContextTooLong, InvalidRequest
+from engine.messages import PROMPT, Output, join
+from server.schema.completion_request import CompletionRequest
+from server.schema.completion_response import Logprobs
+from server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
+from server.text import logprobs, packed
+from server.text.text import Text
+
+_AT_ONCE = 512
+"""Characters that are tokenized in less time than a thread takes to be told of them."""
+
+
+class Prompt:
+    """One prompt; what is said of it is made once for all its samples."""
+
+    def __init__(self, token_ids: bytes, request: CompletionRequest, text: Text) -> None:
+        self.token_ids = token_ids  # int32 little-endian
+        self.scores: list[Output] = []
+        """As they arrive; complete before the first of its samples."""
+        self._request = request
+        self._name = logprobs.naming(text, request.return_tokens_as_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // 4
+
+    @cached_property
+    def token_ids_json(self) -> Raw:
+        return Raw(msgspec.json.encode(memoryview(self.token_ids).cast("i").tolist()))
+
+    @cached_property
+    def echoed_logprobs(self) -> Logprobs:
+        """What `echo` puts before the logprobs of a completion, but for the offsets."""
+        return logprobs.of_prompt(self._first, self._rest, self._request.logprobs or 0, self._name)
+
+    @cached_property
+    def packed_json(self) -> Raw:
+        """The prompt with its scores, as `return_packed` gives them."""
+        return packed.of_prompt(self.token_ids, self._rest, self._request.prompt_logprobs)
+
+    @cached_property
+    def logprobs_json(self) -> Raw:
+        """What `prompt_logprobs` asks for."""
+        return logprobs.as_prompt_logprobs(
+            self._rest, self._request.prompt_logprobs or 0, self._name
+        )
+
+    @property
+    def _first(self) -> int:
+        return int.from_bytes(self.token_ids[:4], "little")
+
+    @property
+    def _rest(self) -> Output:
+        return join(self.scores or [Output("", PROMPT)])
+
+
+async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
+    """Token ids of each prompt. Raises ContextTooLong or InvalidRequest naming the numbers."""
+    limit = text.model.n_ctx
+    prompts: list[bytes] = []
+    if not text.has_tokenizer:
+        _refuse_text(request)
+    strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+    token_lists = [prompt for prompt in request.prompt if isinstance(prompt, list)]
+    last = request.truncate_prompt_tokens
+    for prompt in strings:
+        _check_length(prompt, text, is_cut=last is not None)
+    if sum(map(len, strings)) > _AT_ONCE:
+        prompts = await asyncio.to_thread(text.encode, strings, request.add_special_tokens)
+    elif strings:
+        prompts = text.encode(strings, request.add_special_tokens)
+    else:
+        for ids in token_lists:
+            if max(ids) >= text.model.vocab_size:
+                raise InvalidRequest(
+                    f"prompt has token id {max(ids)}; ids go from 0 to {text.model.vocab_size - 1}",
+                    "prompt",
+                )
+            prompts.append(array("i", ids).tobytes())
+    if last is not None:
+        prompts = [prompt[-4 * (limit if last < 0 else last) :] for prompt in prompts]
+    for encoded in prompts:
+        if not encoded:
+            raise InvalidRequest("prompt must have at least one token; got none", "prompt")
+        if len(encoded) // 4 > limit:
+            raise ContextTooLong.of(len(encoded) // 4, limit, "prompt")
+    _check_scores(request, prompts, limit)
+    return prompts
+
+
+def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
+    """Refuse a text that no tokenization makes fit, or, if it is cut, that takes too much memory
+    to tokenize."""
+    limit = text.model.n_ctx
+    at_least = len(prompt) // text.longest_token
+    if at_least <= limit:
+        return
+    if not is_cut:
+        raise ContextTooLong.of(f"at least {at_least}", limit, "prompt")
+    if len(prompt) > MAX_CUT_LENGTH:
+        raise InvalidRequest(
+            f"prompt has {len(prompt)} characters; with truncate_prompt_tokens it may have "
+            f"{max(MAX_CUT_LENGTH, (limit + 1) * text.longest_token - 1)}",
+            "prompt",
+        )
+
+
+def _refuse_text(request: CompletionRequest) -> None:
+    has_text = any(isinstance(prompt, str) for prompt in request.prompt)
+    texts = {"prompt": has_text, "stop": bool(request.stops), "bad_words": bool(request.bad_words)}
+    for name, is_text in texts.items():
+        if is_text:
+            raise InvalidRequest(
+                f"{name} may not be text: this model has no tokenizer; token ids are taken, "
+                "in prompt and stop_token_ids",
+                name,
+            )
+
+
+def _check_scores(request: CompletionRequest, prompts: list[bytes], n_ctx: int) -> None:
+    """Refuse a reply with more scores than MAX_SCORES: it would not fit into memory."""
+    alternatives = request.logprobs or 0
+    total = 0
+    for prompt in prompts:
+        length = len(prompt) // 4
+        total += alternatives * min(request.max_tokens, n_ctx - length + 1)
+        if request.echo and request.logprobs is not None:
+            total += (alternatives + 1) * length
+        if request.prompt_logprobs is not None:
+            total += (request.prompt_logprobs + 1) * length
+    total *= request.num_samples
+    if total > MAX_SCORES:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n = {request.num_samples}, logprobs = {request.logprobs} "
+            f"and prompt_logprobs = {request.prompt_logprobs} could take {total} "
+            f"log-probabilities; a reply may have {MAX_SCORES}: send fewer prompts at once",
+            "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+        )

@@ -1,0 +1,126 @@
+"""From finished samples to the choices of a reply: matched, counted, and some of them left out.
+
+One per request, for all its prompts; index = prompt x n + sample. Knows no engine: which samples
+are not needed any more it only tells.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from msgspec import UNSET
+
+from server.generation.dedup_counts import Budget, Tally
+from server.generation.early_stop import Draw
+from server.generation.matching import Pattern
+from server.schema.completion_request import CompletionRequest
+from server.schema.completion_response import Counted, Samples
+from server.text.sample import Delta
+
+
+class Wholes:
+    """What becomes of a request's samples."""
+
+    def __init__(self, request: CompletionRequest, num_prompts: int) -> None:
+        """Raises InvalidRequest for a pattern that is none."""
+        prompts, until = range(num_prompts), request.until
+        by_group = request.count_by == "group"
+        self.num_tokens = 0
+        """Of the samples that the reply is of, so far."""
+        self._request = request
+        self._pattern = Pattern(until.match, by_group) if until else None
+        enough = until.count if until else None
+        self._draws: list[Draw[Delta]] | None = None
+        if enough is not None:
+            self._draws = [Draw(request.n, enough) for _ in prompts]
+        self._told_ends = [request.n] * num_prompts
+        self._tallies: list[Tally] = []
+        if request.returns != "choices":
+            keeps_first, budget = request.returns == "unique", Budget()
+            self._tallies = [Tally(by_group, keeps_first, budget) for _ in prompts]
+        self._drawn = [0] * num_prompts
+        self._matched = [0] * num_prompts
+        self._finished_by: list[Counter[str]] = [Counter() for _ in prompts]
+
+    async def take(self, finished: list[Delta]) -> list[Delta]:
+        """Samples have finished, each once; the choices that are now known to be in the reply.
+
+        Raises InvalidRequest when there are too many distinct ones to count.
+        """
+        if self._pattern is not None:
+            marks = await self._pattern.find_all([sample.text for sample in finished])
+            finished = [
+                replace(sample, matched=mark.matched, group=mark.group)
+                for sample, mark in zip(finished, marks, strict=True)
+            ]
+        certain = self._certain(finished)
+        for sample in certain:
+            self._count(sample)
+        if not self._tallies:
+            return certain
+        for sample in certain:
+            self._tallies[sample.index // self._request.n].add(sample)
+        return []
+
+    def unneeded(self) -> Iterator[tuple[int, int, int]]:
+        """Samples begin … end - 1 of a prompt that are known since the last time not to be in the
+        reply: prompt, begin, end."""
+        for prompt, draw in enumerate(self._draws or ()):
+            end = self._told_ends[prompt]
+            if draw.end < end:
+                self._told_ends[prompt] = draw.end
+                yield prompt, draw.end, end
+
+    def rest(self) -> list[Delta]:
+        """The choices that are known only when all have finished."""
+        return [choice for tally in self._tallies for choice in tally.firsts()]
+
+    def samples(self) -> list[Samples]:
+        """How many were drawn of each prompt, so far."""
+        return [self._of_prompt(prompt) for prompt in range(len(self._drawn))]
+
+    def _certain(self, finished: list[Delta]) -> list[Delta]:
+        if self._draws is None:
+            return finished
+        n = self._request.n
+        return [
+            known
+            for sample in finished
+            for known in self._draws[sample.index // n].take(
+                sample.index % n, bool(sample.matched), sample
+            )
+        ]
+
+    def _count(self, sample: Delta) -> None:
+        prompt = sample.index // self._request.n
+        self.num_tokens += sample.num_tokens
+        self._drawn[prompt] += 1
+        self._matched[prompt] += bool(sample.matched)
+        self._finished_by[prompt][str(sample.finish_reason)] += 1
+
+    def _of_prompt(self, prompt: int) -> Samples:
+        until, matched = self._request.until, self._matched[prompt]
+        samples = Samples(
+            requested=self._request.n,
+            drawn=self._drawn[prompt],
+            finished_by=dict(sorted(self._finished_by[prompt].items())),
+        )
+        if until is not None:
+            samples.matched = matched
+            if until.count is not None:
+                samples.reached = matched >= until.count
+        if self._tallies:
+            found = self._tallies[prompt].by_count()
+            samples.distinct = len(found)
+            if self._request.returns == "counts":
+                samples.counts = [
+                    Counted(
+                        text=one.text,
+                        count=one.count,
+                        matched=UNSET if until is None else one.matched,
+                    )
+                    for one in found
+                ]
+        return samples

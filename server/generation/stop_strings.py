@@ -1,0 +1,84 @@
+"""Which completions have reached a stop string, told as soon as their tokens are there.
+
+Looks closely only at completions whose new tokens have a stop string or the beginning of one in
+them, which is remembered of each token, or that had one before: the others cost a look-up in an
+array. Keeps no text but what may be the beginning of a stop string.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.client.streams import Delivery
+from engine.messages import PROMPT
+from engine.steps.token_deltas import U8, News
+from server.text.byte_table import ByteTable
+from server.text.sample import StopStrings
+
+_UNKNOWN, _CLEAN, _SUSPICIOUS = range(3)
+
+
+class Watch:
+    """Over completions that are asked for together."""
+
+    def __init__(self, table: ByteTable, stops: StopStrings, num_choices: int) -> None:
+        self._table = table
+        self._stops = stops
+        self._kinds: U8 = np.zeros(len(table.entries), np.uint8)  # of each token
+        self._has_begun = np.zeros(num_choices, np.bool_)
+        self._begun: dict[int, bytes] = {}  # beginnings of stop strings that texts end in
+
+    def stopped(self, delivery: Delivery, n: int) -> list[int]:
+        """Those of the completions with news that have now reached a stop string.
+
+        `n` is of each request. What the engine has ended is not among them, and nobody is to be
+        named again.
+        """
+        stopped: dict[int, bool] = {}
+        for place, output in delivery.outputs:
+            index = place * n + output.index
+            if output.index == PROMPT or stopped.get(index):
+                continue
+            # Whatever was on its way when it stopped, its end too, may be in here.
+            stopped[index] = output.finish_reason is None and self._has_stopped(
+                index, output.token_ids
+            )
+        has_ended = {
+            place * n + output.index
+            for place, output in delivery.outputs
+            if output.finish_reason is not None
+        }
+        named = [index for index, is_true in stopped.items() if is_true and index not in has_ended]
+        return named + self._stopped_in(delivery.news)
+
+    def _stopped_in(self, news: News) -> list[int]:
+        kinds = self._kinds[news.token_ids]
+        if not kinds.all():
+            for token in np.unique(news.token_ids[kinds == _UNKNOWN]).tolist():
+                self._kinds[token] = self._kind(token)
+            kinds = self._kinds[news.token_ids]
+        suspicious = np.zeros(len(kinds) + 1, np.int64)
+        np.cumsum(kinds == _SUSPICIOUS, out=suspicious[1:])
+        is_near = suspicious[news.offsets[1:]] > suspicious[news.offsets[:-1]]
+        is_near = (is_near | self._has_begun[news.indices]) & (news.reasons == 0)
+        return [
+            index
+            for entry in np.flatnonzero(is_near).tolist()
+            if self._has_stopped(index := int(news.indices[entry]), news.tokens_of(entry))
+        ]
+
+    def _kind(self, token: int) -> int:
+        data = self._table.entries[token]
+        near = self._stops.search(data) is not None or self._stops.undecided(data) > 0
+        return _SUSPICIOUS if near else _CLEAN
+
+    def _has_stopped(self, index: int, token_ids: bytes) -> bool:
+        data = self._begun.pop(index, b"") + self._table.join(token_ids)
+        if self._stops.search(data) is not None:
+            self._has_begun[index] = False
+            return True
+        undecided = self._stops.undecided(data)
+        self._has_begun[index] = undecided > 0
+        if undecided:
+            self._begun[index] = data[-undecided:]
+        return False

@@ -1,0 +1,1 @@
+"""The edge: connections, authentication, limits, retries and the request log."""

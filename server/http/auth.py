@@ -1,0 +1,181 @@
+"""Who may ask, for what, and how much of it: decided before anything of a body is read.
+
+ASGI middleware: the port's own routes, API keys, limits of keys, connections and bodies. Errors
+from here on inwards become replies here, so CORS headers, which are made outside, are on them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.errors import (
+    InvalidRequest,
+    NotAuthorized,
+    NotFound,
+    NotPermitted,
+    Overloaded,
+    SRMError,
+)
+from server import errors
+from server.config import ServerConfig
+from server.http.body_limits import Intake, is_upload
+from server.http.cors import Origins, is_loopback
+from server.http.draining import READING, Draining
+from server.http.keys import ApiKey, Keys
+from server.http.limits import Limits
+from server.http.request_log import CURRENT
+
+PROBES = frozenset({"/health", "/ready", "/ping"})
+"""Answered to everybody, however full the server is: they say nothing but that."""
+ADMIN = frozenset({"/", "/metrics"})
+ADMIN_FOLDERS = ("/dashboard/",)
+"""What belongs to the operator: on `admin_port` where there is one, and without a key there."""
+OPERATOR_FOLDER = "/v1/admin/"
+"""What changes the server: on `admin_port` too, nowhere else without keys; for the operator."""
+OPERATOR_KEY = "admin"
+"""Name of the operator's key; further ones are called `admin-…`."""
+BY_WAY = ("origin", "forwarded", "x-forwarded-for")
+"""Headers that a browser's page or a proxy sends: it is not the operator who asks."""
+OPEN = frozenset({"/", "/docs", "/openapi.json"})
+"""Pages without secrets, that a browser asks for before it can send a key; and ADMIN_FOLDERS."""
+TOO_MANY_CONNECTIONS = "too_many_connections"
+"""Set in a scope's state by `server.http.connection`."""
+
+
+class Guard:
+    """Middleware around the routes."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        keys: Keys,
+        retry_after_s: Callable[[], int],
+        draining: Draining,
+    ) -> None:
+        self._app = app
+        self._draining = draining
+        self._keys = keys
+        self._admin_port = config.admin_port
+        self._origins = Origins(config.cors_origins, (config.host, config.admin_host))
+        self._is_local = is_loopback(config.host)
+        self._is_admin_local = is_loopback(config.admin_host)
+        self._limits = Limits(
+            config.requests_per_minute, config.tokens_per_minute, config.limits_fd
+        )
+        self._max_connections = config.max_connections
+        self.intake = Intake(
+            config.max_body_bytes,
+            config.max_waiting_bytes,
+            config.receive_timeout_s,
+            retry_after_s,
+            config.max_file_bytes,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_begun = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal is_begun
+            is_begun = True
+            await send(message)
+
+        body = self.intake.body(receive, is_upload(scope))
+        try:
+            self._admit(scope)
+            await self._app(scope, body, watched_send)
+        except SRMError as error:
+            if is_begun:
+                raise
+            reply = await errors.srm_error(Request(scope), error)
+            await reply(scope, receive, send)
+        finally:
+            body.close()
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises the RequestError to answer with."""
+        path: str = scope["path"]
+        if path in PROBES:
+            return
+        headers = Headers(scope=scope)
+        is_admin_port = self._is_admin_port(scope)
+        if self._is_admin_local if is_admin_port else self._is_local and not self._keys:
+            self._origins.check_host(headers.get("host", ""))
+        self._origins.check(headers)
+        self._check_port(scope, path)
+        if scope["method"] not in READING:
+            self._draining.check()
+        if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
+            raise Overloaded(f"there are more than {self._max_connections} connections")
+        key = None
+        if self._keys and not self._is_open(scope, path):
+            key = self._check_key(headers.get("authorization", ""), scope["method"])
+        if path.startswith(OPERATOR_FOLDER):
+            _check_operator(scope, headers, key, is_admin_port)
+        encoding = headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise InvalidRequest(
+                f"content-encoding must be left out; got {encoding[:80]!r}", "content-encoding"
+            )
+        self.intake.check_announced(headers.get("content-length", ""), is_upload(scope))
+
+    def _check_port(self, scope: Scope, path: str) -> None:
+        if self._admin_port and _is_admin(path) and not self._is_admin_port(scope):
+            raise NotFound(f"{path} is answered on another port, admin_port")
+
+    def _is_admin_port(self, scope: Scope) -> bool:
+        return bool(self._admin_port) and scope["server"][1] == self._admin_port
+
+    def _is_open(self, scope: Scope, path: str) -> bool:
+        if path in OPEN or path.startswith(ADMIN_FOLDERS):
+            return True
+        is_read = _is_admin(path) and not path.startswith(OPERATOR_FOLDER)
+        return is_read and self._is_admin_port(scope)
+
+    def _check_key(self, authorization: str, method: str) -> ApiKey:
+        scheme, _, given = authorization.partition(" ")
+        key = self._keys.find(given.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            problem = "is not one of this server's" if given else "is missing"
+            raise NotAuthorized(f"the API key {problem}; send `Authorization: Bearer KEY`")
+        account = self._limits.account(key.name)
+        CURRENT.get().account = account
+        if method == "POST":
+            account.admit()
+        return key
+
+
+def _is_admin(path: str) -> bool:
+    return path in ADMIN or path.startswith((*ADMIN_FOLDERS, OPERATOR_FOLDER))
+
+
+def _check_operator(
+    scope: Scope, headers: Headers, key: ApiKey | None, is_admin_port: bool
+) -> None:
+    """With keys, it takes the operator's; without any, who asks must be on this machine, and at
+    `admin_port`: what comes to the other port may come through a proxy that says nothing of it."""
+    if key is not None:
+        if key.name != OPERATOR_KEY and not key.name.startswith(f"{OPERATOR_KEY}-"):
+            raise NotPermitted(
+                f"{scope['path']} wants a key whose name is {OPERATOR_KEY} or begins with "
+                f"{OPERATOR_KEY}-; this one is called {key.name!r}"
+            )
+        return
+    if not is_admin_port:
+        raise NotPermitted(
+            f"{scope['path']} is answered on admin_port alone, where the server has no keys, and "
+            "it has no admin_port: start it with --admin-port PORT, or with keys"
+        )
+    by_way = [name for name in BY_WAY if name in headers]
+    if by_way or not is_loopback((scope.get("client") or ("",))[0]):
+        raise NotPermitted(
+            f"{scope['path']} is answered to programs on this machine alone, where the server has "
+            "no keys; " + (f"the request has a header {by_way[0]}" if by_way else "you are not")
+        )

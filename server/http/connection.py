@@ -1,0 +1,223 @@
+"""One HTTP connection: uvicorn's, with limits and time-outs on what it leaves open.
+
+Headers have a size and a time; so has a client that takes nothing of its reply, or goes on sending
+what nobody reads. What is no HTTP at all is answered in our error shape. Knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.types import Message
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+from uvicorn.server import ServerState
+
+from server.config import ServerConfig
+from server.errors import ErrorBody, ErrorDetail
+from server.http.auth import TOO_MANY_CONNECTIONS
+
+LINGER_S = 2.0
+"""How long the rest of a body is read after its reply. Without it the reply could get lost."""
+
+MAX_PIPELINED = 16
+"""Requests that a client may send before the first is answered. Each takes some memory."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client's, from when it comes to when it goes."""
+
+    def __init__(
+        self,
+        settings: ServerConfig,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._settings = settings
+        self._is_in_head = True
+        """Whether what comes next is a request line or a header."""
+        self._has_begun = False
+        """Whether a request has, and is not yet here whole."""
+        self._has_ended = False
+        """Whether one has, in what was last received: then not all of that is of the next one."""
+        self._head_bytes = 0
+        self._refused_head = False
+        self._receiving: asyncio.TimerHandle | None = None
+        self._sending: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own habit
+        super().connection_made(transport)
+        excess = len(self.connections) - self._settings.max_connections
+        if excess > self._settings.max_connections:
+            transport.abort()
+        elif excess > 0:
+            self.app_state = {**self.app_state, TOO_MANY_CONNECTIONS: True}
+        self._limit_receiving(self._settings.receive_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_receiving()
+        self._stop_sending()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._has_ended = False
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._is_in_head and self._has_begun and not self._has_ended:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._settings.max_header_bytes:
+                self._refuse_head()
+                return
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self._is_in_head and self._receiving is None and (self._has_begun or is_idle):
+            self._limit_receiving(self._settings.receive_timeout_s)
+
+    def on_message_begin(self) -> None:
+        self._has_begun, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._settings.max_header_bytes:
+            self._refused_head = True
+            raise ValueError("the headers are too large")  # ends the parser; see send_400_response
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")
+        self._is_in_head = False
+        self._stop_receiving()
+        super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _speak_1_0(self.cycle, self.parser.should_keep_alive())
+        if TOO_MANY_CONNECTIONS in self.app_state:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        self._is_in_head, self._has_begun, self._has_ended = True, False, True
+        self._stop_receiving()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._has_begun and not self.transport.is_closing():  # and its body is not here whole
+            self._unset_keepalive_if_required()
+            self._limit_receiving(LINGER_S)
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser refuses. Not in the middle of a reply to an earlier request."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+        elif self._refused_head:
+            self._refuse_head()
+        else:
+            self._refuse(HTTPStatus.BAD_REQUEST, "invalid_http", f"this is not HTTP/1.1: {msg}")
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_later()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending()
+
+    def resume_writing(self) -> None:
+        self._stop_sending()
+        super().resume_writing()
+
+    def _limit_receiving(self, seconds: float) -> None:
+        self._stop_receiving()
+        self._receiving = self.loop.call_later(seconds, self._receive_timed_out)
+
+    def _receive_timed_out(self) -> None:
+        self._receiving = None
+        if self._is_in_head and self._has_begun:
+            seconds = self._settings.receive_timeout_s
+            message = f"the headers did not come within {seconds:g} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", message)
+        else:
+            self.transport.close()
+            self._abort_later()
+
+    def _watch_sending(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._sending = self.loop.call_later(self._settings.send_timeout_s, self._check_sending)
+
+    def _check_sending(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_sending()
+        else:
+            self.transport.abort()
+
+    def _abort_later(self) -> None:
+        """A closed connection waits for its last bytes to be taken; but not for ever."""
+        self.loop.call_later(self._settings.send_timeout_s, self.transport.abort)
+
+    def _stop_receiving(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _stop_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _refuse_head(self) -> None:
+        limit = self._settings.max_header_bytes
+        message = f"the request line and headers are larger than {limit} bytes"
+        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        self._refuse(status, "headers_too_large", message)
+
+    def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
+        """Answer in place of the routes, which have not heard of this request, and close."""
+        detail = ErrorDetail(message, "invalid_request_error", None, code)
+        body = msgspec.json.encode(ErrorBody(detail))
+        lines = [
+            STATUS_LINE[status].rstrip(),
+            *(b"%b: %b" % header for header in self.server_state.default_headers),
+            b"content-type: application/json",
+            b"content-length: %d" % len(body),
+            b"x-request-id: %b" % uuid.uuid4().hex.encode(),
+            b"connection: close",
+        ]
+        if status != HTTPStatus.REQUEST_TIMEOUT:
+            lines.append(b"x-should-retry: false")
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.close()
+        self._abort_later()
+
+
+def _speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:
+    """HTTP/1.0 knows no chunks: a reply without a length ends with the connection. Whoever asks for
+    the connection to stay is told that it does."""
+    cycle.keep_alive = asks_to_stay
+    send, is_framed = cycle.send, True
+
+    async def send_1_0(message: Message) -> None:
+        nonlocal is_framed
+        if message["type"] == "http.response.start":
+            headers = list(message["headers"])
+            is_framed = any(name.lower() == b"content-length" for name, _ in headers)
+            if not is_framed:
+                cycle.keep_alive = cycle.chunked_encoding = False
+            elif cycle.keep_alive:
+                headers.append((b"connection", b"keep-alive"))
+            message = {**message, "headers": headers}
+        elif not is_framed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)  # type: ignore[arg-type]  # uvicorn has types of its own
+
+    cycle.send = send_1_0  # type: ignore[assignment]  # for this request alone

@@ -1,0 +1,115 @@
+"""Pages: whose may ask, under which names of this server, and what other origins' may read.
+
+A browser sends what any page asks for, to servers on its own machine too, and names the page in
+`Origin`; programs send none. A page whose name was given our address meanwhile (DNS rebinding) is
+of our own origin, and the name in `Host` gives it away. Refusals have our error shape.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from engine.errors import InvalidRequest, NotPermitted
+from server import errors
+from server.schema.openapi import Operation
+
+EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
+"""Headers of replies that a page may read."""
+NOBODYS = (".localhost", ".internal")
+"""Ends of names that no page can have; containers call their machine so."""
+
+
+class Origins:
+    """Those of pages that may ask; `hosts` are what we listen on."""
+
+    def __init__(self, allowed: Sequence[str], hosts: Iterable[str]) -> None:
+        self._allowed = frozenset(allowed)
+        own = (_name(_authority(origin)) for origin in allowed)
+        self._names = frozenset({"", "localhost", *map(str.lower, hosts), *own})
+
+    def check(self, headers: Headers) -> None:
+        """Raises NotPermitted for a page of an origin that is neither ours nor allowed."""
+        origin = headers.get("origin")
+        if origin is None or self._allowed & {origin, "*"}:
+            return
+        # The scheme may be that of a proxy in front.
+        own = _authority(origin).lower()
+        if not own or own != headers.get("host", "").lower():
+            raise NotPermitted(
+                f"pages of origin {origin[:80]!r} may not ask: it is neither this server's own, "
+                f"http://{headers.get('host', '')[:80]}, nor one of cors_origins"
+            )
+
+    def check_host(self, host: str) -> None:
+        """Raises NotPermitted for a name that somebody may have given to an address of ours."""
+        name = _name(host)
+        if not ("*" in self._allowed or name in self._names or _is_address(name)
+                or name.endswith(NOBODYS)):  # fmt: skip
+            raise NotPermitted(
+                f"host {host[:80]!r} is no name of this server, which is for this machine alone: "
+                "behind a proxy, set keys, or cors_origins to its origin"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that address, or all those of a name; "" is every one."""
+    if _is_address(host):
+        address = ip_address(host)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    try:
+        found = socket.getaddrinfo(host, None) if host else []
+    except (OSError, UnicodeError):  # nobody can listen on that
+        return False
+    return bool(found) and all(is_loopback(str(address[0])) for *_, address in found)
+
+
+def _authority(origin: str) -> str:
+    """Its host, and the port if it is another than the scheme's."""
+    return origin.partition("://")[2]
+
+
+def _name(authority: str) -> str:
+    try:
+        return urlsplit(f"//{authority}").hostname or ""
+    except ValueError:
+        return authority
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, for what this server takes."""
+
+    def __init__(
+        self, app: ASGIApp, origins: Sequence[str], operations: Iterable[Operation]
+    ) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=sorted({"HEAD", *(one.method for one in operations)}),
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        origin = request_headers.get("origin", "")
+        method = request_headers.get("access-control-request-method", "")
+        error = InvalidRequest(f"not allowed here: {method[:20]} from origin {origin[:80]!r}")
+        return errors.response(400, errors.body_of(error))

@@ -1,0 +1,122 @@
+"""What each key may ask for in a minute: requests, and tokens of prompts and completions.
+
+A bucket holds a minute's worth and fills all the time. A request is admitted while both of its
+key's hold something; its tokens are taken when they are known, so a bucket may be overdrawn and the
+key then waits. All API processes share the buckets: of each, memory has the time at which it is
+full again, changed under a lock that ends with its process. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+
+from engine.errors import ConfigError, RateLimited
+from server.config import ServerConfig
+from server.http.keys import VARIABLE, Keys
+
+LONGEST_S = 120
+"""Most that a client is told to wait: it would not wait longer, and not come back."""
+_ROUNDING_S = 1e-6
+_FULL_AT = struct.Struct("=dd")
+"""A key's two buckets, by the machine's monotonic clock, which all processes share."""
+
+
+class Limits:
+    """The accounts of all keys, each made when it is first needed."""
+
+    def __init__(
+        self,
+        requests_per_minute: float,
+        tokens_per_minute: float,
+        fd: int = -1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Shares the memory behind `fd` with whoever else has it; -1 is memory of its own."""
+        self.per_minute = requests_per_minute, tokens_per_minute
+        self.clock = clock
+        self.fd = memory() if fd < 0 and any(self.per_minute) else fd
+        self._accounts: dict[str, Account] = {}
+
+    def account(self, name: str) -> Account:
+        """Of the key of this name."""
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = Account(name, self)
+        return account
+
+
+class Account:
+    """What one key has left."""
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self.name = name
+        self._limits = limits
+        # Where two names hardly ever meet: of memory that nobody writes, there is none.
+        digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
+        self._place = int.from_bytes(digest[:5], "little") * _FULL_AT.size
+
+    def admit(self) -> None:
+        """Count a request. Raises RateLimited, and counts nothing, if there is none left."""
+        now = self._limits.clock()
+        with self._full_at() as full_at:
+            for full, per_minute, what in zip(
+                full_at, self._limits.per_minute, ("requests", "tokens"), strict=True
+            ):
+                one_s = 60 / max(per_minute, 1)
+                wait_s = full - now - 60 + one_s if per_minute else 0
+                if wait_s > _ROUNDING_S:
+                    retry_after_s = min(math.ceil(wait_s - _ROUNDING_S), LONGEST_S)
+                    raise RateLimited(
+                        f"this key has used up its {per_minute:g} {what} a minute; "
+                        f"try again in {retry_after_s} s",
+                        retry_after_s,
+                    )
+            self._take(full_at, requests=1)
+
+    def charge(self, tokens: int) -> None:
+        """Tokens that a request of the key has had."""
+        with self._full_at() as full_at:
+            self._take(full_at, tokens=tokens)
+
+    def _take(self, full_at: list[float], requests: int = 0, tokens: int = 0) -> None:
+        now = self._limits.clock()
+        for bucket, amount in enumerate((requests, tokens)):
+            if per_minute := self._limits.per_minute[bucket]:
+                full_at[bucket] = max(full_at[bucket], now) + amount * 60 / per_minute
+
+    @contextmanager
+    def _full_at(self) -> Iterator[list[float]]:
+        """When the buckets are full again, to be changed; nobody else does meanwhile."""
+        if not any(self._limits.per_minute):
+            yield [0.0, 0.0]
+            return
+        fd, size = self._limits.fd, _FULL_AT.size
+        fcntl.lockf(fd, fcntl.LOCK_EX, size, self._place)
+        try:
+            full_at = list(_FULL_AT.unpack(os.pread(fd, size, self._place).ljust(size, b"\0")))
+            yield full_at
+            os.pwrite(fd, _FULL_AT.pack(*full_at), self._place)
+        finally:
+            fcntl.lockf(fd, fcntl.LOCK_UN, size, self._place)
+
+
+def memory() -> int:
+    """A file without a name or a disk, for buckets that are all full."""
+    return os.memfd_create("srm-limits")
+
+
+def check_limits(config: ServerConfig, keys: Keys) -> None:
+    """Raises ConfigError for limits of keys where there are no keys."""
+    for name in ("requests_per_minute", "tokens_per_minute"):
+        if getattr(config, name) and not keys:
+            raise ConfigError(
+                f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
+                f"set api_keys_file or {VARIABLE}"
+            )

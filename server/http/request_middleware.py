@@ -1,0 +1,105 @@
+"""The edge between HTTP and us: request ids; a log line, metric and span of each; last resort.
+
+Every reply carries `x-request-id`, the client's own if it sent a sane one. What nobody foresaw is
+logged here and answered with 500, so nothing below has to catch it. Never logs bodies. Paths end
+without a slash from here on, and HEAD is GET: the connection leaves the body out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server import errors, metrics
+from server.http.request_log import CURRENT, Entry
+from server.http.traces import Tracer
+
+log = logging.getLogger(__name__)
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_PROBES = {"/health", "/ping", "/ready", "/metrics"}
+"""Asked every few seconds: not worth a line each time."""
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+IS_HEAD = "srm.is_head"
+"""Key of the inner scope: whether nobody will see the body."""
+_CLIENT_GONE = 499
+"""Status in logs and metrics of a request whose client left before the reply was complete."""
+
+
+class Boundary:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        entry = Entry(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
+        CURRENT.set(entry)
+        started = time.monotonic()
+        started_ns = time.time_ns()
+        status = 0
+        asked = scope["method"]
+        inner = {
+            **scope,
+            "method": "GET" if asked == "HEAD" else asked,
+            IS_HEAD: asked == "HEAD",
+            "path": scope["path"].rstrip("/") or "/",
+        }
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = entry.request_id
+            try:
+                await send(message)
+            except RuntimeError as error:  # uvloop's, after the server hung up on garbage behind it
+                if "handler is closed" not in str(error):
+                    raise
+                raise ClientDisconnect from error
+
+        metrics.HTTP_IN_FLIGHT.inc()
+        try:
+            await self._app(inner, receive, send_with_id)
+        except ClientDisconnect:
+            status = _CLIENT_GONE
+        except asyncio.CancelledError:  # a stop that has waited long enough ends what still runs
+            if not status:
+                reply = await errors.srm_error(Request(inner), errors.stopping())
+                await reply(inner, receive, send_with_id)
+        except Exception:
+            log.exception("request failed", extra={"fields": {"request_id": entry.request_id}})
+            if status:  # too late for another one: the connection breaks, and the client sees it
+                raise
+            await errors.response(500, errors.INTERNAL)(inner, receive, send_with_id)
+        finally:
+            metrics.HTTP_IN_FLIGHT.dec()
+            if status < HTTPStatus.BAD_REQUEST:
+                status = entry.broken_off or status
+            method = asked if asked in _METHODS else "other"
+            route = getattr(inner.get("route"), "path", "other")
+            _record(route, method, status, time.monotonic() - started, entry)
+            if self._tracer is not None and route not in _PROBES:
+                self._tracer.record(scope, route, status, started_ns, entry)
+
+
+def _record(route: str, method: str, status: int, seconds: float, entry: Entry) -> None:
+    metrics.HTTP_REQUESTS.labels(route, method, str(status)).inc()
+    metrics.HTTP_SECONDS.labels(route, method).observe(seconds)
+    level = logging.DEBUG if route in _PROBES else logging.INFO
+    if log.isEnabledFor(level):
+        parts = {"method": method, "route": route, "status": status, "seconds": round(seconds, 4)}
+        log.log(level, "answered", extra={"fields": parts | entry.fields()})

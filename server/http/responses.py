@@ -1,0 +1,104 @@
+"""Replies whose work is done while the client waits, and is dropped when the client goes away.
+
+Both kinds watch the connection: at `http.disconnect` whatever is being awaited is cancelled, so the
+engine gets its slots back. Knows nothing of completions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import SRMError
+from server import errors
+from server.http import request_log
+
+log = logging.getLogger(__name__)
+
+
+class WhileConnected(Response):
+    """Makes a reply and sends it while the client is there; ClientDisconnect once it is not."""
+
+    def __init__(self, make: Callable[[], Awaitable[Response]]) -> None:
+        """The request's body must have been read: from here on, only a disconnect can come."""
+        super().__init__()
+        self._make = make
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._respond(scope, receive, send))
+        gone = asyncio.create_task(_disconnect(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientDisconnect
+            work.result()
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._make()
+        await response(scope, receive, send)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def together(events: list[bytes]) -> bytes:
+    """Several events that are sent as one part of a stream."""
+    return b"\n\ndata: ".join(events)
+
+
+class EventStream(Response):
+    """Server-sent events, a JSON document each, sent in parts of one or more.
+
+    It ends with `[DONE]`, whatever ended it.
+
+    The status is sent when this is called, so whoever makes it fetches `first` before and lets
+    what goes wrong until then be an HTTP error. Always closes `events`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._events = events
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _send_event(send, self._first)
+            try:
+                async for event in events:
+                    await _send_event(send, event)
+            except SRMError as error:
+                await _break_off(send, errors.status_of(error), errors.body_of(error))
+            except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
+                stopping = errors.stopping()
+                await _break_off(send, errors.status_of(stopping), errors.body_of(stopping))
+            except Exception:
+                log.exception("stream failed")
+                await _break_off(send, 500, errors.INTERNAL)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _break_off(send: Send, status: int, body: errors.ErrorBody) -> None:
+    request_log.note_broken_off(status)
+    await _send_event(send, msgspec.json.encode(body))
+
+
+async def _send_event(send: Send, event: bytes) -> None:
+    body = b"data: %b\n\n" % event
+    await send({"type": "http.response.body", "body": body, "more_body": True})

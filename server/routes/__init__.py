@@ -1,0 +1,1 @@
+"""One file for each group of routes, and the application that joins them."""

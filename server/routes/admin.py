@@ -1,0 +1,217 @@
+"""The operator's routes: other weights, a snapshot, what is in use. Who may ask is for `guard`.
+
+Knows of a folder of weights what the API processes have loaded of the model's: tokenizer and chat
+template, which must be the same there. The weights themselves are the engine's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, TypeVar, get_args
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta
+from starlette.responses import Response
+
+from engine.client.client import EngineClient
+from engine.errors import CheckpointError, EngineUnavailable, InvalidRequest
+from engine.messages import Done, Running
+from server.config import ServerConfig
+from server.http.bodies import json_reply, read_body
+from server.http.responses import WhileConnected
+from server.schema.openapi import Body, Operation
+from server.schema.validation import Fields, checked, given_fields, require, show
+from server.text.tokenizer_files import chat_template, special_tokens
+
+MAX_BODY_BYTES = 64 * 1024
+_CHOICES = ", ".join(f'"{one}"' for one in get_args(Running))
+
+
+_Reply = TypeVar("_Reply", bound=msgspec.Struct)
+
+
+class WeightsRequest(Fields, frozen=True, kw_only=True):
+    """Body of POST /v1/admin/weights, checked."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=4096, description="a folder's path")]
+    """Model folder on the server's machine, of the architecture that is served."""
+    running: Annotated[Running, Meta(description=f"one of {_CHOICES}")] = "finish"
+    """What becomes of sequences that run."""
+
+
+class WeightsReply(msgspec.Struct, kw_only=True):
+    """The weights are in use."""
+
+    path: str
+    """As it was read: absolute, with links followed."""
+    running: str
+    weights_version: int
+    """1 is what the server began with."""
+    fingerprint: str
+    """Of config and weights: the `system_fingerprint` of replies."""
+    seconds: float
+    """From the question to the first step with these weights."""
+    pause_seconds: float
+    """Of these, how long no step was made."""
+
+
+class SnapshotReply(msgspec.Struct, kw_only=True):
+    """How far the requests of batches are is on disk."""
+
+    path: str | None = None
+    """The file; null where no sequence of a batch had begun, and nothing was written."""
+    requests: int
+    sequences: int
+    bytes: int
+    seconds: float
+    read_s: float
+    """Of these, how long states were read, in which no step was made."""
+    write_s: float
+    """How long the file was written, while steps were made."""
+
+
+class EngineState(msgspec.Struct, kw_only=True):
+    """What the engine last said of itself, a second ago at most."""
+
+    state: str
+    """`ready` or `draining`."""
+    weights_version: int
+    fingerprint: str
+    num_slots: int
+    running: int
+    """Sequences that hold a slot."""
+    waiting: int
+    """Sequences accepted and not yet started."""
+    steps: int
+
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/admin/weights",
+        summary="Go on with other weights of the same architecture.",
+        body=Body(kind=WeightsRequest),
+        reply=WeightsReply,
+        errors=(403, 404, 409),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/admin/snapshot",
+        summary="Write how far the requests of batches are to disk, now.",
+        reply=SnapshotReply,
+        errors=(403, 404),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/admin/state",
+        summary="What the engine runs, and with which weights.",
+        reply=EngineState,
+        errors=(403, 404),
+    ),
+)
+
+
+class Admin:
+    """Answers the operator."""
+
+    def __init__(self, client: EngineClient, config: ServerConfig) -> None:
+        """Remembers what the API processes have loaded from the model's folder."""
+        self._client = client
+        self._weights_dir = config.weights_dir
+        self._served = _text_of(config.model, bool(config.chat_template))
+        self._has_own_template = bool(config.chat_template)
+
+    async def load_weights(self, body: bytes) -> WeightsReply:
+        """Raises the SRMError to answer with; then nothing has changed."""
+        given = given_fields(body)
+        require(given, "path", "a model folder on the server's machine")
+        request = checked(WeightsRequest, given, {}, {})
+        folder = await asyncio.to_thread(self._checked_folder, request.path)
+        done = await self._client.load_weights(str(folder), request.running)
+        return _reply(WeightsReply, done, path=str(folder), running=request.running)
+
+    async def snapshot(self) -> SnapshotReply:
+        """Raises SnapshotError if it cannot be written, and EngineUnavailable."""
+        return _reply(SnapshotReply, await self._client.snapshot())
+
+    def state(self) -> EngineState:
+        """Raises EngineUnavailable while it says nothing."""
+        status = self._client.status
+        if status is None:
+            raise EngineUnavailable("the engine does not answer: it is starting, or gone")
+        return msgspec.convert(status, EngineState, from_attributes=True)
+
+    def _checked_folder(self, path: str) -> Path:
+        """The folder, which may be used and reads text as the served one."""
+        folder = resolved(path, self._weights_dir)
+        try:
+            text = _text_of(folder, self._has_own_template)
+        except (CheckpointError, OSError) as error:
+            raise InvalidRequest(f"path = {show(path)}: {error}", "path") from None
+        for name, value in text.items():
+            if value is not None and value != self._served[name]:
+                raise InvalidRequest(
+                    f"path = {show(path)}: its {name} is not the one of the model that is served; "
+                    "text would be read otherwise than it is written",
+                    "path",
+                )
+        return folder
+
+
+def resolved(path: str, allowed: str) -> Path:
+    """The folder that a path leads to, links followed; in the folder `allowed`, unless that is
+    empty. A path that is not absolute begins there. Raises InvalidRequest."""
+    if not allowed and not Path(path).is_absolute():
+        raise InvalidRequest(f"path must be absolute; got {show(path)}", "path")
+    try:
+        root = Path(allowed).expanduser().resolve()
+        folder = (root / path).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero, links in a circle
+        raise InvalidRequest(f"path = {show(path)} is no path: {error}", "path") from None
+    if allowed and not folder.is_relative_to(root):
+        raise InvalidRequest(f"path must lead into weights_dir; got {show(path)}", "path")
+    return folder
+
+
+def _text_of(folder: Path, has_own_template: bool) -> dict[str, object]:
+    """What the API processes go by, by the name that an error calls it; None where it is not there.
+
+    The folder's template is of no meaning to a server that was given one of its own.
+    """
+    tokenizer = folder / "tokenizer.json"
+    return {
+        "tokenizer.json": sha256(tokenizer.read_bytes()).digest() if tokenizer.exists() else None,
+        "chat template": None if has_own_template else chat_template(folder),
+        "list of special tokens": special_tokens(folder) or None,
+    }
+
+
+def _reply(kind: type[_Reply], done: Done, **more: str) -> _Reply:
+    return msgspec.convert({**done.detail, **more}, kind)
+
+
+def routes(admin: Admin) -> APIRouter:
+    """The routes of this module."""
+    router = APIRouter()
+
+    @router.post("/v1/admin/weights")
+    async def load_weights(request: Request) -> Response:
+        body = await read_body(request, MAX_BODY_BYTES)
+
+        async def answer() -> Response:
+            return json_reply(msgspec.json.encode(await admin.load_weights(body)))
+
+        return WhileConnected(answer)
+
+    @router.post("/v1/admin/snapshot")
+    async def snapshot() -> Response:
+        return json_reply(msgspec.json.encode(await admin.snapshot()))
+
+    @router.get("/v1/admin/state")
+    async def state() -> Response:
+        return json_reply(msgspec.json.encode(admin.state()))
+
+    return router

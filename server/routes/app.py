@@ -1,0 +1,142 @@
+"""The application of one API process: routes, error handlers, the engine connection's lifetime.
+
+Knows what there is and not how it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from engine.client.client import EngineClient
+from engine.errors import SRMError
+from server import errors
+from server.config import ServerConfig
+from server.generation.responder import Answers
+from server.http.auth import Guard
+from server.http.cors import Cors
+from server.http.draining import Draining
+from server.http.keys import Keys, load_keys
+from server.http.limits import check_limits
+from server.http.request_middleware import Boundary
+from server.http.retries import Retries
+from server.http.traces import Tracer
+from server.routes import (
+    admin,
+    batches,
+    chat,
+    completions,
+    dashboard,
+    files,
+    health,
+    models,
+    reference,
+    scrape,
+    service,
+    tokenize,
+)
+from server.storage.gauges import update_gauges
+from server.storage.store import Store
+from server.text.chat_template import ChatTemplate
+from server.text.text import Text
+
+OPERATIONS = (
+    *completions.OPERATIONS,
+    *chat.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
+    *tokenize.OPERATIONS,
+    *models.OPERATIONS,
+    *service.OPERATIONS,
+    *health.OPERATIONS,
+    *admin.OPERATIONS,
+    *scrape.OPERATIONS,
+    *dashboard.OPERATIONS,
+    *reference.OPERATIONS,
+)
+"""All that is told of the routes below."""
+
+STORE_THREADS = 16
+"""Most things that are done to files at once: a slow disk holds up nothing else."""
+
+
+def create_app(
+    config: ServerConfig,
+    client: EngineClient,
+    text: Text,
+    template: ChatTemplate | None = None,
+    draining: Draining | None = None,
+    keys: Keys | None = None,
+) -> FastAPI:
+    """Everything an API process answers. It takes nothing new once `draining` is on.
+
+    Asks for `keys` as they are by then; without them, for those of `config` and the environment.
+
+    Connects `client` at startup, and closes it and `template` at shutdown. Raises ConfigError for
+    keys, limits and traces that cannot be.
+    """
+    draining = draining or Draining()
+    keys = load_keys(config.api_keys_file, os.environ) if keys is None else keys
+    check_limits(config, keys)
+    tracer = Tracer(config.otlp_endpoint, config.model_name) if config.otlp_endpoint else None
+
+    store = Store(config.data_folder)
+    threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await client.connect()
+        try:
+            yield
+        finally:
+            await client.close()
+            if template is not None:
+                template.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
+            threads.shutdown(wait=False)
+            store.close()
+
+    def retry_after_s() -> int:
+        return client.status.retry_after_s if client.status else 1
+
+    # It would say nothing of bodies; and a redirect would lead nowhere behind a proxy.
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
+    app.add_middleware(
+        Guard, config=config, keys=keys, retry_after_s=retry_after_s, draining=draining
+    )
+    if config.cors_origins:
+        app.add_middleware(Cors, origins=config.cors_origins, operations=OPERATIONS)
+    app.add_middleware(Boundary, tracer=tracer)
+    app.add_exception_handler(SRMError, errors.srm_error)
+    app.add_exception_handler(HTTPException, errors.framework_error)
+    app.add_exception_handler(RequestValidationError, errors.validation_error)
+    served = models.Models(config.model_name, text.model.n_ctx)
+    answers = Answers(client)
+    completing = completions.Completions(client, text, served, answers)
+    chatting = chat.Chat(client, text, served, completing, template, answers)
+    tokenizing = tokenize.Tokenizing(text, served, template)
+    app.include_router(completions.routes(completing, config.max_body_bytes))
+    app.include_router(chat.routes(chatting, config.max_body_bytes))
+    app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
+    kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
+    jobs = batches.Batches(store, threads, config, has_chats=template is not None)
+    app.include_router(files.routes(kept))
+    app.include_router(batches.routes(jobs, config.max_body_bytes))
+    app.include_router(models.routes(served))
+    app.include_router(service.router)
+    app.include_router(health.routes(client, config.stall_s, draining))
+    app.include_router(admin.routes(admin.Admin(client, config)))
+    app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))
+    app.include_router(dashboard.routes())
+    app.include_router(reference.routes(OPERATIONS))
+    return app

@@ -1,0 +1,291 @@
+"""/v1/batches: jobs of many requests, made, watched and cancelled.
+
+What a job does is written down here and done elsewhere. A key sees its own batches alone. Knows no
+lines of a file and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta
+from starlette.responses import Response
+
+from engine.errors import BatchesUnavailable, Conflict, InvalidRequest, NotFound
+from engine.messages import MAX_WEIGHT, MIN_WEIGHT
+from server.config import ServerConfig
+from server.generation.request_owner import of_current_request
+from server.http.bodies import json_reply, read_body
+from server.routes import batch_replies as replies
+from server.routes.files import Anchor, Seconds
+from server.schema.form_params import from_text
+from server.schema.openapi import Body, Operation
+from server.schema.sampling_fields import (
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_METADATA_VALUE,
+    Metadata,
+)
+from server.schema.validation import Fields, checked, given_fields, refused, require
+from server.storage.records import BatchRecord, LineError, new_batch_id
+from server.storage.store import Store
+
+MAX_LISTED = 100
+MAX_WINDOW_DAYS = 30
+MAX_BATCH_PRIORITY = 1000
+_WINDOW = r"^[1-9][0-9]{0,2}[hd]\Z"
+
+T = TypeVar("T")
+
+
+class OutputExpiresAfter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    anchor: Anchor
+    seconds: Seconds
+
+
+class BatchRequest(Fields, frozen=True, kw_only=True):
+    """Body of POST /v1/batches, checked."""
+
+    input_file_id: Annotated[str, Meta(description="the id of one of your files")]
+    endpoint: Annotated[
+        Literal["/v1/completions", "/v1/chat/completions"],
+        Meta(description="/v1/completions or /v1/chat/completions"),
+    ]
+    completion_window: Annotated[
+        str,
+        Meta(
+            pattern=_WINDOW,
+            description=f"hours or days, as 24h or 7d, at most {MAX_WINDOW_DAYS}d",
+        ),
+    ]
+    metadata: (
+        Annotated[
+            Metadata,
+            Meta(
+                max_length=MAX_METADATA,
+                description=f"an object of at most {MAX_METADATA} strings of at most "
+                f"{MAX_METADATA_VALUE} characters, their names of at most {MAX_METADATA_KEY}",
+            ),
+        ]
+        | None
+    ) = None
+    output_expires_after: (
+        Annotated[
+            OutputExpiresAfter,
+            Meta(description="an object with anchor: created_at and seconds: 3600 to 2592000"),
+        ]
+        | None
+    ) = None
+    weight: Annotated[
+        float,
+        Meta(
+            ge=MIN_WEIGHT,
+            le=MAX_WEIGHT,
+            description=f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}",
+        ),
+    ] = 1.0
+    priority: Annotated[
+        int,
+        Meta(
+            ge=-MAX_BATCH_PRIORITY,
+            le=MAX_BATCH_PRIORITY,
+            description=f"an integer from -{MAX_BATCH_PRIORITY} to {MAX_BATCH_PRIORITY}",
+        ),
+    ] = 0
+
+    @property
+    def window_s(self) -> int:
+        number, unit = int(self.completion_window[:-1]), self.completion_window[-1]
+        return number * 3600 * (24 if unit == "d" else 1)
+
+    def check(self) -> None:
+        if self.window_s > MAX_WINDOW_DAYS * 24 * 3600:
+            raise refused(type(self), "completion_window", self.completion_window)
+
+
+class BatchQuery(Fields, frozen=True, kw_only=True):
+    """The query of GET /v1/batches."""
+
+    after: Annotated[str, Meta(description="the id of one of your batches")] | None = None
+    limit: Annotated[
+        int, Meta(ge=1, le=MAX_LISTED, description=f"an integer from 1 to {MAX_LISTED}")
+    ] = 20
+
+
+_ID = {"batch_id": "The id of a batch."}
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/batches",
+        summary="Start a batch of the requests in a file.",
+        body=Body(kind=BatchRequest),
+        reply=replies.Batch,
+        errors=(404, 507),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/batches",
+        summary="The batches there are, newest first.",
+        query=BatchQuery,
+        reply=replies.BatchList,
+        errors=(400,),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/batches/{batch_id}",
+        summary="How far a batch is.",
+        parameters=_ID,
+        reply=replies.Batch,
+        errors=(404,),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/batches/{batch_id}/cancel",
+        summary="Stop a batch; what it has done is kept.",
+        parameters=_ID,
+        reply=replies.Batch,
+        errors=(404, 409, 507),
+    ),
+)
+
+
+class Batches:
+    """The jobs of the keys of this server."""
+
+    def __init__(
+        self,
+        store: Store,
+        threads: ThreadPoolExecutor,
+        config: ServerConfig,
+        has_chats: bool,
+    ) -> None:
+        """`has_chats`: whether the model has a chat template."""
+        self._store = store
+        self._threads = threads
+        self._config = config
+        self._has_chats = has_chats
+
+    async def create(self, body: bytes) -> replies.Batch:
+        """Raises the RequestError to answer with, or StoreError."""
+        asked = parse_batch(body)
+        if why := await self._run(partial(_read, self._config.why_no_jobs)):
+            raise BatchesUnavailable(f"batches are not run now: {why}")
+        if asked.endpoint == "/v1/chat/completions" and not self._has_chats:
+            raise InvalidRequest(
+                "endpoint must be /v1/completions: this model has no chat template", "endpoint"
+            )
+        created_at = int(time.time())
+        expiry = asked.output_expires_after
+        record = BatchRecord(
+            id=new_batch_id(),
+            owner=of_current_request().share,
+            endpoint=asked.endpoint,
+            input_file_id=asked.input_file_id,
+            completion_window=asked.completion_window,
+            created_at=created_at,
+            expires_at=created_at + asked.window_s,
+            metadata=asked.metadata,
+            model=self._config.model_name,
+            model_id=self._config.model_id or None,
+            weight=asked.weight,
+            priority=asked.priority,
+            output_expires_after=expiry.seconds if expiry else None,
+        )
+        await self._run(partial(self._store.add_batch, record, self._config.max_batches))
+        return replies.batch(record)
+
+    async def list(self, query: BatchQuery) -> replies.BatchList:
+        """Raises InvalidRequest and StoreError."""
+        owner = of_current_request().share
+        listing = partial(self._store.list_batches, owner, query.limit + 1, query.after)
+        found = await self._run(listing)
+        if found is None:
+            raise InvalidRequest(f"after = {query.after!r:.80} is none of your batches", "after")
+        return replies.batch_list([self._told(record) for record in found], query.limit)
+
+    async def get(self, id: str) -> replies.Batch:
+        """Raises NotFound and StoreError."""
+        owner = of_current_request().share
+        record = await self._run(partial(self._store.get_batch, id, owner))
+        if record is None:
+            raise NotFound(f"there is no batch {id[:80]!r}", "batch_id")
+        return replies.batch(self._told(record))
+
+    async def cancel(self, id: str) -> replies.Batch:
+        """Raises NotFound, StoreError, and Conflict for a batch that is past stopping."""
+        await self.get(id)
+        cancelling = partial(
+            self._store.change_batch, id, ("validating", "in_progress"), status="cancelling"
+        )
+        record = await self._run(cancelling)
+        if record is not None:
+            return replies.batch(record)
+        batch = await self.get(id)
+        if batch.status not in {"cancelling", "cancelled"}:
+            raise Conflict(f"batch {id} is {batch.status}: it cannot be cancelled any more")
+        return batch
+
+    def _told(self, record: BatchRecord) -> BatchRecord:
+        """With the reason why no process of this server runs it, if it is another's."""
+        name = self._config.model_name
+        if not record.is_runnable or record.is_of(self._config.model_id, name):
+            return record
+        also = ", of other weights or another tokenizer" if record.model == name else ""
+        message = (
+            f"only a server of the model that took it, {record.model!r}, runs it, with this "
+            f"data_dir; this one has {name!r}{also}"
+        )
+        error = LineError(code="other_model", message=message)
+        return msgspec.structs.replace(record, errors=[*(record.errors or []), error])
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text() if file else ""
+    except FileNotFoundError:
+        return ""
+
+
+def parse_batch(body: bytes) -> BatchRequest:
+    """The body of POST /v1/batches. Raises InvalidRequest naming the field."""
+    given = given_fields(body)
+    for field in msgspec.structs.fields(BatchRequest):
+        if field.required:
+            require(given, field.name)
+    return checked(BatchRequest, given, {}, {})
+
+
+def routes(batches: Batches, max_body_bytes: int) -> APIRouter:
+    """The routes of this module."""
+    router = APIRouter()
+
+    @router.post("/v1/batches")
+    async def create_batch(request: Request) -> Response:
+        body = await read_body(request, max_body_bytes)
+        return json_reply(msgspec.json.encode(await batches.create(body)))
+
+    @router.get("/v1/batches")
+    async def list_batches(request: Request) -> Response:
+        query = from_text(BatchQuery, request.query_params.multi_items())
+        return json_reply(msgspec.json.encode(await batches.list(query)))
+
+    @router.get("/v1/batches/{batch_id}")
+    async def get_batch(batch_id: str) -> Response:
+        return json_reply(msgspec.json.encode(await batches.get(batch_id)))
+
+    @router.post("/v1/batches/{batch_id}/cancel")
+    async def cancel_batch(batch_id: str) -> Response:
+        return json_reply(msgspec.json.encode(await batches.cancel(batch_id)))
+
+    return router

@@ -1,0 +1,250 @@
+"""/v1/files: what batches read and write, uploaded, listed, fetched and deleted.
+
+A key sees its own files alone; every other is as if it were not there. Knows no batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, BinaryIO, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta
+from starlette.responses import Response
+
+from engine.errors import InvalidRequest, NotFound
+from server.generation.request_owner import of_current_request
+from server.http.bodies import json_reply
+from server.http.responses import WhileConnected
+from server.routes import batch_replies as replies
+from server.schema.form_params import from_text
+from server.schema.openapi import Operation
+from server.schema.validation import Fields
+from server.storage.database import translated
+from server.storage.downloads import Download
+from server.storage.records import FileRecord
+from server.storage.store import Store
+from server.storage.upload_form import UploadForm
+from server.storage.uploads import Uploads
+
+MAX_LISTED = 10_000
+EXPIRY_S = 3600, 30 * 24 * 3600
+"""Shortest and longest that a file may be asked to be kept."""
+DEFAULT_EXPIRY_S = EXPIRY_S[1]
+"""Of what is uploaded: input of batches."""
+
+T = TypeVar("T")
+Anchor = Annotated[Literal["created_at"], Meta(description="created_at")]
+Seconds = Annotated[
+    int,
+    Meta(
+        ge=EXPIRY_S[0],
+        le=EXPIRY_S[1],
+        description=f"an integer from {EXPIRY_S[0]} to {EXPIRY_S[1]}",
+    ),
+]
+
+
+class FileForm(Fields, frozen=True, kw_only=True):
+    """The form of POST /v1/files."""
+
+    file: Annotated[bytes, Meta(description="a file with its name")]
+    """Always empty here: it goes to the disk."""
+    purpose: Annotated[Literal["batch"], Meta(description="batch")]
+    anchor: Anchor | None = msgspec.field(default=None, name="expires_after[anchor]")
+    seconds: Seconds | None = msgspec.field(default=None, name="expires_after[seconds]")
+
+    def check(self) -> None:
+        if (self.anchor is None) != (self.seconds is None):
+            missing = "anchor" if self.anchor is None else "seconds"
+            raise InvalidRequest(
+                "expires_after needs both expires_after[anchor] and expires_after[seconds]",
+                f"expires_after[{missing}]",
+            )
+
+
+class FileQuery(Fields, frozen=True, kw_only=True):
+    """The query of GET /v1/files."""
+
+    after: Annotated[str, Meta(description="the id of one of your files")] | None = None
+    limit: Annotated[
+        int, Meta(ge=1, le=MAX_LISTED, description=f"an integer from 1 to {MAX_LISTED}")
+    ] = MAX_LISTED
+    order: Annotated[Literal["asc", "desc"], Meta(description="asc or desc")] = "desc"
+    purpose: Annotated[str, Meta(description="a string")] | None = None
+
+
+_FILE = "file", ""
+"""What is checked of the file as a field of the form."""
+_ID = {"file_id": "The id of a file."}
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/files",
+        summary="Upload a file for a batch.",
+        form=FileForm,
+        reply=replies.FileObject,
+        errors=(403, 507),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files",
+        summary="The files there are.",
+        query=FileQuery,
+        reply=replies.FileList,
+        errors=(400,),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files/{file_id}",
+        summary="What is known of a file.",
+        parameters=_ID,
+        reply=replies.FileObject,
+        errors=(404,),
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/files/{file_id}",
+        summary="Delete a file.",
+        parameters=_ID,
+        reply=replies.FileDeleted,
+        errors=(404, 409, 507),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files/{file_id}/content",
+        summary="The bytes of a file; a Range is 206.",
+        parameters=_ID,
+        reply=("application/octet-stream",),
+        errors=(404, 416),
+    ),
+)
+
+
+class Files:
+    """What is kept for the keys of this server."""
+
+    def __init__(
+        self, store: Store, threads: ThreadPoolExecutor, max_file_bytes: int, max_store_bytes: int
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._uploads = Uploads(store, threads, max_file_bytes, max_store_bytes)
+
+    async def upload(self, request: Request) -> replies.FileObject:
+        """Raises the RequestError to answer with, or StoreError."""
+        names = frozenset(field.encode_name for field in msgspec.structs.fields(FileForm))
+        form = UploadForm(request.headers.get("content-type", ""), names)
+        owner = of_current_request().share
+        upload = self._uploads.begin(owner)
+        try:
+            await upload.open()
+            async for data in request.stream():
+                pieces = form.feed(data)
+                if pieces and "purpose" in form.fields:  # before all of the file is here
+                    from_text(FileForm, [_FILE, ("purpose", form.fields["purpose"])])
+                for piece in pieces:
+                    await upload.write(piece)
+            asked = from_text(FileForm, [_FILE, *form.fields.items()])
+            created_at = int(time.time())
+            record = FileRecord(
+                id=upload.id,
+                owner=owner,
+                filename=form.finish(),
+                purpose=asked.purpose,
+                num_bytes=upload.num_bytes,
+                created_at=created_at,
+                expires_at=created_at + (asked.seconds or DEFAULT_EXPIRY_S),
+            )
+            await upload.keep(record)
+        finally:
+            upload.end()
+        return replies.file_object(record)
+
+    async def list(self, query: FileQuery) -> replies.FileList:
+        """Raises InvalidRequest and StoreError."""
+        list_files = partial(
+            self._store.list_files,
+            of_current_request().share,
+            query.limit + 1,
+            query.after,
+            query.order == "asc",
+            query.purpose,
+        )
+        found = await self._run(list_files)
+        if found is None:
+            raise InvalidRequest(f"after = {query.after!r:.80} is none of your files", "after")
+        return replies.file_list(found, query.limit)
+
+    async def get(self, id: str) -> FileRecord:
+        """Raises NotFound and StoreError."""
+        owner = of_current_request().share
+        record = await self._run(partial(self._store.get_file, id, owner))
+        if record is None:
+            raise _not_found(id)
+        return record
+
+    async def delete(self, id: str) -> replies.FileDeleted:
+        """Raises NotFound, Conflict and StoreError."""
+        owner = of_current_request().share
+        if not await self._run(partial(self._store.delete_file, id, owner)):
+            raise _not_found(id)
+        return replies.FileDeleted(id=id)
+
+    async def content(self, id: str) -> Download:
+        """Raises NotFound and StoreError."""
+        record = await self.get(id)
+        file = await self._run(partial(self._open, id))
+        return Download(file, record.num_bytes, id, record.filename, self._threads)
+
+    def _open(self, id: str) -> BinaryIO:
+        path = self._store.path_of(id)
+        with translated(self._store.folder):
+            try:
+                return path.open("rb", buffering=0)
+            except FileNotFoundError:  # deleted since
+                raise _not_found(id) from None
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"there is no file {id[:80]!r}", "file_id")
+
+
+def routes(files: Files) -> APIRouter:
+    """The routes of this module."""
+    router = APIRouter()
+
+    @router.post("/v1/files")
+    async def upload(request: Request) -> Response:
+        return json_reply(msgspec.json.encode(await files.upload(request)))
+
+    @router.get("/v1/files")
+    async def list_files(request: Request) -> Response:
+        query = from_text(FileQuery, request.query_params.multi_items())
+        return json_reply(msgspec.json.encode(await files.list(query)))
+
+    @router.get("/v1/files/{file_id}")
+    async def get_file(file_id: str) -> Response:
+        record = await files.get(file_id)
+        return json_reply(msgspec.json.encode(replies.file_object(record)))
+
+    @router.delete("/v1/files/{file_id}")
+    async def delete_file(file_id: str) -> Response:
+        return json_reply(msgspec.json.encode(await files.delete(file_id)))
+
+    @router.get("/v1/files/{file_id}/content")
+    async def content(file_id: str) -> Response:
+        async def answer() -> Response:
+            return await files.content(file_id)
+
+        return WhileConnected(answer)
+
+    return router

@@ -1,0 +1,74 @@
+"""GET /health: this process is alive. GET /ready: the engine makes progress and takes requests.
+
+The engine is asked every second and answers between steps. So an answer that says more steps than
+the one before, or that there is nothing to do, is progress; an engine that has work and makes no
+step, and one that does not answer at all (stopped, or hanging inside a step), is stalled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from engine.client.client import EngineClient
+from engine.errors import EngineUnavailable
+from server.http.draining import Draining
+from server.schema.openapi import Operation
+
+
+class Health(msgspec.Struct):
+    status: str
+    """`ok` or `ready`."""
+
+
+OPERATIONS = (
+    Operation(method="GET", path="/health", summary="The API process is alive.", reply=Health),
+    Operation(
+        method="GET",
+        path="/ready",
+        summary="Completions would be answered; 503 while the engine starts, drains or is gone.",
+        reply=Health,
+    ),
+)
+
+
+def check_ready(client: EngineClient, stall_s: float) -> None:
+    """EngineUnavailable with the reason if completions would not be answered."""
+    status = client.status
+    if status is None:
+        raise EngineUnavailable("the engine does not answer: it is starting, or gone")
+    if status.state != "ready":
+        raise EngineUnavailable(f"the engine is {status.state}")
+    if client.silent_s > stall_s:
+        raise EngineUnavailable(
+            f"the engine is stalled: it has not answered for {client.silent_s:.1f} s, and "
+            f"stall_s = {stall_s:g}; it is stopped, or hangs in the step after number "
+            f"{status.steps}"
+        )
+    if client.stalled_s > stall_s:
+        raise EngineUnavailable(
+            f"the engine is stalled: {status.running} sequences run and {status.waiting} wait, and "
+            f"it has made no step for {client.stalled_s:.1f} s, and stall_s = {stall_s:g}"
+        )
+
+
+def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRouter:
+    """The routes of this module."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> Response:
+        return _answer("ok")
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        draining.check()
+        check_ready(client, stall_s)
+        return _answer("ready")
+
+    return router
+
+
+def _answer(status: str) -> Response:
+    return Response(msgspec.json.encode(Health(status)), media_type="application/json")

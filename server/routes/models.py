@@ -1,0 +1,73 @@
+"""GET /v1/models: what is served, and what requests may call it. Knows no engine."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from engine.errors import ModelNotFound
+from server.http.bodies import json_reply
+from server.schema.completion_response import ModelCard, ModelList
+from server.schema.openapi import Operation
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/v1/models",
+        summary="The model that is served, as a list.",
+        reply=ModelList,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models/{name}",
+        summary="The model that is served.",
+        reply=ModelCard,
+        parameters={"name": "The name of the model; it may have slashes."},
+        errors=(404,),
+    ),
+)
+
+
+class Models:
+    """The one model of this server."""
+
+    def __init__(self, name: str, max_model_len: int) -> None:
+        """`max_model_len` is the context, in tokens."""
+        self.name = name
+        self._card = ModelCard(
+            id=name, created=int(time.time()), root=name, max_model_len=max_model_len
+        )
+
+    def card(self, name: str) -> ModelCard:
+        """The card of the model. Raises ModelNotFound for any other name."""
+        if name != self.name:
+            raise ModelNotFound(
+                f"model {name!r} is not here; this server has {self.name!r}", "model"
+            )
+        return self._card
+
+    def check(self, name: str | None) -> None:
+        """Raise ModelNotFound if a request names another model."""
+        if name is not None:
+            self.card(name)
+
+    def all(self) -> ModelList:
+        return ModelList(data=[self._card])
+
+
+def routes(models: Models) -> APIRouter:
+    """The routes of this module."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return json_reply(msgspec.json.encode(models.all()))
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        return json_reply(msgspec.json.encode(models.card(name)))
+
+    return router

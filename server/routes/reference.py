@@ -1,0 +1,98 @@
+"""GET /openapi.json, the interface for programs, and GET /docs, the same for people.
+
+The page has its style and its script in itself: it loads nothing, neither from here nor from
+elsewhere, and the browser runs that script alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from server.routes.dashboard import FOLDER
+from server.schema.openapi import Operation, document
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/openapi.json",
+        summary="This interface, as an OpenAPI document.",
+        reply=("application/json",),
+    ),
+    Operation(method="GET", path="/docs", summary="The same as a page.", reply=("text/html",)),
+)
+_TITLE = "srm"
+_VERSION = "1"
+"""Of the interface; the server's own is another."""
+_PAGE = Path(__file__).with_name("reference.html")
+_SCRIPT = _PAGE.with_suffix(".js")
+_RANGES = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "minLength": "≥ {} characters",
+    "maxLength": "≤ {} characters",
+    "minItems": "≥ {} entries",
+    "maxItems": "≤ {} entries",
+}
+
+
+def routes(operations: Iterable[Operation]) -> APIRouter:
+    """The routes of this module, which tell of all."""
+    router = APIRouter()
+    whole = document(operations, _TITLE, _VERSION)
+    as_json = msgspec.json.encode(whole)
+    as_page = page(whole).encode()
+    script = base64.b64encode(hashlib.sha256(_SCRIPT.read_bytes()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
+
+    @router.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(as_json, media_type="application/json")
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        headers = {"content-security-policy": policy}
+        return Response(as_page, media_type="text/html", headers=headers)
+
+    return router
+
+
+def page(whole: dict[str, Any]) -> str:
+    """The document as HTML."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["spelled"] = spelled
+    template = environment.from_string(_PAGE.read_text(encoding="utf-8"))
+    style = (FOLDER / "style.css").read_text(encoding="utf-8")
+    return template.render(whole, style=style, script=_SCRIPT.read_text(encoding="utf-8"))
+
+
+def spelled(schema: dict[str, Any]) -> str:
+    """A schema in words: `array of integer (≥ 0)`."""
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(spelled, schema["anyOf"])))
+    if "contentSchema" in schema:
+        return spelled(schema["contentSchema"])
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return " or ".join(msgspec.json.encode(value).decode() for value in schema["enum"])
+    words = str(schema.get("type", "anything"))
+    if "items" in schema:
+        words += f" of {spelled(schema['items'])}"
+    elif isinstance(schema.get("additionalProperties"), dict):
+        words += f" of {spelled(schema['additionalProperties'])}"
+    ranges = [said.format(schema[name]) for name, said in _RANGES.items() if name in schema]
+    return f"{words} ({', '.join(ranges)})" if ranges else words

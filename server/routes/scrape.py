@@ -1,0 +1,172 @@
+"""GET /metrics: what all processes measured, under our names and under vLLM's.
+
+With `PROMETHEUS_MULTIPROC_DIR` set, all processes write to that folder and any API process answers
+for all of them, the engine included; without it a process answers for itself. Everything is
+measured once: the second names are given here, while answering. The event loop does not wait: one
+thread reads for all who ask at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    generate_latest,
+    multiprocess,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from server.schema.openapi import Operation
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/metrics",
+        summary="Metrics of all processes, in Prometheus text format.",
+        queries={"name[]": "Only metrics of these names."},
+        reply=("text/plain",),
+    ),
+)
+
+VLLM_NAMES = {
+    "vllm:num_requests_running": "srm_engine_running_sequences",
+    "vllm:num_requests_waiting": "srm_engine_waiting_sequences",
+    "vllm:num_requests_swapped": "srm_engine_parked_sequences",
+    "vllm:num_preemptions": "srm_engine_parked",
+    "vllm:kv_cache_usage_perc": "srm_engine_slot_usage",
+    "vllm:prompt_tokens": "srm_engine_prompt_tokens",
+    "vllm:generation_tokens": "srm_engine_decode_tokens",
+    "vllm:request_success": "srm_engine_sequences",
+    "vllm:prefix_cache_queries": "srm_engine_prompt_tokens",
+    "vllm:prefix_cache_hits": "srm_engine_cached_tokens",
+    "vllm:admission_rejections": "srm_engine_refusals",
+    "vllm:iteration_tokens_total": "srm_engine_step_tokens",
+    "vllm:time_to_first_token_seconds": "srm_engine_time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds": "srm_engine_inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds": (
+        "srm_engine_sequence_time_per_output_token_seconds"
+    ),
+    "vllm:e2e_request_latency_seconds": "srm_engine_sequence_seconds",
+    "vllm:request_queue_time_seconds": "srm_engine_sequence_queue_seconds",
+    "vllm:request_prefill_time_seconds": "srm_engine_sequence_prefill_seconds",
+    "vllm:request_decode_time_seconds": "srm_engine_sequence_decode_seconds",
+    "vllm:request_inference_time_seconds": "srm_engine_sequence_inference_seconds",
+    "vllm:request_generation_tokens": "srm_engine_sequence_tokens",
+    "vllm:request_prompt_tokens": "srm_engine_request_prompt_tokens",
+    "vllm:request_max_num_generation_tokens": "srm_engine_request_longest_tokens",
+    "vllm:request_params_n": "srm_engine_request_params_n",
+    "vllm:request_params_max_tokens": "srm_engine_request_params_max_tokens",
+}
+"""Families of ours by the names that dashboards made for vLLM know. Counters without `_total`."""
+VLLM_LABELS = {"finish_reason": "finished_reason"}
+"""Labels of ours that are called otherwise there."""
+VLLM_CACHE_CONFIG = "vllm:cache_config_info"
+
+
+class Scrape:
+    """The metrics of all processes, read by one thread at a time."""
+
+    def __init__(self, update: Callable[[], None]) -> None:
+        """`update` sets the gauges that nobody sets otherwise; it may block."""
+        self._update = update
+        self._running: asyncio.Task[list[Metric]] | None = None
+        self._next: asyncio.Task[list[Metric]] | None = None
+
+    async def families(self) -> list[Metric]:
+        """As they are after this was called. Who asks while another reads shares the next read."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._read_after(self._running))
+        return await asyncio.shield(self._next)  # one of several who wait may leave
+
+    async def _read_after(self, earlier: asyncio.Task[list[Metric]] | None) -> list[Metric]:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._running, self._next = self._next, None
+        await asyncio.to_thread(self._update)
+        return await asyncio.to_thread(read_families)
+
+
+def read_families() -> list[Metric]:
+    """Everything measured, merged over processes."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return list(REGISTRY.collect())
+    merged = CollectorRegistry()
+    multiprocess.MultiProcessCollector(merged)  # type: ignore[no-untyped-call]  # untyped library
+    return list(merged.collect())
+
+
+def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]:
+    """The families, and again those that have another name, with the labels vLLM gives them."""
+    by_name = {family.name: family for family in families}
+    labels = {"model_name": model_name, "engine": "0"}
+    found = list(by_name.values())
+    for name, source in VLLM_NAMES.items():
+        if source in by_name:
+            found.append(_renamed(by_name[source], name, labels))
+    blocks = [
+        _value(by_name, name) for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
+    ]
+    if None not in blocks:
+        config = Metric(VLLM_CACHE_CONFIG, "A slot as a block: it holds one context.", "gauge")
+        sizes = zip(("num_gpu_blocks", "block_size"), blocks, strict=True)
+        config.add_sample(
+            VLLM_CACHE_CONFIG, labels | {name: f"{size:.0f}" for name, size in sizes}, 1
+        )
+        found.append(config)
+    return found
+
+
+def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
+    renamed = Metric(name, f"The same as {family.name}.", family.type)
+    for sample in family.samples:
+        suffix = sample.name.removeprefix(family.name)
+        if suffix != "_created":
+            own = {VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
+            renamed.add_sample(name + suffix, {**labels, **own}, sample.value)
+    return renamed
+
+
+def _value(families: Mapping[str, Metric], name: str) -> float | None:
+    """Of a gauge without labels; None while no process has it."""
+    samples = families[name].samples if name in families else []
+    return samples[0].value if samples else None
+
+
+class _Read(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _text(families: list[Metric], model_name: str, names: frozenset[str]) -> bytes:
+    """Prometheus' text format, of the named families only if any is named."""
+    shown = with_vllm_names(families, model_name)
+    if names:
+        shown = [one for one in shown if {one.name, one.name + "_total"} & names]
+    return generate_latest(_Read(shown))
+
+
+def routes(model_name: str, update: Callable[[], None]) -> APIRouter:
+    """The routes of this module; `update` is that of `Scrape`."""
+    router = APIRouter()
+    scrape = Scrape(update)
+
+    @router.get("/metrics")
+    async def metrics(names: Annotated[list[str], Query(alias="name[]")] = []) -> Response:  # noqa: B006
+        """Prometheus text format; of the families in `name[]` only, if there are any."""
+        families = await scrape.families()
+        text = await asyncio.to_thread(_text, families, model_name, frozenset(names))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return router

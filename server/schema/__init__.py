@@ -1,0 +1,1 @@
+"""Shapes of requests and replies, and their validation. Imports the root of server/."""

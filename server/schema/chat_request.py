@@ -1,0 +1,136 @@
+"""The body of POST /v1/chat/completions, checked field by field. Knows no template and no engine.
+
+A chat completion is a completion of the one prompt that the chat template makes of the messages:
+`as_completion` says which.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from engine.errors import InvalidRequest
+from server.schema.completion_request import CompletionRequest
+from server.schema.conversation import (
+    MAX_MESSAGES,
+    Conversation,
+    GenerationPrompt,
+    Message,
+    TemplateVariables,
+    messages_of,
+)
+from server.schema.sampling_fields import NEUTRAL, Alternatives, Flag, SamplingRequest
+from server.schema.validation import checked, given_fields
+
+Label = Annotated[str, Meta(description="a string")]
+MaxTokens = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
+
+
+MESSAGES_FORMS = (
+    Annotated[
+        list[Message],
+        Meta(min_length=1, max_length=MAX_MESSAGES, description=f"a list of 1 to {MAX_MESSAGES}"),
+    ],
+)
+"""What `messages` may be on the wire."""
+
+
+class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/chat/completions, checked."""
+
+    messages: list[Message]
+    max_completion_tokens: MaxTokens | None = None
+    max_tokens: MaxTokens | None = None
+    """The older name of max_completion_tokens."""
+    logprobs: Flag = False
+    top_logprobs: Alternatives | None = None
+    prompt_logprobs: Alternatives | None = None
+    """Log-probabilities of the prompt that the template makes, with so many alternatives."""
+    add_generation_prompt: GenerationPrompt | None = None
+    continue_final_message: Flag = False
+    chat_template_kwargs: TemplateVariables | None = None
+    add_special_tokens: Flag = False
+    """Templates write special tokens themselves."""
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        return Conversation(
+            messages=self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs or {},
+        )
+
+    def check(self) -> None:
+        super().check()
+        self.conversation.check()
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            raise InvalidRequest(
+                f"max_tokens = {self.max_tokens} and max_completion_tokens = "
+                f"{self.max_completion_tokens} are two names of one limit: send one of them",
+                "max_tokens",
+            )
+        if self.returns == "counts":
+            shown = {
+                "logprobs": self.logprobs,
+                "prompt_logprobs": self.prompt_logprobs is not None,
+                "return_token_ids": self.return_token_ids,
+            }
+            self.refuse_beside(shown, 'return = "counts", which has no choices')
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest(
+                f"top_logprobs = {self.top_logprobs} is allowed only with logprobs = true",
+                "top_logprobs",
+            )
+
+    def as_completion(self, prompt: str, n_ctx: int) -> CompletionRequest:
+        """The same request of the text that the template made; `n_ctx` is the model's context."""
+        shared = {name: getattr(self, name) for name in SamplingRequest.__struct_fields__}
+        return CompletionRequest(
+            **shared,
+            prompt=[prompt],
+            max_tokens=self.max_completion_tokens or self.max_tokens or n_ctx,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+            add_special_tokens=self.add_special_tokens,
+        )
+
+
+CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "echo": (False,),
+    "documents": ([],),
+    "return_prompt_text": (False,),
+    "audio": (),
+    "prediction": (),
+    "separate_reasoning": (True, False),
+    "stream_reasoning": (True, False),
+    "include_reasoning": (True, False),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "moderation": (),
+    "chat_template": (),
+}
+"""As NEUTRAL, of a chat request."""
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Check the body of POST /v1/chat/completions. Raises InvalidRequest naming field and value."""
+    given = given_fields(body)
+    if "prompt" in given:
+        raise InvalidRequest(
+            "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"
+        )
+    return checked(ChatRequest, given, {"messages": messages_of(given)}, CHAT_NEUTRAL)

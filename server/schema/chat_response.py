@@ -1,0 +1,114 @@
+"""The wire shapes of chat replies, whole or as chunks of a stream."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from server.schema.completion_response import PromptLogprobsJson, Samples, TokenIdsJson, Usage
+from server.schema.openapi import reference
+
+
+class TopLogprob(msgspec.Struct):
+    """A token in another one's place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Of its text; null for a special token, which has none."""
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+    """The likeliest tokens in its place, the likeliest first."""
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+    """A model here has no other voice to refuse with."""
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it, if one did."""
+    token_ids: list[int] | UnsetType = UNSET
+    matched: bool | UnsetType = UNSET
+    """Whether its text matches `until.match`."""
+    count: int | UnsetType = UNSET
+    """With `return` = "unique": how many samples it stands for."""
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The whole reply."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    """Unix time in seconds."""
+    model: str
+    choices: list[Annotated[Raw, Meta(extra_json_schema=reference(ChatChoice))]]
+    """Each a ChatChoice, encoded when it was ready."""
+    usage: Usage
+    system_fingerprint: str | None = None
+    weights_version: int | None = None
+    """Of the weights that the last token was made with: 1, and one more for each change."""
+    first_weights_version: int | UnsetType = UNSET
+    """Of those that the first token was made with, if they were others."""
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
+    samples: list[Samples] | UnsetType = UNSET
+    """With `until`, or another `return` than "choices"."""
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a message has new."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    """In the first chunk of a choice."""
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    matched: bool | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """An event of a stream."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[Annotated[Raw, Meta(extra_json_schema=reference(ChunkChoice))]]
+    """Each a ChunkChoice."""
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+    weights_version: int | None = None
+    """Of the weights that the last token of this was made with."""
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
+    """In the first one."""
+    samples: list[Samples] | UnsetType = UNSET
+    """In the last one, with `until`."""

@@ -1,0 +1,151 @@
+"""The body of POST /v1/completions, checked field by field. Knows no tokenizer and no engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from engine.errors import InvalidRequest
+from server.schema.sampling_fields import NEUTRAL, Alternatives, Flag, SamplingRequest, TokenId
+from server.schema.until import MAX_CHOICES
+from server.schema.validation import checked, convert, given_fields, refused, require, show
+
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+PROMPT_FORMS = (
+    Annotated[str, Meta(description="a string, token ids, or a list of either; no list empty")],
+    Annotated[list[str], Meta(min_length=1)],
+    TokenIds,
+    Annotated[list[TokenIds], Meta(min_length=1)],
+)
+"""What `prompt` may be on the wire."""
+
+
+class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/completions, checked. The description of a field is what it allows."""
+
+    prompt: list[str] | list[list[int]]
+    """One entry per prompt, texts or token ids."""
+    best_of: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=MAX_CHOICES,
+                description=f"an integer from n to {MAX_CHOICES}; with stream, n",
+            ),
+        ]
+        | None
+    ) = None
+    max_tokens: Annotated[
+        int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
+    ] = 16
+    max_completion_tokens: (
+        Annotated[int, Meta(ge=1, description="an integer of at least 1; max_tokens if both")]
+        | None
+    ) = None
+    add_special_tokens: Flag = True
+    echo: Flag = False
+    logprobs: Alternatives | None = None
+    prompt_logprobs: Alternatives | None = None
+    return_packed: Flag = False
+
+    @property
+    def num_samples(self) -> int:
+        return self.best_of or self.n
+
+    def check(self) -> None:
+        super().check()
+        if not (self.max_tokens or self.echo or self.prompt_logprobs is not None):
+            raise refused(CompletionRequest, "max_tokens", 0)
+        if self.num_samples < self.n or (self.stream and self.num_samples > self.n):
+            raise refused(CompletionRequest, "best_of", self.best_of)
+        if len(self.prompt) * self.num_samples > MAX_CHOICES:
+            name = "n" if self.num_samples == self.n else "best_of"
+            raise InvalidRequest(
+                f"{name} = {self.num_samples} of {len(self.prompt)} prompts: at most "
+                f"{MAX_CHOICES} completions may be asked for at once",
+                name,
+            )
+        if self.return_packed:
+            self._refuse_text()
+        if self.says_samples:
+            self._check_samples()
+
+    def _check_samples(self) -> None:
+        """Refuse what goes not with `until`, or with another `return` than choices."""
+        is_ranked = self.num_samples > self.n
+        beside = {
+            "best_of": is_ranked,
+            "return_packed": self.return_packed,
+            "echo": self.echo,
+            "max_tokens": not self.max_tokens,
+        }
+        self.refuse_beside(beside, self.as_said)
+        if self.returns == "counts":
+            shown = {
+                "logprobs": self.logprobs is not None,
+                "prompt_logprobs": self.prompt_logprobs is not None,
+                "return_token_ids": self.return_token_ids,
+            }
+            self.refuse_beside(shown, 'return = "counts", which has no choices')
+
+    def _refuse_text(self) -> None:
+        """Refuse what asks for text where none is made."""
+        defaults = {one.name: one.default for one in msgspec.structs.fields(type(self))}
+        for name in ABOUT_TEXT:
+            value = getattr(self, name)
+            if value != ([] if name == "stop" else defaults[name]):
+                raise InvalidRequest(
+                    f"{name} = {show(value)} is about text, and return_packed makes none", name
+                )
+
+
+ABOUT_TEXT = (
+    "stop",
+    "echo",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "return_tokens_as_token_ids",
+)
+"""Fields that mean nothing where replies are packed."""
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Check the body of POST /v1/completions. Raises InvalidRequest naming field and value."""
+    given = given_fields(body)
+    if "messages" in given:
+        raise InvalidRequest(
+            "messages are for POST /v1/chat/completions; POST /v1/completions takes a prompt",
+            "messages",
+        )
+    require(given, "prompt", "text, token ids, or a list of either")
+    request = checked(CompletionRequest, given, {"prompt": _prompts(given["prompt"])}, NEUTRAL)
+    longest = request.max_completion_tokens
+    if longest is None:
+        return request
+    if "max_tokens" in given and request.max_tokens != longest:
+        raise refused(CompletionRequest, "max_completion_tokens", longest)
+    return msgspec.structs.replace(request, max_tokens=longest)
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    if isinstance(value, str):
+        return [value]
+    first = value[0] if isinstance(value, list) and value else None
+    prompts: list[str] | list[list[int]]
+    try:
+        if isinstance(first, str):
+            prompts = convert(value, list[str])
+        elif isinstance(first, list):
+            prompts = convert(value, list[TokenIds])
+        else:
+            prompts = [convert(value, TokenIds)]
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            "prompt must be a string, a list of strings, a list of token ids, or a list of such "
+            f"lists, none of them empty; got {show(value)} ({error})",
+            "prompt",
+        ) from None
+    return prompts

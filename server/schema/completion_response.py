@@ -1,0 +1,166 @@
+"""The wire shapes of replies, whole or as events of a stream."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from server.schema.openapi import reference
+
+
+class Logprobs(msgspec.Struct):
+    """Of the tokens of the text; `text_offset` counts characters from its start."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    """None of a prompt's first token, which nothing comes before."""
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct):
+    """Of a prompt token, or of another one in its place."""
+
+    logprob: float
+    rank: int
+    """1 is the likeliest."""
+    decoded_token: str
+
+
+TokenIdsJson = Annotated[
+    Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})
+]
+_BY_TOKEN_ID = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"type": "object", "additionalProperties": reference(PromptLogprob)},
+            {"type": "null"},
+        ]
+    },
+}
+
+
+PromptLogprobsJson = Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)]
+
+
+class Packed(msgspec.Struct, kw_only=True):
+    """Tokens and scores as base64 of little-endian arrays."""
+
+    token_ids: bytes
+    """int32[tokens]."""
+    logprobs: bytes | UnsetType = UNSET
+    """float32[tokens], if they are asked for. NaN of a prompt's first token."""
+    ranks: bytes | UnsetType = UNSET
+    """int32[tokens], of prompts: 1 is the likeliest, 0 the first token's."""
+    top_token_ids: bytes | UnsetType = UNSET
+    """int32[tokens, k], if k > 0 alternatives are asked for; -1 where there is none."""
+    top_logprobs: bytes | UnsetType = UNSET
+    """float32[tokens, k], theirs."""
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it, if one did."""
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
+    """Null, then for each further prompt token an object of PromptLogprobs by token id."""
+    matched: bool | UnsetType = UNSET
+    """Whether its text matches `until.match`."""
+    count: int | UnsetType = UNSET
+    """With `return` = "unique": how many samples it stands for."""
+    packed: Packed | UnsetType = UNSET
+    """Instead of text, logprobs and token_ids."""
+    packed_prompt: Annotated[Raw, Meta(extra_json_schema=reference(Packed))] | UnsetType = UNSET
+    """A Packed, instead of prompt_token_ids and prompt_logprobs."""
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    """Prompt tokens whose state was kept from an earlier request; they cost nothing."""
+
+
+class Usage(msgspec.Struct):
+    """Prompt tokens count once per prompt, completion tokens over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    """Absent in batches: a result is the same bytes whatever was kept when it was made."""
+    discarded_tokens: int | UnsetType = UNSET
+    """With `until.count`: tokens that had come of samples that are not in the reply. How many there
+    are depends on time."""
+
+
+class Counted(msgspec.Struct, kw_only=True):
+    """Samples of one prompt that read the same."""
+
+    text: str | None
+    """Theirs, or with `count_by` = "group" what the group took; null of those without."""
+    count: int
+    matched: int | UnsetType = UNSET
+    """How many of them match."""
+
+
+class Samples(msgspec.Struct, kw_only=True):
+    """How many samples of one prompt were drawn, and what came of them."""
+
+    requested: int
+    """n."""
+    drawn: int
+    """Those that the reply is of: the first so many."""
+    matched: int | UnsetType = UNSET
+    """Of those drawn."""
+    reached: bool | UnsetType = UNSET
+    """Whether `until.count` of them match; if not, all n were drawn."""
+    distinct: int | UnsetType = UNSET
+    """With `return` = "unique" or "counts": different texts, or groups."""
+    finished_by: dict[str, int]
+    """How many of those drawn ended with each finish_reason."""
+    counts: list[Counted] | UnsetType = UNSET
+    """With `return` = "counts": the most frequent first."""
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The reply, and every event of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    """Unix time in seconds."""
+    model: str
+    choices: list[Annotated[Raw, Meta(extra_json_schema=reference(Choice))]]
+    """Each a Choice, encoded when it was ready."""
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+    """Of the weights of `weights_version`."""
+    weights_version: int | None = None
+    """Of the weights that the last token of this was made with: 1, and one more for each change."""
+    first_weights_version: int | UnsetType = UNSET
+    """Of those that its first token was made with, in a whole reply, if they were others."""
+    samples: list[Samples] | UnsetType = UNSET
+    """With `until`, or another `return` than "choices": of each prompt."""
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "srm"
+    root: str
+    """The model that this one is made of: itself."""
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[ModelCard]

@@ -1,0 +1,298 @@
+"""The OpenAPI document: what each route takes and answers, generated from the wire structs.
+
+Every module with routes lists them as `OPERATIONS`, and `app.py` hands all of them to `document`; a
+test fails for a route that is in no list. Ranges come from `Meta`, meanings from the string under a
+field. Knows no route and no request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT, Meta, UnsetType
+
+from engine.settings import field_docs
+from server.errors import ErrorBody
+
+Schema = dict[str, Any]
+
+VERSION = "3.2.0"
+_REFERENCE = "#/components/schemas/{name}"
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    404: "There is no such thing.",
+    403: "It would be more than the key may have; or only the operator may ask for this.",
+    401: "The key is missing or not one of this server's.",
+    408: "The body came too slowly.",
+    409: "It would disturb what is going on, such as a change of the weights; or the `request_id` "
+    "is that of a running request.",
+    413: "The body is too large.",
+    415: "The body has the type of a form; it must be application/json.",
+    416: "The file has no such bytes.",
+    429: "Too many requests with this key: try again after `retry-after` seconds.",
+    500: "A bug of the server, or the engine failed.",
+    503: "Overloaded, starting or stopping: try again after `retry-after` seconds.",
+    504: "It took longer than it may.",
+    507: "The disk is full.",
+}
+"""What an error status means here."""
+_EVERYWHERE = (401, 429, 500, 503)
+"""Error statuses of every route."""
+_HAVE_RETRY = (429, 503)
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """A JSON request body, read as `server.schema.sampling_fields` reads it: null is the same as
+    absent."""
+
+    kind: type[msgspec.Struct]
+    forms: Mapping[str, tuple[Any, ...]] = {}
+    """Types of the fields that the wire spells in more ways than the struct."""
+    neutral: Mapping[str, tuple[Any, ...]] = {}
+    """Further fields that are accepted at these values only."""
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path, as told to clients."""
+
+    method: str
+    path: str
+    summary: str
+    reply: type[msgspec.Struct] | tuple[str, ...]
+    """What 200 has as JSON, or the media types of what has no struct."""
+    events: type[msgspec.Struct] | None = None
+    """Of the stream that the same route answers with if asked to."""
+    parts: tuple[type[msgspec.Struct], ...] = ()
+    """Further structs that the reply refers to."""
+    body: Body | None = None
+    parameters: Mapping[str, str] = {}
+    """Meaning of each parameter in the path."""
+    queries: Mapping[str, str] = {}
+    """Meaning of each parameter in the query; each may be given several times."""
+    query: type[msgspec.Struct] | None = None
+    """Parameters in the query that may be given once."""
+    form: type[msgspec.Struct] | None = None
+    """The fields of a multipart form, which is the body; one of them is `bytes`, a file."""
+    errors: tuple[int, ...] = ()
+    """Statuses besides those of every route."""
+
+
+def reference(kind: type[msgspec.Struct]) -> Schema:
+    """The schema of a struct by name; for the Meta of what is encoded before its reply."""
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+def document(operations: Iterable[Operation], title: str, version: str) -> Schema:
+    """The whole OpenAPI document."""
+    paths: dict[str, dict[str, Schema]] = {}
+    schemas = _components([ErrorBody], is_reply=True)
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one)
+        replies = [kind for kind in (one.reply, one.events, *one.parts) if isinstance(kind, type)]
+        schemas |= _components(replies, is_reply=True)
+        if one.body is not None:
+            schemas |= _request(one.body)
+    return {
+        "openapi": VERSION,
+        "info": {"title": title, "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "responses": {str(status): _error(status) for status in ERRORS},
+        },
+    }
+
+
+def _operation(one: Operation) -> Schema:
+    success = {"description": "Done.", "headers": _headers(), "content": _content(one)}
+    errors = sorted(
+        {
+            *one.errors,
+            *_EVERYWHERE,
+            *([400, 408, 413] if one.body or one.form else []),
+            *([415] if one.body else []),
+        }
+    )
+    name = re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_")
+    operation: Schema = {
+        "operationId": name,
+        "summary": one.summary,
+        "responses": {
+            "200": success,
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in errors},
+        },
+    }
+    text = {"type": "string", "minLength": 1}
+    in_path = [
+        {"name": name, "in": "path", "required": True, "description": meaning, "schema": text}
+        for name, meaning in one.parameters.items()
+    ]
+    in_query = [
+        {"name": name, "in": "query", "description": meaning}
+        | {"schema": {"type": "array", "items": text}}
+        for name, meaning in one.queries.items()
+    ]
+    if one.query is not None:
+        in_query += [
+            {"name": field, "in": "query", "description": schema.pop("description")}
+            | {"schema": schema}
+            for field, schema in _fields(one.query).items()
+        ]
+    if in_path or in_query:
+        operation["parameters"] = in_path + in_query
+    if one.body is not None:
+        content = {_JSON: {"schema": reference(one.body.kind)}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if one.form is not None:
+        whole = {
+            "type": "object",
+            "properties": _fields(one.form),
+            "required": [
+                field.encode_name for field in msgspec.structs.fields(one.form) if field.required
+            ],
+            "additionalProperties": False,
+        }
+        content = {"multipart/form-data": {"schema": whole}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
+
+
+def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
+    """The schema of each field that may be left out and is not null."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        schema = _nullable([hints[field.name]], required=True)
+        options = [one for one in schema.pop("anyOf", [schema]) if one != {"type": "null"}]
+        allowed = _description(hints[field.name])
+        if options[0].get("contentEncoding"):
+            options[0] = {"type": "string", "format": "binary"}
+        found[field.encode_name] = options[0] | ({"description": allowed} if allowed else {})
+    return found
+
+
+def _content(one: Operation) -> Schema:
+    if isinstance(one.reply, tuple):
+        kinds = {name: "object" if name == _JSON else "string" for name in one.reply}
+        return {name: {"schema": {"type": kind}} for name, kind in kinds.items()}
+    content: Schema = {_JSON: {"schema": reference(one.reply)}}
+    if one.events is not None:
+        content[_EVENTS] = {"itemSchema": _event(one.events)}
+    return content
+
+
+def _event(kind: type[msgspec.Struct]) -> Schema:
+    """An event of a stream: a line `data: …`, of JSON but for the last."""
+    json = {
+        "type": "string",
+        "contentMediaType": _JSON,
+        "contentSchema": {"anyOf": [reference(kind), reference(ErrorBody)]},
+    }
+    data = {"anyOf": [json, {"const": "[DONE]"}]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _error(status: int) -> Schema:
+    return {
+        "description": ERRORS[status],
+        "headers": _headers(has_retry=status in _HAVE_RETRY),
+        "content": {_JSON: {"schema": reference(ErrorBody)}},
+    }
+
+
+def _headers(has_retry: bool = False) -> Schema:
+    text = {"type": "string"}
+    headers = {"x-request-id": {"description": "In the log too.", "required": True, "schema": text}}
+    if has_retry:
+        meaning = "Seconds after which to try again."
+        headers["retry-after"] = {"description": meaning, "required": True, "schema": text}
+    return headers
+
+
+def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[str, Schema]:
+    """Schemas of structs and of what is in them. A reply always has all that is not UNSET;
+    what forbids no further keys in a request takes some."""
+    found = list(dict.fromkeys(part for kind in kinds for part in _structs(kind)))
+    _, schemas = msgspec.json.schema_components(found, ref_template=_REFERENCE)
+    for kind in found:
+        schema = schemas[kind.__name__]
+        for name, meaning in field_docs(kind).items():
+            schema["properties"][name].setdefault("description", meaning)
+        if not is_reply:
+            schema.setdefault("additionalProperties", True)
+        else:
+            hints = get_type_hints(kind)
+            schema["required"] = [
+                name for name in hints if UnsetType not in {hints[name], *get_args(hints[name])}
+            ]
+    return schemas
+
+
+def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
+    """Every struct in an annotation, those in its fields included."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint
+        for inner in get_type_hints(hint, include_extras=True).values():
+            yield from _structs(inner)
+    for part in get_args(hint):
+        yield from _structs(part)
+
+
+def _request(body: Body) -> dict[str, Schema]:
+    """The schema of a body, and those of what is in it."""
+    hints = get_type_hints(body.kind, include_extras=True)
+    meanings = field_docs(body.kind)
+    properties: dict[str, Schema] = {}
+    required = []
+    parts: list[type[msgspec.Struct]] = []
+    for field in msgspec.structs.fields(body.kind):
+        hint = hints[field.name]
+        forms = body.forms.get(field.name, (hint,))
+        schema = _nullable(forms, required=field.required)
+        allowed = next(filter(None, map(_description, forms)), None)
+        meaning = None if field.name in body.forms else meanings.get(field.name)
+        schema["description"] = " ".join(
+            filter(None, [meaning, f"Allowed: {allowed}." if allowed else None])
+        )
+        if field.required:
+            required.append(field.encode_name)
+        elif field.default_factory is not NODEFAULT:
+            schema["default"] = field.default_factory()
+        else:
+            schema["default"] = field.default
+        properties[field.encode_name] = schema
+        parts += [part for form in forms for part in _structs(form)]
+    for name, values in body.neutral.items():
+        only = "Accepted only at a value that asks for nothing."
+        properties[name] = {"enum": [*values, None], "description": only}
+    name = body.kind.__name__
+    whole = {"title": name, "type": "object", "properties": properties, "required": required}
+    if body.kind.__doc__:
+        whole["description"] = body.kind.__doc__.strip().split("\n\n")[0]
+    return _components(parts, is_reply=False) | {name: whole | {"additionalProperties": False}}
+
+
+def _nullable(forms: Iterable[Any], required: bool) -> Schema:
+    """Any of the forms, or null."""
+    schemas, _ = msgspec.json.schema_components(list(forms), ref_template=_REFERENCE)
+    options: list[Schema] = []
+    for schema in schemas:
+        schema.pop("description", None)
+        options += schema.pop("anyOf", [schema])
+    for option in options:
+        option.pop("description", None)
+    if not required and {"type": "null"} not in options:
+        options.append({"type": "null"})
+    return dict(options[0]) if len(options) == 1 else {"anyOf": options}
+
+
+def _description(hint: Any) -> str | None:
+    """What the Meta of an annotation says it allows."""
+    metas = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Meta)]
+    inner = [_description(part) for part in get_args(hint) if get_origin(part) is Annotated]
+    return next(filter(None, [*(meta.description for meta in metas), *inner]), None)

@@ -1,0 +1,233 @@
+"""What every request for completions may say. Knows no tokenizer and no engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from engine.errors import InvalidRequest
+from engine.messages import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_TEMPERATURE,
+    REPETITION_PENALTIES,
+)
+from server.schema.until import MAX_CHOICES, WantedSamples
+from server.schema.validation import refused
+
+MAX_SCORES = 2_000_000
+"""Most log-probabilities of one reply, besides those of the tokens sampled."""
+MAX_STOPS = 128
+MAX_STOP_LENGTH = 256
+MAX_CUT_LENGTH = 250_000
+"""Most characters of a text that is longer than the context and to be cut to its last tokens."""
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+MAX_PRIORITY = 2**31 - 1
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 256
+
+Flag = Annotated[bool, Meta(description="true or false")]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Alternatives = Annotated[
+    int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")
+]
+Penalty = Annotated[
+    float,
+    Meta(
+        ge=-MAX_PENALTY,
+        le=MAX_PENALTY,
+        description=f"a number from -{MAX_PENALTY:g} to {MAX_PENALTY:g}",
+    ),
+]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+Metadata = dict[
+    Annotated[str, Meta(max_length=MAX_METADATA_KEY)],
+    Annotated[str, Meta(max_length=MAX_METADATA_VALUE)],
+]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool = False
+    """A last event with the usage of the whole request."""
+    continuous_usage_stats: bool = False
+    """The usage so far in every event."""
+    include_obfuscation: bool = False
+    """Padding of events, which there is none of: only false is taken."""
+
+
+class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
+    """What completions and chat completions have in common."""
+
+    model: Annotated[str, Meta(description="a string")] | None = None
+    n: Annotated[
+        int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
+    ] = 1
+    temperature: Annotated[
+        float,
+        Meta(
+            ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"
+        ),
+    ] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 1.0
+    top_k: Annotated[
+        int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
+    ] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Meta(
+            ge=REPETITION_PENALTIES[0],
+            le=REPETITION_PENALTIES[1],
+            description="a number from {:g} to {:g}".format(*REPETITION_PENALTIES),
+        ),
+    ] = 1.0
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
+        Meta(
+            max_length=MAX_BIASES,
+            description=f"an object of at most {MAX_BIASES} token ids, each with a number "
+            f"from -{MAX_BIAS:g} to {MAX_BIAS:g}",
+        ),
+    ] = {}
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, description="a list of at least one token id")]
+        | None
+    ) = None
+    bad_words: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_BAD_WORD_LENGTH, pattern="[^ ]")]],
+        Meta(
+            max_length=MAX_BAD_WORDS,
+            description=f"a list of at most {MAX_BAD_WORDS} strings of 1 to "
+            f"{MAX_BAD_WORD_LENGTH} characters, none of spaces only",
+        ),
+    ] = []
+    min_tokens: Annotated[
+        int, Meta(ge=0, description="an integer of at least 0, at most max_tokens")
+    ] = 0
+    seed: (
+        Annotated[
+            int,
+            Meta(
+                description="an integer from -2**63 to 2**64 - 1",
+                extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1},
+            ),
+        ]
+        | None
+    ) = None
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
+        Meta(
+            description=f"a string of 1 to {MAX_STOP_LENGTH} characters, "
+            f"or a list of at most {MAX_STOPS} of them"
+        ),
+    ] = []
+    stop_token_ids: Annotated[
+        list[TokenId],
+        Meta(max_length=MAX_STOPS, description=f"a list of at most {MAX_STOPS} token ids"),
+    ] = []
+    include_stop_str_in_output: Flag = False
+    skip_special_tokens: Flag = True
+    ignore_eos: Flag = False
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, description="an integer of at least 1, or -1 for the context")]
+        | None
+    ) = None
+    stream: Flag = False
+    stream_options: (
+        Annotated[
+            StreamOptions,
+            Meta(
+                description="an object with include_usage, continuous_usage_stats: true or false; "
+                "include_obfuscation: false"
+            ),
+        ]
+        | None
+    ) = None
+    stream_interval: (
+        Annotated[int, Meta(ge=1, description="an integer of at least 1; only with stream")] | None
+    ) = None
+    return_token_ids: Flag = False
+    return_tokens_as_token_ids: Flag = False
+    priority: Annotated[
+        int,
+        Meta(
+            ge=-MAX_PRIORITY,
+            le=MAX_PRIORITY,
+            description=f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}",
+        ),
+    ] = 0
+    request_id: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[A-Za-z0-9._:-]{1,128}\Z",
+                description="a string of 1 to 128 of A-Z a-z 0-9 . _ : -",
+            ),
+        ]
+        | None
+    ) = None
+    user: Annotated[str, Meta(description="a string")] | None = None
+    metadata: Annotated[
+        Metadata,
+        Meta(
+            max_length=MAX_METADATA,
+            description=f"an object of at most {MAX_METADATA} strings of at most "
+            f"{MAX_METADATA_VALUE} characters, their names of at most {MAX_METADATA_KEY}",
+        ),
+    ] = {}
+
+    @property
+    def num_samples(self) -> int:
+        """How many completions of each prompt are sampled."""
+        return self.n
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def check(self) -> None:
+        self.check_wanted(self.n, self.stream)
+        if self.stream_whole and self.stream_interval is not None:
+            self.refuse_beside({"stream_interval": True}, "stream_whole, which sends whole choices")
+        for name in ("stream_options", "stream_interval"):
+            if getattr(self, name) is not None and not self.stream:
+                raise InvalidRequest(f"{name} is allowed only with stream = true", name)
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise refused(type(self), "stream_options", {"include_obfuscation": True})
+        if self.truncate_prompt_tokens == 0:
+            raise refused(type(self), "truncate_prompt_tokens", 0)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise refused(type(self), "seed", self.seed)
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True, False),
+    "response_format": ({"type": "text"},),
+    "truncation_side": ("left",),
+    "watermarking": (False,),
+    "thinking_token_budget": (-1,),
+    "return_token_offsets": (False,),
+    "return_mm_kwargs": (True, False),
+    "routed_experts_prompt_start": (0,),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "background": (False,),
+    "log_metrics": (True, False),
+    "no_logs": (True, False),
+    "structured_outputs": (),
+    "cache_salt": (),
+}
+"""Fields that clients send and we do not honour, with the values (besides null) that ask for
+nothing."""

@@ -1,0 +1,1 @@
+"""Files and batches on disk. Imports server/http."""

@@ -1,0 +1,273 @@
+"""The SQLite database of files and batches: opened, shared with other processes, made anew.
+
+Everything in it is also in sidecars (`server.storage.sidecars`), so a database that is damaged or
+gone is made again from them. The damaged one stays where it is, since other processes may have it
+open, and the new one has the next number: `store.sqlite3`, `store-2.sqlite3`, … A lock that
+transactions share and a rebuild has alone keeps everybody on the same one. Knows no records.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from engine.errors import StoreError, StoreFull
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of the tables below; kept in the database as its user_version."""
+SCHEMA = f"""
+CREATE TABLE files (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    expires_at INTEGER,
+    deleted_at INTEGER,
+    record BLOB NOT NULL
+) STRICT;
+CREATE INDEX files_of_owner ON files (owner, seq);
+CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    status TEXT NOT NULL,
+    input_file_id TEXT NOT NULL,
+    output_file_id TEXT,
+    error_file_id TEXT,
+    record BLOB NOT NULL
+) STRICT;
+CREATE INDEX batches_of_owner ON batches (owner, seq);
+CREATE INDEX batches_by_status ON batches (status, seq);
+PRAGMA user_version = {VERSION};
+"""
+_NAME = re.compile(r"store(?:-(\d{1,9}))?\.sqlite3")
+_BUSY_S = 30
+"""How long a transaction waits for those of other processes."""
+_DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+class Damaged(Exception):
+    """The database that was open is none, or not a whole one; raised by what reads it too."""
+
+
+class Database:
+    """One process' way to the database in a folder. May be used from several threads."""
+
+    def __init__(self, folder: Path, fill: Work[None], has_content: Callable[[], bool]) -> None:
+        """`fill` puts what the sidecars say into new tables; `has_content`: whether they say any.
+
+        Does nothing until something is asked for; makes the folder when something is written.
+        """
+        self._folder = folder
+        self._fill = fill
+        self._has_content = has_content
+        self._connection: sqlite3.Connection | None = None
+        self._number = 0
+        """Of the database that is open; 0: one in memory, in place of one that is not there."""
+        self._lock = threading.RLock()
+
+    def path(self, number: int) -> Path:
+        return self._folder / ("store.sqlite3" if number == 1 else f"store-{number}.sqlite3")
+
+    def read(self, work: Work[T]) -> T:
+        """What `work` finds. Raises StoreError."""
+        return self._run(work, is_writing=False)
+
+    def write(self, work: Work[T]) -> T:
+        """What `work` returns, when all it did is on the disk, or else nothing of it.
+
+        It may be called twice, the second time in a database made anew. Raises StoreError.
+        """
+        return self._run(work, is_writing=True)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _run(self, work: Work[T], is_writing: bool) -> T:
+        with self._lock, translated(self._folder):
+            try:
+                return self._attempt(work, is_writing)
+            except Damaged as damaged:
+                log.error("%s is damaged (%s): making it anew", self.path(self._number), damaged)
+                self._make_next(self._number)
+            try:
+                return self._attempt(work, is_writing)
+            except Damaged as damaged:  # the disk itself cannot be relied on
+                raise StoreError(
+                    f"the database in {self._folder} is damaged again: {damaged}; check the disk"
+                ) from None
+
+    def _attempt(self, work: Work[T], is_writing: bool) -> T:
+        if not self._newest():
+            if not is_writing and not self._has_content():
+                with closing(self._connect(":memory:")) as empty:
+                    empty.executescript(SCHEMA)
+                    return work(empty)
+            self._make_next(0)
+        with self._locked(fcntl.LOCK_SH):
+            return self._transact(work, is_writing)
+
+    def _transact(self, work: Work[T], is_writing: bool) -> T:
+        try:
+            connection = self._opened()
+            connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+        except UnicodeDecodeError as error:
+            raise Damaged(f"text in it is none: {error}") from None
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
+                raise Damaged(str(error)) from None
+            raise
+
+    def _opened(self) -> sqlite3.Connection:
+        """The newest database. Raises StoreError for one that a newer program has made."""
+        newest = self._newest()
+        if self._connection is not None and self._number == newest:
+            return self._connection
+        self.close()
+        self._number = newest
+        connection = self._connect(str(self.path(newest)))
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise StoreError(
+                    f"{self.path(newest)} has version {version} and this program knows {VERSION}: "
+                    "a newer one has made it; use that, or another data_dir"
+                )
+            if version < VERSION:
+                raise Damaged("it has no tables of ours")
+            if _tables(connection) != _own_tables():
+                raise Damaged("its tables are not as they were made")
+            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if found != "ok":
+                raise Damaged(found)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def _connect(self, name: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = bytes.decode  # its own calls bad UTF-8 an OperationalError
+        return connection
+
+    def _newest(self) -> int:
+        """The number of the database in use; 0: there is none."""
+        if not self._folder.exists():
+            return 0
+        found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+        return max((int(name[1] or 1) for name in found if name), default=0)
+
+    def _make_next(self, damaged: int) -> None:
+        """Put a new database after the one of this number, unless somebody else has."""
+        self.close()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked(fcntl.LOCK_EX):
+            if self._newest() > damaged:
+                return
+            made = self._folder / "store.making"
+            for left in self._folder.glob("store.making*"):  # by a crash, journals included
+                left.unlink(missing_ok=True)
+            with closing(self._connect(str(made))) as connection:
+                connection.executescript(SCHEMA)
+                connection.execute("BEGIN")
+                self._fill(connection)
+                connection.execute("COMMIT")
+                connection.execute("PRAGMA journal_mode = WAL")  # and so it stays
+            made.chmod(0o600)  # and so are the files that SQLite puts beside it
+            made.rename(self.path(damaged + 1))
+            sync_folder(self._folder)
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        # For reading: a lock needs no more, and whoever may only read may then do that.
+        file = os.open(self._folder / "store.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, kind)
+            yield
+        finally:
+            os.close(file)
+
+
+def _tables(connection: sqlite3.Connection) -> list[tuple[str]]:
+    """The statements that made tables and indices."""
+    wanted = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
+    return connection.execute(wanted).fetchall()
+
+
+@cache
+def _own_tables() -> list[tuple[str]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        return _tables(connection)
+
+
+@contextmanager
+def translated(folder: Path) -> Iterator[None]:
+    """Errors of the disk and of SQLite as StoreError, with what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise full(folder) from None
+        if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
+            raise _unwritable(folder, str(error)) from None
+        if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            raise StoreError(f"other processes keep {folder} busy: try again later") from None
+        raise StoreError(f"the database in {folder} failed: {error}") from error
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise full(folder) from None
+        if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+            raise _unwritable(folder, error.strerror or str(error)) from None
+        raise StoreError(f"{folder} failed: {error.strerror or error}") from error
+
+
+def full(folder: Path) -> StoreFull:
+    return StoreFull(f"no space is left on the disk of {folder}: delete files, or add space")
+
+
+def _unwritable(folder: Path, reason: str) -> StoreError:
+    return StoreError(
+        f"{folder} cannot be written ({reason}): let this user write there, or set data_dir"
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was put into or renamed in a folder last."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,284 @@
+"""Files and batches on disk, shared by all processes of the server.
+
+Records are rows of a database and sidecars beside what they describe; a file's bytes are
+`files/<id>`, where the id is ours. Every change is one short transaction, on the disk when the call
+returns. An owner is a tenant: the name of an API key. Blocks, so asyncio callers use a thread.
+Knows no HTTP, no lines, and nothing of how a batch is run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited
+from server.storage import rows
+from server.storage.database import Database, sync_folder, translated
+from server.storage.records import RUNNABLE, BatchRecord, FileRecord, is_file_id, new_file_id
+from server.storage.sidecars import Sidecars
+from server.storage.upkeep import Upkeep, add_missing
+
+LEAST_BYTES = 4096
+"""What the smallest file counts for in a quota: it takes room too."""
+_PROGRESS = {"completed", "failed", "input_tokens", "output_tokens", "cached_tokens"}
+"""Fields that change all the time and can be found out again: not worth a sidecar each time."""
+_RETRY_S = 60
+
+
+class Store:
+    """The files and batches in a folder, which is made when something is first put into it.
+
+    Every method may raise StoreError: what it was to do is then not done.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.expanduser()
+        self._files = self.folder / "files"
+        self._sidecars = Sidecars(self.folder)
+        fill = partial(add_missing, self._sidecars)
+        self._database = Database(self.folder, fill, lambda: self._sidecars.has_any)
+        self._upkeep = Upkeep(self.folder, self._database, self._sidecars)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def path_of(self, file_id: str) -> Path:
+        """Where the bytes of a file are, or are to be. Raises NotFound for what is no id."""
+        if not is_file_id(file_id):
+            raise NotFound(f"there is no file {file_id[:80]!r}")
+        return self._files / file_id
+
+    def upload_path(self, file_id: str) -> Path:
+        """Where to write the bytes of a file that is not whole yet; the folder is there."""
+        path = self.path_of(file_id).with_suffix(".upload")
+        with translated(self.folder):
+            self._files.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return path
+
+    def free_bytes(self) -> int:
+        """What the disk has left."""
+        with translated(self.folder):
+            return shutil.disk_usage(self._files).free
+
+    # Files
+
+    def add_upload(self, record: FileRecord, max_bytes: int = 0) -> None:
+        """Take the bytes at `upload_path` as a file; they must be on the disk already.
+
+        Raises QuotaExceeded if the owner had more than `max_bytes` then. Whatever is raised, the
+        bytes are gone.
+        """
+        path = self.path_of(record.id)
+
+        def add(connection: sqlite3.Connection) -> None:
+            used = rows.bytes_of(connection, record.owner, LEAST_BYTES)
+            check_quota(used + max(record.num_bytes, LEAST_BYTES), max_bytes)
+            if not path.exists():  # this may be the second attempt
+                self.upload_path(record.id).rename(path)
+                sync_folder(self._files)
+            self._sidecars.write(record)
+            rows.put_file(connection, record)
+
+        try:
+            self._database.write(add)
+        except BaseException:
+            with suppress(OSError):  # what went wrong first is what is said
+                self._sidecars.remove_file(record.id)
+            for left in (path, path.with_suffix(".upload")):
+                with suppress(OSError):
+                    left.unlink(missing_ok=True)
+            raise
+
+    def get_file(self, id: str, owner: str | None = None) -> FileRecord | None:
+        """The file of an id; None if there is none, or it is not this owner's, if one is given."""
+        return self._database.read(lambda connection: rows.get_file(connection, id, owner))
+
+    def list_files(
+        self,
+        owner: str,
+        limit: int,
+        after: str | None = None,
+        is_ascending: bool = False,
+        purpose: str | None = None,
+    ) -> list[FileRecord] | None:
+        """So many files in the order in which they were made; None if there is no file `after`."""
+        return self._database.read(
+            lambda connection: rows.list_files(
+                connection, owner, limit, after, is_ascending, purpose
+            )
+        )
+
+    def delete_file(self, id: str, owner: str) -> bool:
+        """Whether there was one. Raises Conflict while a batch that runs needs it."""
+
+        def delete(connection: sqlite3.Connection) -> bool:
+            if rows.get_file(connection, id, owner) is None:
+                return False
+            needed_by = rows.needed_by(connection, id)
+            if needed_by:
+                raise Conflict(f"file {id} is needed by batch {needed_by}, which runs")
+            rows.delete_file(connection, id, int(time.time()))
+            self._sidecars.remove_file(id)
+            return True
+
+        was_there = self._database.write(delete)
+        if was_there:
+            with translated(self.folder):
+                self.path_of(id).unlink(missing_ok=True)
+        return was_there
+
+    def bytes_of(self, owner: str | None = None) -> int:
+        """What the files of an owner, or of all, count for."""
+        return self._database.read(lambda connection: rows.bytes_of(connection, owner, LEAST_BYTES))
+
+    # Batches
+
+    def add_batch(self, record: BatchRecord, max_running: int = 0) -> None:
+        """A new batch. Raises NotFound and Conflict for what its input file is not, and
+        RateLimited if the owner has `max_running` that run (0: any number).
+        """
+
+        def add(connection: sqlite3.Connection) -> None:
+            file = rows.get_file(connection, record.input_file_id, record.owner)
+            if file is None:
+                raise NotFound(f"there is no file {record.input_file_id[:80]!r}", "input_file_id")
+            running = rows.count_running(connection, record.owner)
+            if max_running and running >= max_running:
+                raise RateLimited(
+                    f"{running} batches run or wait, and max_batches = {max_running}: "
+                    "try again when one has ended",
+                    _RETRY_S,
+                )
+            self._sidecars.write(record)
+            rows.put_batch(connection, record)
+
+        try:
+            self._database.write(add)
+        except BaseException:
+            with suppress(OSError):
+                self._sidecars.remove_batch(record.id)
+            raise
+
+    def get_batch(self, id: str, owner: str | None = None) -> BatchRecord | None:
+        """The batch of an id; None if there is none, or it is not this owner's, if one is given."""
+        return self._database.read(lambda connection: rows.get_batch(connection, id, owner))
+
+    def list_batches(
+        self, owner: str, limit: int, after: str | None = None
+    ) -> list[BatchRecord] | None:
+        """So many batches, newest first; None if there is no batch `after`."""
+        return self._database.read(
+            lambda connection: rows.list_batches(connection, owner, limit, after)
+        )
+
+    def runnable_batches(self) -> list[BatchRecord]:
+        """Every owner's that are not at their end, oldest first."""
+        return self._database.read(lambda connection: rows.batches_in(connection, RUNNABLE))
+
+    def change_batch(
+        self, id: str, expected_status: str | Collection[str], **fields: Any
+    ) -> BatchRecord | None:
+        """Set fields of a batch if its status is (one of) the expected; None if it is not.
+
+        With a new `status` goes the time of it, `<status>_at`, unless that is given.
+        """
+
+        def change(connection: sqlite3.Connection) -> BatchRecord | None:
+            return self._change(connection, id, expected_status, fields)
+
+        return self._database.write(change)
+
+    def allocate_output_ids(self, batch: BatchRecord) -> BatchRecord:
+        """The batch with the ids of its output and error file, which never change afterwards."""
+        assert batch.is_runnable
+
+        def allocate(connection: sqlite3.Connection) -> BatchRecord:
+            found = rows.get_batch(connection, batch.id, None)
+            assert found is not None, batch.id
+            if found.output_file_id and found.error_file_id:
+                return found
+            fields = {
+                "output_file_id": found.output_file_id or new_file_id(),
+                "error_file_id": found.error_file_id or new_file_id(),
+            }
+            changed = self._change(connection, batch.id, RUNNABLE, fields)
+            assert changed is not None, batch.id
+            return changed
+
+        return self._database.write(allocate)
+
+    def finish_batch(
+        self, id: str, status: str, files: Sequence[FileRecord] = (), **fields: Any
+    ) -> BatchRecord | None:
+        """Give a batch its last status and add the files it made; None if it had one already.
+
+        The files' bytes must be at `path_of` and on the disk. An output or error file id of the
+        batch for which there is no file is forgotten.
+        """
+        assert status not in RUNNABLE
+
+        def finish(connection: sqlite3.Connection) -> BatchRecord | None:
+            batch = rows.get_batch(connection, id, None)
+            if batch is None or not batch.is_runnable:
+                return None
+            for file in files:
+                self._sidecars.write(file)
+                rows.put_file(connection, file)
+            there = {file.id for file in files}
+            ids = {
+                name: getattr(batch, name) if getattr(batch, name) in there else None
+                for name in ("output_file_id", "error_file_id")
+            }
+            return self._change(connection, id, RUNNABLE, {**ids, **fields, "status": status})
+
+        return self._database.write(finish)
+
+    def count_batches(self) -> dict[str, int]:
+        """How many have each status, of those that any has."""
+        return self._database.read(rows.count_by_status)
+
+    # Upkeep
+
+    def expire(self, now: int) -> int:
+        """Delete files whose time is over, unless a batch that runs needs them; how many.
+
+        Also brings back what a database made anew has not got, and removes what crashes left.
+        """
+        return self._upkeep.expire(now)
+
+    def _change(
+        self,
+        connection: sqlite3.Connection,
+        id: str,
+        expected_status: str | Collection[str],
+        fields: dict[str, Any],
+    ) -> BatchRecord | None:
+        batch = rows.get_batch(connection, id, None)
+        expected = {expected_status} if isinstance(expected_status, str) else expected_status
+        if batch is None or batch.status not in expected:
+            return None
+        at = f"{fields.get('status')}_at"
+        if at in BatchRecord.__struct_fields__ and fields["status"] != batch.status:
+            fields = {at: int(time.time()), **fields}
+        changed = msgspec.structs.replace(batch, **fields)
+        if not fields.keys() <= _PROGRESS:
+            self._sidecars.write(changed)
+        rows.put_batch(connection, changed)
+        return changed
+
+
+def check_quota(num_bytes: int, max_bytes: int) -> None:
+    """Raise QuotaExceeded if an owner's files would be too large; 0 is without limit."""
+    if max_bytes and num_bytes > max_bytes:
+        raise QuotaExceeded(
+            f"your files would take {num_bytes} bytes, and max_store_bytes = {max_bytes}: "
+            "delete some"
+        )

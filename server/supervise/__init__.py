@@ -1,0 +1,1 @@
+"""Starts the processes of a server and keeps them running."""

@@ -1,0 +1,108 @@
+"""An engine process of a command's own: started, talked to, and gone when the command is through.
+
+Started again after a crash only for a command that can go on; one that crashes again and again with
+nothing done in between is given up. Knows nothing of what is asked of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine.client.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError, EngineUnavailable
+from server.supervise.launch import child_environment, python_module
+from server.supervise.supervisor import Child
+
+log = logging.getLogger(__name__)
+
+PRIVATE = frozenset(
+    {
+        *("endpoint", "drain_s", "heartbeat", "max_slots", "request_timeout_s"),
+        *("snapshot_dir", "snapshot_interval_s", "snapshot_s", "weights_note"),
+    }
+)
+"""Settings of the engine that are made here, or mean nothing where nobody else asks."""
+MAX_CRASHES = 10
+"""In a row with nothing done in between, after which the engine is given up: more than it takes
+to find a line that kills it."""
+_FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
+_LONGEST_PAUSE_S = 5.0
+_STOP_S = 10.0
+
+Result = TypeVar("Result")
+
+
+async def with_engine(
+    config: EngineConfig,
+    module: str,
+    work: Callable[[EngineClient], Awaitable[Result]],
+    progress: Callable[[], int] | None = None,
+) -> Result:
+    """What `work` returns, which begins when the engine, `python -m module`, is ready.
+
+    `progress` says how much is done: then the engine is started again when it crashes. Raises
+    EngineUnavailable, with the exit code to leave with, if the engine ends for good before.
+    """
+    with tempfile.TemporaryDirectory(prefix="srm-") as name:
+        folder = Path(name)
+        # When it is told to stop, all is done or nobody waits any more.
+        config = msgspec.structs.replace(config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
+        child = Child("engine", python_module(module, config), child_environment(folder), folder)
+        # Whether it lives is seen by its process: on a busy machine it may be slow to answer.
+        client = EngineClient(config.endpoint, engine_timeout_s=inf)
+        await client.connect()
+        engine = asyncio.create_task(_keep(child, progress) if progress else child.run_once())
+        task = asyncio.ensure_future(_when_ready(client, work))
+        try:
+            await asyncio.wait({engine, task}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _ended(engine.result())
+            return task.result()
+        finally:
+            await client.close()  # first: what is broken off now, the engine puts into its snapshot
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            engine.cancel()  # or it would be started again
+            await child.stop(_STOP_S + (config.snapshot_s if config.snapshot_dir else 0.0))
+            await asyncio.gather(engine, return_exceptions=True)
+
+
+async def _when_ready(
+    client: EngineClient, work: Callable[[EngineClient], Awaitable[Result]]
+) -> Result:
+    await client.wait_until_ready(inf)
+    return await work(client)
+
+
+async def _keep(child: Child, progress: Callable[[], int]) -> int:
+    """Start it, and again when it crashes; its exit code when that has no point."""
+    crashes, done = 0, progress()
+    while True:
+        code = await child.run_once()
+        crashes = 1 if progress() > done else crashes + 1
+        done = progress()
+        if code in _FATAL_CODES:
+            return code
+        if crashes == MAX_CRASHES:
+            log.error("the engine ended %d times with nothing done in between", crashes)
+            return code
+        pause = min(0.1 * 2**crashes, _LONGEST_PAUSE_S)
+        log.warning("the engine ended (exit code %d): restart in %g s", code, pause)
+        await asyncio.sleep(pause)
+
+
+def _ended(code: int) -> EngineUnavailable:
+    # What is wrong with settings and files it has said itself, and nothing is to come behind that.
+    said = "" if code in _FATAL_CODES else f"the engine process ended, exit code {code}"
+    error = EngineUnavailable(said)
+    error.exit_code = code if code > 0 else 1
+    return error

@@ -1,0 +1,1 @@
+"""Tokens to text and back, and chat templates. Imports server/schema."""
