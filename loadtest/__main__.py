@@ -12,16 +12,25 @@ import msgspec
 
 from engine.errors import ConfigError, SRMError
 from engine.settings import build, read_settings
-from loadtest import compare_report, outcome
-from loadtest.compare import compare
-from loadtest.offline_command import offline
+from loadtest.commands import outcome
+from loadtest.commands.offline_command import offline
+from loadtest.commands.run_command import (
+    INTERRUPTED,
+    check,
+    exit_code,
+    failed,
+    record,
+    say,
+    summed_up,
+)
+from loadtest.commands.sweep import swept
+from loadtest.commands.sweep_command import SAVED, STEPS, read_saved, report_sweep, show_step, sweep
 from loadtest.recording import Recording
 from loadtest.recording import load as load_recording
-from loadtest.reports import Run, write_reports
+from loadtest.report import compare_report
+from loadtest.report.compare import compare
+from loadtest.report.report_files import Run, write_reports
 from loadtest.scenario import read
-from loadtest.steer import INTERRUPTED, check, exit_code, failed, record, say, summed_up
-from loadtest.sweep import swept
-from loadtest.sweep_command import SAVED, STEPS, read_saved, report_sweep, show_step, sweep
 
 USAGE = """usage: srm loadtest COMMAND [options]
 

@@ -1,8 +1,8 @@
 """What a run recorded: timestamps of requests and of what came back, and nothing derived.
 
 Every time is in seconds since the start of the run, on the one monotonic clock that all processes
-of a machine share. All measures are computed from this (`loadtest/measures.py`), so a run that was
-saved can be reported again, by another window or other objectives.
+of a machine share. All measures are computed from this (`loadtest/analysis/measures.py`), so a run
+that was saved can be reported again, by another window or other objectives.
 """
 
 from __future__ import annotations

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from loadtest import frames
+from loadtest.analysis.summarize import summarize
+from loadtest.client import frames
+from loadtest.client.target import Target
+from loadtest.client.worker import Part, pace_of
+from loadtest.client.workers import num_workers, put_together, run
 from loadtest.recording import Recording
-from loadtest.run import num_workers, put_together, run
 from loadtest.scenario import Scenario
-from loadtest.summarize import summarize
 from loadtest.summary import Summary
-from loadtest.target import Target
-from loadtest.worker import Part, pace_of
-from loadtest.workload import Workload
+from loadtest.workload.workload import Workload
 
 
 class Loaded(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.analysis.summarize import summarize
 from loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, Recording, Sample
-from loadtest.reports import Run
+from loadtest.report.report_files import Run
 from loadtest.scenario import Scenario
-from loadtest.summarize import summarize
 
 SAMPLED = ("srm_engine_running_sequences", "srm_engine_waiting_sequences")
 COUNTED = ("srm_engine_decode_tokens_total", "srm_engine_prompt_tokens_total")

@@ -18,7 +18,9 @@ _SERVES = ("engine", "engine.client", "engine.steps.token_deltas")
 """What servers see of the engine: its messages and settings, and the client of its process."""
 _EDGE = ("server", "server.schema", "server.http")
 _ANSWERS = (*_EDGE, "server.text", "server.generation")
-_REPORTS = ("loadtest", "loadtest.analysis", "loadtest.client")
+_MEASURES = ("engine.errors", "engine.settings", "engine.records", "loadtest")
+"""What every command of ours says, reads and writes in one way: nothing that serves."""
+_REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": (),
     "engine.steps": ("engine",),
@@ -42,10 +44,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(*_SERVES, *_ANSWERS, "server.storage", "server.routes", "server.batch"),
         "server.supervise",
     ),
-    "loadtest": ("engine.errors", "engine.settings", "engine.records"),
-    "loadtest.workload": ("loadtest",),
-    "loadtest.client": ("loadtest", "loadtest.workload"),
-    "loadtest.analysis": ("loadtest",),
+    "loadtest": _MEASURES[:3],
+    "loadtest.workload": _MEASURES,
+    "loadtest.client": (*_MEASURES, "loadtest.workload"),
+    "loadtest.analysis": _MEASURES,
     "loadtest.report": _REPORTS,
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training": ("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
@@ -59,7 +61,7 @@ MAY_IMPORT_LIBRARY = {
     "tokenizers": ("server", "loadtest", "training", "bench", "engine.python"),
 }
 LARGEST_FOLDER = 15
-NOT_YET = {"loadtest", "bench/engine", "server/generation"}
+NOT_YET = {"bench/engine", "server/generation"}
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc", "base", "manager"}
 TOPS = ("engine", "server", "loadtest", "training", "deploy", "bench")
 PROGRAMS = "bench.peers.programs"

@@ -107,7 +107,8 @@ class _Pipe(asyncio.Transport):
 
 
 class _Alarm:
-    """`loadtest.alarm.Alarm` on the loop's clock; rings a nanosecond late, so never early."""
+    """`loadtest.client.alarm.Alarm` on the loop's clock; rings a nanosecond late, so never
+    early."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback, self._loop = callback, asyncio.get_running_loop()
@@ -127,7 +128,7 @@ def virtually(work: Coroutine[Any, Any, T]) -> T:
     loop = VirtualLoop()
     with (
         patch("time.monotonic", loop.time),
-        patch("loadtest.pace.Alarm", _Alarm),
+        patch("loadtest.client.pacing.Alarm", _Alarm),
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
         return runner.run(work)

@@ -24,12 +24,12 @@ import uvloop
 
 from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
 from engine.settings import load
-from loadtest.client import Client, Rules
-from loadtest.exchange import Exchange
-from loadtest.reply import Reply
+from loadtest.client.client import Client, Rules
+from loadtest.client.reply import Reply
+from loadtest.client.request_attempt import Exchange
+from loadtest.client.target import Target, resolve
 from loadtest.scenario import Scenario
-from loadtest.target import Target, resolve
-from loadtest.workload import Asked, Workload
+from loadtest.workload.workload import Asked, Workload
 
 
 class ClientBenchConfig(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from loadtest.compare import compare
-from loadtest.compare_report import html
-from loadtest.reports import write_reports
+from loadtest.report.compare import compare
+from loadtest.report.compare_report import html
+from loadtest.report.report_files import write_reports
 from tests.recorded_run import run_of
 
 OpenFile = Callable[..., Page]

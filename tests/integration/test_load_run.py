@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from engine.errors import ConfigError, SRMError
+from loadtest.client.target import resolve
+from loadtest.client.workers import Progress, run
 from loadtest.recording import ERRORS, Recording
-from loadtest.run import Progress, run
 from loadtest.scenario import Scenario
-from loadtest.target import resolve
 from tests.raw_server import DONE, Handler, Peer, event, raw_server, stream, text_event, whole
 from tests.serving import Server
 

@@ -14,9 +14,9 @@ import pytest
 import srm
 from engine.errors import ConfigError
 from loadtest.__main__ import main
+from loadtest.commands.run_command import INTERRUPTED
 from loadtest.recording import load
-from loadtest.report import read_report
-from loadtest.steer import INTERRUPTED
+from loadtest.report.report import read_report
 from tests.serving import ROOT, Server
 from tests.toy_server import ToyConfig, ToyServer
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.summarize import summarize
+from loadtest.analysis.summarize import summarize
 from tests.loaded import loaded
 from tests.serving import Server
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.report import read_report
-from loadtest.steer import INTERRUPTED
+from loadtest.commands.run_command import INTERRUPTED
+from loadtest.report.report import read_report
 from tests.serving import ROOT
 from tests.toy_server import ToyConfig, ToyServer
 

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from loadtest.client.workers import run
 from loadtest.recording import ERRORS
-from loadtest.run import run
 from loadtest.scenario import Scenario
 from tests.serving import ROOT
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from loadtest.scenario import Scenario
-from loadtest.workload import Workload
+from loadtest.workload.workload import Workload
 from tests.serving import TEXT_MODEL, Server
 
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from loadtest.arrivals import times
 from loadtest.scenario import Scenario
+from loadtest.workload.arrivals import times
 
 RATES = st.floats(0.1, 200)
 DURATIONS = st.floats(0.1, 20)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from loadtest.analysis.summarize import histograms, summarize
+from loadtest.analysis.verdict import warnings
 from loadtest.objectives import DISTRIBUTIONS
 from loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, Recording
 from loadtest.scenario import Scenario
-from loadtest.summarize import histograms, summarize
 from loadtest.summary import Distribution
-from loadtest.verdict import warnings
 
 NAN = math.nan
 OBJECTIVES = ("ttft<0.5", "tpot<=250ms", "itl<0.3", "e2e<2")

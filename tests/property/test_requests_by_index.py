@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.scenario import Scenario
-from loadtest.workload import Workload
+from loadtest.workload.workload import Workload
 from tests.serving import ROOT
 
 LENGTHS = st.one_of(

@@ -20,9 +20,9 @@ from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
 from engine.weights.upstream_config import Constructor, PublishedArgs, read_args
 from loadtest import recording
-from loadtest.report import SCHEMA, read_report
-from loadtest.sweep import SweepConfig
-from loadtest.sweep_command import SAVED, Saved, read_saved
+from loadtest.commands.sweep import SweepConfig
+from loadtest.commands.sweep_command import SAVED, Saved, read_saved
+from loadtest.report.report import SCHEMA, read_report
 from server.http.keys import load_keys
 from server.text.text import Text
 from server.text.tokenizer_files import chat_template, special_tokens

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from engine.errors import ConfigError
-from loadtest import batch_file
-from loadtest.batch_file import BatchClient, Output, write_lines
+from loadtest.workload import batch_file
+from loadtest.workload.batch_file import BatchClient, Output, write_lines
 
 ANSWERED = {
     "response": {

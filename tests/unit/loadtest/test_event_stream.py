@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtest.event_stream import EventStream
+from loadtest.client.event_stream import EventStream
 
 LINES = st.one_of(
     st.sampled_from(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.knee import Point, Search, grows_still, knee, largest_good, next_load
+from loadtest.analysis.knee import Point, Search, grows_still, knee, largest_good, next_load
 
 NAN = float("nan")
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from loadtest.client import Client, Rules
-from loadtest.exchange import Exchange, retry_after
+from loadtest.client.client import Client, Rules
+from loadtest.client.request_attempt import Exchange, retry_after
+from loadtest.client.target import Target
 from loadtest.recording import ERRORS
-from loadtest.target import Target
-from loadtest.workload import Asked
+from loadtest.workload.workload import Asked
 from tests.raw_server import (
     DONE,
     END,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.connection import Connection
+from loadtest.client.connection import Connection
 from tests.raw_server import END, HEAD, chunk, whole
 
 

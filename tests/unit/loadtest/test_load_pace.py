@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loadtest.alarm import Alarm
-from loadtest.pace import ClosedLoop, OpenLoop
+from loadtest.client.alarm import Alarm
+from loadtest.client.pacing import ClosedLoop, OpenLoop
 from loadtest.scenario import Scenario
-from loadtest.workload import Asked, Workload
+from loadtest.workload.workload import Asked, Workload
 
 WORKLOAD = Workload(Scenario(prompt_tokens="2", output_tokens="2"))
 

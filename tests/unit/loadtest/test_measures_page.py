@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import verdict
+from loadtest.analysis import verdict
 from loadtest.histogram import LONGEST_S
 from loadtest.objectives import COMPARISONS, DISTRIBUTIONS, OBJECTIVES, parse, parse_condition
 from loadtest.recording import ERRORS

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 
 from engine.errors import ConfigError
-from loadtest.draws import Draws
-from loadtest.prompts import Prompts
-from loadtest.words import Words
+from loadtest.counter_rng import Draws
+from loadtest.workload.prompts import Prompts
+from loadtest.workload.words import Words
 from tests.serving import ROOT
 
 Api = Literal["completions", "chat"]

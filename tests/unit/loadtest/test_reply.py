@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.reply import BadReply, News, Reply
+from loadtest.client.reply import BadReply, News, Reply
 from tests.raw_server import DONE, event, text_event
 
 CHOICE = st.fixed_dictionaries(

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from loadtest.compare import compare, compare_reports
-from loadtest.compare_report import html, markdown, text
-from loadtest.confidence import BATCHES, ESTIMATED, difference, parts, standard_error
-from loadtest.observed import observe
-from loadtest.report import SCHEMA, Report, encode, report_of
-from loadtest.reports import Run
+from loadtest.analysis.confidence import BATCHES, ESTIMATED, difference, parts, standard_error
+from loadtest.analysis.observed import observe
+from loadtest.report.compare import compare, compare_reports
+from loadtest.report.compare_report import html, markdown, text
+from loadtest.report.report import SCHEMA, Report, encode, report_of
+from loadtest.report.report_files import Run
 from tests.recorded_run import run_of
 
 

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from loadtest.observed import observe
+from loadtest.analysis.observed import observe
+from loadtest.analysis.summarize import summarize
 from loadtest.quantities import MEASURES, unit_for, value_of
 from loadtest.recording import EVENT, REQUEST
-from loadtest.report import SCHEMA, Report, read_report, report_of
-from loadtest.reports import Run, write_reports
+from loadtest.report.report import SCHEMA, Report, read_report, report_of
+from loadtest.report.report_files import Run, write_reports
+from loadtest.report.tables import objectives_table, scenario_toml
 from loadtest.scenario import Scenario
-from loadtest.summarize import summarize
-from loadtest.tables import objectives_table, scenario_toml
 from tests.recorded_run import recorded, run_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -325,7 +325,7 @@ def test_without_matplotlib_it_says_what_to_install() -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from engine.errors import ConfigError\n"
-        "try: import loadtest.reports\n"
+        "try: import loadtest.report.report_files\n"
         "except ConfigError as error: print(error.message)\n"
     )
     command = [sys.executable, "-W", "error", "-c", script]

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from engine.errors import ConfigError
-from loadtest import arrivals, lengths
+from loadtest import lengths
 from loadtest.scenario import MEASURED, SCENARIOS, Arrivals, Scenario, read
-from loadtest.workload import Workload
+from loadtest.workload import arrivals
+from loadtest.workload.workload import Workload
 from tests.serving import ROOT
 
 PAGE = (ROOT / "docs/loadtest-scenarios.md").read_text()

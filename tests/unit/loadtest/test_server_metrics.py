@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from loadtest.server_metrics import FAMILIES, Sampling, read, running
+from loadtest.client.server_metrics import FAMILIES, Sampling, read, running
 
 OURS = """# HELP srm_engine_running_sequences Sequences that hold a slot.
 # TYPE srm_engine_running_sequences gauge

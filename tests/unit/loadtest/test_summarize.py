@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from loadtest.chunks import _sorted
+from loadtest.analysis.chunks import _sorted
+from loadtest.analysis.summarize import summarize
+from loadtest.analysis.window import default_window, load_name
 from loadtest.recording import Recording, load
-from loadtest.summarize import summarize
 from loadtest.summary import Distribution
-from loadtest.window import default_window, load_name
 from tests.recorded import NAN, recording, request
 
 

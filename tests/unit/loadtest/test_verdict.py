@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadtest.analysis.summarize import summarize
+from loadtest.analysis.verdict import growth, warnings
 from loadtest.recording import Recording
-from loadtest.summarize import summarize
-from loadtest.verdict import growth, warnings
 from tests.recorded import NAN, recording, request
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]

@@ -18,7 +18,7 @@ from tokenizers import (
 )
 
 from engine.errors import ConfigError
-from loadtest.words import Words
+from loadtest.workload.words import Words
 from tests.serving import ROOT
 
 CORPUS = ["the cat sat on the mat with the other cat and was glad of it all day long"] * 9

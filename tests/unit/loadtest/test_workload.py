@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
 from loadtest.scenario import Scenario
-from loadtest.workload import Workload
+from loadtest.workload.workload import Workload
 from tests.serving import ROOT
 
 DEMO = ROOT / "models/demo"
@@ -76,7 +76,8 @@ def test_requests_are_the_same_in_any_order_and_in_another_process() -> None:
     assert {index: workload.request(index) for index in order} == dict(enumerate(expected))
     script = (
         "import sys, msgspec\nfrom loadtest.scenario import Scenario\n"
-        "from loadtest.workload import Workload\ndef path(kind, value): return kind(value)\n"
+        "from loadtest.workload.workload import Workload\n"
+        "def path(kind, value): return kind(value)\n"
         "given = msgspec.json.decode(sys.stdin.read(), type=Scenario, dec_hook=path)\n"
         "workload = Workload(given)\n"
         "for index in reversed(range(60)): print(workload.request(index).body.decode())\n"

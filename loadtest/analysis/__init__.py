@@ -1,0 +1,1 @@
+"""Computes measures from a recording. Imports the root of loadtest/."""

@@ -1,0 +1,134 @@
+"""Every measure as arrays, derived from a recording and a window of time.
+
+docs/loadtest-measures.md has the formulas. A window holds its first moment and not its last one.
+What is said of requests is said of those planned in the window; what is said of tokens, of those
+received in it, whatever became of their request. NaN stands for what was not measured.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.analysis.chunks import Chunks
+from loadtest.analysis.window import Window
+from loadtest.recording import CLIENT
+
+Times = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.void]
+
+
+def within(times: Times, window: Window) -> Flags:
+    """NaN is in no window."""
+    inside: Flags = (times >= window[0]) & (times < window[1])
+    return inside
+
+
+def since_planned(requests: Rows, times: Times) -> Times:
+    """[requests] From the planned times, so that what waited for its turn counts it."""
+    return np.asarray(times - requests["planned"], np.float64)
+
+
+def token_gaps(chunks: Chunks, window: Window) -> tuple[Times, Counts, Times]:
+    """Of chunks read in the window that are not the first of their sample.
+
+    Returns the time since the sample's chunk before; the tokens that came with the chunk; and the
+    ITL that each of these tokens has: gap / (tokens · scale).
+    """
+    later = chunks.later[within(chunks.time[chunks.later], window)]
+    gaps = chunks.time[later] - chunks.time[later - 1]
+    tokens = chunks.tokens[later]
+    return gaps, tokens, gaps / (tokens * chunks.scale[later])
+
+
+def samples(chunks: Chunks) -> tuple[Counts, Times]:
+    """[samples] The request's row, and TPOT: (last token - first) / (tokens - 1).
+
+    NaN for samples that came in one chunk, since how long their tokens took was not seen, and for
+    those that scaling leaves no second token.
+    """
+    starts = chunks.starts
+    ends = np.append(starts[1:], len(chunks.row))[: len(starts)] - 1
+    row = chunks.row[starts]
+    tokens = np.add.reduceat(chunks.tokens, starts) if len(starts) else np.empty(0)
+    tokens = tokens * chunks.scale[starts]
+    tpot = np.full(len(starts), np.nan)
+    seen = (ends > starts) & (np.rint(tokens) > 1)
+    np.divide(chunks.time[ends] - chunks.time[starts], tokens - 1, out=tpot, where=seen)
+    return row, tpot
+
+
+def first_tokens(requests: Rows, chunks: Chunks) -> Times:
+    """[requests] When the first token of any sample was read."""
+    first = np.full(len(requests), np.nan)
+    np.fmin.at(first, chunks.row[chunks.starts], chunks.time[chunks.starts])
+    return first
+
+
+def worst_tpot(requests: Rows, chunks: Chunks) -> Times:
+    """[requests] The largest TPOT of the samples of each."""
+    worst = np.full(len(requests), np.nan)
+    np.fmax.at(worst, *samples(chunks))
+    return worst
+
+
+def mean_itl(requests: Rows, chunks: Chunks) -> Times:
+    """[requests] Over all tokens but those of first chunks, of all samples."""
+    later = chunks.later
+    row = chunks.row[later]
+    gaps = chunks.time[later] - chunks.time[later - 1]
+    total = np.bincount(row, gaps, len(requests))
+    tokens = np.bincount(row, chunks.tokens[later] * chunks.scale[later], len(requests))
+    mean = np.full(len(requests), np.nan)
+    np.divide(total, tokens, out=mean, where=tokens > 0)
+    return mean
+
+
+def prompt_tokens(requests: Rows) -> Times:
+    """[requests] As the client made them, else as the server counts them."""
+    known = np.where(
+        requests["prompt_tokens"] >= 0, requests["prompt_tokens"], requests["usage_prompt_tokens"]
+    )
+    return np.where(known >= 0, known, np.nan)
+
+
+def concurrency(begins: Times, ends: Times, window: Window) -> tuple[float, int]:
+    """Mean over the window's time, and maximum, of how many are in [begin, end) at once.
+
+    Those with NaN never began.
+    """
+    there = ~np.isnan(begins)
+    begins, ends = np.sort(begins[there]), np.sort(ends[there])
+    seconds = np.clip(ends, *window).sum() - np.clip(begins, *window).sum()
+    moments = np.append(begins[within(begins, window)], window[0])
+    return float(seconds) / (window[1] - window[0]), int(under_way(begins, ends, moments).max())
+
+
+def under_way(begins: Times, ends: Times, moments: Times) -> Counts:
+    """How many are in [begin, end) at each of the moments; begins and ends are sorted."""
+    begun: Counts = np.searchsorted(begins, moments, "right")
+    return begun - np.searchsorted(ends, moments, "right")
+
+
+def client_load(clients: NDArray[np.void], window: Window) -> tuple[float, float]:
+    """The CPU share of the busiest process, mean over the window, and the worst lag of any.
+
+    An interval that is partly in the window counts by that part. The first of a process began with
+    the run.
+    """
+    assert clients.dtype == CLIENT
+    shares, lags = [], []
+    for worker in np.unique(clients["worker"]):
+        rows = clients[clients["worker"] == worker]
+        rows = rows[np.argsort(rows["time"], kind="stable")]
+        begins = np.concatenate([[min(0.0, rows["time"][0])], rows["time"][:-1]])
+        length = rows["time"] - begins
+        inside = np.clip(rows["time"], *window) - np.clip(begins, *window)
+        part = inside > 0
+        if part.any():
+            used = rows["cpu_s"][part] * inside[part] / length[part]
+            shares.append(used.sum() / inside.sum())
+            lags.append(rows["lag_s"][part].max())
+    return float(max(shares, default=np.nan)), float(max(lags, default=np.nan))

@@ -1,0 +1,131 @@
+"""From a recording to its summary: which window is measured, and every measure in it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from loadtest.analysis.chunks import Chunks, chunks
+from loadtest.analysis.goodput import good_requests
+from loadtest.analysis.measures import (
+    Flags,
+    Times,
+    client_load,
+    concurrency,
+    first_tokens,
+    prompt_tokens,
+    samples,
+    since_planned,
+    token_gaps,
+    within,
+)
+from loadtest.analysis.window import Window, checked_window, default_window, load_name
+from loadtest.histogram import Histogram
+from loadtest.objectives import DISTRIBUTIONS
+from loadtest.recording import ERRORS, Recording
+from loadtest.summary import Summary
+
+COMPLETED = ERRORS.index("none")
+
+
+def summarize(
+    recording: Recording, name: str | None = None, window: Window | None = None
+) -> Summary:
+    """Every measure of a run, or of a part of it.
+
+    Args:
+        recording: the run.
+        name: what reports call it; by default its load, such as `poisson 40/s`.
+        window: [start, end) in seconds since the start; by default what `default_window` says.
+
+    Raises:
+        ConfigError: nothing is left to measure, the recording is broken, or the scenario has an
+            objective that is none or cannot be judged.
+    """
+    scenario = recording.about.scenario
+    window = default_window(recording) if window is None else checked_window(window)
+    seconds = window[1] - window[0]
+    requests = recording.requests
+    parts = chunks(recording)
+    first = first_tokens(requests, parts)
+    planned = within(requests["planned"], window)
+    completed = planned & (requests["error"] == COMPLETED)
+    num_planned = int(planned.sum())
+
+    errors = np.bincount(requests["error"][planned], minlength=len(ERRORS))
+    counted, told = requests["output_tokens"], requests["usage_output_tokens"]
+    checked = planned & (counted >= 0) & (told >= 0)
+    begun = within(first, window)
+    received = within(parts.time, window)
+    good = completed & good_requests(recording, parts)
+    mean, most = concurrency(requests["sent"], requests["ended"], window)
+    cpu_share, lag_max_s = client_load(recording.clients, window)
+    whole = within(requests["ended"], window) & (requests["error"] == COMPLETED)
+
+    def share(flags: Flags) -> float:
+        return int(flags.sum()) / num_planned if num_planned else math.nan
+
+    wanted = bool(scenario.objectives)
+    return Summary(
+        name=load_name(scenario) if name is None else name,
+        window=window,
+        planned=num_planned,
+        completed=int(completed.sum()),
+        errors={
+            kind: int(number)
+            for code, (kind, number) in enumerate(zip(ERRORS, errors, strict=True))
+            if number and code != COMPLETED
+        },
+        retried=int((planned & (requests["retries"] > 0)).sum()),
+        rejected_share=share(planned & (requests["error"] == ERRORS.index("rejected"))),
+        planned_per_s=num_planned / seconds,
+        completed_per_s=int(whole.sum()) / seconds,
+        output_tokens_per_s=float((parts.tokens * parts.scale)[received].sum()) / seconds,
+        prompt_tokens_per_s=float(prompt_tokens(requests)[begun].sum()) / seconds,
+        good_per_s=int(good.sum()) / seconds if wanted else math.nan,
+        good_share=share(good) if wanted else math.nan,
+        concurrency=mean,
+        concurrency_max=most,
+        **{
+            measure: histogram.distribution()
+            for measure, histogram in histograms(recording, window, parts).items()
+        },
+        checked=int(checked.sum()),
+        miscounted=int((checked & (counted != told)).sum()),
+        usage_output_tokens=int(told[checked].sum()),
+        counted_output_tokens=int(counted[checked].sum()),
+        cpu_share=cpu_share,
+        lag_max_s=lag_max_s,
+        objectives=scenario.objectives,
+    )
+
+
+def histograms(
+    recording: Recording, window: Window, parts: Chunks | None = None
+) -> dict[str, Histogram]:
+    """Of every measure that a summary has the distribution of, by its name there."""
+    requests = recording.requests
+    parts = chunks(recording) if parts is None else parts
+    planned = within(requests["planned"], window)
+    completed = planned & (requests["error"] == COMPLETED)
+    first = first_tokens(requests, parts)
+    times: dict[str, Times] = {
+        "e2e": since_planned(requests, requests["ended"])[completed],
+        "e2e_sent": (requests["ended"] - requests["sent"])[completed],
+        "queue": requests["queue_s"][completed],
+        "lateness": since_planned(requests, requests["sent"])[planned],
+    }
+    if recording.about.scenario.stream:
+        row, tpot = samples(parts)
+        times["ttft"] = since_planned(requests, first)[completed]
+        times["ttft_sent"] = (first - requests["sent"])[completed]
+        times["tpot"] = tpot[completed[row]]
+    recorded = {measure: Histogram() for measure in DISTRIBUTIONS}
+    for measure, values in times.items():
+        recorded[measure].record(values[~np.isnan(values)])
+    if recording.about.scenario.stream:
+        gaps, tokens, itl = token_gaps(parts, window)
+        recorded["itl"].record(itl, tokens)
+        recorded["gap"].record(gaps)
+    return recorded

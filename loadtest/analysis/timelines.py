@@ -1,0 +1,178 @@
+"""What happened when: a recording and the server's /metrics, summed up in intervals.
+
+At most INTERVALS of them, whatever the length of a run, so that what is plotted stays small. Knows
+nothing of percentiles over a whole run and draws nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.analysis.observed import Observed
+from loadtest.quantities import NAN
+from loadtest.recording import Sample
+
+Floats = NDArray[np.float64]
+
+INTERVALS = 300
+SERVER_NAMES = {
+    "running": ("srm_engine_running_sequences", "vllm:num_requests_running"),
+    "waiting": ("srm_engine_waiting_sequences", "vllm:num_requests_waiting"),
+    "output_tokens": ("srm_engine_decode_tokens_total", "vllm:generation_tokens_total"),
+    "prompt_tokens": ("srm_engine_prompt_tokens_total", "vllm:prompt_tokens_total"),
+}
+"""Metrics of servers that are drawn: ours, then vLLM's; the first that is there is taken."""
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """Columns of one row an interval, as the client saw it. NaN where nothing happened."""
+
+    width_s: float
+    start_s: list[float]
+    output_tokens_per_s: list[float]
+    completed_per_s: list[float]
+    errors_per_s: list[float]
+    in_flight: list[float]
+    """Requests sent and not ended, mean over the interval."""
+    ttft_p50: list[float]
+    """Of the requests planned in the interval."""
+    ttft_p99: list[float]
+    lateness_max: list[float]
+    """Of the requests planned in the interval: how late the harness sent them, at worst."""
+    cpu_share: list[float]
+    """Of one core: the busiest client process."""
+    lag_max: list[float]
+    """How late an event loop of the harness was, at worst."""
+
+
+class ServerTimeline(msgspec.Struct, frozen=True):
+    """Columns of one row a sample of /metrics, at most INTERVALS. Empty if there were none."""
+
+    names: dict[str, str]
+    """Which metrics of the server these are; columns that it does not have are empty."""
+    time_s: list[float]
+    running: list[float]
+    waiting: list[float]
+    output_tokens_per_s: list[float]
+    """Differences of the counter by time, since the sample before."""
+    prompt_tokens_per_s: list[float]
+
+
+def timeline(observed: Observed) -> Timeline:
+    """Intervals of a second, or of more whole seconds if the run is long."""
+    recording = observed.recording
+    seconds = max(recording.about.seconds, 1e-9)
+    width = float(max(1, math.ceil(seconds / INTERVALS)))
+    count = max(1, math.ceil(seconds / width))
+    requests, clients, parts = recording.requests, recording.clients, observed.chunks
+
+    def place(times: Floats) -> NDArray[np.int64]:
+        return np.clip(times // width, 0, count - 1).astype(np.int64)
+
+    def rate(times: Floats, weights: Floats | None = None) -> list[float]:
+        summed = np.bincount(place(times), weights=weights, minlength=count)
+        spans = np.full(count, width)
+        spans[-1] = seconds - width * (count - 1)
+        return [float(value) for value in summed / np.maximum(spans, width / 10)]
+
+    ended = requests[~np.isnan(requests["ended"])]
+    failed = ended["error"] != 0
+    planned = place(requests["planned"])
+    begun = requests[~np.isnan(observed.first)]
+    ttft = (observed.first - requests["planned"])[~np.isnan(observed.first)]
+    first = place(begun["planned"])
+    return Timeline(
+        width_s=width,
+        start_s=[width * index for index in range(count)],
+        output_tokens_per_s=rate(parts.time, parts.tokens * parts.scale),
+        completed_per_s=rate(ended["ended"][~failed]),
+        errors_per_s=rate(ended["ended"][failed]),
+        in_flight=_in_flight(requests, seconds, width, count),
+        ttft_p50=_percentile(first, ttft, 50, count),
+        ttft_p99=_percentile(first, ttft, 99, count),
+        lateness_max=_largest(planned, requests["sent"] - requests["planned"], count),
+        cpu_share=_largest(place(clients["time"]), _cpu_shares(clients), count),
+        lag_max=_largest(place(clients["time"]), clients["lag_s"], count),
+    )
+
+
+def _in_flight(requests: NDArray[np.void], seconds: float, width: float, count: int) -> list[float]:
+    """Differences of ∫₀ᵗ under way = Σ max(0, t - sent) - max(0, t - ended), by time."""
+    sent = requests[~np.isnan(requests["sent"])]
+    edges = np.minimum(width * np.arange(count + 1), seconds)
+
+    def area(times: Floats) -> Floats:
+        ordered = np.sort(np.nan_to_num(times, nan=seconds))
+        before = np.searchsorted(ordered, edges)
+        sums = np.concatenate([[0.0], np.cumsum(ordered)])
+        found: Floats = edges * before - sums[before]
+        return found
+
+    under_way = np.diff(area(sent["sent"]) - area(sent["ended"]))
+    shares = np.maximum(under_way, 0) / np.maximum(np.diff(edges), 1e-12)
+    return [float(value) for value in shares]
+
+
+def _percentile(places: NDArray[np.int64], values: Floats, q: float, count: int) -> list[float]:
+    order = np.argsort(places, kind="stable")
+    bounds = np.searchsorted(places[order], np.arange(count + 1))
+    ordered = values[order]
+    return [
+        float(np.percentile(ordered[low:high], q)) if high > low else NAN
+        for low, high in pairwise(bounds)
+    ]
+
+
+def _largest(places: NDArray[np.int64], values: Floats, count: int) -> list[float]:
+    found = np.full(count, -np.inf)
+    known = ~np.isnan(values)
+    np.maximum.at(found, places[known], values[known])
+    return [float(value) if np.isfinite(value) else NAN for value in found]
+
+
+def _cpu_shares(clients: NDArray[np.void]) -> Floats:
+    """Of each interval of each process: its CPU time by the time since that process' last row."""
+    shares = np.full(len(clients), NAN)
+    for worker in np.unique(clients["worker"]):
+        rows = np.flatnonzero(clients["worker"] == worker)
+        spans = np.diff(clients["time"][rows], prepend=0.0)
+        shares[rows] = clients["cpu_s"][rows] / np.where(spans > 0, spans, NAN)
+    return shares
+
+
+def server_timeline(samples: list[Sample]) -> ServerTimeline:
+    """What the server said of itself; counters that fall, as after a restart, leave a gap."""
+    samples = sorted(samples, key=lambda sample: sample.time)
+    step = max(1, math.ceil(len(samples) / INTERVALS))
+    samples = samples[::step]
+    names = {
+        column: found
+        for column, candidates in SERVER_NAMES.items()
+        for found in [next((n for n in candidates if any(n in s.values for s in samples)), "")]
+        if found
+    }
+    times = [sample.time for sample in samples]
+
+    def gauge(column: str) -> list[float]:
+        return [s.values.get(names[column], NAN) for s in samples] if column in names else []
+
+    def counted(column: str) -> list[float]:
+        values, found = gauge(column), [NAN] if column in names and samples else []
+        for index in range(1, len(values)):
+            grown, took = values[index] - values[index - 1], times[index] - times[index - 1]
+            found.append(grown / took if grown >= 0 and took > 0 else NAN)
+        return found
+
+    return ServerTimeline(
+        names=names,
+        time_s=times if names else [],
+        running=gauge("running"),
+        waiting=gauge("waiting"),
+        output_tokens_per_s=counted("output_tokens"),
+        prompt_tokens_per_s=counted("prompt_tokens"),
+    )

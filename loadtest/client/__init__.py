@@ -1,0 +1,1 @@
+"""Sends requests and records what comes back. Imports loadtest/workload."""

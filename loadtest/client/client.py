@@ -1,0 +1,241 @@
+"""Sends requests over as few connections as it can, and records what comes back.
+
+All of it happens in callbacks of the event loop: a request costs no task unless it needs a new
+connection. Knows neither plans nor how many requests there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from itertools import takewhile
+from typing import NamedTuple
+
+from engine.errors import ConfigError
+from loadtest import recording
+from loadtest.client.connection import Connection
+from loadtest.client.os_limits import exhausted
+from loadtest.client.reply import BadReply, News
+from loadtest.client.request_attempt import Exchange, Verdict, queue_seconds
+from loadtest.client.target import Target
+from loadtest.rows import Rows
+from loadtest.workload.workload import Asked
+
+
+class Rules(NamedTuple):
+    """What of a scenario the client goes by."""
+
+    stream: bool
+    timeout_s: float
+    retries: int
+    keep_text: bool
+
+
+class Client:
+    """Of one process. `requests` and `events` grow as replies come."""
+
+    def __init__(
+        self,
+        target: Target,
+        rules: Rules,
+        worker: int,
+        started: float,
+        on_end: Callable[[Exchange, str], None],
+        on_fatal: Callable[[ConfigError], None],
+    ) -> None:
+        """`started` is the time.monotonic() that all recorded times count from.
+
+        `on_end` hears of each request once, with its kind of error; `on_fatal` when this machine
+        cannot go on.
+        """
+        self._target = target
+        self._rules = rules
+        self._worker = worker
+        self._started = started
+        self._on_end = on_end
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._tls = target.context()
+        self._idle: list[Connection] = []
+        self._connections: set[Connection] = set()
+        self._under_way: dict[int, Exchange] = {}  # in the order of their deadlines
+        self._on: dict[Connection, Exchange] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._deadline: asyncio.TimerHandle | None = None
+        self.requests = Rows(recording.REQUEST)
+        self.events = Rows(recording.EVENT)
+        self.texts: dict[int, list[str]] = {}
+        """By request: what came of each choice, where it must be counted afterwards."""
+        self.output_tokens = 0
+        self.last_error = ""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._under_way)
+
+    def send(self, index: int, planned: float, asked: Asked) -> None:
+        """To be called in the order of `planned`, seconds since the start."""
+        exchange = Exchange(index, planned, asked)
+        self._under_way[index] = exchange
+        self._arm()
+        self._dispatch(exchange)
+
+    def cut(self) -> None:
+        """End all that is under way, as `cut`."""
+        now = time.monotonic()
+        for exchange in list(self._under_way.values()):
+            self._fail(exchange, "cut", "", now)
+
+    async def close(self) -> None:
+        """Nothing may be under way. Returns when all connections are closed."""
+        assert not self._under_way
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.abort()
+        while self._connections:  # transports tell of their end in a later turn
+            await asyncio.sleep(0.001)
+
+    # Sending
+
+    def _dispatch(self, exchange: Exchange) -> None:
+        while self._idle and not exchange.is_resent:
+            connection = self._idle.pop()
+            if connection.is_reusable:
+                self._send_on(connection, exchange)
+                return
+        task = self._loop.create_task(self._connect(exchange))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, exchange: Exchange) -> None:
+        target = self._target
+        try:
+            _, connection = await self._loop.create_connection(
+                lambda: Connection(self._connections.discard),
+                target.address,
+                target.port,
+                ssl=self._tls,
+                server_hostname=target.server_name or None,
+            )
+        except OSError as error:
+            if (lack := exhausted(error, self._worker, len(self._connections))) is not None:
+                self._on_fatal(lack)
+            elif not exchange.is_over:
+                self._fail(exchange, "connect", str(error), time.monotonic())
+            return
+        self._connections.add(connection)
+        if exchange.is_over:  # its time ran out meanwhile
+            self._idle.append(connection)
+        else:
+            self._send_on(connection, exchange)
+
+    def _send_on(self, connection: Connection, exchange: Exchange) -> None:
+        body = exchange.asked.body
+        exchange.connection = connection
+        self._on[connection] = exchange
+        if math.isnan(exchange.sent):
+            exchange.sent = time.monotonic() - self._started
+        connection.send(b"%b%d\r\n\r\n%b" % (self._target.head, len(body), body), self)
+
+    # Receiving: what connections call
+
+    def body(self, connection: Connection, data: bytes, now: float) -> None:
+        exchange = self._on[connection]
+        rules, time_s = self._rules, now - self._started
+        if not exchange.num_bytes:
+            exchange.first_byte = time_s
+        try:
+            news = exchange.take(data, connection, rules.stream, rules.keep_text)
+        except BadReply as error:
+            self._fail(exchange, "protocol", str(error), now)
+            return
+        if news:
+            self._record(exchange.index, news, time_s)
+
+    def whole(self, connection: Connection, now: float) -> None:
+        exchange = self._on.pop(connection)
+        exchange.connection = None
+        verdict, news = exchange.finish(connection)
+        queue_s = queue_seconds(connection.headers)
+        if connection.is_reusable:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+        if news:
+            self._record(exchange.index, news, now - self._started)
+        if not math.isnan(verdict.retry_after_s) and exchange.retries < self._rules.retries:
+            self._loop.call_later(verdict.retry_after_s, self._retry, exchange)
+            return
+        self._end(exchange, verdict, now, queue_s)
+
+    def broken(self, connection: Connection, kind: str, message: str, now: float) -> None:
+        exchange = self._on.pop(connection)
+        exchange.connection = None
+        if connection.is_unanswered_reuse and not exchange.is_resent:
+            exchange.is_resent = True
+            self._dispatch(exchange)
+            return
+        exchange.status = max(connection.status, 0)
+        self._end(exchange, Verdict(kind, message), now)
+
+    def _record(self, index: int, news: News, time_s: float) -> None:
+        for choice, tokens in news:
+            self.events.append(index, choice, time_s, tokens)
+            self.output_tokens += tokens
+
+    # Ending
+
+    def _retry(self, exchange: Exchange) -> None:
+        if not exchange.is_over:
+            exchange.retries += 1
+            exchange.is_resent = False
+            exchange.begin()
+            self._dispatch(exchange)
+
+    def _arm(self) -> None:
+        """One timer for all: the first that is under way is the next whose time is over."""
+        if self._deadline is None and self._under_way:
+            left = self._left(next(iter(self._under_way.values())))
+            self._deadline = self._loop.call_later(max(left, 0.001), self._expire)
+
+    def _left(self, exchange: Exchange) -> float:
+        return self._started + exchange.planned + self._rules.timeout_s - time.monotonic()
+
+    def _expire(self) -> None:
+        self._deadline = None
+        over = takewhile(lambda exchange: self._left(exchange) <= 0, self._under_way.values())
+        for exchange in list(over):
+            self._fail(exchange, "timeout", "", time.monotonic())
+        self._arm()
+
+    def _fail(self, exchange: Exchange, kind: str, message: str, now: float) -> None:
+        """End it whatever its connection is doing."""
+        if (connection := exchange.connection) is not None:
+            exchange.status = max(connection.status, 0)
+            exchange.connection = None
+            del self._on[connection]
+            connection.abort()
+        self._end(exchange, Verdict(kind, message), now)
+
+    def _end(
+        self, exchange: Exchange, verdict: Verdict, now: float, queue_s: float = math.nan
+    ) -> None:
+        exchange.is_over = True
+        del self._under_way[exchange.index]
+        reply = exchange.reply
+        if reply is not None:
+            queue_s = queue_s if math.isnan(reply.queue_s) else reply.queue_s
+            if reply.texts and not reply.is_counted:
+                self.texts[exchange.index] = ["".join(parts) for parts in reply.texts.values()]
+        if verdict.message:
+            self.last_error = f"{verdict.kind}: {verdict.message}"
+        self.requests.append(
+            *exchange.row(self._worker, now - self._started, verdict.kind, queue_s)
+        )
+        self._on_end(exchange, verdict.kind)

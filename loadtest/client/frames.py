@@ -1,0 +1,119 @@
+"""What a run and its client processes say to each other over pipes: a length, then msgpack.
+
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import msgspec
+
+from loadtest.client.target import Target
+from loadtest.live_stats import Times
+from loadtest.scenario import Scenario, as_path
+
+_LENGTH = 8
+
+
+class Setup(msgspec.Struct, tag=True):
+    """The first to a client process: what it is to do."""
+
+    scenario: Scenario
+    target: Target
+    worker: int
+    workers: int
+
+
+class Go(msgspec.Struct, tag=True):
+    """All are ready."""
+
+    started: float
+    """time.monotonic(), which processes of a machine share, of second 0."""
+
+
+class Stop(msgspec.Struct, tag=True):
+    """End early. So does the end of the pipe, since then nobody waits for the result."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """A client process has made its first requests and can begin."""
+
+
+class Counts(msgspec.Struct, tag=True):
+    """How far it is."""
+
+    planned: int = 0
+    sent: int = 0
+    in_flight: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+    last_error: str = ""
+    times: Times | None = None
+
+
+class Failed(msgspec.Struct, tag=True):
+    """It cannot go on."""
+
+    message: str
+    is_outside: bool
+    """Whether a caller, a file or this machine is the reason; else it is a bug."""
+
+
+class Result(msgspec.Struct, tag=True):
+    """All it has recorded: rows of recording.REQUEST, EVENT and CLIENT."""
+
+    requests: bytes
+    events: bytes
+    clients: bytes
+
+
+ToWorker = Setup | Go | Stop
+FromWorker = Ready | Counts | Failed | Result
+
+_from_worker = msgspec.msgpack.Decoder(FromWorker, dec_hook=as_path)
+_to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=as_path)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    body = msgspec.msgpack.encode(message, enc_hook=os.fspath)
+    return len(body).to_bytes(_LENGTH, "little") + body
+
+
+def write(fd: int, message: FromWorker) -> None:
+    """Of a client process. Waits until the pipe has taken all of it."""
+    left = memoryview(encode(message))
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def read(fd: int) -> ToWorker | None:
+    """Of a client process: waits for the next; None at the end of the pipe."""
+    head = _read_exactly(fd, _LENGTH)
+    body = _read_exactly(fd, int.from_bytes(head, "little")) if head else b""
+    return _to_worker.decode(body) if body else None
+
+
+async def receive(stream: asyncio.StreamReader) -> FromWorker | None:
+    """The same of the run."""
+    try:
+        head = await stream.readexactly(_LENGTH)
+        body = await stream.readexactly(int.from_bytes(head, "little"))
+    except asyncio.IncompleteReadError:
+        return None
+    heard: FromWorker = _from_worker.decode(body)
+    return heard
+
+
+def _read_exactly(fd: int, count: int) -> bytes:
+    """Nothing if the pipe ends before."""
+    parts = []
+    while count:
+        part = os.read(fd, count)
+        if not part:
+            return b""
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

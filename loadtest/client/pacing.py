@@ -1,0 +1,160 @@
+"""When requests of one process begin: at times fixed before, or when an earlier one has ended.
+
+Open loops look at the clock alone, so a server that stalls cannot hold requests back. Knows neither
+connections nor what a reply is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.client.alarm import Alarm
+from loadtest.workload.workload import Asked, Workload
+
+_AT_ONCE = 64
+"""Requests that begin before sockets are looked at again."""
+_AHEAD = 256
+"""Bodies that are made before their turn."""
+_PAUSE_S = 0.1
+"""Before a closed loop asks again where it could not even connect."""
+
+Send = Callable[[int, float, Asked], None]
+"""Of an index, its planned time in seconds since the start, and the request."""
+Finished = Callable[[float], None]
+"""Told once that no more will begin, with the second of the run from which grace counts."""
+
+
+class Ahead:
+    """Requests of one process in the order of its indices, some of them made in advance."""
+
+    def __init__(self, workload: Workload, indices: Iterator[int]) -> None:
+        self._workload = workload
+        self._indices = indices
+        self._made: deque[tuple[int, Asked]] = deque()
+        self.fill(_AHEAD)
+
+    def fill(self, most: int) -> None:
+        """Make up to so many more, as long as there is room."""
+        for index in islice(self._indices, min(most, _AHEAD - len(self._made))):
+            self._made.append((index, self._workload.request(index)))
+
+    def take(self) -> tuple[int, Asked] | None:
+        """The next; None after the last."""
+        if not self._made:
+            self.fill(1)
+        return self._made.popleft() if self._made else None
+
+
+class OpenLoop:
+    """Begins each request at its time; more than a few that are late go out in several turns."""
+
+    def __init__(self, times: NDArray[np.float64], own: slice, workload: Workload) -> None:
+        """`times` [requests] of the whole plan, of which this process has `own`."""
+        self._own = times[own]
+        self._last = float(times[-1]) if len(times) else 0.0
+        self._ahead = Ahead(workload, iter(range(len(times))[own]))
+        self._next = 0
+        self._is_over = False
+
+    def start(self, started: float, send: Send, finished: Finished) -> None:
+        """`started` is the time.monotonic() of second 0."""
+        self._started, self._send, self._finished = started, send, finished
+        self._alarm = Alarm(self._due)
+        self._due()
+
+    def planned(self, now: float) -> int:
+        """How many of them should have begun by this second."""
+        return int(np.searchsorted(self._own, now, side="right"))
+
+    def ended(self, _kind: str) -> None:
+        """Changes nothing."""
+
+    def stop(self) -> None:
+        """Begin no more."""
+        if not self._is_over:
+            self._is_over = True
+            self._alarm.close()
+            self._finished(self._last)
+
+    def _due(self) -> None:
+        now = time.monotonic() - self._started
+        begun = 0
+        while self._next < len(self._own) and begun < _AT_ONCE and self._own[self._next] <= now:
+            planned = float(self._own[self._next])
+            self._next += 1
+            begun += 1
+            taken = self._ahead.take()
+            assert taken is not None, "as many requests as times"
+            self._send(taken[0], planned, taken[1])
+            if self._is_over:  # the machine cannot go on
+                return
+        self._ahead.fill(begun + 1)
+        if self._next < len(self._own):
+            self._alarm.set(self._started + float(self._own[self._next]))
+        else:
+            self.stop()
+
+
+class ClosedLoop:
+    """Keeps so many requests under way; each begins when another has ended."""
+
+    def __init__(
+        self, concurrency: int, indices: Iterator[int], workload: Workload, duration_s: float
+    ) -> None:
+        """`duration_s` is when the last may begin; 0: when indices end."""
+        self._ahead = Ahead(workload, indices)
+        self._turns = deque([0.0] * concurrency)  # that have come; seconds of the run
+        self._duration_s = duration_s
+        self._begun = 0
+        self._is_over = False
+
+    def start(self, started: float, send: Send, finished: Finished) -> None:
+        """`started` is the time.monotonic() of second 0."""
+        self._started, self._send, self._finished = started, send, finished
+        self._loop = asyncio.get_running_loop()
+        if self._duration_s:
+            self._loop.call_later(self._duration_s, self.stop)
+        self._begin()
+
+    def planned(self, _now: float) -> int:
+        """How many have begun."""
+        return self._begun
+
+    def ended(self, kind: str) -> None:
+        """Another's turn; a little later if nothing listens any more."""
+        if kind == "connect":
+            self._loop.call_later(_PAUSE_S, self._another)
+        else:
+            self._another()
+
+    def stop(self) -> None:
+        """Begin no more."""
+        if not self._is_over:
+            self._is_over = True
+            self._finished(time.monotonic() - self._started)
+
+    def _another(self) -> None:
+        self._turns.append(time.monotonic() - self._started)
+        if len(self._turns) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        for _ in range(min(len(self._turns), _AT_ONCE)):
+            if self._is_over:
+                return
+            taken = self._ahead.take()
+            if taken is None:
+                self.stop()
+                return
+            self._begun += 1
+            self._send(taken[0], self._turns.popleft(), taken[1])
+            self._ahead.fill(1)
+        if self._turns:
+            self._loop.call_soon(self._begin)

@@ -1,0 +1,211 @@
+"""What comes back of one request: tokens by choice, usage, and whether it is a whole answer.
+
+Reads only the fields it counts by, of a stream's events or of a whole reply. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from msgspec import Raw
+
+from engine.errors import UNDECODABLE
+from loadtest.client.event_stream import EventStream
+
+_NOTHING = {b"", b'""', b"null"}
+UNKNOWN = -1
+"""Where a server does not say, or a client cannot count."""
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    tokens: list[Raw] | None = None
+    """Of completions."""
+    content: list[Raw] | None = None
+    """Of chats."""
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under another name; some servers send both."""
+
+    @property
+    def text(self) -> str:
+        thought = self.reasoning_content or self.reasoning
+        return f"{thought}{self.content or ''}" if thought else self.content or ""
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int = 0
+    text: str | None = None
+    delta: _Message | None = None
+    message: _Message | None = None
+    token_ids: Raw = Raw()
+    """A list if the server sends them; counted by its commas."""
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    queue_time: float | None = None
+    """Seconds, as Groq says it."""
+
+
+class _Times(msgspec.Struct, gc=False):
+    queue_time: float | None = None
+    """Seconds, as Cerebras says it."""
+
+
+class _Document(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    time_info: _Times | None = None
+    error: Raw = Raw()
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+
+News = list[tuple[int, int]]
+"""Choices and how many tokens each has new."""
+
+
+class BadReply(Exception):
+    """What came is not what an OpenAI-compatible server answers, or says that it failed."""
+
+
+class Reply:
+    """Of one request; fed with its body as it comes."""
+
+    __slots__ = (
+        "_body",
+        "_events",
+        "_guessed",
+        "_told",
+        "is_done",
+        "queue_s",
+        "texts",
+        "tokens",
+        "usage_output_tokens",
+        "usage_prompt_tokens",
+    )
+
+    def __init__(self, stream: bool, keep_text: bool) -> None:
+        self._events = EventStream() if stream else None
+        self._body: list[bytes] = []
+        self._told = False
+        self._guessed = False
+        self.is_done = False
+        self.texts: dict[int, list[str]] | None = {} if keep_text else None
+        """What came of each choice, where text is kept."""
+        self.tokens = 0
+        self.queue_s = math.nan
+        self.usage_prompt_tokens = UNKNOWN
+        self.usage_output_tokens = UNKNOWN
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `tokens` is what the server sent: every part with tokens said how many."""
+        return self._told and not self._guessed
+
+    def feed(self, data: bytes) -> News:
+        """Raises BadReply. Of a whole reply, nothing is known before `finish`."""
+        if self._events is None:
+            self._body.append(data)
+            return []
+        return self._take(self._events.feed(data))
+
+    def finish(self) -> News:
+        """What the end of the body tells. Raises BadReply unless the reply is whole."""
+        if self._events is None:
+            return self._whole(self._read(b"".join(self._body)))
+        news = self._take(self._events.finish())
+        if not self.is_done:
+            raise BadReply("the stream ended without [DONE]")
+        return news
+
+    def _take(self, events: list[bytes]) -> News:
+        assert self._events is not None
+        news: News = []
+        for data in events:
+            if self.is_done:
+                break
+            if data == b"[DONE]":
+                self.is_done = True
+                break
+            for choice in self._read(data).choices or ():
+                if count := self._count(choice):
+                    news.append((choice.index, count))
+                    self.tokens += count
+        if self._events.named_error:
+            raise BadReply("an event of type error")
+        return news
+
+    def _read(self, data: bytes) -> _Document:
+        try:
+            document = _decode(data)
+        except UNDECODABLE as error:
+            raise BadReply(f"{error}: {data[:200]!r}") from None
+        if document.error and (said := bytes(document.error)) not in _NOTHING:
+            raise BadReply(said.decode(errors="replace"))
+        if (usage := document.usage) is not None:
+            if usage.completion_tokens is not None:
+                self.usage_output_tokens = usage.completion_tokens
+            if usage.prompt_tokens is not None:
+                self.usage_prompt_tokens = usage.prompt_tokens
+            if usage.queue_time is not None:
+                self.queue_s = usage.queue_time
+        if (times := document.time_info) is not None and times.queue_time is not None:
+            self.queue_s = times.queue_time
+        return document
+
+    def _count(self, choice: _Choice) -> int:
+        """New tokens: their ids, else their scores, else 1 if there is text."""
+        count = _told(choice)
+        if count is not None and self.texts is None:
+            self._told = True
+            return count
+        message = choice.delta or choice.message
+        text = message.text if message is not None else choice.text
+        if text and self.texts is not None:
+            self.texts.setdefault(choice.index, []).append(text)
+        if count is not None:
+            self._told = True
+            return count
+        if not text:
+            return 0
+        self._guessed = True
+        return 1
+
+    def _whole(self, document: _Document) -> News:
+        """Of each choice its own count; the usage in equal parts if one does not say."""
+        choices = document.choices
+        if not choices:
+            raise BadReply("a reply without choices")
+        self.is_done = True
+        counts = [self._count(choice) for choice in choices]
+        if any(_told(choice) is None for choice in choices):
+            self._guessed = True
+            if self.usage_output_tokens >= 0:
+                each, more = divmod(self.usage_output_tokens, len(choices))
+                counts = [each + (place < more) for place in range(len(choices))]
+        self.tokens = sum(counts)
+        return [
+            (choice.index, count) for choice, count in zip(choices, counts, strict=True) if count
+        ]
+
+
+def _told(choice: _Choice) -> int | None:
+    """How many tokens it says it has new; None if it does not say."""
+    if choice.token_ids:
+        ids = bytes(choice.token_ids)
+        if ids[:1] == b"[":
+            return ids.count(b",") + 1 if ids[1:-1].strip() else 0
+    if (scores := choice.logprobs) is not None:
+        if scores.tokens is not None:
+            return len(scores.tokens)
+        if scores.content is not None:
+            return len(scores.content)
+    return None

@@ -1,0 +1,146 @@
+"""One request of the plan from its sending to its row in the recording, over however many tries.
+
+Judges replies: which kind of error each is, and whether it is worth another try. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import math
+import time
+from typing import NamedTuple
+
+from loadtest.client.connection import Connection
+from loadtest.client.reply import UNKNOWN, BadReply, News, Reply
+from loadtest.recording import ERRORS
+from loadtest.workload.workload import Asked
+
+RETRIED = (429, 503)
+_RETRY_AFTER_S = 1.0
+"""Where a refusal does not say when to come back."""
+_SHOWN = 300
+"""Bytes of a refusal that are kept to show why."""
+
+
+class Verdict(NamedTuple):
+    """How a try ended."""
+
+    kind: str
+    """One of ERRORS."""
+    message: str = ""
+    retry_after_s: float = math.nan
+    """NaN unless the server asks to come back."""
+
+
+class Exchange:
+    """The times are seconds since the start of the run."""
+
+    __slots__ = (
+        "asked",
+        "connection",
+        "first_byte",
+        "index",
+        "is_over",
+        "is_resent",
+        "num_bytes",
+        "planned",
+        "refusal",
+        "reply",
+        "retries",
+        "sent",
+        "status",
+    )
+
+    def __init__(self, index: int, planned: float, asked: Asked) -> None:
+        self.index = index
+        self.planned = planned
+        self.asked = asked
+        self.connection: Connection | None = None
+        """That it waits for a reply on."""
+        self.is_over = False
+        self.is_resent = False
+        """Once, after the server had closed the connection it was first sent on."""
+        self.sent = math.nan
+        self.retries = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Of each try: nothing has come yet."""
+        self.reply: Reply | None = None
+        self.refusal = b""
+        self.status = 0
+        self.first_byte = math.nan
+        self.num_bytes = 0
+
+    def take(self, data: bytes, connection: Connection, stream: bool, keep_text: bool) -> News:
+        """A piece of the body. Raises BadReply."""
+        self.num_bytes += len(data)
+        if self.reply is None:
+            self.status = connection.status
+            if not 200 <= self.status < 300:
+                self.refusal = (self.refusal + data)[:_SHOWN]
+                return []
+            self.reply = Reply(stream, keep_text)
+        return self.reply.feed(data)
+
+    def finish(self, connection: Connection) -> tuple[Verdict, News]:
+        """The body is whole."""
+        self.status = status = connection.status
+        if 200 <= status < 300:
+            try:
+                if self.reply is None:
+                    raise BadReply("an empty reply")
+                return Verdict("none"), self.reply.finish()
+            except BadReply as error:
+                return Verdict("protocol", str(error)), []
+        message = f"{status}: {self.refusal.decode(errors='replace').strip()}"
+        if status in RETRIED:
+            wait = retry_after(connection.headers.get(b"retry-after", b""))
+            return Verdict("rejected", message, wait), []
+        if status >= 500:
+            return Verdict("server", message), []
+        return Verdict("client" if status >= 400 else "protocol", message), []
+
+    def row(self, worker: int, ended: float, kind: str, queue_s: float) -> tuple[float, ...]:
+        """As recording.REQUEST has it."""
+        reply, asked = self.reply, self.asked
+        return (
+            self.index,
+            worker,
+            self.planned,
+            self.sent,
+            self.first_byte,
+            ended,
+            ERRORS.index(kind),
+            self.status,
+            self.retries,
+            asked.n,
+            asked.prompt_tokens,
+            asked.max_tokens,
+            reply.tokens if reply is not None and reply.is_counted else UNKNOWN,
+            reply.usage_prompt_tokens if reply is not None else UNKNOWN,
+            reply.usage_output_tokens if reply is not None else UNKNOWN,
+            queue_s,
+            self.num_bytes,
+        )
+
+
+def queue_seconds(headers: dict[bytes, bytes]) -> float:
+    """How long a request waited, as text-generation-inference says it, in milliseconds; or NaN."""
+    try:
+        return float(headers[b"x-queue-time"]) / 1e3
+    except (KeyError, ValueError):
+        return math.nan
+
+
+def retry_after(value: bytes) -> float:
+    """Seconds; the header has them, or a date."""
+    text = value.decode("latin-1").strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except ValueError:
+            return _RETRY_AFTER_S
+    return max(seconds, 0.0) if math.isfinite(seconds) else _RETRY_AFTER_S

@@ -1,0 +1,223 @@
+"""`python -m loadtest.client.worker`: one client process of a run, told what to do by its standard
+input.
+
+It makes its part of the requests, sends them at their times, and tells what it recorded when all
+have ended. Knows its own part alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from typing import Any
+
+import uvloop
+
+from engine.errors import ConfigError, SRMError
+from loadtest import recording
+from loadtest.client import frames
+from loadtest.client.client import Client, Rules
+from loadtest.client.os_limits import allow_files, own_concurrency
+from loadtest.client.pacing import ClosedLoop, OpenLoop
+from loadtest.client.request_attempt import Exchange
+from loadtest.live_stats import SoFar
+from loadtest.rows import Rows
+from loadtest.workload import arrivals
+from loadtest.workload.workload import Workload
+
+_TICK_S = 0.01
+"""How often the event loop's lag is looked at."""
+_TELL_S = 0.5
+_ROW_S = 1.0
+
+
+def main() -> None:
+    """Until the result is told. Exit code 1 if the run has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is asked, and asks us
+    out = os.dup(1)
+    os.dup2(2, 1)  # what anything prints is no message
+    setup = frames.read(0)
+    if not isinstance(setup, frames.Setup):
+        raise SystemExit(1)
+    try:
+        allow_files(setup.scenario, setup.worker, setup.workers)
+        workload = Workload(setup.scenario)
+        loop = pace_of(setup, workload)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 100)  # what a request leaves goes with its last reference
+        frames.write(out, frames.Ready())
+        go = frames.read(0)
+        if not isinstance(go, frames.Go):
+            raise SystemExit(1)
+        result = uvloop.run(Part(setup, workload, loop, go.started, out).result())
+        frames.write(out, result)
+    except SRMError as error:
+        frames.write(out, frames.Failed(error.message, isinstance(error, ConfigError)))
+
+
+def pace_of(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:
+    scenario, worker, workers = setup.scenario, setup.worker, setup.workers
+    if scenario.open_loop:
+        return OpenLoop(arrivals.times(scenario), slice(worker, None, workers), workload)
+    limit = scenario.requests or 2**62
+    return ClosedLoop(
+        own_concurrency(scenario, worker, workers),
+        iter(range(worker, limit, workers)),
+        workload,
+        scenario.duration_s,
+    )
+
+
+class Part:
+    """Of a run, that of one process: from the start to its last request's end."""
+
+    def __init__(
+        self,
+        setup: frames.Setup,
+        workload: Workload,
+        loop: OpenLoop | ClosedLoop,
+        started: float,
+        out: int,
+    ) -> None:
+        self._setup = setup
+        self._workload = workload
+        self._pace = loop
+        self._started = started
+        self._out = out
+        self._clients = Rows(recording.CLIENT)
+        self._begun = self._completed = self._failed = 0
+        self._since, self._cpu_s, self._lag_s = time.monotonic(), time.process_time(), 0.0
+        self._fatal: SRMError | None = None
+
+    async def result(self) -> frames.Result:
+        """Raises ConfigError if this machine cannot go on."""
+        scenario = self._setup.scenario
+        self._asyncio = asyncio.get_running_loop()
+        self._asyncio.set_exception_handler(self._bug)
+        self._over = asyncio.Event()
+        self._client = Client(
+            self._setup.target,
+            Rules(
+                stream=scenario.stream,
+                timeout_s=scenario.timeout_s,
+                retries=scenario.retries,
+                keep_text=scenario.tokenizer is not None,
+            ),
+            self._setup.worker,
+            self._started,
+            self._ended,
+            self._stop,
+        )
+        await asyncio.sleep(self._started - time.monotonic())
+        self._since, self._cpu_s = time.monotonic(), time.process_time()
+        watch = asyncio.create_task(self._watch())
+        self._is_beginning = True
+        self._pace.start(self._started, self._send, self._finished)
+        self._so_far = SoFar(self._client.requests)
+        self._asyncio.add_reader(0, self._told)
+        await self._over.wait()
+        watch.cancel()
+        self._row()
+        self._tell()
+        await self._client.close()
+        if self._fatal is not None:
+            raise self._fatal
+        return self._recorded()
+
+    def _send(self, index: int, planned: float, asked: Any) -> None:
+        self._begun += 1
+        self._client.send(index, planned, asked)
+
+    def _ended(self, _exchange: Exchange, kind: str) -> None:
+        if kind == "none":
+            self._completed += 1
+        else:
+            self._failed += 1
+        self._pace.ended(kind)
+        self._look()
+
+    def _finished(self, until: float) -> None:
+        """No more begin; those under way have their grace."""
+        self._is_beginning = False
+        left = self._started + until + self._setup.scenario.grace_s - time.monotonic()
+        self._asyncio.call_later(max(left, 0.0), self._client.cut)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._is_beginning and not self._client.in_flight:
+            self._over.set()
+
+    def _stop(self, error: SRMError | None = None) -> None:
+        """End now, and in order."""
+        self._fatal = self._fatal or error
+        self._pace.stop()
+        self._client.cut()
+        self._look()
+
+    def _told(self) -> None:
+        if frames.read(0) is None:
+            os._exit(1)  # the run has gone: nobody waits for what we have
+        self._stop()
+
+    def _bug(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What a callback raised ends the run: a recording with holes would be no recording."""
+        self._asyncio.default_exception_handler(context)
+        self._stop(SRMError(f"client process {self._setup.worker}: {context.get('exception')!r}"))
+
+    async def _watch(self) -> None:
+        """Note how late the loop is and how busy the process, and tell how far it is."""
+        told = self._since
+        while True:
+            due = time.monotonic() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            self._lag_s = max(self._lag_s, now - due)
+            if now - told >= _TELL_S:
+                told = now
+                self._tell()
+            if now - self._since >= _ROW_S:
+                self._row()
+
+    def _row(self) -> None:
+        now, cpu_s = time.monotonic(), time.process_time()
+        self._clients.append(
+            self._setup.worker,
+            now - self._started,
+            cpu_s - self._cpu_s,
+            self._lag_s,
+            self._client.in_flight,
+        )
+        self._since, self._cpu_s, self._lag_s = now, cpu_s, 0.0
+
+    def _tell(self) -> None:
+        counts = frames.Counts(
+            planned=self._pace.planned(time.monotonic() - self._started),
+            sent=self._begun,
+            in_flight=self._client.in_flight,
+            completed=self._completed,
+            failed=self._failed,
+            output_tokens=self._client.output_tokens,
+            last_error=self._client.last_error,
+            times=self._so_far.times(),
+        )
+        frames.write(self._out, counts)
+
+    def _recorded(self) -> frames.Result:
+        """With tokens counted of what was received as text."""
+        requests = self._client.requests.array()
+        if self._client.texts:
+            rows = {index: row for row, index in enumerate(requests["index"].tolist())}
+            for index, texts in self._client.texts.items():
+                counts = [self._workload.count_tokens(text) for text in texts]
+                requests["output_tokens"][rows[index]] = sum(count or 0 for count in counts)
+        return frames.Result(
+            requests.tobytes(), self._client.events.to_bytes(), self._clients.to_bytes()
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""One run of a scenario: client processes that share a clock, and what they record put together.
+
+Knows neither measures nor displays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from engine.errors import ConfigError, SRMError
+from engine.records import new_record
+from loadtest.client import frames
+from loadtest.client.target import Target, resolve
+from loadtest.live_stats import first_byte_percentiles
+from loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording
+from loadtest.scenario import Scenario
+from loadtest.workload import arrivals
+
+_ROOT = Path(__file__).resolve().parents[2]
+_HEAD_START_S = 0.1
+"""From telling all processes when second 0 is until then."""
+_PROGRESS_S = 0.5
+
+
+class Progress(NamedTuple):
+    """How far a run is, over all client processes."""
+
+    seconds: float
+    planned: int
+    """That should have begun by now; in a closed loop, that have."""
+    sent: int
+    in_flight: int
+    completed: int
+    failed: int
+    output_tokens: int
+    last_error: str
+    """Kind and message of a request that failed lately; empty: none did."""
+    first_byte_p50: float
+    """Seconds from the planned time, of requests that have ended; NaN: none has."""
+    first_byte_p99: float
+    lateness_s: float
+    """How late a request was sent in the last half second, at worst."""
+    cpu_share: float
+    """Of one core: the busiest client process."""
+
+
+async def run(
+    scenario: Scenario,
+    on_progress: Callable[[Progress], None],
+    command: str,
+    stop: asyncio.Event | None = None,
+) -> Recording:
+    """Run it to its end, or until `stop` is set: then what is under way is cut, and recorded so.
+
+    `on_progress` is called twice a second. `command` is what the recording says it was made by;
+    the server's /metrics in it are left to the caller. If the task is cancelled, client processes
+    are killed and nothing is kept. Raises ConfigError if the server does not answer, refuses the
+    key, or has no such model, and for what this machine lacks; SRMError if a client process dies.
+    """
+    target = await resolve(scenario)
+    scenario = msgspec.structs.replace(scenario, served_model_name=target.model)
+    workers: list[_Worker] = []
+    stopping: asyncio.Task[None] | None = None
+    try:
+        for number in range(num_workers(scenario)):
+            workers.append(_Worker(number, await _spawn()))
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                setup = frames.Setup(scenario, target, worker.number, len(workers))
+                group.create_task(worker.set_up(setup))
+        started = time.monotonic() + _HEAD_START_S
+        started_unix = time.time() + _HEAD_START_S
+        _say(workers, frames.Go(started))
+        stopping = asyncio.create_task(_stop(workers, stop or asyncio.Event()))
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(_tell(workers, started, on_progress))
+            going = [group.create_task(worker.result()) for worker in workers]
+            await asyncio.wait(going)
+            telling.cancel()
+        results = [task.result() for task in going]
+    except* SRMError as failures:
+        raise _first(failures) from None
+    finally:
+        stopped = stopping is not None and stopping.done()
+        if stopping is not None:
+            stopping.cancel()
+        for worker in workers:
+            await worker.end()
+    return put_together(results, scenario, target, command, started_unix, stopped)
+
+
+def num_workers(scenario: Scenario) -> int:
+    """No more than a closed loop has requests under way: each process has indices of its own."""
+    if scenario.arrivals == "synchronous":
+        return 1
+    return scenario.workers if scenario.open_loop else min(scenario.workers, scenario.concurrency)
+
+
+class _Worker:
+    """A client process, as the run sees it."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+        self.number = number
+        self.counts = frames.Counts()
+        self._process = process
+
+    async def set_up(self, setup: frames.Setup) -> None:
+        """Returns when it can begin."""
+        self.say(setup)
+        if not isinstance(await self._hear(), frames.Ready):
+            raise SRMError(f"client process {self.number} did not get ready")
+
+    async def result(self) -> frames.Result:
+        """Returns when all its requests have ended."""
+        while not isinstance(heard := await self._hear(), frames.Result):
+            if isinstance(heard, frames.Counts):
+                self.counts = heard
+        return heard
+
+    def say(self, message: frames.ToWorker) -> None:
+        assert self._process.stdin is not None
+        if self._process.returncode is None:
+            self._process.stdin.write(frames.encode(message))
+
+    async def end(self) -> None:
+        """Whatever it is doing."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+    async def _hear(self) -> frames.FromWorker:
+        assert self._process.stdout is not None
+        heard = await frames.receive(self._process.stdout)
+        if isinstance(heard, frames.Failed):
+            raise (ConfigError if heard.is_outside else SRMError)(heard.message)
+        if heard is None:
+            code = await self._process.wait()
+            raise SRMError(f"client process {self.number} died, exit code {code}: the run is void")
+        return heard
+
+
+async def _spawn() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "loadtest.client.worker"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        start_new_session=True,  # a terminal's Ctrl-C is for us
+    )
+
+
+def _say(workers: Sequence[_Worker], message: frames.ToWorker) -> None:
+    for worker in workers:
+        worker.say(message)
+
+
+async def _stop(workers: Sequence[_Worker], stop: asyncio.Event) -> None:
+    await stop.wait()
+    _say(workers, frames.Stop())
+
+
+async def _tell(
+    workers: Sequence[_Worker], started: float, on_progress: Callable[[Progress], None]
+) -> None:
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        all_counts = [worker.counts for worker in workers]
+        errors = [counts.last_error for counts in all_counts if counts.last_error]
+        times = [counts.times for counts in all_counts if counts.times is not None]
+        p50, p99 = first_byte_percentiles(times)
+        on_progress(
+            Progress(
+                seconds=time.monotonic() - started,
+                planned=sum(counts.planned for counts in all_counts),
+                sent=sum(counts.sent for counts in all_counts),
+                in_flight=sum(counts.in_flight for counts in all_counts),
+                completed=sum(counts.completed for counts in all_counts),
+                failed=sum(counts.failed for counts in all_counts),
+                output_tokens=sum(counts.output_tokens for counts in all_counts),
+                last_error=errors[0] if errors else "",
+                first_byte_p50=p50,
+                first_byte_p99=p99,
+                lateness_s=max((one.lateness_s for one in times), default=0.0),
+                cpu_share=max((one.cpu_share for one in times), default=0.0),
+            )
+        )
+
+
+def _first(group: BaseExceptionGroup[SRMError]) -> SRMError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, SRMError)
+    return error
+
+
+def put_together(
+    results: Sequence[frames.Result],
+    scenario: Scenario,
+    target: Target,
+    command: str,
+    started_unix: float,
+    stopped: bool,
+) -> Recording:
+    requests = np.frombuffer(b"".join(result.requests for result in results), REQUEST)
+    events = np.frombuffer(b"".join(result.events for result in results), EVENT)
+    clients = np.frombuffer(b"".join(result.clients for result in results), CLIENT)
+    record = new_record(command)
+    versions = {"srm": record["commit"], "python": platform.python_version()}
+    for name in ("uvloop", "httptools", "msgspec", "numpy"):
+        versions[name] = importlib.metadata.version(name)
+    about = About(
+        scenario=scenario,
+        command=command,
+        started_unix=started_unix,
+        seconds=float(requests["ended"].max(initial=0.0)),
+        stopped_by="interrupt" if stopped else _stopped_by(scenario, len(requests)),
+        machine=record["machine"],
+        versions=versions | {"server": target.server_version},
+        server_metrics=[],
+    )
+    return Recording(
+        about,
+        requests[np.argsort(requests["index"], kind="stable")],
+        events[np.argsort(events["time"], kind="stable")],
+        clients[np.argsort(clients["time"], kind="stable")],
+    )
+
+
+def _stopped_by(scenario: Scenario, num_requests: int) -> str:
+    """Which of the limits ended a run that nobody stopped."""
+    if scenario.requests and num_requests >= scenario.requests:
+        return "requests"
+    if scenario.arrivals != "trace":
+        return "duration"
+    whole = arrivals.times(msgspec.structs.replace(scenario, duration_s=0.0))
+    return "duration" if num_requests < len(whole) else "trace"

@@ -1,0 +1,1 @@
+"""`srm loadtest run`, `sweep` and `offline`."""

@@ -1,0 +1,1 @@
+"""Shows measures as text, tables, plots and pages. Imports loadtest/analysis."""

@@ -1,0 +1,170 @@
+"""Two reports beside each other: what was measured, what differs, and what may be noise.
+
+Steps of sweeps are matched by their names. Only measures whose spread within a run is known are
+called different (`loadtest/analysis/confidence.py`); of all others the numbers are shown, and that
+is all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtest.analysis.confidence import Difference, difference
+from loadtest.quantities import MEASURES, value_of
+from loadtest.report.report import Report, RunReport, read_report
+from loadtest.scenario import Scenario
+
+COMPARED = (
+    "output_tokens_per_s",
+    "completed_per_s",
+    "good_share",
+    "ttft_p50",
+    "ttft_p99",
+    "ttft_p999",
+    "itl_p50",
+    "itl_p99",
+    "tpot_p50",
+    "e2e_p50",
+    "e2e_p99",
+    "concurrency",
+    "failed",
+    "rejected_share",
+    "lateness_p99",
+    "cpu_share",
+)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One measure of both, in SI units; what neither measured is left out."""
+
+    key: str
+    a: float
+    b: float
+    ratio: float
+    """b / a; NaN where a is 0."""
+    difference: Difference
+
+    @property
+    def verdict(self) -> str:
+        """`better` or `worse` for b, where that is known; else what the difference says."""
+        found, better = self.difference.verdict, MEASURES[self.key].better
+        if found not in {"more", "less"} or not better:
+            return found
+        return "better" if (found == "more") == (better > 0) else "worse"
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A run of a and the run of b that is set beside it."""
+
+    name: str
+    a: RunReport
+    b: RunReport
+    rows: tuple[Row, ...]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Of b with a."""
+
+    label_a: str
+    label_b: str
+    steps: tuple[Step, ...]
+    only_a: tuple[str, ...]
+    """Steps without one of the same name in b."""
+    only_b: tuple[str, ...]
+    conditions: tuple[tuple[str, str, str], ...]
+    """What differs but for what was measured: its name, and what it is in a and in b."""
+    warnings: tuple[str, ...]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether any measure is called different."""
+        return any(row.verdict in {"better", "worse"} for step in self.steps for row in step.rows)
+
+
+def compare(folder_a: Path, folder_b: Path) -> Comparison:
+    """Raises ConfigError for a folder without a report of this schema."""
+    a, b = read_report(folder_a), read_report(folder_b)
+    labels = [folder_a.resolve().name, folder_b.resolve().name]
+    if labels[0] == labels[1]:
+        labels = [str(folder_a), str(folder_b)]
+    return compare_reports(a, b, *labels)
+
+
+def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B") -> Comparison:
+    """Single runs are compared whatever their names; steps of sweeps by name."""
+    if label_a == label_b:  # a folder with itself
+        label_a, label_b = f"{label_a} (A)", f"{label_b} (B)"
+    if len(a.runs) == len(b.runs) == 1:
+        name_a, name_b = a.runs[0].summary.name, b.runs[0].summary.name
+        name = name_a if name_a == name_b else f"{name_a} and {name_b}"
+        pairs, only_a, only_b = [(name, a.runs[0], b.runs[0])], [], []
+    else:
+        runs_a, runs_b = _named(a.runs), _named(b.runs)
+        pairs = [(name, run, runs_b[name]) for name, run in runs_a.items() if name in runs_b]
+        only_a = [name for name in runs_a if name not in runs_b]
+        only_b = [name for name in runs_b if name not in runs_a]
+    return Comparison(
+        label_a=label_a,
+        label_b=label_b,
+        steps=tuple(Step(name, one, other, _rows(one, other)) for name, one, other in pairs),
+        only_a=tuple(only_a),
+        only_b=tuple(only_b),
+        conditions=_conditions(pairs),
+        warnings=tuple(
+            f"{label}, {run.summary.name}: {warning}"
+            for label, report in ((label_a, a), (label_b, b))
+            for run in report.runs
+            for warning in run.warnings
+        ),
+    )
+
+
+def _named(runs: Sequence[RunReport]) -> dict[str, RunReport]:
+    """By name; where one was measured again, with its number behind."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for run in runs:
+        seen[run.summary.name] += 1
+        again = seen[run.summary.name]
+        found[run.summary.name if again == 1 else f"{run.summary.name} ({again})"] = run
+    return found
+
+
+def _rows(one: RunReport, other: RunReport) -> tuple[Row, ...]:
+    rows = []
+    for key in COMPARED:
+        a, b = value_of(one.summary, key), value_of(other.summary, key)
+        if math.isnan(a) and math.isnan(b):
+            continue
+        tested = difference(a, b, one.parts.get(key, []), other.parts.get(key, []))
+        rows.append(Row(key, a, b, b / a if a else math.nan, tested))
+    return tuple(rows)
+
+
+def _conditions(
+    pairs: Sequence[tuple[str, RunReport, RunReport]],
+) -> tuple[tuple[str, str, str], ...]:
+    """Settings, machines and versions that are not the same, each once."""
+    found: dict[tuple[str, str, str], None] = {}
+    for _, one, other in pairs:
+        said = [("machine", one.machine, other.machine)]
+        for name in dict.fromkeys((*one.versions, *other.versions)):
+            versions = one.versions.get(name, "–"), other.versions.get(name, "–")
+            said.append((f"version of {name}", *versions))
+        for name in Scenario.__struct_fields__:
+            if name != "output":
+                a, b = _shown(getattr(one.scenario, name)), _shown(getattr(other.scenario, name))
+                said.append((name, a, b))
+        found.update(dict.fromkeys(row for row in said if row[1] != row[2]))
+    return tuple(found)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "–"
+    return "–" if value is None or value == "" else str(value)

@@ -1,0 +1,128 @@
+"""A comparison as text for a terminal, as Markdown, and as an HTML page."""
+
+from __future__ import annotations
+
+import math
+
+from loadtest.analysis.confidence import BATCHES, SMALLEST
+from loadtest.quantities import MEASURES, number, unit_for
+from loadtest.report.compare import Comparison, Step
+from loadtest.report.html_page import TEMPLATES
+from loadtest.report.markdown_page import escaped
+from loadtest.report.markdown_page import table as markdown_table
+from loadtest.report.plot_compare import comparison_pictures
+from loadtest.report.tables import Table
+
+HOW = (
+    f"Intervals are of 95 %, from {BATCHES} parts of each window; they know what varies within a "
+    f"run, not between runs, so less than {100 * SMALLEST:g} % is called no clear difference. Of "
+    "twenty rows that are tested one is called different by chance. Not tested are tails, and "
+    "whatever runs are too short for: a part must be longer than most requests and have enough "
+    "of them."
+)
+
+
+def step_table(comparison: Comparison, step: Step) -> Table:
+    """Every row in the unit that its larger value wants."""
+    head = [
+        "Measure",
+        "Unit",
+        comparison.label_a,
+        comparison.label_b,
+        "Ratio",
+        "Difference",
+        "95 % interval",
+        "Verdict",
+    ]
+    rows = []
+    for row in step.rows:
+        measure = MEASURES[row.key]
+        unit = unit_for(measure.kind, [row.a, row.b])
+        limits = [row.difference.low * unit.factor, row.difference.high * unit.factor]
+        interval = "" if math.isnan(limits[0]) else " to ".join(map(_signed, limits))
+        rows.append(
+            [
+                measure.label,
+                unit.name,
+                unit.write(row.a),
+                unit.write(row.b),
+                number(row.ratio),
+                _signed((row.b - row.a) * unit.factor),
+                interval,
+                row.verdict,
+            ]
+        )
+    return Table(step.name, head, rows)
+
+
+def conditions_table(comparison: Comparison) -> Table:
+    """What differs but for what was measured."""
+    head = ["Setting", comparison.label_a, comparison.label_b]
+    rows = [list(row) for row in comparison.conditions]
+    return Table("What else differs", head, rows, words=True)
+
+
+def text(comparison: Comparison) -> str:
+    """For a terminal."""
+    blocks = [f"{comparison.label_b} compared with {comparison.label_a}"]
+    blocks += [f"! {warning}" for warning in (*comparison.warnings, *_unmatched(comparison))]
+    tables = [step_table(comparison, step) for step in comparison.steps]
+    blocks += [_aligned(table) for table in (*tables, conditions_table(comparison)) if table.rows]
+    if not comparison.conditions and comparison.steps:
+        blocks.append("Scenarios, machines and versions are the same.")
+    return "\n\n".join([*blocks, HOW]) + "\n"
+
+
+def markdown(comparison: Comparison) -> str:
+    """To be put into an issue."""
+    blocks = [f"# {escaped(comparison.label_b)} compared with {escaped(comparison.label_a)}"]
+    said = (*comparison.warnings, *_unmatched(comparison))
+    blocks += ["\n".join(f"> ⚠ {escaped(one)}" for one in said)] if said else []
+    blocks += [markdown_table(step_table(comparison, step)) for step in comparison.steps]
+    if comparison.conditions:
+        blocks.append(markdown_table(conditions_table(comparison)))
+    elif comparison.steps:
+        blocks.append("Scenarios, machines and versions are the same.")
+    return "\n\n".join([*blocks, HOW]) + "\n"
+
+
+def html(comparison: Comparison) -> str:
+    """A page like that of a report."""
+    return TEMPLATES.get_template("compare.html").render(
+        title=f"{comparison.label_b} compared with {comparison.label_a}",
+        warnings=[*comparison.warnings, *_unmatched(comparison)],
+        conditions=conditions_table(comparison),
+        tables=[step_table(comparison, step) for step in comparison.steps],
+        pictures=comparison_pictures(comparison),
+        how=HOW,
+    )
+
+
+def _unmatched(comparison: Comparison) -> list[str]:
+    found = [
+        f"Only in {label}: {', '.join(names)}."
+        for label, names in (
+            (comparison.label_a, comparison.only_a),
+            (comparison.label_b, comparison.only_b),
+        )
+        if names
+    ]
+    return found if comparison.steps else [*found, "No step has the same name in both."]
+
+
+def _aligned(table: Table) -> str:
+    lines = [table.head, *table.rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(table.head))]
+    is_left = {0, 1, len(widths) - 1} if not table.words else set(range(len(widths)))
+    shown = [
+        "  ".join(
+            cell.ljust(width) if index in is_left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([table.caption, "", *shown])
+
+
+def _signed(value: float) -> str:
+    return f"+{number(value)}" if value > 0 else number(value)

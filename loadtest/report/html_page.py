@@ -1,0 +1,120 @@
+"""A report as one HTML page: no script, nothing from elsewhere, and all text escaped.
+
+Its look is report.html, a template of jinja2, beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from loadtest.quantities import MEASURES, unit_for, value_of
+from loadtest.report.plot_latency import latency_pictures
+from loadtest.report.plot_sweep import sweep_pictures
+from loadtest.report.plot_timelines import timeline_pictures
+from loadtest.report.plots import Picture
+from loadtest.report.report import Report, RunReport
+from loadtest.report.tables import (
+    ENOUGH,
+    conditions_table,
+    errors_table,
+    harness_table,
+    latency_table,
+    objectives_table,
+    scenario_toml,
+    steps_table,
+    throughput_table,
+)
+
+_TILES = ("output_tokens_per_s", "completed_per_s", "ttft_p50", "ttft_p99", "itl_p50", "e2e_p50")
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters["svg"] = lambda picture: Markup(picture.svg)  # escaped where it was made
+TEMPLATES.filters["code"] = lambda text: Markup(
+    re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+)
+
+
+def html(report: Report) -> str:
+    """The whole page."""
+    single = len(report.runs) == 1
+    first = report.runs[0]
+    return TEMPLATES.get_template("report.html").render(
+        title=report.title,
+        when=datetime.fromtimestamp(first.started_unix, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        machine=first.machine,
+        url=first.scenario.url,
+        warnings=first.warnings if single else _of_sweep(report),
+        tiles=_tiles(first) if single else [],
+        knee=report.knee,
+        steps=None if single else steps_table(report.runs),
+        sweep=sweep_pictures(report),
+        runs=[_run(run, f"r{index}") for index, run in enumerate(report.runs)],
+        conditions=conditions_table(report.runs),
+        enough=f"{100 * ENOUGH:g}",
+        command=report.command,
+        scenario=scenario_toml(first.scenario),
+    )
+
+
+def _of_sweep(report: Report) -> list[str]:
+    """What a reader must know of the knee; what there is to know of other steps is said there."""
+    warned = [run for run in report.runs if run.warnings]
+    found = [
+        f"{run.summary.name}: {warning}"
+        for run in warned
+        if run.summary.name == report.knee
+        for warning in run.warnings
+    ]
+    if warned:
+        found.append(f"{len(warned)} of {len(report.runs)} steps have warnings, which stand there.")
+    return found
+
+
+def _run(run: RunReport, name: str) -> dict[str, Any]:
+    summary = run.summary
+    low, high = summary.window
+    pictures: dict[str, list[Picture]] = {
+        "Latency": latency_pictures(run, name),
+        "Over time": timeline_pictures(run, name),
+    }
+    return {
+        "name": summary.name,
+        "warnings": run.warnings,
+        "measured": f"Measured from {low:g} s to {high:g} s of {run.seconds:.1f} s; "
+        f"the run ended by {run.stopped_by}.",
+        "objectives": objectives_table(run),
+        "tables": [
+            table
+            for table in (
+                latency_table(run),
+                throughput_table(run),
+                errors_table(run),
+                harness_table(run),
+            )
+            if table.rows
+        ],
+        "pictures": {heading: found for heading, found in pictures.items() if found},
+        "shaded": low > 0 or high < run.seconds,
+    }
+
+
+def _tiles(run: RunReport) -> list[tuple[str, str, str]]:
+    """Label, value and unit of what is looked at first."""
+    found = []
+    for key in _TILES:
+        measure, value = MEASURES[key], value_of(run.summary, key)
+        unit = unit_for(measure.kind, [value])
+        found.append((measure.label, unit.write(value), unit.name))
+    return found

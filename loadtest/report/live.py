@@ -1,0 +1,98 @@
+"""How far a run is, while it goes on: a table on a terminal, a line every few seconds elsewhere.
+
+All of it goes to standard error. Knows only counts.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from loadtest.client.server_metrics import Sampling, running
+from loadtest.client.workers import Progress
+
+_LINE_S = 5.0
+"""Between two lines, where there is no terminal."""
+_WINDOW_S = 5.0
+"""Over which the present rate of tokens is taken."""
+
+OnProgress = Callable[[Progress], None]
+
+
+class Meter:
+    """What is shown, from one progress after the other."""
+
+    def __init__(self, running: Callable[[], float | None]) -> None:
+        """`running` is how many sequences the server runs now, if it says."""
+        self._running = running
+        self._seen: deque[tuple[float, int]] = deque([(0.0, 0)])
+
+    def rows(self, progress: Progress) -> list[tuple[str, str]]:
+        """What it is, and how much."""
+        self._seen.append((progress.seconds, progress.output_tokens))
+        while len(self._seen) > 2 and progress.seconds - self._seen[0][0] > _WINDOW_S:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        tokens = progress.output_tokens
+        now = (tokens - before) / max(progress.seconds - then, 1e-9)
+        mean = tokens / max(progress.seconds, 1e-9)
+        rows = [
+            ("elapsed", f"{progress.seconds:.0f} s"),
+            (
+                "requests",
+                f"{progress.planned:,} planned, {progress.sent:,} sent, "
+                f"{progress.in_flight:,} in flight, {progress.completed:,} completed, "
+                f"{progress.failed:,} failed",
+            ),
+            ("output tokens", f"{now:,.0f}/s now, {mean:,.0f}/s mean"),
+        ]
+        if not math.isnan(progress.first_byte_p50):
+            p50, p99 = progress.first_byte_p50, progress.first_byte_p99
+            rows.append(("first byte", f"p50 {p50 * 1e3:,.0f} ms, p99 {p99 * 1e3:,.0f} ms"))
+        late, busy = progress.lateness_s, progress.cpu_share
+        rows.append(("harness", f"{late * 1e3:,.1f} ms late, {busy:.0%} of a core"))
+        sequences = self._running()
+        if sequences is not None:
+            rows.append(("server", f"{sequences:,.0f} sequences running"))
+        if progress.last_error:
+            rows.append(("last error", progress.last_error))
+        return rows
+
+
+@contextmanager
+def shown(title: str, sampling: Sampling) -> Iterator[OnProgress]:
+    """What to call with each progress of the run of that name."""
+    meter = Meter(lambda: running(sampling.latest))
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda progress: live.update(_table(title, meter.rows(progress)))
+    else:
+        yield _lines(title, meter)
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _lines(title: str, meter: Meter) -> OnProgress:
+    told = -_LINE_S
+
+    def tell(progress: Progress) -> None:
+        nonlocal told
+        rows = meter.rows(progress)
+        if progress.seconds - told >= _LINE_S:
+            told = progress.seconds
+            sys.stderr.write(f"{title}: {'; '.join(f'{name} {value}' for name, value in rows)}\n")
+
+    return tell

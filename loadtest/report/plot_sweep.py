@@ -1,0 +1,135 @@
+"""Plots over the steps of a sweep: latency against throughput and load, and the knee.
+
+Lines go through the medians of steps of one load, which stand beside them as dots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadtest.quantities import MEASURES, Unit, unit_for, value_of
+from loadtest.report.plots import (
+    FIRST,
+    SECOND,
+    SOFT,
+    Picture,
+    axes_of,
+    legend,
+    logarithmic,
+    plain,
+    svg_of,
+)
+from loadtest.report.report import Report, RunReport
+from loadtest.report.tables import columns
+
+
+def sweep_pictures(report: Report) -> list[Picture]:
+    """Nothing for a report of one run."""
+    if len(report.runs) < 2:
+        return []
+    runs = by_load(report.runs)
+    load = _load(runs)
+    throughput = "output_tokens_per_s"
+    pairs = (
+        (throughput, ("ttft_p50", "ttft_p99"), "TTFT against throughput"),
+        (throughput, ("itl_p50", "itl_p99"), "ITL against throughput"),
+        (load, (throughput,), "Throughput against load"),
+        (load, ("ttft_p50", "ttft_p99"), "TTFT against load"),
+        (load, ("itl_p50", "itl_p99"), "ITL against load"),
+        (load, ("good_share",), "Share of requests that meet the objectives"),
+    )
+    drawn = [
+        _picture(runs, report.knee, x, ys, title, f"sweep-{index}")
+        for index, (x, ys, title) in enumerate(pairs)
+    ]
+    return [picture for picture in drawn if picture is not None]
+
+
+def by_load(runs: Sequence[RunReport]) -> list[RunReport]:
+    """In the order in which lines go through them."""
+    return sorted(runs, key=lambda run: value_of(run.summary, _load(runs)))
+
+
+def _repeats(runs: Sequence[RunReport]) -> list[list[int]]:
+    """The places of runs that were asked for the same load, in their order."""
+    found: dict[float, list[int]] = {}
+    for place, run in enumerate(runs):
+        asked = run.scenario.rate if run.scenario.open_loop else run.scenario.concurrency
+        found.setdefault(asked, []).append(place)
+    return list(found.values())
+
+
+def _load(runs: Sequence[RunReport]) -> str:
+    """What says how much was asked of the server: a rate, or how much was under way."""
+    is_open = all(run.scenario.open_loop for run in runs)
+    return "planned_per_s" if is_open else "concurrency"
+
+
+def _picture(
+    runs: list[RunReport], knee: str | None, x: str, ys: Sequence[str], title: str, name: str
+) -> Picture | None:
+    across = [value_of(run.summary, x) for run in runs]
+    up = {key: [value_of(run.summary, key) for run in runs] for key in ys}
+    up = {key: values for key, values in up.items() if not all(map(math.isnan, values))}
+    if not up:
+        return None
+    kind = MEASURES[ys[0]].kind
+    unit = unit_for(kind, [value for values in up.values() for value in values])
+    x_unit = unit_for(MEASURES[x].kind, across)
+    label = x_unit.head(MEASURES[x].label.lower())
+    label = "requests in flight, mean" if x == "concurrency" else label
+    repeats = _repeats(runs)
+    known = np.array([v for values in up.values() for v in values if v > 0])
+    is_wide = kind == "seconds" and len(known) and known.max() > 8 * known.min()
+    with axes_of(unit.name + (", log scale" if is_wide else ""), label) as axes:
+        for (key, values), colour in zip(up.items(), (FIRST, SECOND), strict=False):
+            places, heights = np.array(across) * x_unit.factor, np.array(values) * unit.factor
+            if len(repeats) < len(runs):
+                axes.plot(places, heights, "o", color=colour, markersize=2.5, alpha=0.45)
+            axes.plot(
+                [np.median(places[same]) for same in repeats],
+                [np.median(heights[same]) for same in repeats],
+                color=colour,
+                marker="o",
+                markersize=3.5,
+                label=MEASURES[key].label,
+            )
+        if is_wide:
+            logarithmic(axes, "y")
+        else:
+            axes.set_ylim(0, 1.1 * (known.max() if len(known) else 1) * unit.factor)
+            plain(axes.yaxis)
+        if x == "concurrency" and min(across) > 0 and max(across) > 8 * min(across):
+            logarithmic(axes, "x")
+        else:
+            axes.set_xlim(0, 1.05 * max([*across, 0]) * x_unit.factor or 1)
+            plain(axes.xaxis)
+        legend(axes)
+        alt = f"{title}, {len(across)} steps. " + _said(runs, knee, up, unit)
+        for run, place in zip(runs, across, strict=True):
+            if run.summary.name == knee:
+                at = place * x_unit.factor
+                axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), zorder=0)
+                axes.annotate(
+                    "knee", (at, 0.98), (-3, 0), xycoords=("data", "axes fraction"),
+                    textcoords="offset points", ha="right", va="top", color=SOFT, fontsize=8,
+                )  # fmt: skip
+        svg = svg_of(axes, name, alt)
+    data = [(MEASURES[x].label, x_unit, across)]
+    data += [(MEASURES[key].label, unit, values) for key, values in up.items()]
+    names = [run.summary.name for run in runs]
+    return Picture(title, svg, alt, columns(title, "Step", names, data))
+
+
+def _said(runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Unit) -> str:
+    first, last = runs[0].summary.name, runs[-1].summary.name
+    said = [
+        f"{MEASURES[key].label} from {unit.write(values[0])} at {first} to "
+        f"{unit.write(values[-1])} {unit.name} at {last}"
+        for key, values in up.items()
+    ]
+    at = f" The knee is at {knee}." if knee is not None else ""
+    return f"{'; '.join(said)}.{at}"

@@ -1,0 +1,159 @@
+"""Plots of what happened when: as the client saw it, as the server says, and the harness itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from loadtest.quantities import Kind, unit_for
+from loadtest.report.plots import (
+    BAD,
+    FIRST,
+    LINE,
+    SECOND,
+    THIRD,
+    Panel,
+    Picture,
+    axes_of,
+    legend,
+    plain,
+    svg_of,
+)
+from loadtest.report.report import RunReport
+from loadtest.report.tables import columns
+
+ROWS = 24
+"""Of the table of a timeline, at most: means of what is drawn, most for what is a most."""
+
+
+class Line(NamedTuple):
+    """One series of a timeline; its values are placed at the ends of `times`."""
+
+    label: str
+    colour: str
+    times: Sequence[float]
+    values: Sequence[float]
+    steps: bool = True
+    most: bool = False
+    """Whether values sum up by their largest, not by their mean."""
+
+
+def timeline_pictures(run: RunReport, name: str) -> list[Picture]:
+    """Those of which there is anything to see."""
+    client, server = run.timeline, run.server
+    at = client.start_s
+
+    def seen(label: str, colour: str, values: Sequence[float], most: bool = False) -> Line:
+        return Line(label, colour, at, values, most=most)
+
+    def said(label: str, colour: str, values: Sequence[float]) -> Line:
+        return Line(label, colour, server.time_s, values, steps=False)
+
+    def counted(label: str, colour: str, values: Sequence[float]) -> Line:
+        middles = [(a + b) / 2 for a, b in pairwise([0.0, *server.time_s])]
+        return Line(label, colour, middles, values, steps=False)
+
+    def source(*kinds: str) -> str:
+        used = [server.names[column] for column in kinds if column in server.names]
+        return f"Of the server: {', '.join(used)}." if used else ""
+
+    received = seen("received by the client", FIRST, client.output_tokens_per_s)
+    made = counted("made by the server", SECOND, server.output_tokens_per_s)
+    return [
+        picture
+        for picture in (
+            _picture(run, f"{name}-tokens", "Output tokens", "tokens_per_s", [received, made],
+                     source("output_tokens")),
+            _picture(run, f"{name}-flight", "Requests in flight", "count",
+                     [seen("sent and not ended", FIRST, client.in_flight)]),
+            _picture(run, f"{name}-server", "Sequences in the server", "count",
+                     [said("running", FIRST, server.running),
+                      said("waiting", SECOND, server.waiting)], source("running", "waiting")),
+            _picture(run, f"{name}-ended", "Requests ended", "requests_per_s",
+                     [seen("whole", FIRST, client.completed_per_s),
+                      seen("failed", BAD, client.errors_per_s)]),
+            _picture(run, f"{name}-ttft-times", "TTFT by time of request", "seconds",
+                     [seen("p50", FIRST, client.ttft_p50),
+                      seen("p99", SECOND, client.ttft_p99, most=True)]),
+            _picture(run, f"{name}-prompt", "Prompt tokens", "tokens_per_s",
+                     [counted("taken by the server", THIRD, server.prompt_tokens_per_s)],
+                     source("prompt_tokens")),
+            _picture(run, f"{name}-late", "How late the harness was, at worst", "seconds",
+                     [seen("sending", FIRST, client.lateness_max, most=True),
+                      seen("event loop", SECOND, client.lag_max, most=True)]),
+            _picture(run, f"{name}-cpu", "CPU of the busiest client process", "share",
+                     [seen("share of one core", FIRST, client.cpu_share, most=True)]),
+        )
+        if picture is not None
+    ]  # fmt: skip
+
+
+def _picture(
+    run: RunReport, name: str, title: str, kind: Kind, lines: Sequence[Line], note: str = ""
+) -> Picture | None:
+    lines = [one for one in lines if any(not math.isnan(value) for value in one.values)]
+    if not lines:
+        return None
+    everything = [value for one in lines for value in one.values]
+    unit = unit_for(kind, everything)
+    with axes_of(unit.name, "seconds since the start") as axes:
+        for one in lines:
+            _draw(axes, one, unit.factor, run)
+        _shade(axes, run)
+        largest = max((v for v in everything if not math.isnan(v)), default=0.0) * unit.factor
+        axes.set_ylim(0, 1.08 * largest or 1)
+        plain(axes.xaxis, 8)
+        plain(axes.yaxis)
+        legend(axes)
+        alt = f"{title} over time. " + " ".join(
+            f"{one.label.capitalize()}: {_range(one, unit.factor, unit.name)}." for one in lines
+        )
+        svg = svg_of(axes, name, alt)
+    ends = np.linspace(0, run.seconds, min(ROWS, max(1, len(lines[0].values))) + 1)
+    data = [
+        (f"{one.label}, most" if one.most else one.label, unit, _thinned(one, ends))
+        for one in lines
+    ]
+    spans = [f"{a:.1f} to {b:.1f}" for a, b in pairwise(ends)]
+    return Picture(title, svg, alt, columns(title, "Seconds", spans, data), note)
+
+
+def _draw(axes: Panel, one: Line, factor: float, run: RunReport) -> None:
+    values = np.array(one.values) * factor
+    if one.steps and len(values) <= 40:
+        edges = np.append(one.times, run.seconds)
+        axes.stairs(values, edges, color=one.colour, label=one.label, linewidth=1.6, baseline=None)
+        return
+    times = np.array(one.times) + (run.timeline.width_s / 2 if one.steps else 0)
+    marker = "o" if len(values) == 1 else ""
+    axes.plot(times, values, color=one.colour, label=one.label, marker=marker, markersize=4)
+
+
+def _shade(axes: Panel, run: RunReport) -> None:
+    """What warm-up, cool-down and the end are: outside of the window that is measured."""
+    end = max(run.seconds, run.summary.window[1])
+    axes.set_xlim(0, end)
+    low, high = run.summary.window
+    for left, right in ((0.0, low), (high, end)):
+        if right - left > end / 1000:
+            axes.axvspan(left, right, color=LINE, alpha=0.45, linewidth=0, zorder=0)
+
+
+def _range(one: Line, factor: float, unit: str) -> str:
+    known = [value * factor for value in one.values if not math.isnan(value)]
+    return f"from {min(known):.3g} to {max(known):.3g} {unit}".rstrip()
+
+
+def _thinned(one: Line, ends: np.ndarray) -> list[float]:
+    places = np.clip(np.searchsorted(ends, one.times, "right") - 1, 0, len(ends) - 2)
+    values = np.array(one.values)
+    found = []
+    for index in range(len(ends) - 1):
+        inside = values[(places == index) & ~np.isnan(values)]
+        summed = math.nan if not len(inside) else inside.max() if one.most else inside.mean()
+        found.append(float(summed))
+    return found

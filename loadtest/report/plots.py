@@ -1,0 +1,191 @@
+"""How every plot of a report looks: figures of matplotlib as inline SVG that follows its page.
+
+Colours are variables of the page's style sheet and text has its font, so one picture fits a light
+and a dark page. Knows no measure.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ConfigError
+from loadtest.report.tables import Table
+
+try:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+        NullLocator,
+    )
+except ImportError:
+    raise ConfigError(
+        f"plots of load tests need matplotlib: {sys.executable} -m pip install matplotlib"
+    ) from None
+
+Panel = Axes
+"""What plots are drawn on."""
+SIZE = (4.6, 2.75)
+"""Inches: so small that 9 points are still read on a phone."""
+_VARIABLES = {
+    "#010101": "currentColor",
+    "#020202": "var(--line)",
+    "#030303": "var(--soft)",
+    "#0a0001": "var(--series-1)",
+    "#0a0002": "var(--series-2)",
+    "#0a0003": "var(--series-3)",
+    "#0a0004": "var(--bad)",
+}
+"""Colours that matplotlib is told, and what the page makes of them."""
+INK, LINE, SOFT, FIRST, SECOND, THIRD, BAD = _VARIABLES
+SERIES = (FIRST, SECOND, THIRD)
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a name may have dollars in it
+    "svg.hashsalt": "srm",  # the same picture for the same numbers
+    "font.size": 9,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": SOFT,
+    "axes.titlecolor": SOFT,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": SOFT,
+    "xtick.minor.bottom": False,
+    "ytick.minor.left": False,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.2,
+    "legend.borderaxespad": 0.0,
+    "legend.borderpad": 0.2,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "path.simplify_threshold": 0.3,
+}
+
+
+class Picture(NamedTuple):
+    """A plot with all that stands for it where it is not seen."""
+
+    title: str
+    svg: str
+    alt: str
+    table: Table
+    note: str = ""
+
+
+@contextmanager
+def axes_of(unit: str, across: str) -> Iterator[Panel]:
+    """Axes to draw on; the unit of what goes up stands above them, what goes across below."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=SIZE)
+        FigureCanvasSVG(figure)
+        axes = figure.add_axes((0.125, 0.165, 0.85, 0.725))
+        axes.set_title(unit)
+        axes.set_xlabel(across, loc="right", labelpad=2)
+        axes.tick_params(length=0, pad=4)
+        yield axes
+
+
+def plain(axis: Axis, most: int = 6) -> None:
+    """A linear axis with numbers as people write them."""
+    axis.set_major_locator(MaxNLocator(most))
+    axis.set_major_formatter(FuncFormatter(_tick))
+
+
+def logarithmic(axes: Panel, which: str) -> None:
+    """Axis `x` or `y` by powers of ten, with as many labels as there is room for."""
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
+    decades = np.log10(high / low)
+    subs: tuple[float, ...] = (1.0, 2.0, 5.0)
+    if decades > 1.6:
+        subs = (1.0,) if decades > 3 else (1.0, 3.0)
+    elif decades < 0.8:
+        subs = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(_tick))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def percentile_axis(axes: Panel) -> NDArray[np.float64]:
+    """Have x be 1 / (1 - rank), to p99.9; returns the ranks to draw."""
+    axes.set_xscale("log")
+    axes.set_xlim(1, 1000)
+    labels = {2: "p50", 10: "p90", 100: "p99", 1000: "p99.9"}
+    axes.xaxis.set_major_locator(FixedLocator(list(labels)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(round(x), "")))
+    axes.xaxis.get_ticklabels()[-1].set_horizontalalignment("right")
+    ranks: NDArray[np.float64] = 1 - np.geomspace(1, 1e-3, 91)
+    return ranks
+
+
+def _tick(value: float, _position: int) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def legend(axes: Panel) -> None:
+    """Names of the series, above the axes, where there is more than one."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        axes.legend(handles, labels, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=4)
+
+
+def svg_of(axes: Panel, name: str, alt: str) -> str:
+    """The picture as an element of an HTML page; `name` is its own on the page."""
+    figure = axes.figure
+    written = io.StringIO()
+    with mpl.rc_context(_STYLE):
+        figure.savefig(  # type: ignore[union-attr]  # a SubFigure has no canvas, and is none of ours
+            written, format="svg", transparent=True, metadata={"Date": None}
+        )
+    return inline(written.getvalue(), name, alt)
+
+
+def inline(svg: str, name: str, alt: str) -> str:
+    """Without what a file has and an element of a page has not, such as addresses of a DTD."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.S)
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)
+    view = re.search(r'viewBox="([^"]*)"', body)
+    assert view is not None
+    head = f'<svg viewBox="{view[1]}" role="img" aria-label="{html.escape(alt)}">'
+    body = head + body[body.index(">") + 1 :]
+    body = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", body)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
+    body = re.sub(r"font-family:[^;\"]*;?|font: (\d+)px [^;\"]*", _font, body)
+    body = re.sub(r"(\d\.\d{2})\d+", r"\1", body)
+    body = re.sub(r"\s*\n\s*", "\n", body)
+    return re.sub("|".join(_VARIABLES), lambda found: _VARIABLES[found[0]], body)
+
+
+def _font(found: re.Match[str]) -> str:
+    return f"font-size: {found[1]}px" if found[1] else ""

@@ -1,0 +1,144 @@
+"""A report as data: what report.json holds, and all that other forms of it are made from.
+
+Its schema is the structs below, under the number SCHEMA: fields may be added within it, but none
+changes its meaning or goes away. Times are in seconds; null is a number that was not measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from engine.errors import UNDECODABLE, ConfigError
+from loadtest.analysis.confidence import parts
+from loadtest.analysis.goodput import good_requests
+from loadtest.analysis.measures import within
+from loadtest.analysis.observed import Observed
+from loadtest.analysis.summarize import COMPLETED, histograms
+from loadtest.analysis.timelines import ServerTimeline, Timeline, server_timeline, timeline
+from loadtest.objectives import check
+from loadtest.quantities import NAN
+from loadtest.scenario import Scenario, as_path
+from loadtest.summary import Summary
+
+SCHEMA = "srm-loadtest-1"
+
+
+class Buckets(msgspec.Struct, frozen=True):
+    """Of an HDR histogram, those that are not empty, sorted."""
+
+    start_s: list[float]
+    end_s: list[float]
+    counts: list[int]
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """One run, without its single requests and events."""
+
+    summary: Summary
+    scenario: Scenario
+    command: str
+    started_unix: float
+    seconds: float
+    stopped_by: str
+    machine: str
+    versions: dict[str, str]
+    warnings: tuple[str, ...]
+    """What a reader must know before believing the numbers, in sentences."""
+    objectives: dict[str, float]
+    """Which share of the requests planned in the window meets each."""
+    failed: tuple[str, ...]
+    """Conditions of `fail_if` that hold, and why."""
+    histograms: dict[str, Buckets]
+    """By the names that a summary has for distributions; those without values are left out."""
+    parts: dict[str, list[float]]
+    """By measure: in each tenth of the window (`loadtest/analysis/confidence.py`)."""
+    timeline: Timeline
+    server: ServerTimeline
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One run, or the steps of a sweep in their order."""
+
+    schema: str
+    title: str
+    command: str
+    runs: tuple[RunReport, ...]
+    knee: str | None = None
+    """The name of the step after which latency grows and throughput no longer does."""
+
+
+def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()) -> RunReport:
+    """Sum a run up. Raises ConfigError for an objective or condition that is none."""
+    about = observed.recording.about
+    found = histograms(observed.recording, summary.window, observed.chunks)
+    return RunReport(
+        summary=summary,
+        scenario=about.scenario,
+        command=about.command,
+        started_unix=about.started_unix,
+        seconds=about.seconds,
+        stopped_by=about.stopped_by,
+        machine=about.machine,
+        versions=about.versions,
+        warnings=tuple(warnings),
+        objectives=_objectives(observed),
+        failed=tuple(check(summary, about.scenario.fail_if)),
+        histograms={
+            name: Buckets(*(column.tolist() for column in one.buckets()))
+            for name, one in found.items()
+            if one.count
+        },
+        parts=parts(observed),
+        timeline=timeline(observed),
+        server=server_timeline(about.server_metrics),
+    )
+
+
+def _objectives(observed: Observed) -> dict[str, float]:
+    recording, window = observed.recording, observed.window
+    about, requests = recording.about, recording.requests
+    planned = within(requests["planned"], window)
+    shares = {}
+    for objective in about.scenario.objectives:
+        scenario = structs.replace(about.scenario, objectives=(objective,))
+        alone = structs.replace(recording, about=structs.replace(about, scenario=scenario))
+        good = good_requests(alone, observed.chunks) & (requests["error"] == COMPLETED)
+        shares[objective] = float((good & planned).sum() / planned.sum()) if planned.any() else NAN
+    return shares
+
+
+def encode(report: Report) -> bytes:
+    """The content of report.json."""
+    encoded = msgspec.json.encode(report, enc_hook=os.fspath)
+    return msgspec.json.format(encoded, indent=0) + b"\n"
+
+
+def read_report(folder: Path) -> Report:
+    """Raises ConfigError for a folder without a report of this schema."""
+    path = folder / "report.json" if folder.is_dir() else folder
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+        schema = content.get("schema") if isinstance(content, dict) else None
+        if schema != SCHEMA:
+            raise ConfigError(f"{path}: schema is {schema!r}; this program reads {SCHEMA!r}")
+        for run in content["runs"]:
+            for part in ("summary", "objectives", "parts", "timeline", "server"):
+                run[part] = _numbers(run[part])
+        return msgspec.convert(content, Report, dec_hook=as_path)
+    except (OSError, KeyError, TypeError, *UNDECODABLE) as error:
+        raise ConfigError(f"cannot read the report {path}: {error}") from None
+
+
+def _numbers(content: Any) -> Any:
+    """JSON has no NaN: it is written as null, and null is none of the other values of these."""
+    if content is None:
+        return NAN
+    if isinstance(content, dict):
+        return {name: _numbers(value) for name, value in content.items()}
+    return [_numbers(value) for value in content] if isinstance(content, list) else content

@@ -1,0 +1,188 @@
+"""Tables of a report, for Markdown and HTML alike: heads with units, cells as people write."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from loadtest.quantities import (
+    DISTRIBUTIONS,
+    MEASURES,
+    PERCENTILES,
+    Unit,
+    number,
+    statistic_name,
+    unit_for,
+    value_of,
+)
+from loadtest.report.report import RunReport
+from loadtest.scenario import Scenario
+
+ENOUGH = 0.99
+"""The share of requests that must meet an objective for it to pass."""
+
+
+class Table(NamedTuple):
+    """Cells as text, not escaped; the first column names its row."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[str]]
+    words: bool = False
+    """Whether cells are words, not numbers."""
+
+
+_STEP_MEASURES = (
+    "concurrency",
+    "planned_per_s",
+    "completed_per_s",
+    "output_tokens_per_s",
+    "good_per_s",
+    "ttft_p50",
+    "ttft_p99",
+    "itl_p50",
+    "itl_p99",
+    "e2e_p50",
+    "e2e_p99",
+    "failed",
+)
+_THROUGHPUT = tuple(
+    key
+    for key, measure in MEASURES.items()
+    if key.rpartition("_")[0] not in DISTRIBUTIONS and not key.startswith(("cpu", "lag", "check"))
+)
+_HARNESS = ("cpu_share", "lag_max_s", "lateness_p50", "lateness_p99", "lateness_max")
+
+
+def columns(
+    caption: str, label: str, names: Sequence[str], data: Sequence[tuple[str, Unit, list[float]]]
+) -> Table:
+    """A table from columns of numbers: each with its label, unit and one value a name."""
+    head = [label, *(unit.head(title) for title, unit, _ in data)]
+    rows = [
+        [name, *(unit.write(values[index]) for _, unit, values in data)]
+        for index, name in enumerate(names)
+    ]
+    return Table(caption, head, rows)
+
+
+def steps_table(runs: Sequence[RunReport]) -> Table:
+    """The runs of a sweep below each other; columns that nothing was measured of are left out."""
+    data = []
+    for key in _STEP_MEASURES:
+        values = [value_of(run.summary, key) for run in runs]
+        if not all(map(math.isnan, values)):
+            measure = MEASURES[key]
+            data.append((measure.label, unit_for(measure.kind, values), values))
+    return columns("Steps", "Step", [run.summary.name for run in runs], data)
+
+
+def latency_table(run: RunReport) -> Table:
+    """All distributions, in one unit."""
+    found = {name: getattr(run.summary, name) for name in DISTRIBUTIONS}
+    found = {name: one for name, one in found.items() if one.count}
+    unit = unit_for("seconds", [one.p99 for one in found.values()])
+    statistics = ("mean", *PERCENTILES, "max")
+    data = [("Count", Unit("", 1.0), [float(one.count) for one in found.values()])]
+    for statistic in statistics:
+        values = [float(getattr(one, statistic)) for one in found.values()]
+        data.append((statistic_name(statistic), unit, values))
+    return columns("Latency", "Measure", [DISTRIBUTIONS[name] for name in found], data)
+
+
+def throughput_table(run: RunReport) -> Table:
+    """Rates and counts, a unit each."""
+    return _values_table("Throughput and counts", run, _THROUGHPUT)
+
+
+def harness_table(run: RunReport) -> Table:
+    """Whether it was the harness that was slow, and whether both sides count alike."""
+    table = _values_table("The harness itself", run, _HARNESS)
+    summary = run.summary
+    said = f"{summary.counted_output_tokens:,} here, {summary.usage_output_tokens:,} by the server"
+    table.rows.append(["Output tokens of replies that both counted", said, ""])
+    told = f"{summary.miscounted:,} of {summary.checked:,}"
+    table.rows.append(["Replies whose token counts differ", told, ""])
+    return table
+
+
+def _values_table(caption: str, run: RunReport, keys: Sequence[str]) -> Table:
+    rows = []
+    for key in keys:
+        value, measure = value_of(run.summary, key), MEASURES[key]
+        if not math.isnan(value):
+            unit = unit_for(measure.kind, [value])
+            rows.append([measure.label, unit.write(value), unit.name])
+    return Table(caption, ["Measure", "Value", "Unit"], rows)
+
+
+def errors_table(run: RunReport) -> Table:
+    """How requests ended, by kind."""
+    summary = run.summary
+    kinds = {"whole reply": summary.completed, **summary.errors}
+    total = max(summary.planned, 1)
+    rows = [
+        [kind, f"{count:,}", number(100 * count / total)]
+        for kind, count in kinds.items()
+        if count or kind == "whole reply"
+    ]
+    return Table("How requests ended", ["End", "Requests", "Share (%)"], rows)
+
+
+def objectives_table(run: RunReport) -> Table:
+    """Each objective and each condition of `fail_if`, and whether it passes."""
+    rows = [
+        [objective, number(100 * share), _verdict(share >= ENOUGH)]
+        for objective, share in run.objectives.items()
+    ]
+    if rows:
+        rows.append(["all of these", number(100 * run.summary.good_share), ""])
+    for condition in run.scenario.fail_if:
+        held = next((said for said in run.failed if said.startswith(f"{condition.strip()}: ")), "")
+        rows.append([f"fail if {held or condition}", "", _verdict(not held)])
+    return Table("Objectives", ["Objective", "Met by requests (%)", "Verdict"], rows)
+
+
+def _verdict(passes: bool) -> str:
+    return "pass" if passes else "fail"
+
+
+def conditions_table(runs: Sequence[RunReport]) -> Table:
+    """Where, when and with what, and what of the scenario differs between the runs."""
+    first = runs[0]
+    rows = [
+        ["Server", first.scenario.url],
+        ["Machine", first.machine],
+        *([name, version] for name, version in first.versions.items()),
+    ]
+    for name in Scenario.__struct_fields__:
+        values = [str(getattr(run.scenario, name)) for run in runs]
+        if len(set(values)) > 1 and name != "output":
+            rows.append([f"{name}, of each step", ", ".join(values)])
+    return Table("Where and with what", ["What", "Value"], rows, words=True)
+
+
+def scenario_toml(scenario: Scenario) -> str:
+    """The settings that are not at their defaults, as a file for `srm loadtest run`."""
+    lines = []
+    for field in msgspec.structs.fields(Scenario):
+        value = getattr(scenario, field.name)
+        if value != field.default and value is not None:
+            lines.append(f"{field.name} = {_toml(value)}")
+    return "\n".join(lines) or "# all settings are at their defaults"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return json.dumps(text).replace("\x7f", "\\u007f")

@@ -1,0 +1,92 @@
+"""Text of exactly so many tokens, and the count of tokens in text, by a tokenizer.json.
+
+A text is a row of words that are one token each and stay so wherever they stand, since no token of
+the vocabulary reaches over their seams: a text of k words has k tokens. That is made sure of once,
+so that no request need be encoded again. Knows neither requests nor servers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from engine.errors import ConfigError
+from loadtest.counter_rng import TOKENIZER, Draws
+
+_MOST_WORDS = 4096
+_TRIED = 8192
+"""Words in the text that all of it is tried with."""
+_WORD = re.compile("[Ġ▁]?([A-Za-z]+)(?:</w>)?")
+_OVER_A_SPACE = re.compile("[Ġ▁ A-Za-z]*[A-Za-z][Ġ▁ ][Ġ▁ A-Za-z]*")
+_SEVERAL_LETTERS = re.compile("(?:##)?[A-Za-z]{2,}(?:</w>)?")
+_LETTERS = [chr(first + place) for first in (ord("a"), ord("A")) for place in range(26)]
+
+
+class Words:
+    """Those of one tokenizer: words with a space before each, or letters if it has none."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: a tokenizer.json, or a folder with one. Raises ConfigError."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001  # it raises nothing narrower
+            raise ConfigError(f"tokenizer: cannot read {file}: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._cut = 0
+        self.words = self._spaced() or self._letters()
+        """What texts are made of."""
+        if len(self.words) < 2:
+            raise ConfigError(
+                f"tokenizer: {file} has neither words nor letters that are one token wherever they "
+                "stand; allowed are other tokenizers, prompts from a file, and token ids"
+            )
+        text = self.text(self.words)
+        self.num_special = self.count(text, special=True) - self.count(text)
+        """How many tokens the tokenizer adds to a text, such as one for its beginning."""
+
+    def text(self, words: Iterable[str]) -> str:
+        """Of as many tokens as words."""
+        return "".join(words)[self._cut :]
+
+    def count(self, text: str, special: bool = False) -> int:
+        """Tokens of a text; those that the tokenizer adds to it only if `special`."""
+        return len(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def _spaced(self) -> list[str]:
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        cores = map(_WORD.fullmatch, sorted(vocabulary, key=vocabulary.__getitem__))
+        words = list(dict.fromkeys(f" {core[1]}" for core in cores if core))[: 2 * _MOST_WORDS]
+        for self._cut in (0, 1):  # some tokenizers put a space of their own before a text
+            found = self._that_stand(words)
+            splits = self._tokenizer.pre_tokenizer
+            if found and (
+                not any(map(_OVER_A_SPACE.fullmatch, vocabulary))
+                or (splits and len(splits.pre_tokenize_str(self.text(found))) >= len(found))
+            ):
+                return found
+        self._cut = 0
+        return []
+
+    def _letters(self) -> list[str]:
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        over = any(map(_SEVERAL_LETTERS.fullmatch, vocabulary))
+        return [] if over else self._that_stand(_LETTERS)
+
+    def _that_stand(self, words: list[str]) -> list[str]:
+        """Those that are one token alone, and two twice; none if they are not so among others."""
+        texts = [self.text([word] * times) for word in words for times in (1, 2)]
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        pairs = zip(words, found[::2], found[1::2], strict=True)
+        kept = [word for word, once, twice in pairs if (len(once), len(twice)) == (1, 2)]
+        kept = kept[:_MOST_WORDS]
+        if not kept:
+            return []
+        some = [kept[number % len(kept)] for number in Draws(0).raw(TOKENIZER, 0, _TRIED).tolist()]
+        tried = list(chain(kept, some))
+        return kept if self.count(self.text(tried)) == len(tried) else []
