@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import srm
-from bench.engine.serving import serving
+from bench.host.serving import serving
 
 
 def main(argv: list[str]) -> int:

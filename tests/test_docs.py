@@ -24,15 +24,15 @@ import engine.metrics
 import server.metrics
 import srm
 from bench.client.client import ClientBenchConfig
-from bench.engine.burst import LoadConfig
-from bench.engine.host import HostBenchConfig
 from bench.engine.kernels import KernelsBenchConfig
 from bench.engine.models import BenchConfig
 from bench.engine.prefill import PrefillBenchConfig
 from bench.engine.prefix import PrefixBenchConfig
-from bench.engine.simulate import SimulationConfig
 from bench.engine.snapshot import SnapshotBenchConfig
 from bench.engine.throughput import EngineBenchConfig
+from bench.host.burst import LoadConfig
+from bench.host.host import HostBenchConfig
+from bench.host.simulate import SimulationConfig
 from bench.model.many_samples import SamplesBenchConfig
 from bench.model.precision import PrecisionConfig
 from bench.model.until import UntilBenchConfig

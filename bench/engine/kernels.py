@@ -15,11 +15,11 @@ import msgspec
 from max.dtype import DType
 
 from bench.engine.counts import PROMPT, Count, count_op
-from bench.engine.gemm import seconds_per_call
 from bench.engine.models import BenchConfig, check_sizes, measure_models
 from bench.engine.ops import Ops
-from bench.engine.rates import limit, peak_line, peak_tables
-from bench.engine.torch_side import plot_record
+from bench.peaks.gemm import seconds_per_call
+from bench.peaks.rates import limit, peak_line, peak_tables
+from bench.peaks.torch_side import plot_record
 from engine.config import Dtype, ModelConfig
 from engine.device.runner import open_device
 from engine.records import write_record

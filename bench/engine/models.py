@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.engine.gemm import GemmPeak
-from bench.engine.memory import measure_memory
-from bench.engine.rates import memory_peak, peaks
+from bench.peaks.gemm import GemmPeak
+from bench.peaks.memory import measure_memory
+from bench.peaks.rates import memory_peak, peaks
 from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig
 from engine.device.libc import keep_freed_memory
 from engine.records import RECORDS, new_record, settings_of

@@ -25,8 +25,8 @@ from bench.engine.batches import decode_rows, prefill_rows
 from bench.engine.counts import prefill_bytes
 from bench.engine.decode import measure_decode, random_tokens, seconds_per_step, settings_for
 from bench.engine.models import BenchConfig, check_sizes, measure_models
-from bench.engine.rates import byte_cells, peak_line, peak_tables, rate_cells, share
-from bench.engine.torch_side import plot_record
+from bench.peaks.rates import byte_cells, peak_line, peak_tables, rate_cells, share
+from bench.peaks.torch_side import plot_record
 from engine.config import Dtype, ModelConfig
 from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.engine.torch_side import plot_record
+from bench.peaks.torch_side import plot_record
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams

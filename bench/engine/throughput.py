@@ -16,9 +16,9 @@ import msgspec
 from bench.engine.counts import decode_bytes
 from bench.engine.decode import measure_decode, measure_sampler, settings_for
 from bench.engine.models import BenchConfig, check_sizes, measure_models
-from bench.engine.rates import byte_cells, peak_line, peak_tables, rate_cells
 from bench.engine.startup import measure_startup
-from bench.engine.torch_side import ask_torch, has_torch, plot_record
+from bench.peaks.rates import byte_cells, peak_line, peak_tables, rate_cells
+from bench.peaks.torch_side import ask_torch, has_torch, plot_record
 from engine.config import Dtype, ModelConfig
 from engine.device.runner import ModelRunner
 from engine.records import write_record

@@ -17,7 +17,7 @@ import msgspec
 from prometheus_client import REGISTRY
 from tokenizers import Tokenizer
 
-from bench.engine.torch_side import plot_record
+from bench.peaks.torch_side import plot_record
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
 from engine.device.state_pool import slot_bytes

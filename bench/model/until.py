@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.engine.serving import serving
+from bench.host.serving import serving
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.records import RECORDS, new_record, settings_of, write_record

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from bench.engine.counts import Count
-from bench.engine.rates import limit, peak_line
+from bench.peaks.rates import limit, peak_line
 
 Record = dict[str, Any]
 MODELS = {"demo", "random d 512"}

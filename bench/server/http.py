@@ -90,7 +90,7 @@ def _engine_rates(config: HttpBenchConfig, requests: int, n: int) -> list[float]
     }
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in burst.items()]
     output = subprocess.run(
-        [sys.executable, "-m", "bench.engine.burst", *flags],
+        [sys.executable, "-m", "bench.host.burst", *flags],
         cwd=ROOT,
         check=True,
         stdout=subprocess.PIPE,

@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
 from engine.settings import load
 
-_MODULES = {"max": "engine", "instant": "bench.engine.instant"}
+_MODULES = {"max": "engine", "instant": "bench.host.instant"}
 MIB = 2**20
 
 
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 def _tiny_model(folder: Path) -> str:
     path = str(folder / "tiny")
-    subprocess.run([sys.executable, "-m", "bench.engine.tiny", path], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "bench.host.tiny", path], cwd=ROOT, check=True)
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bench.engine.serving import Serving, serving
+from bench.host.serving import Serving, serving
 from bench.server.load import Load, Result
 from bench.server.processes import processor_seconds, seconds_and_peaks
 from engine.errors import ConfigError

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         "--max-step-rows=16384",  # a step of an instant engine costs by the step
         "--max-step-tokens=32768",
     )
-    with served("bench.engine.instant", *flags) as server:
+    with served("bench.host.instant", *flags) as server:
         cases = [_measure(server, config, burst) for burst in _BURSTS]
     record = new_record(" ".join(["srm bench text", *argv])) | {
         "settings": settings_of(config),

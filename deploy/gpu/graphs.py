@@ -20,7 +20,7 @@ GRAPHS = {
     "d 1,024, 8 layers": "engine.device.precompile --d-model 1024 --num-layers 8",
     "the demo model": "engine.device.precompile --model models/demo",
     "every op": "tests.kernels.compile_for_gpu",
-    "matrix products": "bench.engine.gemm",
+    "matrix products": "bench.peaks.gemm",
     "d 512, 16 layers": "engine.device.precompile --d-model 512 --num-layers 16",
     "d 1,024, 16 layers": "engine.device.precompile --d-model 1024 --num-layers 16",
 }

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from bench.engine.serving import serving
+from bench.host.serving import serving
 from engine.config import DEMO_MODEL
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load as load_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import srm
-from bench.engine.tiny import main as write_tiny_model
+from bench.host.tiny import main as write_tiny_model
 from bench.server.processes import processor_seconds
 from engine.config import ModelConfig
 from engine.errors import ConfigError

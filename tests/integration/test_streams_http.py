@@ -23,7 +23,7 @@ SLOTS = 4_096
 def instant_server(text_model: Path) -> Iterator[Server]:
     """With an engine that has every result at once."""
     flags = (f"--num-slots={SLOTS}", f"--max-step-rows={SLOTS}", "--max-step-tokens=9000")
-    with Server(text_model, *flags, engine_module="bench.engine.instant") as running:
+    with Server(text_model, *flags, engine_module="bench.host.instant") as running:
         yield running
 
 

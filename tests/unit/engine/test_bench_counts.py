@@ -7,8 +7,8 @@ import pytest
 
 from bench.engine.counts import PROMPT, count_op, decode_bytes, prefill_bytes
 from bench.engine.feeds import Array, Feeds
-from bench.engine.memory import measure_memory
-from bench.engine.rates import memory_peak
+from bench.peaks.memory import measure_memory
+from bench.peaks.rates import memory_peak
 from engine.config import Dtype, ModelConfig
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=2, n_ctx=128, vocab_size=96)

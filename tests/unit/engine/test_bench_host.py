@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.engine.host import HostBenchConfig
-from bench.engine.load import Load
+from bench.host.host import HostBenchConfig
+from bench.host.load import Load
 from tests.serving import ROOT
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.engine import host, kernels, prefill, throughput
-from bench.engine.host import HostBenchConfig
-from bench.engine.rates import memory_peak, peaks
+from bench.engine import kernels, prefill, throughput
+from bench.host import host
+from bench.host.host import HostBenchConfig
+from bench.peaks.rates import memory_peak, peaks
 from engine.records import settings_of
 
 BATCHES = [

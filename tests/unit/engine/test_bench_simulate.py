@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bench.engine.simulate import PacedLoad, device_s_per_token
+from bench.host.simulate import PacedLoad, device_s_per_token
 from engine.config import ModelConfig
 
 

@@ -18,10 +18,10 @@ import msgspec
 
 from bench.engine.batches import decode_rows
 from bench.engine.decode import random_tokens, seconds_per_step
-from bench.engine.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
-from bench.engine.memory import measure_memory
-from bench.engine.rates import memory_peak, memory_table
-from bench.engine.torch_side import plot_record
+from bench.host.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
+from bench.peaks.memory import measure_memory
+from bench.peaks.rates import memory_peak, memory_table
+from bench.peaks.torch_side import plot_record
 from engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
 from engine.device.libc import keep_freed_memory
 from engine.device.runner import ModelRunner

@@ -2,7 +2,7 @@
 
 On a CPU ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is there; on a GPU MAX's, which
 are the step's, and PyTorch's. The best of a dtype is its peak, so a figure is never flattered by
-our own product being slow. `python -m bench.engine.gemm` compiles the graphs ahead, with the
+our own product being slow. `python -m bench.peaks.gemm` compiles the graphs ahead, with the
 settings of `engine.device.precompile`.
 """
 
@@ -25,7 +25,7 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
-from bench.engine.torch_side import ask_torch, has_torch
+from bench.peaks.torch_side import ask_torch, has_torch
 from engine.config import Dtype
 from engine.device.graph_cache import cached
 from engine.device.linear import (
@@ -175,7 +175,7 @@ def _time(run: Callable[[], object], wait: Callable[[], None], calls: int) -> fl
 def main(argv: list[str]) -> int:
     """Compile the graphs ahead."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    config = load(PrecompileConfig, argv, prog="python -m bench.engine.gemm")
+    config = load(PrecompileConfig, argv, prog="python -m bench.peaks.gemm")
     device = open_target(config)
     compile_gemm(InferenceSession(devices=[device]), device, config.output)
     return 0

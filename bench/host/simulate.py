@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from bench.engine.load import LEAST_STEPS, Load
-from bench.engine.torch_side import plot_record
+from bench.host.load import LEAST_STEPS, Load
+from bench.peaks.torch_side import plot_record
 from engine.config import ModelConfig
 from engine.device.libc import keep_freed_memory
 from engine.records import RECORDS, new_record, settings_of, write_record

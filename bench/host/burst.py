@@ -1,4 +1,4 @@
-"""`python -m bench.engine.burst`: one burst of requests through the engine in process, as JSON.
+"""`python -m bench.host.burst`: one burst of requests through the engine in process, as JSON.
 
 The baseline of `srm bench http`, which sends the same burst through HTTP.
 """
@@ -47,5 +47,5 @@ def measure(config: LoadConfig) -> list[float]:
 
 
 if __name__ == "__main__":
-    burst = load(LoadConfig, sys.argv[1:], prog="python -m bench.engine.burst")
+    burst = load(LoadConfig, sys.argv[1:], prog="python -m bench.host.burst")
     sys.stdout.write(msgspec.json.encode(measure(burst)).decode())

@@ -1,4 +1,4 @@
-"""`python -m bench.engine.tiny FOLDER`: a model so small that what is around it shows.
+"""`python -m bench.host.tiny FOLDER`: a model so small that what is around it shows.
 
 Random weights, two narrow layers; vocabulary, tokenizer and context are the demo model's.
 """

@@ -1,4 +1,4 @@
-"""`python -m bench.engine.instant`: the engine process on a runner that has all results at once.
+"""`python -m bench.host.instant`: the engine process on a runner that has all results at once.
 
 Takes the flags of `python -m engine`; of the checkpoint it reads only `config.json`. Made-up
 tokens, none of which ends a sequence, at the speed of the scheduler: what is measured with it is
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
     """Serve until told to stop; the exit code."""
     keep_freed_memory()
     try:
-        config = load(EngineConfig, argv, prog="python -m bench.engine.instant")
+        config = load(EngineConfig, argv, prog="python -m bench.host.instant")
         model = msgspec.json.decode((config.model / "config.json").read_bytes(), type=ModelConfig)
         collect_rarely()
         return serve(Engine(model, InstantRunner(model, config), config, "instant"), config)

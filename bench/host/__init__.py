@@ -1,0 +1,1 @@
+"""Benchmarks of the host's share: scheduling and HTTP without a model, measured and simulated."""

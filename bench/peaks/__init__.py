@@ -1,0 +1,1 @@
+"""Rates that this machine reaches: matrix products and memory."""
