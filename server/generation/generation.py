@@ -22,12 +22,10 @@ from engine.steps.token_deltas import News, slices
 from server.generation.detokenize import Feeding
 from server.generation.engine_request import Asking, wants_whole
 from server.generation.prompts import Prompt
-from server.generation.ranking import Ranking
 from server.generation.request_owner import Sender
-from server.generation.sample_selection import Wholes
+from server.generation.sample_selection import Ranking, Wholes
 from server.generation.sampling import sampling_params
-from server.generation.stop_string_stream import Backlog, taken
-from server.generation.stop_strings import Watch
+from server.generation.stop_strings import Backlog, Watch, taken
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage

@@ -1,23 +1,103 @@
-"""From finished samples to the choices of a reply: matched, counted, and some of them left out.
+"""Selects which finished samples become the choices of a reply: `until`, `return` and `best_of`.
 
-One per request, for all its prompts; index = prompt x n + sample. Knows no engine: which samples
-are not needed any more it only tells.
+With a count m, `until` selects the samples of index 0 … j, j the smallest index up to which m
+samples match. So the reply depends on the samples alone, not on when they finish, and short ones
+have no advantage. Once m have matched, no sample behind the m-th smallest of their indices is
+needed. index = prompt x n + sample. Knows no engine: it only tells which samples are not needed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import heapq
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from msgspec import UNSET
 
 from server.generation.dedup_counts import Budget, Tally
-from server.generation.early_stop import Draw
 from server.generation.matching import Pattern
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import Counted, Samples
 from server.text.sample import Delta
+
+_Kept = TypeVar("_Kept")
+
+
+class Draw(Generic[_Kept]):
+    """The samples of one prompt, until enough of them match."""
+
+    def __init__(self, n: int, enough: int) -> None:
+        """`enough` is 1 … n matching ones."""
+        self.end = n
+        """Samples from this one on are not in the reply; it only sinks."""
+        self._enough = enough
+        self._smallest: list[int] = []  # negated indices of the first that matched, a heap
+        self._next = 0  # all before have been given
+        self._held: dict[int, _Kept] = {}
+
+    def take(self, index: int, matched: bool, sample: _Kept) -> list[_Kept]:
+        """A sample has finished; those which are now known to be in the reply, in order."""
+        if index >= self.end:
+            return []
+        self._held[index] = sample
+        if matched:
+            heapq.heappush(self._smallest, -index)
+            if len(self._smallest) > self._enough:
+                heapq.heappop(self._smallest)
+            if len(self._smallest) == self._enough:
+                self._sink(1 - self._smallest[0])
+        certain = []
+        while self._next < self.end and self._next in self._held:
+            certain.append(self._held.pop(self._next))
+            self._next += 1
+        return certain
+
+    def _sink(self, end: int) -> None:
+        if end >= self.end:
+            return
+        for index in range(end, self.end):  # n in all, however often it sinks
+            self._held.pop(index, None)
+        self.end = end
+
+
+class Ranking:
+    """`best_of`: collects the samples of each prompt until all are there.
+
+    Ranks them by the mean log-probability of their tokens, the token that ended one included; of
+    equal ones the earlier sample goes first.
+    """
+
+    def __init__(self, n: int, best_of: int) -> None:
+        """Of `best_of` samples, the best `n` are wanted."""
+        self._n = n
+        self._best_of = best_of
+        self._by_prompt: defaultdict[int, list[Delta]] = defaultdict(list)
+
+    def choices(self, sample: Delta) -> list[Delta]:
+        """What this finished sample decides: nothing, or its prompt's choices, the best first.
+
+        A sample's index is prompt x best_of + sample; a choice's is prompt x n + place.
+        """
+        prompt = sample.index // self._best_of
+        rivals = self._by_prompt[prompt]
+        rivals.append(sample)
+        if len(rivals) < self._best_of:
+            return []
+        del self._by_prompt[prompt]
+        rivals.sort(key=lambda one: (-mean_logprob(one), one.index))
+        return [
+            replace(one, index=prompt * self._n + place)
+            for place, one in enumerate(rivals[: self._n])
+        ]
+
+
+def mean_logprob(sample: Delta) -> float:
+    """Of its tokens; 0 where there are none."""
+    logprobs = memoryview(sample.logprobs).cast("f")
+    return math.fsum(logprobs) / len(logprobs) if len(logprobs) else 0.0
 
 
 class Wholes:

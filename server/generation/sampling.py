@@ -1,12 +1,52 @@
-"""What a completion request says of sampling, as the engine takes it."""
+"""Sampling parameters of a completion request, as the engine takes them: penalties and bans too."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
 from engine.errors import InvalidRequest
 from engine.messages import SamplingParams
-from server.generation.sampling_edits import edit_params
 from server.schema.completion_request import CompletionRequest
+from server.schema.sampling_fields import SamplingRequest
+from server.schema.validation import refused
 from server.text.text import Text
+
+
+def edit_params(request: SamplingRequest, text: Text, max_tokens: int) -> dict[str, Any]:
+    """Fields of SamplingParams. Raises InvalidRequest naming the field.
+
+    That bans leave a token is for the engine to see: it knows what ends a completion.
+    """
+    allowed = request.allowed_token_ids or []
+    _check_ids("logit_bias", request.logit_bias, text.model.vocab_size)
+    _check_ids("allowed_token_ids", allowed, text.model.vocab_size)
+    if request.min_tokens > max_tokens:
+        raise refused(type(request), "min_tokens", request.min_tokens)
+    return {
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "logit_bias": request.logit_bias,
+        "allowed_token_ids": tuple(dict.fromkeys(allowed)),
+        "bad_words": _token_sequences(request.bad_words, text),
+        "min_tokens": min(request.min_tokens, text.model.n_ctx),
+    }
+
+
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token in token_ids:
+        if token >= vocab_size:
+            raise InvalidRequest(f"{name} has {token}; ids go from 0 to {vocab_size - 1}", name)
+
+
+def _token_sequences(words: list[str], text: Text) -> tuple[tuple[int, ...], ...]:
+    """How each word is tokenized, at the beginning of a text and behind a space."""
+    bare = [word.lstrip(" ") for word in words]
+    spellings = [spelling for word in bare for spelling in (word, f" {word}")]
+    encoded = text.encode(spellings, adds_special=False) if spellings else []
+    return tuple(dict.fromkeys(tuple(array("i", token_ids)) for token_ids in encoded))
 
 
 def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:

@@ -6,7 +6,7 @@ import math
 from array import array
 from itertools import permutations
 
-from server.generation.ranking import Ranking, mean_logprob
+from server.generation.sample_selection import Ranking, mean_logprob
 from server.text.sample import Delta
 
 
