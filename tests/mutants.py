@@ -24,23 +24,25 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 WITHIN_CPU_S = 60
 """Of a run of tests: a change that makes them go on for ever is noticed."""
-ENGINE, SERVER, WHOLE = "tests/unit/engine/", "tests/unit/server/", "tests/integration/"
-MACHINE = "tests/property/test_engine_machine.py"
-NAMES = "scheduler shares turns cut prefill prefixes parked parking slots columns scoring"
-SCHEDULING = [*(f"{ENGINE}test_{name}.py" for name in NAMES.split()), MACHINE]
+UNIT, WHOLE = "tests/unit", "tests/integration"
 TESTS = {
-    "engine/scheduler admission turns shares completion assembly victims lines prefill prefixes"
-    " parked parking slots": SCHEDULING,
-    "engine/snapshot snapshot_writer capture durable":
-    [f"{ENGINE}test_snapshot.py", f"{ENGINE}test_durable.py", f"{WHOLE}test_snapshots.py"],
-    "server/batch_job batch_input line_runner sending room batch_lines result_files part_file jobs":
-    [*(f"{SERVER}test_{name}.py" for name in
-       "batch_input line_runner sending room batch_lines part_file jobs batches".split()),
-     f"{WHOLE}test_batches_http.py"],
-    "server/store store_rows store_database store_sidecars store_upkeep store_records":
-    [f"{SERVER}test_store.py", f"{WHOLE}test_files_http.py"],
+    "engine/scheduler/*.py engine/state/fair_share.py engine/state/prefixes.py"
+    " engine/state/parked.py engine/state/slots.py": [
+        *(f"{UNIT}/engine/{folder}" for folder in ("scheduler", "state")),
+        "tests/property/test_engine_machine.py",
+    ],
+    "engine/process/snapshot.py engine/process/snapshot_writer.py engine/process/capture.py"
+    " engine/process/durable.py": [
+        *(f"{UNIT}/engine/process/test_{name}.py" for name in ("snapshot", "durable")),
+        f"{WHOLE}/test_snapshots.py",
+    ],
+    "server/batch/*.py": [f"{UNIT}/server/batch", f"{UNIT}/server/routes/test_batches.py",
+                          f"{WHOLE}/test_batches_http.py"],
+    "server/storage/store.py server/storage/database.py server/storage/rows.py"
+    " server/storage/sidecars.py server/storage/upkeep.py server/storage/records.py": [
+        f"{UNIT}/server/storage/test_store.py", f"{WHOLE}/test_files_http.py"],
 }  # fmt: skip
-"""By package and modules: the tests that concern them, quick ones first."""
+"""By files: the tests that concern them, quick ones first."""
 OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
          "+=": "-=", "-=": "+=", "//": "*", "%": "*", "and": "or", "or": "and", "True": "False",
          "False": "True", "min": "max", "max": "min", "any": "all", "all": "any", "0": "1",
@@ -113,18 +115,26 @@ def noticed(mutant: Mutant, tests: list[str]) -> str:
     return "" if not done.returncode else failed[1].decode() if failed else f"{done.returncode}"
 
 
+def tests_of(pattern: str) -> list[str]:
+    places = [ROOT / place for place in TESTS[pattern]]
+    found = [sorted(one.glob("test_*.py")) if one.is_dir() else [one] for one in places]
+    return [str(path.relative_to(ROOT)) for paths in found for path in paths]
+
+
 def main() -> None:
     count, seed, jobs = (int(os.environ.get(*given)) for given in
                          (("COUNT", "60"), ("SEED", "14"), ("JOBS", "2")))  # fmt: skip
-    concern = {f"{modules.split('/')[0]}/{name}.py": tests for modules, tests in TESTS.items()
-               for name in modules.split("/")[1].split()}  # fmt: skip
+    files = {pattern: sorted(str(path.relative_to(ROOT)) for one in pattern.split()
+                             for path in ROOT.glob(one) if path.stem != "__init__")
+             for pattern in TESTS}  # fmt: skip
+    concern = {path: tests_of(pattern) for pattern, paths in files.items() for path in paths}
     possible = [one for path in concern for one in mutants(path)]
     drawn = sorted(possible, key=lambda one: one.rank(seed))[:count]
     wanted = [one for one in drawn if (one.path, one.line, one.old) not in EQUIVALENT]
     survivors = 0
     with ThreadPoolExecutor(jobs) as pool:
         same = {path: Mutant(path, 0, "", "", (ROOT / path).read_text()) for path in concern}
-        first = {modules.split()[0] + ".py": tests for modules, tests in TESTS.items()}
+        first = {paths[0]: tests_of(pattern) for pattern, paths in files.items()}
         for failed in pool.map(lambda path: noticed(same[path], first[path]), first):
             assert not failed, f"{failed} fails without any change"
         asked = {pool.submit(noticed, one, concern[one.path]): one for one in wanted}

@@ -1,9 +1,10 @@
 """Finds stop strings in completions as soon as their tokens arrive, so that slots come free.
 
 A stream with stop strings is read whether or not somebody takes its tokens, which wait here; one
-without leaves them in the engine client's table. `Watch` looks closely only at completions whose new tokens have a stop string or the beginning of one in
-them, which is remembered of each token, or that had one before: the others cost a look-up in an
-array. Keeps no text but what may be the beginning of a stop string.
+without leaves them in the engine client's table. `Watch` looks closely only at completions whose
+new tokens have a stop string or the beginning of one in them, which is remembered of each token, or
+that had one before: the others cost a look-up in an array. Keeps no text but what may be the
+beginning of a stop string.
 """
 
 from __future__ import annotations

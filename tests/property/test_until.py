@@ -38,7 +38,7 @@ from server.schema.completion_request import parse_completion
 from server.schema.completion_response import Samples
 from server.text.sample import Delta
 from server.text.text import Text
-from tests.unit.server.test_generation import STATUS
+from tests.unit.server.generation.test_generation import STATUS
 
 LENGTH = REASONS.index("length")
 

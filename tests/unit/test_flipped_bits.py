@@ -29,8 +29,8 @@ from server.text.tokenizer_files import chat_template, special_tokens
 from tests.numpy_runner import TINY, tiny_weights
 from tests.recorded import recording as recorded
 from tests.serving import write_text_model
-from tests.unit.engine.test_graph_notes import keep
-from tests.unit.engine.test_snapshot import read_all, write
+from tests.unit.engine.device.test_graph_notes import keep
+from tests.unit.engine.process.test_snapshot import read_all, write
 
 Case = tuple[Path, Callable[[], object]]
 """A file, and what reads it."""

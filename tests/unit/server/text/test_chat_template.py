@@ -19,7 +19,7 @@ from server.schema.conversation import Conversation, messages_of
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
 from tests.serving import ROOT
-from tests.unit.server.test_template import CHAT_ML, LLAMA
+from tests.unit.server.text.test_template import CHAT_ML, LLAMA
 
 HANGS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 BY_CONTENT = "{% if messages[0].content == 'bad' %}BAD{% endif %}{{ messages[0].content }}"

@@ -12,8 +12,8 @@ from engine.state.inter_token_latency import MIXED
 from engine.steps.batch import SlotStates
 from tests.calls import calls_of
 from tests.conftest import MakeRequest
-from tests.unit.engine.test_latency import Clocked, Grown
-from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled
+from tests.unit.engine.scheduler.test_scheduler import complete, make_scheduler, scheduled
+from tests.unit.engine.state.test_latency import Clocked, Grown
 
 
 def served(scheduler: Scheduler) -> Counter[str]:

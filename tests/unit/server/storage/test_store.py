@@ -421,7 +421,7 @@ HAMMER = """
 import sys
 from pathlib import Path
 from server.storage.store import Store
-from tests.unit.server.test_store import a_batch, a_file
+from tests.unit.server.storage.test_store import a_batch, a_file
 
 store = Store(Path(sys.argv[1]))
 for number in range(int(sys.argv[2])):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.errors import RateLimited
 from server.http.limits import Limits, memory
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 class Key:

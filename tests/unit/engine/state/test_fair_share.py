@@ -18,7 +18,7 @@ from engine.steps.batch import SlotStates
 from tests.calls import calls_of
 from tests.conftest import MakeRequest
 from tests.numpy_runner import TINY
-from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled, step
+from tests.unit.engine.scheduler.test_scheduler import complete, make_scheduler, scheduled, step
 
 
 def held(scheduler: Scheduler) -> Counter[str]:

@@ -8,7 +8,7 @@ import pytest
 from engine.messages import PROMPT
 from engine.scheduler.scheduler import Scheduler
 from tests.conftest import MakeEngine, MakeRequest
-from tests.unit.engine.test_scheduler import make_scheduler, scheduled, step
+from tests.unit.engine.scheduler.test_scheduler import make_scheduler, scheduled, step
 
 
 def cut(scheduler: Scheduler, at: int, *indices: int) -> int:

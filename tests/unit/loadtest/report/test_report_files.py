@@ -27,7 +27,7 @@ from loadtest.report.tables import objectives_table, scenario_toml
 from loadtest.scenario import Scenario
 from tests.recorded_run import recorded, run_of
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 VOID = {"meta", "br", "path", "use"}
 
 

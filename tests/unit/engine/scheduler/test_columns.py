@@ -12,7 +12,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.state.sequence import STREAMS
 from tests.calls import calls_of
 from tests.conftest import MakeEngine, MakeRequest
-from tests.unit.engine.test_scheduler import complete, make_scheduler, scheduled, step
+from tests.unit.engine.scheduler.test_scheduler import complete, make_scheduler, scheduled, step
 
 LENGTH, ERROR = REASONS.index("length"), REASONS.index("error")
 

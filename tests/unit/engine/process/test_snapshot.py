@@ -18,7 +18,7 @@ from engine.process.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stam
 from engine.process.snapshot_writer import PARTIAL, SnapshotWriter
 from engine.state.parked import Parked
 from engine.steps.batch import SlotStates
-from tests.unit.engine.test_parked import assert_same
+from tests.unit.engine.state.test_parked import assert_same
 
 STAMP = Stamp(fingerprint="f00d", arithmetic="cpu float32", state_width=3, state_dtype="<f4")
 
