@@ -14,7 +14,7 @@ SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers wheel check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -115,6 +115,9 @@ peers-setup: .venv/dev  ## other engines and all models, below ~/.cache/srm-peer
 
 peers: .venv/dev  ## measure them and ours in one run; writes docs/benchmarks/
 	$(BIN)/python -m bench.peers run
+
+wheel: .venv/dev  ## build the wheel into dist/
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 check: lint types test kernels  ## what CI runs
 

@@ -167,7 +167,7 @@ def _find(command: str) -> Callable[[list[str]], int]:
 
 def _bench(args: list[str]) -> int:
     if find_spec("bench") is None:
-        raise ConfigError("srm bench needs the source tree: an installed srm has no benchmarks")
+        raise ConfigError("benchmarks need the source tree; an installed srm has none")
     if args[:1] and args[0] in BENCHMARKS:
         module = import_module(BENCHMARKS[args[0]])
         return int(module.main(args[1:]))

@@ -597,3 +597,10 @@ def test_what_the_operator_may_say_is_there() -> None:
     found = rows("api.md", "WeightsRequest")
     assert [row[0].strip("`") for row in found] == list(hints)
     assert [row[2] for row in found] == [described(hint) for hint in hints.values()]
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one.stem != "CHANGELOG"], ids=str)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    folders = "engine|server|loadtest|training|bench|tests|deploy|mojo_kernels|models|docs"
+    named = re.findall(rf"`((?:{folders})/[\w/.-]*)`", page.read_text())
+    assert not [path for path in named if not (ROOT / path).exists()]

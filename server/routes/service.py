@@ -11,7 +11,7 @@ from starlette.responses import Response
 from server.http.bodies import json_reply
 from server.schema.openapi import Operation
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of this server, as in pyproject.toml."""
 
 
