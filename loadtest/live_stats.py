@@ -27,7 +27,7 @@ class Times(msgspec.Struct):
     """Of one core, since it was last told."""
 
 
-class SoFar:
+class LiveStats:
     """What is known of one process, brought up to date when it is asked for."""
 
     def __init__(self, requests: Rows) -> None:

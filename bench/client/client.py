@@ -26,10 +26,10 @@ from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
 from engine.settings import load
 from loadtest.client.client import Client, Rules
 from loadtest.client.reply import Reply
-from loadtest.client.request_attempt import Exchange
+from loadtest.client.request_attempt import RequestAttempt
 from loadtest.client.target import Target, resolve
 from loadtest.scenario import Scenario
-from loadtest.workload.workload import Asked, Workload
+from loadtest.workload.workload import RequestPlan, Workload
 
 
 class ClientBenchConfig(msgspec.Struct, frozen=True):
@@ -55,11 +55,11 @@ class ClientBenchConfig(msgspec.Struct, frozen=True):
 
 
 async def _ours(target: Target, config: ClientBenchConfig, bodies: list[bytes]) -> int:
-    asked = [Asked(body, 1, 32, config.max_tokens) for body in bodies]
+    asked = [RequestPlan(body, 1, 32, config.max_tokens) for body in bodies]
     over = asyncio.Event()
     left = iter(range(config.concurrency, config.requests))
 
-    def another(_exchange: Exchange, kind: str) -> None:
+    def another(_exchange: RequestAttempt, kind: str) -> None:
         assert kind == "none", client.last_error
         index = next(left, None)
         if index is not None:

@@ -1,4 +1,4 @@
-"""Stretches: places 0, 1, 2, … given out in stretches of any size, and taken back.
+"""Ranges of places 0, 1, 2, … given out in stretches of any size, and taken back.
 
 A stretch begins in the first gap that has room, or behind all others; gaps that touch are one. So
 what is used lies below the most that was ever used at once, but for gaps too small for anybody.

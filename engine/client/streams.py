@@ -28,7 +28,7 @@ from engine.messages import (
     ToEngine,
 )
 from engine.steps.batch import I64
-from engine.steps.token_deltas import News
+from engine.steps.token_deltas import TokenDeltas
 
 Send = Callable[[ToEngine], None]
 
@@ -38,7 +38,7 @@ class Delivery(NamedTuple):
 
     outputs: list[tuple[int, Output]]
     """With the request each is of, by its place."""
-    news: News
+    news: TokenDeltas
     """Of requests with `emit` = "columns"; index = place of the request x n + completion."""
     weights_version: int = 1
     """Of the weights that the last of it was made with."""

@@ -16,7 +16,7 @@ from engine.client.row_ranges import Stretches
 from engine.client.token_queues import NO_LOGPROBS, NO_TOKENS, TokenQueues
 from engine.errors import InvalidRequest, Overloaded
 from engine.steps.batch import F32, I32, I64, Bool
-from engine.steps.token_deltas import U8, News
+from engine.steps.token_deltas import U8, TokenDeltas
 
 INDEX_BITS = 20
 """Of a stream number: which completion of its reader's it stands for. Those above name the reader.
@@ -120,7 +120,7 @@ class TokenTable:
         readers: I64 = self._reader[numbers]
         return readers
 
-    def take(self, first: int, size: int, only_ended: bool = False) -> News:
+    def take(self, first: int, size: int, only_ended: bool = False) -> TokenDeltas:
         """What a stretch has new since the last time; `only_ended`: leave what is of completions
         that have not ended."""
         row = self._row_of(first)
@@ -136,9 +136,9 @@ class TokenTable:
         rows = indices + row
         reasons = self._reason[rows]
         self._is_told[rows] = reasons != 0
-        return News(indices, *self._queues.read(rows), reasons)
+        return TokenDeltas(indices, *self._queues.read(rows), reasons)
 
-    def _take_one(self, row: int) -> News:
+    def _take_one(self, row: int) -> TokenDeltas:
         """`take` of a single row, which is what most readers have."""
         reason = int(self._reason[row])
         if not self._queues.count[row] and (not reason or self._is_told[row]):
@@ -146,7 +146,7 @@ class TokenTable:
         self._is_told[row] = reason != 0
         tokens, logprobs = self._queues.read_one(row)
         offsets = np.array([0, len(tokens)])
-        return News(ONE_INDEX, offsets, tokens, logprobs, np.array([reason], np.uint8))
+        return TokenDeltas(ONE_INDEX, offsets, tokens, logprobs, np.array([reason], np.uint8))
 
     def reader(self, stream: int) -> int:
         """Whose a stream is; NOBODY if it is closed."""
@@ -207,4 +207,4 @@ class TokenTable:
 
 _INDEX = (1 << INDEX_BITS) - 1
 ONE_INDEX: I64 = np.zeros(1, np.int64)
-NO_NEWS = News(ONE_INDEX[:0], ONE_INDEX, NO_TOKENS, NO_LOGPROBS, np.empty(0, np.uint8))
+NO_NEWS = TokenDeltas(ONE_INDEX[:0], ONE_INDEX, NO_TOKENS, NO_LOGPROBS, np.empty(0, np.uint8))

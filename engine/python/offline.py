@@ -29,7 +29,7 @@ from engine.errors import (
 )
 from engine.messages import SamplingParams
 from engine.process.engine import Engine as SteppedEngine
-from engine.python.pending_prompt import Asked, Prompt, in_turn
+from engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
 from engine.python.request_output import Completion, Generated
 from engine.python.tokenizer import FolderTokenizer
 from engine.settings import of_values
@@ -182,10 +182,10 @@ class Engine:
         return self._steps
 
     def _run(
-        self, steps: SteppedEngine, asked: Iterator[Asked], after_step: Callable[[], None]
-    ) -> Generator[tuple[Asked, Completion], None, None]:
+        self, steps: SteppedEngine, asked: Iterator[PendingPrompt], after_step: Callable[[], None]
+    ) -> Generator[tuple[PendingPrompt, Completion], None, None]:
         """Completions as they end. Takes no more prompts than slots have use for soon."""
-        running: dict[str, Asked] = {}
+        running: dict[str, PendingPrompt] = {}
         decode = self._tokenizer.decode
         step = steps.step_overlapped if self._config.overlap else steps.step
         self._is_busy = True
@@ -212,7 +212,7 @@ class Engine:
                     steps.step()
             self._is_busy = False
 
-    def _add(self, steps: SteppedEngine, asked: Asked) -> bool:
+    def _add(self, steps: SteppedEngine, asked: PendingPrompt) -> bool:
         """Whether there was room for it. Raises RequestError, which names the prompt."""
         if steps.scheduler.num_waiting >= self._read_ahead:
             return False

@@ -23,7 +23,7 @@ _AT_ONCE = 64
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class PendingPrompt:
     """A prompt on its way to its completions."""
 
     number: int
@@ -54,7 +54,7 @@ class Asked:
 def in_turn(
     given: Iterator[tuple[Prompt, SamplingParams]],
     tokenizer: FolderTokenizer,
-) -> Iterator[Asked]:
+) -> Iterator[PendingPrompt]:
     """The prompts as requests. Raises InvalidRequest for what is no prompt."""
     first = 0
     while some := list(islice(given, _AT_ONCE)):
@@ -68,7 +68,7 @@ def in_turn(
                 params=params,
                 emit="delta" if params.logprobs else "final",
             )
-            yield Asked(number, request, params.n)
+            yield PendingPrompt(number, request, params.n)
         first += len(some)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from engine.scheduler.parking import Parking
 from engine.scheduler.prefill import Prefill
 from engine.scheduler.wait_queues import FairLine
-from engine.state.fair_share import Share, Shares
+from engine.state.fair_share import FairShare, FairShares
 from engine.state.latency import Latencies
 from engine.state.prefixes import NO_SLOT, Prefixes
 from engine.state.sequence import SequenceGroup
@@ -36,7 +36,7 @@ class Admission:
         latencies: Latencies,
         max_tokens: int,
     ) -> None:
-        self.shares = Shares()
+        self.shares = FairShares()
         self.num_waiting = 0  # sequences accepted and not started
         self._waiting_at: Counter[int] = Counter()  # of these, by priority
         self.waiting_bytes = 0  # of requests that have sequences to start
@@ -163,21 +163,21 @@ class Admission:
         if count and not group.unforked and not group.unstarted:
             self.prefill.release(group)
 
-    def may_displace(self, share: Share) -> bool:
+    def may_displace(self, share: FairShare) -> bool:
         """Whether others may have to give slots up to it: of lower priority, or far richer."""
         priority = share.tier.priority
         return min(self.shares.owning, default=priority) < priority or self.is_poor(share)
 
-    def is_poor(self, share: Share) -> bool:
+    def is_poor(self, share: FairShare) -> bool:
         """Whether it holds less than half of its part of what its priority has."""
         return 2 * share.owned < self.part(share) and self.part(share) >= share.owned + 1
 
-    def part(self, share: Share) -> float:
+    def part(self, share: FairShare) -> float:
         """Slots that would be its own if all of its priority had theirs by weight."""
         tier = share.tier
         return (tier.owned + self._table.num_free) * share.weight / tier.weight
 
-    def usable(self, share: Share, limit: int) -> int:
+    def usable(self, share: FairShare, limit: int) -> int:
         """How many slots its sequences could use now; about `limit` are looked for at most."""
         priority, count = share.tier.priority, share.parked
         count += sum(group.unstarted for group in self.forking.at(priority).of(share))

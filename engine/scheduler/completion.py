@@ -21,7 +21,7 @@ from engine.scheduler.outputs import (
     sampled,
     unsampled,
 )
-from engine.scheduler.request_registry import Roster
+from engine.scheduler.request_registry import RequestRegistry
 from engine.state.latency import Latencies
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import COLUMNS, FINAL, SlotTable, StopSets
@@ -32,7 +32,7 @@ class Completion:
     """Takes in the results of steps."""
 
     def __init__(
-        self, table: SlotTable, stop_sets: StopSets, roster: Roster, latencies: Latencies
+        self, table: SlotTable, stop_sets: StopSets, roster: RequestRegistry, latencies: Latencies
     ) -> None:
         self._table = table
         self._stop_sets = stop_sets

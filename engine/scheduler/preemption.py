@@ -1,4 +1,4 @@
-"""Victims: whose slots are taken away for those who wait, and no more of them than are needed.
+"""Preemption: whose slots are taken away for those who wait, and no more of them than are needed.
 
 Sequences of lower priority, the lowest and youngest first. Within a priority, of shares that hold
 more than their part, for one that holds less than half of its own: so nobody is starved by
@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.scheduler.admission import Admission
 from engine.scheduler.parking import Parking, parkable
-from engine.state.fair_share import Share, Tier
+from engine.state.fair_share import FairShare, Tier
 from engine.state.slots import NO_LOGPROBS, SlotTable
 from engine.steps.batch import I64
 
@@ -94,7 +94,7 @@ def _of_richer(table: SlotTable, admission: Admission, tier: Tier) -> I64:
     return np.concatenate(chosen)
 
 
-def _lacking(admission: Admission, share: Share) -> int:
+def _lacking(admission: Admission, share: FairShare) -> int:
     """Slots that the share could use and that would be its own."""
     lacks = int(admission.part(share)) - share.owned
     return min(lacks, admission.usable(share, lacks))

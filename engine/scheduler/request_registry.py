@@ -1,4 +1,4 @@
-"""Roster: the requests that are not over, and what happens when samples of theirs end.
+"""The requests that are not over, and what happens when samples of theirs end.
 
 Knows no batches. Keeps: a request is here until each of its samples has ended or is to be
 forgotten, and then nothing of it is left anywhere.
@@ -15,7 +15,7 @@ from engine.state.slots import SlotTable, StopSets
 from engine.steps.batch import I64
 
 
-class Roster:
+class RequestRegistry:
     """Groups by their names."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Turns: which running sequences a step decodes when there are more than it has rows.
+"""Round robin: which running sequences a step decodes when there are more than it has rows.
 
 Sequences of the highest priority first, then those of the next one; within a priority slots take
 turns. Knows the slots' arrays only. Keeps: with one priority, the work of a step depends on its
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.state.fair_share import Shares
+from engine.state.fair_share import FairShares
 from engine.state.inter_token_latency import MIXED, Turn
 from engine.state.slots import SlotTable
 from engine.steps.batch import I32, I64, Bool
@@ -24,14 +24,14 @@ class _Mine(NamedTuple):
     share: I32  # i32[num_slots] the place of each slot's
 
 
-class Turns:
+class RoundRobin:
     """Whose turn it is, of each priority."""
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
 
-    def take(self, table: SlotTable, shares: Shares) -> tuple[I64, Turn | None]:
+    def take(self, table: SlotTable, shares: FairShares) -> tuple[I64, Turn | None]:
         """Slots to decode, i64[max_rows at most], and which turn that is, as in
         `engine.state.inter_token_latency`."""
         num_running = int(np.count_nonzero(table.is_running))
@@ -46,7 +46,7 @@ class Turns:
         slots = self._in_turn(table.is_running, None, priority, num_running, self._max_rows)
         return slots, (begin, self._next[priority])
 
-    def _by_priority(self, table: SlotTable, shares: Shares) -> I64:
+    def _by_priority(self, table: SlotTable, shares: FairShares) -> I64:
         """All running slots of the higher priorities, and a turn of the first that does not fit."""
         room, descending = self._max_rows, shares.owning[::-1]
         counts = np.cumsum([shares.tiers[one].owned for one in descending])  # or fewer that run

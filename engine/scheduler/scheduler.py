@@ -31,8 +31,8 @@ from engine.scheduler.completion import Completion
 from engine.scheduler.outputs import NewTokens
 from engine.scheduler.parking import Parking, check_fits, taken
 from engine.scheduler.preemption import victims
-from engine.scheduler.request_registry import Roster
-from engine.scheduler.round_robin import Turns
+from engine.scheduler.request_registry import RequestRegistry
+from engine.scheduler.round_robin import RoundRobin
 from engine.state.latency import Latencies
 from engine.state.parked import Parked
 from engine.state.prefixes import Prefixes
@@ -65,9 +65,9 @@ class Scheduler:
             self.latencies,
             self._max_tokens,
         )
-        self._roster = Roster(self.table, self.stop_sets, self._admission, self.latencies)
+        self._roster = RequestRegistry(self.table, self.stop_sets, self._admission, self.latencies)
         self._completion = Completion(self.table, self.stop_sets, self._roster, self.latencies)
-        self._turns = Turns(self._max_rows)
+        self._turns = RoundRobin(self._max_rows)
         self._next_id = 0
         self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order
 

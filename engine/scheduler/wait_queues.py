@@ -1,4 +1,5 @@
-"""Lines: groups that wait for the same thing, in serving order: strict, or fair between shares.
+"""Wait queues: groups that wait for the same thing, in serving order: strict, or fair between
+shares.
 
 A strict line serves by priority and arrival. A fair one serves by priority, then the share with the
 least load, then arrival: with one share both are the same. Knows no slots. Keeps: what a push or a
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from engine.state.fair_share import Share
+from engine.state.fair_share import FairShare
 from engine.state.prefixes import Order
 from engine.state.sequence import SequenceGroup
 
@@ -58,7 +59,7 @@ def _order(group: SequenceGroup) -> Order:
 class _Ranked(NamedTuple):
     load: float
     number: int
-    share: Share
+    share: FairShare
 
 
 class ShareLine:
@@ -66,22 +67,22 @@ class ShareLine:
 
     def __init__(self) -> None:
         self.weight = 0  # of the shares that wait, together
-        self._lines: dict[Share, Line] = {}
+        self._lines: dict[FairShare, Line] = {}
         self._ranked: list[_Ranked] = []  # least load first; empty while there is one share
-        self._ranks: dict[Share, _Ranked] = {}
+        self._ranks: dict[FairShare, _Ranked] = {}
 
     def __len__(self) -> int:
         """Shares that wait."""
         return len(self._lines)
 
-    def __contains__(self, share: Share) -> bool:
+    def __contains__(self, share: FairShare) -> bool:
         return share in self._lines
 
-    def of(self, share: Share) -> Iterator[SequenceGroup]:
+    def of(self, share: FairShare) -> Iterator[SequenceGroup]:
         """The share's groups, by arrival."""
         return iter(self._lines.get(share, ()))
 
-    def shares(self) -> Iterator[Share]:
+    def shares(self) -> Iterator[FairShare]:
         """Those that wait, the one with the least load first."""
         return (one.share for one in self._ranked) if self._ranked else iter(self._lines)
 
@@ -112,14 +113,14 @@ class ShareLine:
             if not line:
                 self._leave(group.share)
 
-    def rank(self, share: Share, heavier: int = 0) -> None:
+    def rank(self, share: FairShare, heavier: int = 0) -> None:
         """The share's load has changed, and its weight by so much."""
         self.weight += heavier
         if share in self._ranks:
             self._remove(share)
             self._insert(share)
 
-    def _leave(self, share: Share) -> None:
+    def _leave(self, share: FairShare) -> None:
         del self._lines[share]
         self.weight -= share.weight
         share.rankings.remove(self)
@@ -129,11 +130,11 @@ class ShareLine:
             self._ranked.clear()
             self._ranks.clear()
 
-    def _insert(self, share: Share) -> None:
+    def _insert(self, share: FairShare) -> None:
         ranked = self._ranks[share] = _Ranked(share.load, share.number, share)
         insort(self._ranked, ranked)
 
-    def _remove(self, share: Share) -> None:
+    def _remove(self, share: FairShare) -> None:
         del self._ranked[bisect_left(self._ranked, self._ranks.pop(share))]
 
 

@@ -1,4 +1,4 @@
-"""Shares: who holds how many slots, of each priority, and by what weights they divide them.
+"""Fair shares: who holds how many slots, of each priority, and by what weights they divide them.
 
 A share is whatever `Request.share` names, a tenant or a job, at one priority. Of those who wait,
 the one with the least load goes first: so slots are divided by weight whatever each one asks for.
@@ -23,7 +23,7 @@ that shares join and leave is exact, and no remainder of rounding is taken for a
 class Ranking(Protocol):
     """Where shares that wait for something are in order of their load."""
 
-    def rank(self, share: Share, heavier: int = 0) -> None:
+    def rank(self, share: FairShare, heavier: int = 0) -> None:
         """Its load has changed, and its weight by so much."""
         ...
 
@@ -33,7 +33,7 @@ class Tier:
     """All shares of one priority."""
 
     priority: int
-    members: dict[str, Share] = field(default_factory=dict)
+    members: dict[str, FairShare] = field(default_factory=dict)
     weight: int = 0
     """Of the members together."""
     owned: int = 0
@@ -41,7 +41,7 @@ class Tier:
 
 
 @dataclass(slots=True, eq=False)
-class Share:
+class FairShare:
     """One name's part of the slots that its priority has."""
 
     name: str
@@ -67,7 +67,7 @@ class Share:
         return self.owned / self.weight
 
 
-class Shares:
+class FairShares:
     """All shares, by priority."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Shares:
         """Priorities that hold slots, the lowest first."""
         return sorted(tier.priority for tier in self.tiers.values() if tier.owned)
 
-    def enter(self, request: Request) -> Share:
+    def enter(self, request: Request) -> FairShare:
         """The share of a request that begins: its weight is the one last sent."""
         tier = self.tiers.get(request.priority)
         if tier is None:
@@ -89,14 +89,14 @@ class Shares:
         share = tier.members.get(request.share)
         if share is None:
             place = self._take_place(request.priority)
-            share = Share(request.share, tier, self._next_number, place)
+            share = FairShare(request.share, tier, self._next_number, place)
             self._next_number += 1
             tier.members[request.share] = share
         self.weigh(share, request.weight)
         share.num_groups += 1
         return share
 
-    def leave(self, share: Share) -> None:
+    def leave(self, share: FairShare) -> None:
         """One of its requests is over, and holds no slot."""
         share.num_groups -= 1
         if not share.num_groups:
@@ -108,7 +108,7 @@ class Shares:
             if not tier.members:
                 del self.tiers[tier.priority]
 
-    def weigh(self, share: Share, weight: float) -> None:
+    def weigh(self, share: FairShare, weight: float) -> None:
         """Give it another weight."""
         heavier = int(weight / UNIT) - share.weight
         if heavier:
@@ -117,7 +117,7 @@ class Shares:
             for ranking in share.rankings:
                 ranking.rank(share, heavier)
 
-    def own(self, share: Share, count: int) -> None:
+    def own(self, share: FairShare, count: int) -> None:
         """It holds so many slots more."""
         share.owned += count
         share.tier.owned += count

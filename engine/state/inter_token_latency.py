@@ -1,4 +1,5 @@
-"""Pace: how long sequences waited for their next token, counted without looking at each.
+"""Inter-token latency: how long sequences waited for their next token, counted without looking at
+each.
 
 A step serves every running slot of one stretch of slots: all of them, or those whose turn it is. So
 slots last served by the same step lie side by side, and a few boundaries say when each was. Only
@@ -28,7 +29,7 @@ EACH = math.nan
 """In place of a stretch's time: its slots have one each."""
 
 
-class Pace:
+class InterTokenLatency:
     """When each slot was served last, as stretches of slots."""
 
     def __init__(self, num_slots: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from prometheus_client import Histogram
 
 from engine import metrics
-from engine.state.inter_token_latency import F64, Gap, Pace, Turn
+from engine.state.inter_token_latency import F64, Gap, InterTokenLatency, Turn
 from engine.state.sequence import SequenceGroup
 from engine.steps.batch import I32, I64, Bool
 
@@ -54,7 +54,7 @@ class Latencies:
         self.num_prompt_tokens = 0  # of all prompts whose turn came
         self._taken_up = np.zeros(num_slots)  # f64 seconds, by slot
         self._first_token = np.zeros(num_slots)  # f64 seconds, by slot
-        self._pace = Pace(num_slots)
+        self._pace = InterTokenLatency(num_slots)
         self._paused: dict[int, float] = {}  # by slot, of who was parked: its last token before
         self._groups: dict[int, SequenceGroup] = {}  # by first id, until all is published
         self._aborted: list[int] = []

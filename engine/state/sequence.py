@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.messages import Request
-from engine.state.fair_share import Share
+from engine.state.fair_share import FairShare
 from engine.state.prefixes import NO_SLOT, Order, Prefix
 from engine.steps.batch import I32, I64, U64
 from engine.steps.token_edits import EditPlan
@@ -44,7 +44,7 @@ class SequenceGroup:
     """Sequences of those that were given a slot: the cursor."""
     fresh: I64 | None = None
     """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
-    share: Share = field(init=False)
+    share: FairShare = field(init=False)
     """Whose slots these are, from when it is in line on."""
     prefilled: int = 0
     """Prompt tokens that were cached or fed by prefill rows."""

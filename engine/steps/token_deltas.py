@@ -1,4 +1,4 @@
-"""News: what some completions have new, as arrays. Knows nothing of where it comes from."""
+"""New tokens of some completions, as arrays: which completion, which tokens, why it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class News:
+class TokenDeltas:
     """What some completions have new, each at most once, in ascending order."""
 
     indices: I64  # i64[completions] which of those asked for together
@@ -32,8 +32,8 @@ class News:
         return self.logprobs[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
 
 
-def merge(parts: Sequence[News]) -> News:
-    """One News that says what several say, which came in this order."""
+def merge(parts: Sequence[TokenDeltas]) -> TokenDeltas:
+    """Merges several, which came in this order, into one."""
     parts = [part for part in parts if len(part.indices)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
@@ -51,7 +51,7 @@ def merge(parts: Sequence[News]) -> News:
     found, firsts = np.unique(indices[order], return_index=True)
     lasts = np.append(firsts[1:], len(order))  # of each completion's entries
     reasons = np.concatenate([part.reasons for part in parts])[order]
-    return News(
+    return TokenDeltas(
         indices=found,
         offsets=np.concatenate([[0], ends[lasts - 1]]).astype(np.int64),
         token_ids=token_ids[places],
@@ -61,12 +61,12 @@ def merge(parts: Sequence[News]) -> News:
     )
 
 
-def slices(news: News, size: int) -> Iterator[News]:
+def slices(news: TokenDeltas, size: int) -> Iterator[TokenDeltas]:
     """The same in parts of at most `size` completions."""
     for begin in range(0, len(news.indices), size):
         end = min(begin + size, len(news.indices))
         tokens = slice(news.offsets[begin], news.offsets[end])
-        yield News(
+        yield TokenDeltas(
             indices=news.indices[begin:end],
             offsets=news.offsets[begin : end + 1] - news.offsets[begin],
             token_ids=news.token_ids[tokens],

@@ -18,10 +18,10 @@ from loadtest import recording
 from loadtest.client.connection import Connection
 from loadtest.client.os_limits import exhausted
 from loadtest.client.reply import BadReply, News
-from loadtest.client.request_attempt import Exchange, Verdict, queue_seconds
+from loadtest.client.request_attempt import RequestAttempt, Verdict, queue_seconds
 from loadtest.client.target import Target
 from loadtest.rows import Rows
-from loadtest.workload.workload import Asked
+from loadtest.workload.workload import RequestPlan
 
 
 class Rules(NamedTuple):
@@ -42,7 +42,7 @@ class Client:
         rules: Rules,
         worker: int,
         started: float,
-        on_end: Callable[[Exchange, str], None],
+        on_end: Callable[[RequestAttempt, str], None],
         on_fatal: Callable[[ConfigError], None],
     ) -> None:
         """`started` is the time.monotonic() that all recorded times count from.
@@ -60,8 +60,8 @@ class Client:
         self._tls = target.context()
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
-        self._under_way: dict[int, Exchange] = {}  # in the order of their deadlines
-        self._on: dict[Connection, Exchange] = {}
+        self._under_way: dict[int, RequestAttempt] = {}  # in the order of their deadlines
+        self._on: dict[Connection, RequestAttempt] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self.requests = Rows(recording.REQUEST)
@@ -75,9 +75,9 @@ class Client:
     def in_flight(self) -> int:
         return len(self._under_way)
 
-    def send(self, index: int, planned: float, asked: Asked) -> None:
+    def send(self, index: int, planned: float, asked: RequestPlan) -> None:
         """To be called in the order of `planned`, seconds since the start."""
-        exchange = Exchange(index, planned, asked)
+        exchange = RequestAttempt(index, planned, asked)
         self._under_way[index] = exchange
         self._arm()
         self._dispatch(exchange)
@@ -103,7 +103,7 @@ class Client:
 
     # Sending
 
-    def _dispatch(self, exchange: Exchange) -> None:
+    def _dispatch(self, exchange: RequestAttempt) -> None:
         while self._idle and not exchange.is_resent:
             connection = self._idle.pop()
             if connection.is_reusable:
@@ -113,7 +113,7 @@ class Client:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, exchange: RequestAttempt) -> None:
         target = self._target
         try:
             _, connection = await self._loop.create_connection(
@@ -135,7 +135,7 @@ class Client:
         else:
             self._send_on(connection, exchange)
 
-    def _send_on(self, connection: Connection, exchange: Exchange) -> None:
+    def _send_on(self, connection: Connection, exchange: RequestAttempt) -> None:
         body = exchange.asked.body
         exchange.connection = connection
         self._on[connection] = exchange
@@ -191,7 +191,7 @@ class Client:
 
     # Ending
 
-    def _retry(self, exchange: Exchange) -> None:
+    def _retry(self, exchange: RequestAttempt) -> None:
         if not exchange.is_over:
             exchange.retries += 1
             exchange.is_resent = False
@@ -204,7 +204,7 @@ class Client:
             left = self._left(next(iter(self._under_way.values())))
             self._deadline = self._loop.call_later(max(left, 0.001), self._expire)
 
-    def _left(self, exchange: Exchange) -> float:
+    def _left(self, exchange: RequestAttempt) -> float:
         return self._started + exchange.planned + self._rules.timeout_s - time.monotonic()
 
     def _expire(self) -> None:
@@ -214,7 +214,7 @@ class Client:
             self._fail(exchange, "timeout", "", time.monotonic())
         self._arm()
 
-    def _fail(self, exchange: Exchange, kind: str, message: str, now: float) -> None:
+    def _fail(self, exchange: RequestAttempt, kind: str, message: str, now: float) -> None:
         """End it whatever its connection is doing."""
         if (connection := exchange.connection) is not None:
             exchange.status = max(connection.status, 0)
@@ -224,7 +224,7 @@ class Client:
         self._end(exchange, Verdict(kind, message), now)
 
     def _end(
-        self, exchange: Exchange, verdict: Verdict, now: float, queue_s: float = math.nan
+        self, exchange: RequestAttempt, verdict: Verdict, now: float, queue_s: float = math.nan
     ) -> None:
         exchange.is_over = True
         del self._under_way[exchange.index]

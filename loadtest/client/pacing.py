@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.client.alarm import Alarm
-from loadtest.workload.workload import Asked, Workload
+from loadtest.workload.workload import RequestPlan, Workload
 
 _AT_ONCE = 64
 """Requests that begin before sockets are looked at again."""
@@ -25,7 +25,7 @@ _AHEAD = 256
 _PAUSE_S = 0.1
 """Before a closed loop asks again where it could not even connect."""
 
-Send = Callable[[int, float, Asked], None]
+Send = Callable[[int, float, RequestPlan], None]
 """Of an index, its planned time in seconds since the start, and the request."""
 Finished = Callable[[float], None]
 """Told once that no more will begin, with the second of the run from which grace counts."""
@@ -37,7 +37,7 @@ class Ahead:
     def __init__(self, workload: Workload, indices: Iterator[int]) -> None:
         self._workload = workload
         self._indices = indices
-        self._made: deque[tuple[int, Asked]] = deque()
+        self._made: deque[tuple[int, RequestPlan]] = deque()
         self.fill(_AHEAD)
 
     def fill(self, most: int) -> None:
@@ -45,7 +45,7 @@ class Ahead:
         for index in islice(self._indices, min(most, _AHEAD - len(self._made))):
             self._made.append((index, self._workload.request(index)))
 
-    def take(self) -> tuple[int, Asked] | None:
+    def take(self) -> tuple[int, RequestPlan] | None:
         """The next; None after the last."""
         if not self._made:
             self.fill(1)

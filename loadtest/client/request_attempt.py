@@ -13,7 +13,7 @@ from typing import NamedTuple
 from loadtest.client.connection import Connection
 from loadtest.client.reply import UNKNOWN, BadReply, News, Reply
 from loadtest.recording import ERRORS
-from loadtest.workload.workload import Asked
+from loadtest.workload.workload import RequestPlan
 
 RETRIED = (429, 503)
 _RETRY_AFTER_S = 1.0
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     """NaN unless the server asks to come back."""
 
 
-class Exchange:
+class RequestAttempt:
     """The times are seconds since the start of the run."""
 
     __slots__ = (
@@ -51,7 +51,7 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, index: int, planned: float, asked: Asked) -> None:
+    def __init__(self, index: int, planned: float, asked: RequestPlan) -> None:
         self.index = index
         self.planned = planned
         self.asked = asked

@@ -22,8 +22,8 @@ from loadtest.client import frames
 from loadtest.client.client import Client, Rules
 from loadtest.client.os_limits import allow_files, own_concurrency
 from loadtest.client.pacing import ClosedLoop, OpenLoop
-from loadtest.client.request_attempt import Exchange
-from loadtest.live_stats import SoFar
+from loadtest.client.request_attempt import RequestAttempt
+from loadtest.live_stats import LiveStats
 from loadtest.rows import Rows
 from loadtest.workload import arrivals
 from loadtest.workload.workload import Workload
@@ -117,7 +117,7 @@ class Part:
         watch = asyncio.create_task(self._watch())
         self._is_beginning = True
         self._pace.start(self._started, self._send, self._finished)
-        self._so_far = SoFar(self._client.requests)
+        self._so_far = LiveStats(self._client.requests)
         self._asyncio.add_reader(0, self._told)
         await self._over.wait()
         watch.cancel()
@@ -132,7 +132,7 @@ class Part:
         self._begun += 1
         self._client.send(index, planned, asked)
 
-    def _ended(self, _exchange: Exchange, kind: str) -> None:
+    def _ended(self, _exchange: RequestAttempt, kind: str) -> None:
         if kind == "none":
             self._completed += 1
         else:

@@ -28,7 +28,7 @@ one distribution changes nothing else."""
 _KEPT_BLOCKS = 1024
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestPlan(msgspec.Struct, frozen=True):
     """One request, and what its body asks for."""
 
     body: bytes
@@ -74,7 +74,7 @@ class Workload:
         self._encoder = msgspec.json.Encoder()
         self._check(scenario)
 
-    def request(self, index: int) -> Asked:
+    def request(self, index: int) -> RequestPlan:
         """The request of one index in the plan, ≥ 0; of a trace, its line by time."""
         own = self._draws.raw(REQUEST, index, _NUM_OWN)
         share = shares(own).tolist()
@@ -100,7 +100,7 @@ class Workload:
             "seed": int(own[_SEED] >> np.uint64(33)),
             **self._extra,
         }
-        return Asked(self._encoder.encode(made), n, num_tokens, max_tokens)
+        return RequestPlan(self._encoder.encode(made), n, num_tokens, max_tokens)
 
     def count_tokens(self, text: str) -> int | None:
         """Of text that was received, by the tokenizer; None without one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Room:
+class ConcurrencyLimiter:
     """Places for sequences, and for lines, which take memory whatever their size."""
 
     def __init__(self, sequences: int, lines: int) -> None:
@@ -18,7 +18,7 @@ class Room:
         self._sequences = 0
         self._lines = 0
         self._turns = 0
-        self._waiting: list[Share] = []
+        self._waiting: list[LimiterShare] = []
 
     def resize(self, sequences: int) -> None:
         """There is room for so many sequences from now on."""
@@ -30,11 +30,11 @@ class Room:
         """In flight."""
         return self._lines
 
-    def share(self, priority: int = 0, weight: float = 1.0) -> Share:
+    def share(self, priority: int = 0, weight: float = 1.0) -> LimiterShare:
         """Of one job, which takes room for one line after the other."""
-        return Share(self, priority, weight)
+        return LimiterShare(self, priority, weight)
 
-    def _fits(self, share: Share, size: int) -> bool:
+    def _fits(self, share: LimiterShare, size: int) -> bool:
         """A line that is larger than all the room there is has its turn when the job has no other
         in flight."""
         if self._lines >= self._max_lines:
@@ -43,27 +43,27 @@ class Room:
             return not share.sequences
         return self._sequences + size <= self._max_sequences
 
-    def _take(self, share: Share, size: int) -> bool:
+    def _take(self, share: LimiterShare, size: int) -> bool:
         if self._waiting or not self._fits(share, size):
             return False
         self._give(share, size)
         return True
 
-    def _give(self, share: Share, size: int) -> None:
+    def _give(self, share: LimiterShare, size: int) -> None:
         self._turns += 1
         self._lines += 1
         self._sequences += size
         share.sequences += size
         share.last_turn = self._turns
 
-    def _wait(self, share: Share) -> None:
+    def _wait(self, share: LimiterShare) -> None:
         self._waiting.append(share)
 
-    def _leave(self, share: Share) -> None:
+    def _leave(self, share: LimiterShare) -> None:
         self._waiting.remove(share)
         self._grant()
 
-    def _free(self, share: Share, size: int) -> None:
+    def _free(self, share: LimiterShare, size: int) -> None:
         self._lines -= 1
         self._sequences -= size
         share.sequences -= size
@@ -71,7 +71,7 @@ class Room:
 
     def _grant(self) -> None:
         while self._waiting:
-            first = min(self._waiting, key=Share.rank)
+            first = min(self._waiting, key=LimiterShare.rank)
             if not self._fits(first, first.wanted):
                 return
             self._waiting.remove(first)
@@ -79,12 +79,12 @@ class Room:
             first.granted.set_result(True)
 
 
-class Share:
+class LimiterShare:
     """One job's part of the room."""
 
     granted: asyncio.Future[bool]
 
-    def __init__(self, room: Room, priority: int, weight: float) -> None:
+    def __init__(self, room: ConcurrencyLimiter, priority: int, weight: float) -> None:
         self.priority = priority
         self.weight = weight
         """Of its jobs of one priority; may change."""

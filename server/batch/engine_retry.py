@@ -49,7 +49,7 @@ class _Cleared(Exception):
     """The engine dies without it too."""
 
 
-class Sending:
+class EngineRetry:
     """All that one process sends to the engine besides what people wait for."""
 
     def __init__(self, client: EngineClient) -> None:

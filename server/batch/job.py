@@ -17,14 +17,14 @@ from typing import Any
 
 from engine.errors import StoreError
 from engine.tasks import beside
-from server.batch.concurrency_limiter import Share
-from server.batch.engine_retry import Sending
+from server.batch.concurrency_limiter import LimiterShare
+from server.batch.engine_retry import EngineRetry
 from server.batch.job_input import Checked, Stopped, check_input
 from server.batch.line_runner import LineRunner
 from server.batch.lines import Answerer, BatchLine, LineResult, answer_line, parse_line, read_lines
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import RUNNABLE, BatchRecord, FileRecord, LineError
 from server.storage.store import Store
@@ -50,13 +50,13 @@ class Workplace:
     store: Store
     clock: Clock
     answerers: Mapping[str, Answerer]
-    sending: Sending
+    sending: EngineRetry
 
 
 class BatchJob:
     """One batch in this process."""
 
-    def __init__(self, record: BatchRecord, place: Workplace, share: Share) -> None:
+    def __init__(self, record: BatchRecord, place: Workplace, share: LimiterShare) -> None:
         self.id = record.id
         self.owner = record.owner
         self._record = record
@@ -241,10 +241,10 @@ class BatchJob:
     def _change(self, expected: Any, **fields: Any) -> BatchRecord | None:
         return self._store.change_batch(self.id, expected, **fields)
 
-    def _new_sender(self, weight: float) -> Sender:
+    def _new_sender(self, weight: float) -> RequestOwner:
         record = self._record
         priority = BATCH_PRIORITY + record.priority
-        return Sender(f"batch:{record.id}", weight, priority, True, record.created_at)
+        return RequestOwner(f"batch:{record.id}", weight, priority, True, record.created_at)
 
 
 def _counts(results: ResultFiles) -> dict[str, Any]:

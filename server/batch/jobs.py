@@ -26,12 +26,12 @@ from engine.messages import MAX_WEIGHT, MIN_WEIGHT
 from engine.settings import load
 from engine.tasks import beside, task_group
 from server import metrics
-from server.batch.concurrency_limiter import Room
-from server.batch.engine_retry import Sending
+from server.batch.concurrency_limiter import ConcurrencyLimiter
+from server.batch.engine_retry import EngineRetry
 from server.batch.job import BatchJob, Workplace
 from server.batch.lines import Answerer
 from server.config import ServerConfig
-from server.generation.responder import Answers
+from server.generation.responder import Responder
 from server.model_identity import digest
 from server.routes.chat import Chat
 from server.routes.completions import Completions
@@ -55,7 +55,7 @@ MAX_FAILURES = 3
 """Of a job by a bug of ours, and by its files when its time is over, after which it has failed."""
 
 
-class Answering:
+class BatchServices:
     """What makes answers of bodies: text, template, and a connection to the engine."""
 
     def __init__(self, config: ServerConfig) -> None:
@@ -67,14 +67,14 @@ class Answering:
         source = chat_template_source(config.model, config.chat_template)
         self._template = None if source is None else ChatTemplate(source, text.special_tokens)
         served = Models(config.model_name, text.model.n_ctx)
-        answers = Answers(self.client)
+        answers = Responder(self.client)
         completions = Completions(self.client, text, served, answers)
         chat = Chat(self.client, text, served, completions, self._template, answers)
         self.answerers: dict[str, Answerer] = {
             "/v1/completions": completions,
             "/v1/chat/completions": chat,
         }
-        self.sending = Sending(self.client)
+        self.sending = EngineRetry(self.client)
 
     async def close(self) -> None:
         """The engine is told nothing of what is in flight: who asks next goes on with it."""
@@ -97,8 +97,8 @@ class Jobs:
         self._config = config
         self._store = Store(config.data_folder)
         self._clock = clock or Clock(self._store.folder / "clock.json")
-        self._room = Room(1, config.max_batch_lines_in_flight)
-        self._answering: Answering | None = None
+        self._room = ConcurrencyLimiter(1, config.max_batch_lines_in_flight)
+        self._answering: BatchServices | None = None
         self._running: dict[str, BatchJob] = {}
         self._failures: Counter[str] = Counter()
         self._foreign: dict[str, int] = {}
@@ -169,7 +169,7 @@ class Jobs:
         """Start what can be started, and tell what runs how it stands."""
         records = [record for record in records if self._may_run(record)]
         if records and self._answering is None:
-            self._answering = await asyncio.to_thread(Answering, self._config)
+            self._answering = await asyncio.to_thread(BatchServices, self._config)
             await self._answering.client.connect()
             collect_rarely()
         if self._answering is not None and (status := self._answering.client.status) is not None:

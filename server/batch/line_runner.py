@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from engine.errors import SRMError
 from engine.tasks import beside, task_group
-from server.batch.concurrency_limiter import Share
-from server.batch.engine_retry import Sending
+from server.batch.concurrency_limiter import LimiterShare
+from server.batch.engine_retry import EngineRetry
 from server.batch.lines import BatchLine, LineResult, RawLine, never_run, refused
 from server.batch.result_files import ResultFiles
 from server.storage.records import LineError
@@ -49,8 +49,8 @@ class LineRunner:
     answer: Answer
     """Raises SRMError where the line is to be sent again."""
     results: ResultFiles
-    sending: Sending
-    share: Share
+    sending: EngineRetry
+    share: LimiterShare
     _flying: set[asyncio.Task[None]] = field(default_factory=set)
     """Of a task group; known so that all of them can be given up."""
     _flying_bytes: int = 0

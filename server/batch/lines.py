@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from engine.errors import UNDECODABLE, IdInUse, Overloaded, RequestError, SRMError, TimedOut
 from server.errors import INTERNAL, body_of, status_of
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.schema.completion_response import Usage
 from server.schema.validation import fault_in
 from server.storage.records import LineError
@@ -67,7 +67,7 @@ class LineResult(NamedTuple):
 class Answerer(Protocol):
     """What answers the bodies of one URL."""
 
-    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
         """The reply. Raises SRMError."""
 
 
@@ -221,7 +221,7 @@ def _size(body: bytes) -> int:
 
 
 async def answer_line(
-    line: BatchLine, answerers: Mapping[str, Answerer], sender: Sender, job: str
+    line: BatchLine, answerers: Mapping[str, Answerer], sender: RequestOwner, job: str
 ) -> LineResult:
     """Ask it, under an id that is made of the job's and the line's number.
 

@@ -12,15 +12,15 @@ from functools import partial
 
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from server.batch.concurrency_limiter import Room
-from server.batch.engine_retry import Sending
+from server.batch.concurrency_limiter import ConcurrencyLimiter
+from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
 from server.batch.lines import Answerer, BatchLine, LineResult, RawLine, answer_line
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import parse
 from server.commands.batch_progress import Level, show_progress
 from server.commands.batch_results import BatchResults
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.routes.services import answering
 from server.text.text import Text
 
@@ -29,13 +29,13 @@ _AHEAD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbered(Sender):
+class _Numbered(RequestOwner):
     """Draws seeds from the line's number and the command's own seed, and from nothing else."""
 
     base: int = 0
 
     def seed(self, id: str, prompt: int) -> int | None:
-        return Sender.seed(self, f"{self.base}-{id.rpartition('-')[2]}", prompt)
+        return RequestOwner.seed(self, f"{self.base}-{id.rpartition('-')[2]}", prompt)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class BatchRun:
 
     async def answer(self, client: EngineClient) -> None:
         """Until every line has its result."""
-        room = Room(*self._room(client))
+        room = ConcurrencyLimiter(*self._room(client))
         self._before = self.results.counts.usage.completion_tokens
         sender = _Numbered(durable=True, created_unix=0, base=self.config.seed)
         config = self.config
@@ -76,7 +76,7 @@ class BatchRun:
                 parse=parse,
                 answer=answer,
                 results=self.results,
-                sending=Sending(client),
+                sending=EngineRetry(client),
                 share=room.share(),
             )
             progress = asyncio.create_task(

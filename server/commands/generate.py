@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import UNDECODABLE, ConfigError, RequestError
 from engine.settings import build, read_settings
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.routes.completions import Completions
 from server.routes.services import answering
 from server.schema.completion_request import parse_completion
@@ -145,13 +145,13 @@ def _check(body: dict[str, Any]) -> None:
 async def _print_json(
     completions: Completions, _client: EngineClient, body: dict[str, Any]
 ) -> None:
-    reply = await completions.whole(msgspec.json.encode(body), _id(), Sender())
+    reply = await completions.whole(msgspec.json.encode(body), _id(), RequestOwner())
     _write(reply + b"\n")
 
 
 async def _print_text(completions: Completions, client: EngineClient, body: dict[str, Any]) -> None:
     request = parse_completion(msgspec.json.encode(body))
-    generation = await completions.start(_id(), request, Sender())
+    generation = await completions.start(_id(), request, RequestOwner())
     is_alone, texts = generation.num_choices == 1, [""] * generation.num_choices
     ended: set[int] = set()
     turn = 0

@@ -46,7 +46,7 @@ class Budget:
             )
 
 
-class Tally:
+class DedupCounts:
     """Counts one prompt's samples."""
 
     def __init__(self, by_group: bool, keeps_first: bool, budget: Budget) -> None:

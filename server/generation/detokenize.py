@@ -14,7 +14,7 @@ from server.text.text import Text
 _ENDED, _CUT = 1, 2
 
 
-class Feeding:
+class Detokenizer:
     """All samples of one request; index = prompt x num_samples + sample."""
 
     def __init__(

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.messages import Request, SamplingParams
 from server.generation.prompts import Prompt
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.schema.completion_request import CompletionRequest
 
 
@@ -24,11 +24,11 @@ def wants_whole(request: CompletionRequest) -> bool:
     return request.stream_whole or not request.stream
 
 
-class Asking:
+class EngineRequests:
     """The engine's side of one request."""
 
     def __init__(
-        self, id: str, request: CompletionRequest, params: SamplingParams, sender: Sender
+        self, id: str, request: CompletionRequest, params: SamplingParams, sender: RequestOwner
     ) -> None:
         """`id` is like no other."""
         self._id = id

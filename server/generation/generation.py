@@ -18,14 +18,14 @@ from engine.client.client import EngineClient
 from engine.client.streams import Delivery, Stream
 from engine.errors import NotFinite
 from engine.messages import PROMPT, REASONS, Output
-from engine.steps.token_deltas import News, slices
-from server.generation.detokenize import Feeding
-from server.generation.engine_request import Asking, wants_whole
+from engine.steps.token_deltas import TokenDeltas, slices
+from server.generation.detokenize import Detokenizer
+from server.generation.engine_request import EngineRequests, wants_whole
 from server.generation.prompts import Prompt
-from server.generation.request_owner import Sender
-from server.generation.sample_selection import Ranking, Wholes
+from server.generation.request_owner import RequestOwner
+from server.generation.sample_selection import Ranking, SampleSelection
 from server.generation.sampling import sampling_params
-from server.generation.stop_strings import Backlog, Watch, taken
+from server.generation.stop_strings import StopStringStream, StopStringWatch, taken
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage
@@ -49,7 +49,7 @@ class Generation:
         request: CompletionRequest,
         prompts: list[bytes],
         text: Text,
-        sender: Sender,
+        sender: RequestOwner,
     ) -> None:
         """`id` is like no other; `prompts` are token ids, int32 little-endian, from
         `encode_prompts`."""
@@ -70,12 +70,12 @@ class Generation:
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stops = StopStrings(request.stops) if request.stops else None
         self._params = sampling_params(request, text)
-        self._feeding = Feeding(request, prompts, text, self._params, self._stops)
-        self._asking = Asking(id, request, self._params, sender)
+        self._feeding = Detokenizer(request, prompts, text, self._params, self._stops)
+        self._asking = EngineRequests(id, request, self._params, sender)
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
         )
-        self._wholes = Wholes(request, len(prompts))
+        self._wholes = SampleSelection(request, len(prompts))
         self._stream: Stream | None = None
         self._cached_tokens = [0] * len(prompts)
         self._cached_in_columns: list[int] = []
@@ -154,7 +154,7 @@ class Generation:
         is_plain = is_text and is_at_once and not (says_more or is_cut)
         return request.stream and is_plain and not request.stream_whole
 
-    async def news(self, client: EngineClient) -> AsyncGenerator[News, None]:
+    async def news(self, client: EngineClient) -> AsyncGenerator[TokenDeltas, None]:
         """What a plain request has new since the last time; to be iterated once.
 
         Raises what the engine refuses the request with. A refusal of any prompt ends them all.
@@ -183,8 +183,8 @@ class Generation:
             self._stream = stream
             source = taken(stream, only_ended=wants_whole(self.request))
             if self._stops is not None:
-                watch = Watch(self._table, self._stops, len(requests) * stream.n)
-                source = Backlog(stream, watch).taken(only_whole=self._can_wait)
+                watch = StopStringWatch(self._table, self._stops, len(requests) * stream.n)
+                source = StopStringStream(stream, watch).taken(only_whole=self._can_wait)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.messages import REASONS
-from engine.steps.token_deltas import News
+from engine.steps.token_deltas import TokenDeltas
 from server.text.text import Text
 
 _MARK = 77_777_777
@@ -99,14 +99,14 @@ class Choices:
         self._is_cut = np.zeros(num_choices, np.bool_)
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
-    def render(self, news: News, is_joined: bool = True) -> list[bytes]:
+    def render(self, news: TokenDeltas, is_joined: bool = True) -> list[bytes]:
         """The choices with news as JSON, each alone; if they may be joined, with commas between."""
         if is_joined and len(news.indices) > 2:  # arrays would cost more than they save
             rendered = self._many(news)
             return [rendered] if rendered else []
         return [*filter(None, (self._one(news, entry) for entry in range(len(news.indices))))]
 
-    def _many(self, news: News) -> bytes:
+    def _many(self, news: TokenDeltas) -> bytes:
         is_odd = (news.reasons != 0) | self._is_cut[news.indices]
         is_whole = self._pieces.is_whole[news.token_ids]
         if not is_whole.all():
@@ -135,7 +135,7 @@ class Choices:
         ]
         return b"".join(parts.tolist())[1:]  # but for the first comma
 
-    def _one(self, news: News, entry: int) -> bytes | None:
+    def _one(self, news: TokenDeltas, entry: int) -> bytes | None:
         """A choice of any kind; None if it has nothing to say."""
         index = int(news.indices[entry])
         token_ids = news.tokens_of(entry)

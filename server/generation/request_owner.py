@@ -9,7 +9,7 @@ from server.http.request_log import CURRENT
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class RequestOwner:
     """What a request's body does not say of it."""
 
     share: str = ""
@@ -30,8 +30,8 @@ class Sender:
         return int.from_bytes(blake2b(f"{id}-{prompt}".encode(), digest_size=8).digest(), "little")
 
 
-def of_current_request() -> Sender:
+def of_current_request() -> RequestOwner:
     """The sender of the HTTP request being answered: its API key, if keys are asked for."""
     entry = CURRENT.get(None)
     account = entry and entry.account
-    return Sender(share=account.name) if account else Sender()
+    return RequestOwner(share=account.name) if account else RequestOwner()

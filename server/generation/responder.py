@@ -63,7 +63,7 @@ class Shape(Protocol):
         """An event of a stream."""
 
 
-class Answers:
+class Responder:
     """Answers the requests of one API process."""
 
     def __init__(self, client: EngineClient) -> None:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from msgspec import UNSET
 
-from server.generation.dedup_counts import Budget, Tally
+from server.generation.dedup_counts import Budget, DedupCounts
 from server.generation.matching import Pattern
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import Counted, Samples
@@ -26,7 +26,7 @@ from server.text.sample import Delta
 _Kept = TypeVar("_Kept")
 
 
-class Draw(Generic[_Kept]):
+class EarlyStop(Generic[_Kept]):
     """The samples of one prompt, until enough of them match."""
 
     def __init__(self, n: int, enough: int) -> None:
@@ -100,7 +100,7 @@ def mean_logprob(sample: Delta) -> float:
     return math.fsum(logprobs) / len(logprobs) if len(logprobs) else 0.0
 
 
-class Wholes:
+class SampleSelection:
     """What becomes of a request's samples."""
 
     def __init__(self, request: CompletionRequest, num_prompts: int) -> None:
@@ -112,14 +112,14 @@ class Wholes:
         self._request = request
         self._pattern = Pattern(until.match, by_group) if until else None
         enough = until.count if until else None
-        self._draws: list[Draw[Delta]] | None = None
+        self._draws: list[EarlyStop[Delta]] | None = None
         if enough is not None:
-            self._draws = [Draw(request.n, enough) for _ in prompts]
+            self._draws = [EarlyStop(request.n, enough) for _ in prompts]
         self._told_ends = [request.n] * num_prompts
-        self._tallies: list[Tally] = []
+        self._tallies: list[DedupCounts] = []
         if request.returns != "choices":
             keeps_first, budget = request.returns == "unique", Budget()
-            self._tallies = [Tally(by_group, keeps_first, budget) for _ in prompts]
+            self._tallies = [DedupCounts(by_group, keeps_first, budget) for _ in prompts]
         self._drawn = [0] * num_prompts
         self._matched = [0] * num_prompts
         self._finished_by: list[Counter[str]] = [Counter() for _ in prompts]

@@ -1,10 +1,10 @@
 """Finds stop strings in completions as soon as their tokens arrive, so that slots come free.
 
 A stream with stop strings is read whether or not somebody takes its tokens, which wait here; one
-without leaves them in the engine client's table. `Watch` looks closely only at completions whose
-new tokens have a stop string or the beginning of one in them, which is remembered of each token, or
-that had one before: the others cost a look-up in an array. Keeps no text but what may be the
-beginning of a stop string.
+without leaves them in the engine client's table. `StopStringWatch` looks closely only at
+completions whose new tokens have a stop string or the beginning of one in them, which is remembered
+of each token, or that had one before: the others cost a look-up in an array. Keeps no text but what
+may be the beginning of a stop string.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.client.streams import Delivery, Stream
 from engine.messages import PROMPT, Output
-from engine.steps.token_deltas import U8, News, merge
+from engine.steps.token_deltas import U8, TokenDeltas, merge
 from server.text.byte_table import ByteTable
 from server.text.sample import StopStrings
 
@@ -34,14 +34,14 @@ async def taken(stream: Stream, only_ended: bool = False) -> AsyncGenerator[Deli
         yield stream.take(only_ended)
 
 
-class Backlog:
+class StopStringStream:
     """What came of a watched stream and was not asked for yet."""
 
-    def __init__(self, stream: Stream, watch: Watch) -> None:
+    def __init__(self, stream: Stream, watch: StopStringWatch) -> None:
         self._stream = stream
         self._watch = watch
         self._outputs: list[tuple[int, Output]] = []
-        self._parts: list[News] = []
+        self._parts: list[TokenDeltas] = []
         self._version = 0
         self._has_come = asyncio.Event()
 
@@ -80,7 +80,7 @@ class Backlog:
 _UNKNOWN, _CLEAN, _SUSPICIOUS = range(3)
 
 
-class Watch:
+class StopStringWatch:
     """Over completions that are asked for together."""
 
     def __init__(self, table: ByteTable, stops: StopStrings, num_choices: int) -> None:
@@ -113,7 +113,7 @@ class Watch:
         named = [index for index, is_true in stopped.items() if is_true and index not in has_ended]
         return named + self._stopped_in(delivery.news)
 
-    def _stopped_in(self, news: News) -> list[int]:
+    def _stopped_in(self, news: TokenDeltas) -> list[int]:
         kinds = self._kinds[news.token_ids]
         if not kinds.all():
             for token in np.unique(news.token_ids[kinds == _UNKNOWN]).tolist():

@@ -10,7 +10,7 @@ from engine.client.client import EngineClient
 from server.generation.generation import Generation
 
 
-class Origin(NamedTuple):
+class WeightsVersion(NamedTuple):
     """Of what there is of a reply so far."""
 
     fingerprint: str | None
@@ -21,12 +21,14 @@ class Origin(NamedTuple):
     """Of those that the first token was made with, if they are others."""
 
 
-def origin(client: EngineClient, generation: Generation) -> Origin:
+def origin(client: EngineClient, generation: Generation) -> WeightsVersion:
     """None where nothing was made and the engine is not there."""
     version, first = generation.weights_version, generation.first_version
     if version is None and client.status is not None:
         version = client.status.weights_version
     if version is None:
-        return Origin(None, None, UNSET)
+        return WeightsVersion(None, None, UNSET)
     is_other = first is not None and first != version
-    return Origin(client.fingerprint(version), version, first if is_other and first else UNSET)
+    return WeightsVersion(
+        client.fingerprint(version), version, first if is_other and first else UNSET
+    )

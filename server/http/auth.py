@@ -22,7 +22,7 @@ from engine.errors import (
 )
 from server import errors
 from server.config import ServerConfig
-from server.http.body_limits import Intake, is_upload
+from server.http.body_limits import BodyLimits, is_upload
 from server.http.cors import Origins, is_loopback
 from server.http.draining import READING, Draining
 from server.http.keys import ApiKey, Keys
@@ -46,7 +46,7 @@ TOO_MANY_CONNECTIONS = "too_many_connections"
 """Set in a scope's state by `server.http.connection`."""
 
 
-class Guard:
+class Auth:
     """Middleware around the routes."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Guard:
             config.requests_per_minute, config.tokens_per_minute, config.limits_fd
         )
         self._max_connections = config.max_connections
-        self.intake = Intake(
+        self.intake = BodyLimits(
             config.max_body_bytes,
             config.max_waiting_bytes,
             config.receive_timeout_s,

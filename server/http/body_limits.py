@@ -27,7 +27,7 @@ def is_upload(scope: Scope) -> bool:
     return bool(scope["path"] == UPLOADS and scope["method"] == "POST")
 
 
-class Intake:
+class BodyLimits:
     """What one process holds of bodies."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Intake:
 class Body:
     """The `receive` of one request, watched."""
 
-    def __init__(self, intake: Intake, receive: Receive, is_upload: bool) -> None:
+    def __init__(self, intake: BodyLimits, receive: Receive, is_upload: bool) -> None:
         self.num_bytes = 0
         self.is_upload = is_upload
         self._intake = intake

@@ -34,7 +34,7 @@ _CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client left before the reply was complete."""
 
 
-class Boundary:
+class RequestMiddleware:
     """ASGI middleware around everything else."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:

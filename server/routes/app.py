@@ -20,13 +20,13 @@ from engine.client.client import EngineClient
 from engine.errors import SRMError
 from server import errors
 from server.config import ServerConfig
-from server.generation.responder import Answers
-from server.http.auth import Guard
+from server.generation.responder import Responder
+from server.http.auth import Auth
 from server.http.cors import Cors
 from server.http.draining import Draining
 from server.http.keys import Keys, load_keys
 from server.http.limits import check_limits
-from server.http.request_middleware import Boundary
+from server.http.request_middleware import RequestMiddleware
 from server.http.retries import Retries
 from server.http.traces import Tracer
 from server.routes import (
@@ -112,16 +112,16 @@ def create_app(
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
     app.add_middleware(
-        Guard, config=config, keys=keys, retry_after_s=retry_after_s, draining=draining
+        Auth, config=config, keys=keys, retry_after_s=retry_after_s, draining=draining
     )
     if config.cors_origins:
         app.add_middleware(Cors, origins=config.cors_origins, operations=OPERATIONS)
-    app.add_middleware(Boundary, tracer=tracer)
+    app.add_middleware(RequestMiddleware, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     app.add_exception_handler(RequestValidationError, errors.validation_error)
     served = models.Models(config.model_name, text.model.n_ctx)
-    answers = Answers(client)
+    answers = Responder(client)
     completing = completions.Completions(client, text, served, answers)
     chatting = chat.Chat(client, text, served, completing, template, answers)
     tokenizing = tokenize.Tokenizing(text, served, template)

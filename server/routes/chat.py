@@ -15,8 +15,8 @@ from starlette.responses import Response
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest, RequestError
 from server.generation.generation import Generation
-from server.generation.request_owner import Sender, of_current_request
-from server.generation.responder import Answers, SamplesField, UsageField
+from server.generation.request_owner import RequestOwner, of_current_request
+from server.generation.responder import Responder, SamplesField, UsageField
 from server.generation.weights_version import origin
 from server.http.bodies import read_body
 from server.http.responses import WhileConnected
@@ -68,7 +68,7 @@ class Chat:
         models: Models,
         completions: Completions,
         template: ChatTemplate | None,
-        answers: Answers,
+        answers: Responder,
     ) -> None:
         self._client = client
         self._answers = answers
@@ -82,13 +82,13 @@ class Chat:
         generation = await self._start(body, f"chatcmpl-{uuid.uuid4().hex}", of_current_request())
         return await self._answers.respond(generation, self._shape(generation))
 
-    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
         """The JSON of the reply to a body that asks for no stream, for someone who has no
         connection. Raises the SRMError to answer with."""
         generation = await self._start(body, id, sender)
         return await self._answers.whole(generation, self._shape(generation))
 
-    async def _start(self, body: bytes, id: str, sender: Sender) -> Generation:
+    async def _start(self, body: bytes, id: str, sender: RequestOwner) -> Generation:
         request = parse_chat(body)
         self._models.check(request.model)
         prompt = await render(self._template, request.conversation)

@@ -18,9 +18,9 @@ from engine.errors import InvalidRequest
 from server.generation.generation import Generation
 from server.generation.prompts import encode_prompts
 from server.generation.rendering import Choices, Pieces, Template
-from server.generation.request_owner import Sender, of_current_request
-from server.generation.responder import Answers, SamplesField, UsageField
-from server.generation.weights_version import Origin, origin
+from server.generation.request_owner import RequestOwner, of_current_request
+from server.generation.responder import Responder, SamplesField, UsageField
+from server.generation.weights_version import WeightsVersion, origin
 from server.http.bodies import read_body
 from server.http.responses import WhileConnected
 from server.routes.models import Models
@@ -65,7 +65,9 @@ _CHOICES = Raw(b'"here go the choices"')
 class Completions:
     """Answers completion requests for one model."""
 
-    def __init__(self, client: EngineClient, text: Text, models: Models, answers: Answers) -> None:
+    def __init__(
+        self, client: EngineClient, text: Text, models: Models, answers: Responder
+    ) -> None:
         self._client = client
         self._answers = answers
         self._text = text
@@ -83,13 +85,13 @@ class Completions:
         generation = await self.start(id, request, of_current_request())
         return await self._answers.respond(generation, self._shape(generation))
 
-    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
         """The JSON of the reply to a body that asks for no stream, for someone who has no
         connection. Raises the SRMError to answer with."""
         generation = await self.start(id, parse_completion(body), sender)
         return await self._answers.whole(generation, self._shape(generation))
 
-    async def start(self, id: str, request: CompletionRequest, sender: Sender) -> Generation:
+    async def start(self, id: str, request: CompletionRequest, sender: RequestOwner) -> Generation:
         """Make a request ready to run. Raises the RequestError to answer with."""
         self._models.check(request.model)
         if sender.durable and request.priority:  # it would go ahead of other batches, or of people
@@ -192,7 +194,7 @@ class CompletionShape:
         return self._encode(choices, usage, samples, made)
 
     def _encode(
-        self, choices: list[Raw], usage: UsageField, samples: SamplesField, made: Origin
+        self, choices: list[Raw], usage: UsageField, samples: SamplesField, made: WeightsVersion
     ) -> bytes:
         return _encode(
             Completion(

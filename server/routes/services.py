@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.client.client import EngineClient
-from server.generation.responder import Answers
+from server.generation.responder import Responder
 from server.routes.chat import Chat
 from server.routes.completions import Completions
 from server.routes.models import Models
@@ -28,7 +28,7 @@ def answering(
     source = chat_template_source(folder, chat_template)
     template = None if source is None else ChatTemplate(source, text.special_tokens)
     models = Models(model_name or folder.resolve().name, text.model.n_ctx)
-    answers = Answers(client)
+    answers = Responder(client)
     completions = Completions(client, text, models, answers)
     try:
         yield completions, Chat(client, text, models, completions, template, answers)

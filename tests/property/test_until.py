@@ -30,8 +30,8 @@ from engine.messages import (
     ToEngine,
 )
 from server.generation.generation import Generation
-from server.generation.request_owner import Sender
-from server.generation.responder import Answers
+from server.generation.request_owner import RequestOwner
+from server.generation.responder import Responder
 from server.routes.completions import Completions
 from server.routes.models import Models
 from server.schema.completion_request import parse_completion
@@ -138,7 +138,7 @@ class ScriptedEngine(EngineClient):
 
 
 async def reply_to(
-    script: Script, text: Text, fields: dict[str, Any], sender: Sender
+    script: Script, text: Text, fields: dict[str, Any], sender: RequestOwner
 ) -> tuple[ScriptedEngine, Generation, list[Delta]]:
     """All that the reply has, in the order in which it comes."""
     client = ScriptedEngine(script, text)
@@ -169,13 +169,13 @@ def prefix(texts: list[str], pattern: str, enough: int) -> list[str]:
     return texts
 
 
-senders = st.sampled_from([Sender(), Sender(durable=True)])
+senders = st.sampled_from([RequestOwner(), RequestOwner(durable=True)])
 patterns = st.sampled_from(["a", "b$", "^c", "ab|ca", "aaaa", "[abc]"])
 
 
 @given(script=scripts(), pattern=patterns, enough=st.integers(1, 4), sender=senders, data=st.data())
 def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
-    text: Text, script: Script, pattern: str, enough: int, sender: Sender, data: st.DataObject
+    text: Text, script: Script, pattern: str, enough: int, sender: RequestOwner, data: st.DataObject
 ) -> None:
     n, prompts = len(script.samples[0]), range(len(script.samples))
     stop = data.draw(st.sampled_from([[], ["bc"], ["c"]]))
@@ -219,7 +219,7 @@ def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
 
 @given(script=scripts(), by_group=st.booleans(), sender=senders, is_counts=st.booleans())
 def test_counts_and_unique_are_those_of_all_samples(
-    text: Text, script: Script, by_group: bool, sender: Sender, is_counts: bool
+    text: Text, script: Script, by_group: bool, sender: RequestOwner, is_counts: bool
 ) -> None:
     pattern = "([ab])c" if by_group else "[ab]c"
     fields = {
@@ -265,7 +265,7 @@ def check_counts(said: Samples, own: list[str], keys: list[str | None], pattern:
 
 @given(script=scripts(), sender=senders)
 def test_a_stream_of_whole_choices_has_each_once_and_whole(
-    text: Text, script: Script, sender: Sender
+    text: Text, script: Script, sender: RequestOwner
 ) -> None:
     fields = {"stream": True, "stream_whole": True}
     _, generation, choices = asyncio.run(reply_to(script, text, fields, sender))
@@ -283,10 +283,10 @@ async def test_a_line_of_a_batch_says_the_same(text: Text) -> None:
     replies = []
     for order in (tokens, tokens[::-1]):
         client = ScriptedEngine(Script([own], order, 1, 1, stops_late=False), text)
-        completions = Completions(client, text, Models("tiny", 64), Answers(client))
+        completions = Completions(client, text, Models("tiny", 64), Responder(client))
         until = {"match": "(a)", "count": 2}
         body = {"prompt": [5], "n": 6, "max_tokens": 4, "until": until, "return": "unique"}
-        sender = Sender(durable=True, created_unix=1)
+        sender = RequestOwner(durable=True, created_unix=1)
         whole = await completions.whole(json.dumps(body).encode(), "made", sender)
         replies.append(whole)
     assert replies[0] == replies[1]
@@ -304,7 +304,7 @@ async def test_the_same_samples_in_another_order_give_the_same_reply(text: Text)
     seen = []
     for order in (tokens, tokens[::-1]):
         one = replace(script, order=order)
-        _, generation, choices = await reply_to(one, text, fields, Sender(durable=True))
+        _, generation, choices = await reply_to(one, text, fields, RequestOwner(durable=True))
         seen.append((choices, generation.usage, generation.samples))
     assert seen[0] == seen[1]
     assert [choice.text for choice in seen[0][0]] == own[:4]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.client.row_ranges import Stretches
 from engine.client.token_queues import PAGE
 from engine.client.token_table import UNUSED_READERS, TokenTable
-from engine.steps.token_deltas import News, merge, slices
+from engine.steps.token_deltas import TokenDeltas, merge, slices
 
 
 def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -> list[int]:
@@ -23,7 +23,7 @@ def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -
     return readers
 
 
-def read(news: News) -> dict[int, list[int]]:
+def read(news: TokenDeltas) -> dict[int, list[int]]:
     found = {}
     for entry, index in enumerate(news.indices.tolist()):
         tokens = np.frombuffer(news.tokens_of(entry), "<i4")
@@ -149,9 +149,9 @@ parts = st.lists(
 )
 
 
-def news_of(part: dict[int, list[int]]) -> News:
+def news_of(part: dict[int, list[int]]) -> TokenDeltas:
     tokens = np.array([token for _, own in sorted(part.items()) for token in own], np.int32)
-    return News(
+    return TokenDeltas(
         indices=np.array(sorted(part), np.int64),
         offsets=np.cumsum([0, *(len(own) for _, own in sorted(part.items()))]),
         token_ids=tokens,
@@ -176,6 +176,8 @@ def test_merging_joins_what_each_says_and_slicing_keeps_it(
 
 def test_merging_keeps_the_last_reason() -> None:
     end = news_of({1: [5], 2: []})
-    ends = News(end.indices, end.offsets, end.token_ids, end.logprobs, np.array([2, 1], np.uint8))
+    ends = TokenDeltas(
+        end.indices, end.offsets, end.token_ids, end.logprobs, np.array([2, 1], np.uint8)
+    )
     merged = merge([news_of({1: [3], 2: [4], 3: [9]}), ends])
     assert merged.reasons.tolist() == [2, 1, 0]

@@ -12,7 +12,7 @@ from engine.messages import Request
 from engine.scheduler.accept import accept
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.wait_queues import ShareLine
-from engine.state.fair_share import Share, Shares
+from engine.state.fair_share import FairShare, FairShares
 from engine.state.sequence import SequenceGroup
 from engine.steps.batch import SlotStates
 from tests.calls import calls_of
@@ -27,7 +27,7 @@ def held(scheduler: Scheduler) -> Counter[str]:
     return Counter({name: one.owned for tier in tiers for name, one in tier.members.items()})
 
 
-def group_of(request: Request, share: Share) -> SequenceGroup:
+def group_of(request: Request, share: FairShare) -> SequenceGroup:
     group = accept(request, TINY, share.number)
     group.share = share
     return group
@@ -133,7 +133,7 @@ def test_a_weight_that_no_sum_of_floats_would_notice_is_refused(
 
 
 def test_nothing_is_left_of_the_weights_of_those_who_went(make_request: MakeRequest) -> None:
-    shares, line, rivals = Shares(), ShareLine(), (0.1, 1e3, 0.7, 1 / 3, 999.9)
+    shares, line, rivals = FairShares(), ShareLine(), (0.1, 1e3, 0.7, 1 / 3, 999.9)
     light = shares.enter(make_request(share="light", weight=1e-3))
     alone = light.weight
     for weight in rivals:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.state.inter_token_latency import MIXED, Pace
+from engine.state.inter_token_latency import MIXED, InterTokenLatency
 
 NUM_SLOTS = 12
 
@@ -32,7 +32,7 @@ def turn_of(running: list[int], begin: int, limit: int) -> list[int]:
 def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -> None:
     """Each step says which slots run from now on, how many of them a step has room for, and
     whether those with an even number go first."""
-    pace, begin = Pace(NUM_SLOTS), 0
+    pace, begin = InterTokenLatency(NUM_SLOTS), 0
     running: set[int] = set()
     served_at: dict[int, float] = {}  # of the running slots that were served
     for now, (wanted, limit, is_mixed) in enumerate(steps, 1):
@@ -59,7 +59,7 @@ def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -
 
 
 def test_stretches_stay_few() -> None:
-    pace = Pace(1_000)
+    pace = InterTokenLatency(1_000)
     for step in range(500):
         begin = step * 100 % 1_000
         slots = np.arange(begin, begin + 100)

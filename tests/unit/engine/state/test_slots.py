@@ -7,7 +7,7 @@ import pytest
 
 from engine.messages import Request
 from engine.scheduler.accept import accept
-from engine.state.fair_share import Shares
+from engine.state.fair_share import FairShares
 from engine.state.prefixes import Prefix
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import FREE, SlotTable, StopSets
@@ -17,7 +17,7 @@ from tests.numpy_runner import TINY
 
 def accepted(request: Request, first_id: int) -> SequenceGroup:
     group = accept(request, TINY, first_id)
-    group.share = Shares().enter(request)
+    group.share = FairShares().enter(request)
     return group
 
 

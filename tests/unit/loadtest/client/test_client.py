@@ -15,10 +15,10 @@ import pytest
 
 from engine.errors import ConfigError
 from loadtest.client.client import Client, Rules
-from loadtest.client.request_attempt import Exchange, retry_after
+from loadtest.client.request_attempt import RequestAttempt, retry_after
 from loadtest.client.target import Target
 from loadtest.recording import ERRORS
-from loadtest.workload.workload import Asked
+from loadtest.workload.workload import RequestPlan
 from tests.raw_server import (
     DONE,
     END,
@@ -34,7 +34,7 @@ from tests.raw_server import (
     whole,
 )
 
-ASKED = Asked(b"{}", 1, 3, 4)
+ASKED = RequestPlan(b"{}", 1, 3, 4)
 USAGE = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2})
 GOOD = stream(text_event("a"), text_event("b"), USAGE, DONE)
 
@@ -61,7 +61,7 @@ class Sender:
         self.client.send(index, now if planned is None else planned, ASKED)
         return self._ended[index]
 
-    def _on_end(self, exchange: Exchange, kind: str) -> None:
+    def _on_end(self, exchange: RequestAttempt, kind: str) -> None:
         self._ended[exchange.index].set_result(kind)
 
     def row(self, index: int) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from loadtest.client.alarm import Alarm
 from loadtest.client.pacing import ClosedLoop, OpenLoop
 from loadtest.scenario import Scenario
-from loadtest.workload.workload import Asked, Workload
+from loadtest.workload.workload import RequestPlan, Workload
 
 WORKLOAD = Workload(Scenario(prompt_tokens="2", output_tokens="2"))
 
@@ -21,12 +21,12 @@ class Sent:
     def __init__(self) -> None:
         self.planned: dict[int, float] = {}
         self.at: dict[int, float] = {}
-        self.asked: list[Asked] = []
+        self.asked: list[RequestPlan] = []
         self.over = asyncio.Event()
         self.until = 0.0
         self.started = time.monotonic()
 
-    def send(self, index: int, planned: float, asked: Asked) -> None:
+    def send(self, index: int, planned: float, asked: RequestPlan) -> None:
         assert index not in self.planned
         self.planned[index] = planned
         self.at[index] = time.monotonic() - self.started

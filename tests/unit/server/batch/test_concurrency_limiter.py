@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from server.batch.concurrency_limiter import Room, Share
+from server.batch.concurrency_limiter import ConcurrencyLimiter, LimiterShare
 
 
 async def turns() -> None:
@@ -12,13 +12,13 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def feed(share: Share, size: int = 1) -> None:
+async def feed(share: LimiterShare, size: int = 1) -> None:
     """A job that always has more."""
     while True:
         await share.take(size)
 
 
-def held(room: Room, shares: list[Share], rounds: int = 200) -> list[int]:
+def held(room: ConcurrencyLimiter, shares: list[LimiterShare], rounds: int = 200) -> list[int]:
     """What each has when all always want more, and lines end in turn; the room's own tasks end."""
 
     async def run() -> list[int]:
@@ -38,29 +38,29 @@ def held(room: Room, shares: list[Share], rounds: int = 200) -> list[int]:
 
 
 def test_one_job_alone_has_all_of_it() -> None:
-    room = Room(40, 1000)
+    room = ConcurrencyLimiter(40, 1000)
     assert held(room, [room.share()], 0) == [40]
 
 
 def test_jobs_have_it_by_weight() -> None:
-    room = Room(40, 1000)
+    room = ConcurrencyLimiter(40, 1000)
     assert held(room, [room.share(weight=1), room.share(weight=3)]) == [10, 30]
 
 
 def test_a_higher_priority_has_it_all() -> None:
-    room = Room(40, 1000)
+    room = ConcurrencyLimiter(40, 1000)
     low, high = room.share(), room.share(priority=1)
     assert held(room, [low, high]) == [0, 40]
 
 
 def test_lines_have_a_limit_of_their_own() -> None:
-    room = Room(40, 7)
+    room = ConcurrencyLimiter(40, 7)
     assert held(room, [room.share()], 0) == [7]
 
 
 def test_a_line_larger_than_the_room_has_its_turn_alone() -> None:
     async def run() -> None:
-        room = Room(10, 1000)
+        room = ConcurrencyLimiter(10, 1000)
         large, small = room.share(), room.share()
         await large.take(100)
         waiting = asyncio.create_task(large.take(100))
@@ -78,7 +78,7 @@ def test_a_line_larger_than_the_room_has_its_turn_alone() -> None:
 
 def test_who_waits_and_leaves_holds_nobody_up() -> None:
     async def run() -> None:
-        room = Room(10, 1000)
+        room = ConcurrencyLimiter(10, 1000)
         first, second = room.share(), room.share()
         await first.take(8)
         large = asyncio.create_task(first.take(9))
@@ -95,7 +95,7 @@ def test_who_waits_and_leaves_holds_nobody_up() -> None:
 
 def test_room_that_is_granted_to_who_leaves_is_given_back() -> None:
     async def run() -> None:
-        room = Room(10, 1000)
+        room = ConcurrencyLimiter(10, 1000)
         share = room.share()
         await share.take(10)
         waiting = asyncio.create_task(share.take(10))

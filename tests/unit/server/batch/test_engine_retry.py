@@ -19,7 +19,7 @@ from engine.errors import (
     StepFailed,
 )
 from server.batch import engine_retry
-from server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, Sending
+from server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, EngineRetry
 
 
 class Engine:
@@ -51,16 +51,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_retry, "_LONGEST_WATCH_S", 0.0)
 
 
-def run(work: Callable[[Engine, Sending], Awaitable[None]]) -> None:
+def run(work: Callable[[Engine, EngineRetry], Awaitable[None]]) -> None:
     async def main() -> None:
         engine = Engine()
-        await asyncio.wait_for(work(engine, Sending(cast(EngineClient, engine))), 120)
+        await asyncio.wait_for(work(engine, EngineRetry(cast(EngineClient, engine))), 120)
 
     asyncio.run(main())
 
 
 def test_an_engine_that_is_not_there_is_waited_for() -> None:
-    async def work(engine: Engine, turns: Sending) -> None:
+    async def work(engine: Engine, turns: EngineRetry) -> None:
         engine.status = SimpleNamespace(state="draining")
         asked = False
 
@@ -82,7 +82,7 @@ def test_an_engine_that_is_not_there_is_waited_for() -> None:
     "error", [EngineUnavailable("drains"), NotFinite("step"), Overloaded("full"), IdInUse("used")]
 )
 def test_what_passes_is_tried_again(error: Exception) -> None:
-    async def work(_engine: Engine, turns: Sending) -> None:
+    async def work(_engine: Engine, turns: EngineRetry) -> None:
         errors = [error] * 3
 
         async def ask() -> int:
@@ -96,7 +96,7 @@ def test_what_passes_is_tried_again(error: Exception) -> None:
 
 
 def test_a_request_at_fault_is_told_at_once() -> None:
-    async def work(_engine: Engine, turns: Sending) -> None:
+    async def work(_engine: Engine, turns: EngineRetry) -> None:
         async def ask() -> None:
             raise InvalidRequest("n", "n")
 
@@ -107,7 +107,7 @@ def test_a_request_at_fault_is_told_at_once() -> None:
 
 
 def test_what_breaks_the_model_every_time_is_given_up() -> None:
-    async def work(_engine: Engine, turns: Sending) -> None:
+    async def work(_engine: Engine, turns: EngineRetry) -> None:
         count = 0
 
         async def ask() -> None:
@@ -123,7 +123,7 @@ def test_what_breaks_the_model_every_time_is_given_up() -> None:
 
 
 def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along() -> None:
-    async def work(engine: Engine, turns: Sending) -> None:
+    async def work(engine: Engine, turns: EngineRetry) -> None:
         flying = 0
         alone: list[bool] = []
 
@@ -155,7 +155,7 @@ def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along() -> N
 
 
 def test_a_line_that_survives_alone_is_answered() -> None:
-    async def work(engine: Engine, turns: Sending) -> None:
+    async def work(engine: Engine, turns: EngineRetry) -> None:
         async def ask() -> int:
             if engine.losses < MAX_DEATHS:
                 await engine.die()
@@ -173,13 +173,13 @@ def test_a_line_is_answered_however_often_another_request_kills_the_engine(
     """One that is not ours: it does so with the line in flight, alone, and without it."""
     asked = watched = 0
 
-    async def work(engine: Engine, turns: Sending) -> None:
-        async def watch(_turns: Sending, _seconds: float) -> None:
+    async def work(engine: Engine, turns: EngineRetry) -> None:
+        async def watch(_turns: EngineRetry, _seconds: float) -> None:
             nonlocal watched
             watched += 1
             engine.go()
 
-        monkeypatch.setattr(Sending, "_watch", watch)
+        monkeypatch.setattr(EngineRetry, "_watch", watch)
 
         async def ask() -> int:
             nonlocal asked
@@ -200,7 +200,7 @@ def test_a_line_is_answered_however_often_another_request_kills_the_engine(
 
 
 def test_one_death_counts_once_whatever_is_asked_of_the_dying() -> None:
-    async def work(engine: Engine, turns: Sending) -> None:
+    async def work(engine: Engine, turns: EngineRetry) -> None:
         asked = 0
 
         async def ask() -> int:
@@ -216,7 +216,7 @@ def test_one_death_counts_once_whatever_is_asked_of_the_dying() -> None:
 
 
 def test_a_stop_while_a_line_is_tried_alone_is_no_answer_to_it() -> None:
-    async def work(engine: Engine, turns: Sending) -> None:
+    async def work(engine: Engine, turns: EngineRetry) -> None:
         is_alone = asyncio.Event()
 
         async def ask() -> int:

@@ -17,12 +17,12 @@ import pytest
 from engine.client.client import EngineClient
 from engine.tasks import task_group
 from server.batch import jobs
-from server.batch.engine_retry import Sending
+from server.batch.engine_retry import EngineRetry
 from server.batch.job import BatchJob
-from server.batch.jobs import MAX_FAILURES, Answering, Jobs, _locked
+from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, _locked
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
 from server.storage.store import Store
@@ -37,7 +37,7 @@ class Model:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
         self.asked.append(id)
         await self.may_answer.wait()
         return body
@@ -52,11 +52,11 @@ class Here(Jobs):
         status = SimpleNamespace(state="ready", num_slots=8, max_waiting=100)
         client = cast(EngineClient, SimpleNamespace(status=status, losses=0, is_closed=False))
         self._answering = cast(
-            Answering,
+            BatchServices,
             SimpleNamespace(
                 client=client,
                 answerers={"/v1/completions": self.model},
-                sending=Sending(client),
+                sending=EngineRetry(client),
             ),
         )
 
@@ -235,7 +235,9 @@ def test_nothing_is_left_of_what_made_answers(
     """A stop that failed on the way would leave the template's process behind."""
 
     async def work() -> None:
-        answering = Answering(ServerConfig(model=text_model, endpoint=f"ipc://{tmp_path}/engine"))
+        answering = BatchServices(
+            ServerConfig(model=text_model, endpoint=f"ipc://{tmp_path}/engine")
+        )
         await answering.client.connect()
         template = answering._template
         assert template is not None

@@ -18,12 +18,12 @@ from engine.client.client import EngineClient
 from engine.errors import InvalidRequest, NotFinite
 from server import metrics
 from server.batch import line_runner, result_files
-from server.batch.concurrency_limiter import Room
-from server.batch.engine_retry import Sending
+from server.batch.concurrency_limiter import ConcurrencyLimiter
+from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
 from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
 from server.batch.result_files import Counts, LineSet, ResultFiles
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 
 JOB = "batch_ab"
 
@@ -47,7 +47,7 @@ class Model:
         self.meet: Callable[[int], Awaitable[None]] | None = None
         """What happens to the line of a number."""
 
-    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
         number = json.loads(body)["number"]
         self.asked.append(number)
         self.flying += 1
@@ -66,7 +66,7 @@ class Job:
 
     def __init__(self, folder: Path, lines: list[RawLine], size: int = 8) -> None:
         self.model = Model()
-        self.room = Room(size, 1000)
+        self.room = ConcurrencyLimiter(size, 1000)
         self.read = 0
         self.output, self.errors = folder / "output", folder / "errors"
         self.results = ResultFiles(self.output, self.errors, 0.01)
@@ -78,7 +78,7 @@ class Job:
             parse=parse_line,
             answer=self._answer,
             results=self.results,
-            sending=Sending(cast(EngineClient, client)),
+            sending=EngineRetry(cast(EngineClient, client)),
             share=self.room.share(),
         )
 
@@ -89,7 +89,7 @@ class Job:
             yield []  # as of a chunk without the end of a line
 
     async def _answer(self, line: BatchLine) -> LineResult:
-        return await answer_line(line, {"/v1/completions": self.model}, Sender(), JOB)
+        return await answer_line(line, {"/v1/completions": self.model}, RequestOwner(), JOB)
 
     async def run(self) -> None:
         try:

@@ -20,7 +20,7 @@ from server.batch.lines import (
     parse_line,
     read_lines,
 )
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.storage.records import LineError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -119,7 +119,7 @@ class Canned:
         self.answer = answer
         self.asked: list[tuple[bytes, str]] = []
 
-    async def whole(self, body: bytes, id: str, sender: Sender) -> bytes:
+    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
         self.asked.append((body, id))
         if isinstance(self.answer, SRMError):
             raise self.answer
@@ -127,7 +127,7 @@ class Canned:
 
 
 def answered(answer: bytes | SRMError) -> tuple[Any, dict[str, Any]]:
-    asked = answer_line(parsed(), {"/v1/completions": Canned(answer)}, Sender(), "batch_ab")
+    asked = answer_line(parsed(), {"/v1/completions": Canned(answer)}, RequestOwner(), "batch_ab")
     result = asyncio.run(asked)
     return result, json.loads(result.record)
 

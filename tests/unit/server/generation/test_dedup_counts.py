@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from engine.errors import InvalidRequest
-from server.generation.dedup_counts import Budget, Tally
+from server.generation.dedup_counts import Budget, DedupCounts
 from server.generation.read_ahead import read_ahead
 from server.text.sample import Delta
 
@@ -33,7 +33,9 @@ def sample(index: int, text: str, num_tokens: int = 1) -> Delta:
 @pytest.mark.parametrize("keeps_first", [False, True])
 def test_equal_samples_take_nothing_and_distinct_ones_are_limited(keeps_first: bool) -> None:
     budget = Budget(10_000)
-    tallies = [Tally(by_group=False, keeps_first=keeps_first, budget=budget) for _ in range(2)]
+    tallies = [
+        DedupCounts(by_group=False, keeps_first=keeps_first, budget=budget) for _ in range(2)
+    ]
     for index in reversed(range(1_000)):
         tallies[index % 2].add(sample(index, "same"))
     assert [tally.by_count()[0].count for tally in tallies] == [500, 500]
@@ -44,7 +46,7 @@ def test_equal_samples_take_nothing_and_distinct_ones_are_limited(keeps_first: b
 
 
 def test_a_kept_sample_counts_with_all_that_is_in_it() -> None:
-    tally = Tally(by_group=False, keeps_first=True, budget=Budget(3_000))
+    tally = DedupCounts(by_group=False, keeps_first=True, budget=Budget(3_000))
     tally.add(sample(7, "same", num_tokens=500))
     tally.add(sample(5, "same", num_tokens=400))  # in its place
     (first,) = tally.firsts()

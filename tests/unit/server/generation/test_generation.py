@@ -15,7 +15,7 @@ from engine.client.client import EngineClient
 from engine.client.streams import Streams
 from engine.messages import REASONS, Columns, Output, Outputs, Request, Status, ToEngine
 from server.generation.generation import Generation
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.schema.completion_request import parse_completion
 from server.text.sample import Delta
 from server.text.text import Text
@@ -75,11 +75,11 @@ def as_columns(request: Request) -> Outputs:
     return Outputs([], columns)
 
 
-NOBODY = Sender()
+NOBODY = RequestOwner()
 
 
 async def run(
-    text_model: Path, sender: Sender = NOBODY, **fields: Any
+    text_model: Path, sender: RequestOwner = NOBODY, **fields: Any
 ) -> tuple[Scripted, Generation, list[Delta]]:
     request = parse_completion(json.dumps({"prompt": [[5, 6], [7]], **fields}).encode())
     client = Scripted()
@@ -138,7 +138,7 @@ async def test_the_engine_never_hears_the_clients_id(text_model: Path) -> None:
 
 
 async def test_what_lasts_is_drawn_from_its_id(text_model: Path) -> None:
-    sender = Sender(share="a", weight=2.0, priority=-5, durable=True, created_unix=77)
+    sender = RequestOwner(share="a", weight=2.0, priority=-5, durable=True, created_unix=77)
     client, generation, _ = await run(text_model, sender)
     again, _, _ = await run(text_model, sender)
     assert client.requests == again.requests

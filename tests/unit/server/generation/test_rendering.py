@@ -28,9 +28,9 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from engine.steps.token_deltas import News, merge
+from engine.steps.token_deltas import TokenDeltas, merge
 from server.generation.rendering import Choices, Pieces, Template
-from server.generation.stop_strings import Watch
+from server.generation.stop_strings import StopStringWatch
 from server.schema.completion_response import Choice
 from server.text.sample import Sample, StopStrings
 from server.text.text import Text
@@ -148,7 +148,7 @@ def test_events_add_up_to_the_text(
         assert set(last) == set(json.loads(encode_choice(0, "", None, None)))
 
 
-def fed(sample: Sample, news: News, entry: int) -> tuple[str, int]:
+def fed(sample: Sample, news: TokenDeltas, entry: int) -> tuple[str, int]:
     """Text and tokens that a completion's news are."""
     output = Output(
         id="",
@@ -173,9 +173,9 @@ def test_stop_strings_are_found_as_if_the_text_were_whole(
     completions = data.draw(st.lists(tokens, min_size=2 * N, max_size=2 * N))
     stops = StopStrings(STOPS)
     engine = FakeEngine([list(one) for one in completions], ends)
-    stream, watch = engine.open(), Watch(text.table(), stops, 2 * N)
+    stream, watch = engine.open(), StopStringWatch(text.table(), stops, 2 * N)
     samples = [Sample(i, text, stops, ()) for i in range(2 * N)]
-    waiting: list[News] = []
+    waiting: list[TokenDeltas] = []
     said: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
     while stream.unfinished or waiting:
         engine.step(rng)

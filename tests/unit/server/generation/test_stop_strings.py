@@ -6,8 +6,8 @@ import numpy as np
 
 from engine.client.streams import Delivery
 from engine.messages import PROMPT, REASONS, FinishReason, Output
-from engine.steps.token_deltas import News
-from server.generation.stop_strings import Watch
+from engine.steps.token_deltas import TokenDeltas
+from server.generation.stop_strings import StopStringWatch
 from server.text.byte_table import ByteTable
 from server.text.sample import StopStrings
 
@@ -15,8 +15,8 @@ WORDS = ["x", "a", "b", "ab", "xa"]
 N = 2
 
 
-def watch() -> Watch:
-    return Watch(ByteTable([word.encode() for word in WORDS]), StopStrings(["ab"]), 2 * N)
+def watch() -> StopStringWatch:
+    return StopStringWatch(ByteTable([word.encode() for word in WORDS]), StopStrings(["ab"]), 2 * N)
 
 
 def tokens(*words: str) -> bytes:
@@ -28,7 +28,7 @@ def columns(*rows: tuple[int, str, FinishReason | None]) -> Delivery:
     indices, words, reasons = zip(*rows, strict=True) if rows else ((), (), ())
     return Delivery(
         [],
-        News(
+        TokenDeltas(
             np.array(indices, np.int64),
             np.arange(len(rows) + 1),
             np.array([WORDS.index(word) for word in words], np.int32),

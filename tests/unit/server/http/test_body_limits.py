@@ -8,11 +8,13 @@ import pytest
 from starlette.types import Message, Receive
 
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
-from server.http.body_limits import FORM_BYTES, Body, Intake
+from server.http.body_limits import FORM_BYTES, Body, BodyLimits
 
 
-def intake(max_body_bytes: int = 100, max_held_bytes: int = 1_000, timeout_s: float = 5) -> Intake:
-    return Intake(max_body_bytes, max_held_bytes, timeout_s, lambda: 7)
+def intake(
+    max_body_bytes: int = 100, max_held_bytes: int = 1_000, timeout_s: float = 5
+) -> BodyLimits:
+    return BodyLimits(max_body_bytes, max_held_bytes, timeout_s, lambda: 7)
 
 
 def sender(*chunks: bytes) -> Receive:
@@ -58,7 +60,7 @@ async def test_a_body_is_too_large_as_soon_as_it_is() -> None:
 
 
 async def test_a_file_takes_no_room_and_may_be_larger() -> None:
-    counted = Intake(100, 150, 5, lambda: 7, max_file_bytes=1_000)
+    counted = BodyLimits(100, 150, 5, lambda: 7, max_file_bytes=1_000)
     counted.check_announced(str(1_000 + FORM_BYTES), is_upload=True)
     with pytest.raises(BodyTooLarge, match="max_file_bytes = 1000"):
         counted.check_announced(str(1_001 + FORM_BYTES), is_upload=True)

@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import SRMError
 from server import errors
 from server.config import ServerConfig
-from server.http.auth import Guard
+from server.http.auth import Auth
 from server.http.bodies import read_body
 from server.http.cors import Cors, is_loopback
 from server.http.draining import Draining
 from server.http.keys import ApiKey, Keys
-from server.http.request_middleware import Boundary
+from server.http.request_middleware import RequestMiddleware
 from server.routes.app import OPERATIONS
 
 KEY = "somebody-0123456789abcdef"
@@ -48,8 +48,8 @@ def ask(
     async def passed(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("passed")(scope, receive, send)
 
-    guard = Guard(passed, config, keys, lambda: 1, Draining())
-    app = Boundary(Cors(guard, cors_origins, OPERATIONS) if cors_origins else guard)
+    guard = Auth(passed, config, keys, lambda: 1, Draining())
+    app = RequestMiddleware(Cors(guard, cors_origins, OPERATIONS) if cors_origins else guard)
 
     async def sent() -> httpx.Response:
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 1234))

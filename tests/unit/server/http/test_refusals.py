@@ -21,7 +21,7 @@ from engine.messages import MAX_TEMPERATURE, Request, SamplingParams
 from engine.scheduler.accept import accept
 from server.batch.lines import BatchLine, answer_line, parse_line
 from server.config import ServerConfig
-from server.generation.request_owner import Sender
+from server.generation.request_owner import RequestOwner
 from server.routes.app import create_app
 from server.routes.services import answering
 from server.schema.chat_request import CHAT_NEUTRAL, parse_chat
@@ -79,7 +79,7 @@ async def test_a_line_of_a_batch_says_a_context_overflow_in_the_same_words(
     client = EngineClient("tcp://127.0.0.1:1")
     with answering(client, Text(text_model), text_model) as (completions, chat):
         answerers: dict[str, Any] = {COMPLETIONS: completions, CHATS: chat}
-        result = await answer_line(line, answerers, Sender(), "batch_ab")
+        result = await answer_line(line, answerers, RequestOwner(), "batch_ab")
     check_overflow(json.loads(result.record)["response"]["body"]["error"]["message"])
 
 
@@ -87,7 +87,9 @@ async def test_a_line_of_a_batch_goes_ahead_of_no_other_batch(text_model: Path) 
     line = BatchLine(1, "a", "POST", COMPLETIONS, b'{"prompt": "a", "priority": -9}', 1)
     client = EngineClient("tcp://127.0.0.1:1")
     with answering(client, Text(text_model), text_model) as (completions, _chat):
-        result = await answer_line(line, {COMPLETIONS: completions}, Sender(durable=True), "b")
+        result = await answer_line(
+            line, {COMPLETIONS: completions}, RequestOwner(durable=True), "b"
+        )
     error = json.loads(result.record)["response"]["body"]["error"]
     assert error["param"] == "priority" and "priority = -9: lines have" in error["message"]
 

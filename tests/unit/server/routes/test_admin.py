@@ -12,10 +12,10 @@ from starlette.types import ASGIApp
 
 from engine.errors import InvalidRequest
 from server.config import ServerConfig
-from server.http.auth import Guard
+from server.http.auth import Auth
 from server.http.draining import Draining
 from server.http.keys import ApiKey, Keys, key_to_send
-from server.http.request_middleware import Boundary
+from server.http.request_middleware import RequestMiddleware
 from server.routes.admin import resolved
 
 ADMIN, OTHER = "operator-0123456789abcdef", "somebody-0123456789abcdef"
@@ -29,7 +29,7 @@ WEIGHTS = "/v1/admin/weights"
 
 def guarded(keys: Keys, admin_port: int = 0) -> ASGIApp:
     config = ServerConfig(admin_port=admin_port)
-    return Boundary(Guard(PlainTextResponse("passed"), config, keys, lambda: 1, Draining()))
+    return RequestMiddleware(Auth(PlainTextResponse("passed"), config, keys, lambda: 1, Draining()))
 
 
 async def status(

@@ -15,7 +15,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineUnavailable
-from server.http.request_middleware import Boundary
+from server.http.request_middleware import RequestMiddleware
 from server.http.responses import EventStream
 from server.supervise.supervisor import Child, Supervisor
 
@@ -57,7 +57,7 @@ async def test_a_stream_that_is_broken_off_is_not_logged_as_answered(
 ) -> None:
     streamed = Streamed(error)
     with caplog.at_level(logging.INFO, "server.http.request_middleware"):
-        task = asyncio.create_task(Boundary(streamed)(GET, receive, streamed.send))
+        task = asyncio.create_task(RequestMiddleware(streamed)(GET, receive, streamed.send))
         await streamed.has_begun.wait()
         if error is None:
             task.cancel()
