@@ -14,7 +14,7 @@ SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers wheel check clean
+.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers docs wheel check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -116,10 +116,18 @@ peers-setup: .venv/dev  ## other engines and all models, below ~/.cache/srm-peer
 peers: .venv/dev  ## measure them and ours in one run; writes docs/benchmarks/
 	$(BIN)/python -m bench.peers run
 
+.venv-docs/ready: requirements-docs.lock
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --progress-bar on -r requirements-docs.lock
+	@touch $@
+
+docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+
 wheel: .venv/dev  ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
-check: lint types test kernels  ## what CI runs
+check: lint types docs test kernels  ## what CI runs
 
 clean:
-	rm -rf .venv .venv-clients build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-docs build dist site .pytest_cache .mypy_cache .ruff_cache
