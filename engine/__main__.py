@@ -21,7 +21,7 @@ logger = logging.getLogger("engine")
 
 
 def main(argv: list[str]) -> int:
-    """Run the engine process until it is told to stop; its exit code."""
+    """Run the engine process until it is told to stop; return its exit code."""
     logs.configure("info", "text")  # until it is known what is wanted
     keep_freed_memory()
     try:

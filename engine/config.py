@@ -35,7 +35,7 @@ _NEVER_DECAYED = {"column_heads", "row", "column", "expanded"}
 
 
 MOST_HEADS = 65_536
-"""Of all layers: each has tensors of its own, which are listed before any is read."""
+"""Limit over all layers: each head has its own tensors, which are listed before any is read."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,19 +129,20 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prefill_flops_per_token(self) -> int:
-        """The same for a prompt's token, which does not go through the output head."""
+        """Like `flops_per_token`, for a prompt's token, which does not go through the output
+        head."""
         mixing = 2 if self.use_projections else 0
         return 2 * self.num_layers * (8 + mixing) * self.d_model**2
 
 
 class _Foreign(msgspec.Struct):
-    """What the config.json of another library's model has."""
+    """The field that the config.json of another library's model has."""
 
     model_type: str
 
 
 def parse_model_config(path: Path, data: bytes) -> ModelConfig:
-    """What a config.json says. Raises CheckpointError, which names the file."""
+    """Parse a config.json. Raises CheckpointError, which names the file."""
     try:
         return msgspec.json.decode(data, type=ModelConfig)
     except UNDECODABLE as error:
@@ -154,9 +155,9 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
 
 Dtype = Literal["float32", "bfloat16"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
-"""What `dtype = auto` is on each device."""
+"""The dtype that `auto` stands for on each device."""
 CPU_STEP_ROWS = 2_048
-"""What `max_step_rows = 0` is on a CPU; on a GPU it goes by the model's width."""
+"""The `max_step_rows` that 0 stands for on a CPU; on a GPU it depends on the model's width."""
 GPU_STEP_VALUES = 2**22
 """Rows of a GPU's step times d_model: four times as many bfloat16 numbers, an inner activation,
 take 32 MiB and stay in a cache of 50, while a step takes far longer than its launches."""
@@ -250,7 +251,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def compute_dtype(self) -> Dtype:
-        """Of weights and activations; states, sums and logits on a CPU are float32 in any case."""
+        """The dtype of weights and activations; states, sums and logits on a CPU are float32 in any
+        case."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
 
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:

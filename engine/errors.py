@@ -35,9 +35,9 @@ HTTP status codes for these exist only in `server/errors.py`.
 from __future__ import annotations
 
 UNDECODABLE = (ValueError, RecursionError)
-"""What decoders raise of bytes that are not what they should be.
+"""Errors that decoders raise for malformed bytes.
 
-msgspec's own errors and UnicodeDecodeError are ValueErrors; what is nested too deeply is not.
+msgspec's own errors and UnicodeDecodeError are ValueErrors; too deep nesting is a RecursionError.
 """
 
 
@@ -128,7 +128,7 @@ class BodyTooSlow(RequestError):
 
 
 class RateLimited(RequestError):
-    """A key has used up what it may. `retry_after_s` is when it may ask again, in seconds."""
+    """A key has used up its limit. `retry_after_s` is when it may ask again, in seconds."""
 
     code = "rate_limit_exceeded"
 
@@ -184,7 +184,7 @@ class NotFinite(StepFailed):
 
 
 class StoreError(SRMError):
-    """What files and batches are kept in does not work; the message says what to do."""
+    """The storage of files and batches does not work; the message says what to do."""
 
     code = "store_unavailable"
 

@@ -1,4 +1,4 @@
-"""How our processes log: lines for a person, or a JSON object each. Knows nothing of what they say.
+"""How our processes log: lines for a person, or a JSON object each.
 
 A message that has parts worth finding again gives them as `extra={"fields": {...}}`.
 """

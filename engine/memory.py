@@ -1,6 +1,6 @@
-"""How much memory this machine has left, and what a process of many steps does with its own.
+"""How much memory this machine has left, and how a process of many steps collects its garbage.
 
-What is said here about a process is said once, by the program that it runs.
+A process's own settings are made once, by the program that it runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-"""Of a container, its own limit."""
+"""Where a container's own memory limit is."""
 
 
 def available_memory() -> int:

@@ -15,19 +15,20 @@ from engine.errors import SRMError
 FinishReason = Literal["stop", "length", "error"]
 
 Running = Literal["continue", "drop", "finish"]
-"""What becomes of the requests that run while the weights change."""
+"""How a change of weights treats requests that run."""
 
 MAX_LOGPROBS = 20
 """Most alternatives to a token that can be asked for."""
 MAX_TEMPERATURE = 100.0
 GREEDY_BELOW = 1e-4
-"""Temperatures below are 0: dividing by them would overflow float32."""
+"""Lower temperatures count as 0: dividing by them would overflow float32."""
 LEAST_TOP_P = 1e-30
-"""What a smaller `top_p` counts as, above 0 in float32: the likeliest token alone reaches it."""
+"""Smaller `top_p` count as this, which is above 0 in float32 and keeps the likeliest token
+alone."""
 MAX_PENALTY = 2.0
 """Largest presence and frequency penalty, of either sign."""
 REPETITION_PENALTIES = (0.01, 100.0)
-"""The smallest and the largest: logits stay finite."""
+"""Smallest and largest repetition penalty, within which logits stay finite."""
 MAX_BIAS = 100.0
 """Largest bias of a token, of either sign."""
 PROMPT = -1
@@ -56,7 +57,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     min_p: float = 0.0
     """Drop tokens less likely than this fraction of the most likely one; 0 keeps all."""
     seed: int = 0
-    """Of the random stream, 0 … 2**64 - 1; drawn by the server if the caller gives none."""
+    """Seed of the random stream, 0 … 2**64 - 1; drawn by the server if the caller gives none."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion, besides the end-of-text token."""
     ignore_eos: bool = False
@@ -67,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     presence_penalty: float = 0.0
     """Subtracted from the logit of every token sampled so far, at most MAX_PENALTY."""
     frequency_penalty: float = 0.0
-    """The same, times how often it was sampled."""
+    """Subtracted from a token's logit once for each time it was sampled, at most MAX_PENALTY."""
     repetition_penalty: float = 1.0
     """Logits of tokens of the prompt or sampled so far are divided by it if positive, else
     multiplied; within REPETITION_PENALTIES."""
@@ -76,17 +77,17 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     allowed_token_ids: tuple[int, ...] = ()
     """If any are given, all other tokens are banned."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Of each sequence of tokens the last one is banned where the others were just sampled."""
+    """Token sequences, each of whose last token is banned where the others were just sampled."""
     logprobs: int | None = None
-    """Send the log-probability of each sampled token, and so many of the likeliest tokens in its
-    place, 0 … MAX_LOGPROBS. The engine keeps no alternatives: more than 0 needs `emit` = "delta".
-    """
+    """Send each sampled token's log-probability, and this many of the likeliest tokens in its
+    place, 0 … MAX_LOGPROBS. The engine keeps no alternatives: more than 0 needs `emit` =
+    "delta"."""
     prompt_logprobs: int | None = None
-    """The same of each prompt token but the first, in Outputs of index PROMPT."""
+    """The same for each prompt token but the first, in Outputs of index PROMPT."""
 
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
-"""Of a share: even 10,000 of the heaviest leave the lightest a part that can be counted."""
+"""Range of a share's weight: even 10,000 of the largest leave the smallest a countable part."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):
@@ -103,12 +104,13 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     each step, as an Output a completion or all together as Columns. Scores of the prompt, and the
     ends of completions that never began to sample, are Outputs in any case."""
     stream: int = 0
-    """With `emit` = "columns": completion 0's number there, 0 … 2**40 - n; the others' follow."""
+    """With `emit` = "columns": completion 0's stream number, 0 … 2**40 - n; the others' follow."""
     share: str = ""
-    """Whose it is: of one priority, those who wait get slots in turn, so that none starves."""
+    """Name of its share. Within a priority, waiting shares get slots in turn, so that none
+    starves."""
     weight: float = 1.0
-    """How large a part of the slots its share gets beside others, MIN_WEIGHT … MAX_WEIGHT; the last
-    one sent is the share's."""
+    """Weight of its share when slots are divided, MIN_WEIGHT … MAX_WEIGHT; the last one sent
+    counts."""
     durable: bool = False
     """Its caller sends it again under this id until it has been answered: its sequences go on
     where a snapshot, or the caller's predecessor, left them. Not with `emit` = "columns"."""
@@ -145,10 +147,11 @@ class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="take_snapshot"):
-    """Write how far durable requests are to disk. Answered with a Done, or a Refusal: why not."""
+    """Write the progress of durable requests to disk. Answered with a Done, or a Refusal that says
+    why not."""
 
     id: str
-    """Of this question; no running request's."""
+    """Id of this message, which no running request has."""
 
 
 class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load_weights"):
@@ -156,12 +159,12 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     nothing has changed."""
 
     id: str
-    """Of this question; no running request's."""
+    """Id of this message, which no running request has."""
     path: str
     """A model folder, absolute."""
     running: Running = "finish"
-    """What becomes of sequences that run: they go on from their states; or all requests end with
-    an error; or nothing starts until they have ended."""
+    """How running sequences are treated. `continue`: they go on from their states; `drop`: all
+    requests end with an error; `finish`: nothing starts until they have ended."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -171,8 +174,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """New tokens of one completion. A set `finish_reason` makes it the completion's last.
 
-    Or, of index PROMPT, tokens of the prompt, each once and in order from its second one on, as
-    they are scored; all of them before any completion speaks. Arrays are little-endian.
+    With index PROMPT: tokens of the prompt, each once and in order from the second one on, as they
+    are scored; all of them come before any completion's. Arrays are little-endian.
     """
 
     id: str
@@ -185,24 +188,24 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     biases, penalties, bans and temperature (before top-k, top-p and min-p); temperature 0 reads as
     1. The prompt's is the model's own, of temperature 1."""
     ranks: bytes = b""
-    """int32[tokens], of the prompt and with alternatives: 1 is the likeliest, ties go by id."""
+    """int32[tokens], for the prompt and with alternatives: 1 is the likeliest, ties go by id."""
     top_ids: bytes = b""
-    """int32[tokens, k], k alternatives asked for: the likeliest tokens in each one's place, the
-    likeliest first, ties by id; -1 where the vocabulary has no more."""
+    """int32[tokens, k] where k alternatives were asked for: the likeliest tokens in each one's
+    place, the likeliest first, ties by id; -1 where the vocabulary has no more."""
     top_logprobs: bytes = b""
-    """float32[tokens, k], theirs, under the same distribution."""
+    """float32[tokens, k]: log-probabilities of `top_ids`, under the same distribution."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Why, when `finish_reason` is "error"."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were not fed, since their state was kept; says each completion."""
+    """Prompt tokens that were not fed, since their state was cached; set for each completion."""
     first_version: int = 0
     """Version of the weights that the request's first completion began with, where that is not the
     one that the message names."""
 
 
 def join(outputs: list[Output]) -> Output:
-    """One Output that says what several of one index say, in order."""
+    """Join several Outputs of one index, in order, into one."""
     if len(outputs) == 1:
         return outputs[0]
     parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
@@ -211,11 +214,11 @@ def join(outputs: list[Output]) -> Output:
 
 
 REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
-"""What the numbers in Columns stand for."""
+"""Finish reasons, by their number in Columns."""
 
 
 class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What completions of requests with `emit` = "columns" have new: a row each, at most.
+    """New tokens of completions of requests with `emit` = "columns": at most one row each.
 
     Little-endian arrays of the same length. A number in `reasons` other than 0 ends a completion.
     """
@@ -227,18 +230,19 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     reasons: bytes
     """uint8[rows], indices into REASONS."""
     logprobs: bytes = b""
-    """float32[rows], of rows that asked; none where nobody did."""
+    """float32[rows], valid for rows that asked; empty where none did."""
     cached: list[tuple[int, int]] = []
-    """Of requests that begin to sample here: `Request.stream`, `Output.cached_tokens` if not 0."""
+    """`Request.stream` and `Output.cached_tokens`, if not 0, of requests that begin to sample
+    here."""
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outputs"):
-    """All that one step has for one API process. What the Outputs say comes first."""
+    """Everything one step has for one API process. The Outputs come before the columns."""
 
     outputs: list[Output]
     columns: Columns | None = None
     weights_version: int = 1
-    """Of the step."""
+    """Version of the weights that the step used."""
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refusal"):
@@ -253,7 +257,7 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="refu
 
 
 def refusal(request_id: str, error: SRMError) -> Refusal:
-    """What says this error."""
+    """Make the Refusal that reports this error."""
     return Refusal(
         id=request_id,
         code=error.code,
@@ -264,15 +268,15 @@ def refusal(request_id: str, error: SRMError) -> Refusal:
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
-    """What was asked for with a message of this id, and is no request, has been done."""
+    """The message of this id, which is not a request, has been carried out."""
 
     id: str
     detail: dict[str, str | int | float] = {}
-    """What there is to say of it."""
+    """Facts about the result, by name."""
 
 
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
-    """What the engine is and how it does."""
+    """The engine's model, load and progress."""
 
     state: Literal["ready", "draining"]
     num_slots: int
@@ -283,17 +287,17 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     max_waiting: int
     """Most of these; a caller that asks for more at once can never be served."""
     retry_after_s: int
-    """When those that wait now will have started, at the pace of the last seconds; 1 … 120."""
+    """Seconds until those that wait now will have started, at the recent rate; 1 … 120."""
     steps: int
     """Steps since the engine started."""
     n_ctx: int
     vocab_size: int
     fingerprint: str
-    """Of config and weights, hexadecimal."""
+    """Fingerprint of config and weights, hexadecimal."""
     weights_version: int = 1
-    """Counts the weights that were put to use, the first ones included."""
+    """Number of weights put to use so far, the first ones included."""
     sampled: int = 0
-    """Tokens since the engine started, with those that snapshots had."""
+    """Tokens sampled since the engine started, with those that snapshots had."""
 
 
 ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | LoadWeights | Hello

@@ -233,13 +233,13 @@ for _reason in ("stop", "length", "error", "abort"):
 
 
 def observe(histogram: Histogram, values: npt.NDArray[np.float64 | np.int64]) -> None:
-    """Many observations at the cost of a few."""
+    """Observe many values at the cost of a few."""
     if len(values):
         _add(histogram, np.searchsorted(histogram._upper_bounds, values), None, values.sum())
 
 
 def observe_counts(histogram: Histogram, counted: Sequence[tuple[float, int]]) -> None:
-    """Each value as often as is said with it."""
+    """Observe each value as many times as its count says."""
     if counted:
         values, counts = np.array(counted).T
         places = np.searchsorted(histogram._upper_bounds, values)

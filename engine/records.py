@@ -23,7 +23,7 @@ RECORDS = ROOT / "docs" / "benchmarks"
 
 
 def new_record(command: str, device: str = "cpu") -> dict[str, Any]:
-    """What every record begins with: command, time, commit, machine; on a "gpu", that too."""
+    """Make a record with command, time, commit and machine; for a "gpu", its name too."""
     now = time.gmtime()
     return {
         "command": command,
@@ -35,7 +35,7 @@ def new_record(command: str, device: str = "cpu") -> dict[str, Any]:
 
 
 def settings_of(config: msgspec.Struct) -> dict[str, Any]:
-    """A benchmark's settings for its record; paths in this tree as seen from its root."""
+    """Return a benchmark's settings for its record; paths in this tree as seen from its root."""
 
     def shown(path: Path) -> str:
         return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
@@ -75,7 +75,7 @@ def _commit() -> str:
 
 
 def _gpu() -> str:
-    """Name, memory and driver of the first GPU, as far as there is a program that tells."""
+    """Name, memory and driver of the first GPU, if nvidia-smi is installed."""
     if shutil.which("nvidia-smi") is None:
         return "a GPU without nvidia-smi"
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -83,7 +83,8 @@ def _gpu() -> str:
 
 
 def _machine() -> str:
-    """The processor by its family too: several go by one name, and differ by twice."""
+    """Describe the machine. Names the processor's family too: several go by one name, and differ by
+    twice."""
     told = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines()]
     facts = {key.strip(): value.strip() for key, *rest in told for value in rest}
     name = facts.get("model name", platform.processor())

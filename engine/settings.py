@@ -57,7 +57,7 @@ def read_settings(
     short: Mapping[str, str] | None = None,
     presets: Path | None = None,
 ) -> dict[str, Any]:
-    """What the sources say about fields of any of `kinds`, except those named in `private`.
+    """Read what the sources set for fields of any of `kinds`, except those named in `private`.
 
     A field that several kinds have is one setting, described as the first of them does. The field
     `positional` may be given without its flag; `short` has further flags by field. `presets` is a
@@ -101,7 +101,7 @@ def read_settings(
 
 
 def build(kind: type[T], settings: Mapping[str, Any]) -> T:
-    """The struct, of those of the settings that are its own. Raises ConfigError."""
+    """Build the struct from those of the settings that are its fields. Raises ConfigError."""
     own = {name: settings[name] for name in kind.__struct_fields__ if name in settings}
     try:
         return kind(**own)
@@ -110,7 +110,8 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
 
 
 def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
-    """The struct of values given by name, checked like those of a file. Raises ConfigError."""
+    """Build the struct from values given by name, checked like those of a file. Raises
+    ConfigError."""
     settings: dict[str, Any] = {}
     _apply(settings, get_type_hints(kind), values, source)
     return build(kind, settings)
@@ -134,7 +135,7 @@ def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _spelled_out(argv: list[str], hints: Mapping[str, Any]) -> list[str]:
-    """With `=true` behind the name of a setting that is true or false, if no value follows."""
+    """Append `=true` to each flag of a boolean setting that no value follows."""
     names = {"--" + name.replace("_", "-") for name, hint in hints.items() if hint is bool}
     return [
         f"{flag}=true" if flag in names and follower not in {"true", "false"} else flag
@@ -147,7 +148,7 @@ def _named(presets: Path) -> str:
 
 
 def _preset(file: Path, presets: Path | None) -> Path:
-    """The file itself, or else the preset of this name."""
+    """Return the file itself, or else the preset of this name."""
     if presets is None or file.is_file():
         return file
     found = presets / f"{file}.toml"

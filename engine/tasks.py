@@ -10,7 +10,7 @@ from typing import Any
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """A TaskGroup that raises the first error itself: callers know errors by their types."""
+    """Make a TaskGroup that raises the first error itself: callers know errors by their types."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

@@ -48,7 +48,7 @@ def serve_api(argv: list[str]) -> int:
     listeners = [_listener(config.listen_fd, config.host, config.port)]
     if config.admin_port:
         listeners.append(_listener(config.admin_fd, config.admin_host, config.admin_port))
-    # An engine that may be busy for so long is not given up before.
+    # The engine is not given up while it may still be busy.
     client = EngineClient(
         config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
     )
@@ -90,7 +90,7 @@ def _listener(fd: int, host: str, port: int) -> socket.socket:
 
 
 def allow_open_files() -> None:
-    """Let this process have as many connections as the system lets it."""
+    """Raise the soft limit of open files, which connections are, to the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -15,7 +15,7 @@ from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
 from server.model_identity import digest
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
-"""Those of browsers' extensions and of desktop programs have schemes of their own."""
+"""Browser extensions and desktop programs have schemes of their own."""
 
 MAX_API_PROCESSES = 256
 _DATA = Path("~/.local/share/srm")

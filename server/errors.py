@@ -40,13 +40,13 @@ _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first matc
 )
 _RETRIED_4XX = {408, 409, 429}
 _NOT_RETRIED_5XX = {504, 507}
-"""It took too long, and would again: a retry would only double the load. A disk remains full."""
+"""504: a retry would take as long again and only double the load. 507: the disk remains full."""
 _MOST_PARTS = 8
-"""Most parts of an unknown path of which the end is looked for among the routes."""
+"""Most segments of an unknown path whose end is looked for among the routes."""
 _ENGINE_RESTART_S = 2
-"""When to try again while the engine is starting or gone."""
+"""Seconds after which to try again while the engine is starting or gone."""
 _STORE_BACK_S = 10
-"""When to try again where files cannot be read or written."""
+"""Seconds after which to try again where files cannot be read or written."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -61,28 +61,28 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 INTERNAL = ErrorBody(ErrorDetail("internal server error", "api_error", None, "internal_error"))
-"""What the caller is told of a bug of ours; the log has the rest."""
+"""Reply to a request that met a bug of the server; the log has the rest."""
 
 
 def stopping() -> errors.EngineUnavailable:
-    """What requests are told that come while the server stops, or that it waits for no longer."""
+    """Return the error for requests that come while the server stops or outlast its wait."""
     return errors.EngineUnavailable("the server is shutting down")
 
 
 def status_of(error: errors.SRMError) -> int:
-    """The HTTP status it is sent with."""
+    """Return the HTTP status that the error is sent with."""
     status, _ = _status_and_type(error)
     return status
 
 
 def body_of(error: errors.SRMError) -> ErrorBody:
-    """The error as it is sent, in a reply or inside a stream."""
+    """Return the error as it is sent, in a reply or inside a stream."""
     _, kind = _status_and_type(error)
     return ErrorBody(ErrorDetail(error.message, kind, getattr(error, "param", None), error.code))
 
 
 def response(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> Response:
-    """An error reply. Tells the SDK not to retry what would fail again in the same way."""
+    """Return an error reply. Tells the SDK not to retry what would fail again in the same way."""
     headers = dict(headers or {})
     if status in _NOT_RETRIED_5XX or (400 <= status < 500 and status not in _RETRIED_4XX):
         headers["x-should-retry"] = "false"
@@ -102,7 +102,7 @@ async def srm_error(_request: Request, error: Exception) -> Response:
         pass
     elif isinstance(error, errors.StoreError | errors.SnapshotError):
         headers["retry-after"] = str(_STORE_BACK_S)
-    elif isinstance(error, errors.Conflict):  # with what takes longer than a retry waits
+    elif isinstance(error, errors.Conflict):  # its cause outlasts the wait of a retry
         headers["x-should-retry"] = "false"
     elif isinstance(error, errors.NotAuthorized):
         headers["www-authenticate"] = "Bearer"
@@ -122,7 +122,7 @@ async def framework_error(request: Request, error: Exception) -> Response:
 
 
 def _path_meant(request: Request) -> str | None:
-    """The path of a route that the end of this one is, with or without /v1 before it."""
+    """Return the route's path that this path ends with, with or without /v1 before it."""
     parts = request.url.path.split("/")[1:]
     if len(parts) > _MOST_PARTS:
         return None

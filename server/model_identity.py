@@ -1,4 +1,4 @@
-"""Which model a folder has, told from others without reading all of its weights."""
+"""Tells which model a folder has, without reading all of its weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 _HEAD = 64 * 1024
-"""Bytes of each end of the weights that tell them from others."""
+"""Bytes read at each end of the weights to tell them from others."""
 
 
 def model_parts(folder: Path) -> list[bytes]:
-    """What differs between models. Raises OSError if there is none."""
+    """Return the bytes that tell models apart. Raises OSError if there is no model."""
     weights = folder / "model.safetensors"
     ends = [b""]
     if weights.exists():
@@ -22,7 +22,7 @@ def model_parts(folder: Path) -> list[bytes]:
 
 
 def model_id(folder: Path) -> str:
-    """Of the model and its tokenizer; empty if there is no model."""
+    """Return the id of the model and its tokenizer; empty if there is no model."""
     tokenizer = folder / "tokenizer.json"
     try:
         parts = model_parts(folder)

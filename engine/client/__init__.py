@@ -1,1 +1,1 @@
-"""What other processes hold of the engine: a connection and streams of tokens."""
+"""The client side of the engine: a connection to its process, and streams of tokens."""

@@ -56,7 +56,7 @@ MAX_INBOX = 64
 """Messages handled before others get their turn."""
 HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
-"""An engine that has not answered a heartbeat for this long is taken for gone."""
+"""Seconds without an answer to a heartbeat after which the engine counts as gone."""
 
 
 class EngineClient:
@@ -73,43 +73,45 @@ class EngineClient:
         self._engine_timeout_s = engine_timeout_s
         self._is_connected = False
         self.is_closed = False
-        """By us: nothing more is heard."""
+        """Whether `close` was called: nothing is received any more."""
         self.losses = 0
-        """How often the engine has gone."""
+        """How often the engine became unreachable."""
         self._status: Status | None = None
         self._fingerprints: dict[int, str] = {}  # by weights_version
         self._status_at = 0.0
-        self._stepped_at = 0.0  # or was idle
-        self._asked_at: float | None = None  # of the first question that is not answered
+        self._stepped_at = 0.0  # when it last stepped or was idle
+        self._asked_at: float | None = None  # when the first unanswered question was asked
         self._has_status = asyncio.Event()
         self._streams = Streams(self._send)
-        self._asked: dict[str, asyncio.Future[Done]] = {}  # by id, what is no request
+        self._asked: dict[str, asyncio.Future[Done]] = {}  # by message id
         self._talk: asyncio.Task[None] | None = None
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
 
     @property
     def status(self) -> Status | None:
-        """What the engine last said of itself; None while it is not to be reached."""
+        """The engine's last Status; None while it cannot be reached."""
         return self._status
 
     def fingerprint(self, weights_version: int) -> str | None:
-        """Of the weights of a version; the engine tells it before anything is made with them."""
+        """Return the fingerprint of a version, which the engine sends before it uses it; or
+        None."""
         return self._fingerprints.get(weights_version)
 
     @property
     def silent_s(self) -> float:
-        """How long the engine has owed an answer, in seconds; 0 if it owes none.
+        """Seconds for which the engine has owed an answer; 0 if it owes none.
 
-        Not how long ago it answered: who did not ask, having been stopped, has nothing to expect.
+        Not the time since its last answer: a client that was suspended has not asked, and waits for
+        none.
         """
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     @property
     def stalled_s(self) -> float:
-        """How long the engine has had work, as far as it said, and made no step, in seconds.
+        """Seconds for which the engine has reported work but made no step.
 
-        It answers between steps only: one that hangs inside a step is silent.
+        It answers only between steps: one that hangs inside a step is silent instead.
         """
         return self._status_at - self._stepped_at
 
@@ -120,7 +122,7 @@ class EngineClient:
         self._socket.linger = 0
         # No high-water mark, so that sending never waits; the engine bounds what it accepts.
         self._socket.sndhwm = self._socket.rcvhwm = 0
-        # The same one, asked without a future.
+        # The same socket, read without a future.
         self._inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -169,8 +171,8 @@ class EngineClient:
     def open(self, requests: Sequence[Request]) -> Iterator[Stream]:
         """Run requests that have the same n, until each completion has ended or the block is left.
 
-        Raises EngineUnavailable when the engine is not there. What else `generate` raises, `wait`
-        of the stream does.
+        Raises EngineUnavailable when the engine is not there. The stream's `wait` raises whatever
+        else `generate` does.
         """
         if self._status is None:
             raise EngineUnavailable("the engine is not ready")
@@ -184,7 +186,7 @@ class EngineClient:
             stream.close()
 
     async def snapshot(self) -> Done:
-        """Have how far durable requests are written to disk; returns when it is there.
+        """Have the engine write a snapshot of durable requests; returns when it is on disk.
 
         Raises SnapshotError if it cannot be, and EngineUnavailable.
         """
@@ -193,15 +195,15 @@ class EngineClient:
     async def load_weights(self, path: str, running: Running) -> Done:
         """Have the engine go on with the weights in this folder; returns when it does.
 
-        Raises what is wrong with them, SwapInProgress, and EngineUnavailable.
+        Raises the error that the engine refuses them with, SwapInProgress, and EngineUnavailable.
         """
         return await self.ask(LoadWeights(uuid.uuid4().hex, path, running))
 
     async def ask(self, message: TakeSnapshot | LoadWeights) -> Done:
-        """Send what is no request and wait for its answer, as long as it takes.
+        """Send a message that is not a request and wait for its answer, as long as it takes.
 
-        Raises what the engine refuses it with, and EngineUnavailable when the engine is not there
-        or goes away.
+        Raises the error that the engine refuses it with, and EngineUnavailable when the engine is
+        not there or goes away.
         """
         if self._status is None:
             raise EngineUnavailable("the engine is not ready")
@@ -214,7 +216,7 @@ class EngineClient:
             del self._asked[message.id]
 
     def _send(self, message: ToEngine) -> None:
-        """Queue a message. What the engine never got before it went, the next one gets in order:
+        """Queue a message. Messages that a lost engine never received go to the next one in order:
         the Abort of a lost request follows the request."""
         if not self._socket.closed:
             self._socket.send(self._encoder.encode(message))
@@ -262,7 +264,7 @@ class EngineClient:
                     self._lose("the connection to the engine was lost")
                 else:
                     self._is_connected = True
-                    self._asked_at = None  # what was lost is not answered
+                    self._asked_at = None  # a question that was lost is not answered
                     self._ask()
 
     def _receive(self, message: FromEngine) -> None:
@@ -285,7 +287,7 @@ class EngineClient:
             self._has_status.set()
 
     def _has_progressed(self, status: Status) -> bool:
-        """Whether it stepped since the last Status, or had nothing to step then or has not now."""
+        """Whether the engine stepped since the last Status, or was idle then or is idle now."""
         last = self._status
         is_idle = [one is None or not (one.running or one.waiting) for one in (last, status)]
         return any(is_idle) or last is None or status.steps != last.steps

@@ -1,7 +1,7 @@
 """Ranges of places 0, 1, 2, … given out in stretches of any size, and taken back.
 
-A stretch begins in the first gap that has room, or behind all others; gaps that touch are one. So
-what is used lies below the most that was ever used at once, but for gaps too small for anybody.
+A stretch begins in the first gap that has room, or behind all others; adjacent gaps are merged. So
+the places in use stay below the peak ever used at once, but for gaps too small for any stretch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_left
 
 
 class Stretches:
-    """Which places are free."""
+    """The free places."""
 
     def __init__(self) -> None:
         self.end = 0  # of the last stretch
@@ -19,7 +19,7 @@ class Stretches:
         self._ends: list[int] = []
 
     def take(self, size: int) -> int:
-        """The first place of a stretch."""
+        """Take a stretch of `size` places; return its first."""
         for at, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
             if end - begin >= size:
                 self._begins[at] += size
@@ -30,7 +30,7 @@ class Stretches:
         return self.end - size
 
     def give_back(self, begin: int, size: int) -> None:
-        """The stretch is free again."""
+        """Free a stretch."""
         end, at = begin + size, bisect_left(self._begins, begin)
         if at < len(self._begins) and self._begins[at] == end:
             end = self._ends[at]

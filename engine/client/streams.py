@@ -1,7 +1,7 @@
-"""Streams: what an API process's requests have new, and whom to wake for it.
+"""Streams: the new tokens of an API process's requests, and which readers to wake for them.
 
 A Stream is one caller's requests of n completions each, together: one cursor over all of them. A
-step's news go into a TokenTable at once, and only streams that have not been told yet are woken.
+step's tokens go into a TokenTable at once, and only streams that have not been told yet are woken.
 Knows no sockets: messages come in decoded and go out through a function.
 """
 
@@ -34,14 +34,14 @@ Send = Callable[[ToEngine], None]
 
 
 class Delivery(NamedTuple):
-    """What a stream has new."""
+    """Everything a stream received since the last `take`."""
 
     outputs: list[tuple[int, Output]]
-    """With the request each is of, by its place."""
+    """Outputs, each with the place of its request in the stream."""
     news: TokenDeltas
-    """Of requests with `emit` = "columns"; index = place of the request x n + completion."""
+    """Tokens of requests with `emit` = "columns"; index = place of the request x n + completion."""
     weights_version: int = 1
-    """Of the weights that the last of it was made with."""
+    """Version of the weights that made the last of these tokens."""
 
 
 class Stream:
@@ -50,7 +50,7 @@ class Stream:
     def __init__(self, streams: Streams, requests: Sequence[Request], number: int) -> None:
         self.n = requests[0].params.n
         self.cached_tokens = [0] * len(requests)
-        """Of each request, from its first token on."""
+        """By request: cached prompt tokens, known from its first token on."""
         self.unfinished = self.n * len(requests)
         """Completions whose end has not been taken."""
         self._streams = streams
@@ -71,14 +71,15 @@ class Stream:
 
     @property
     def first_version(self) -> int:
-        """Of the weights that the first of what has come was made with; 0: nothing has come."""
+        """Oldest version of the weights that made anything received so far; 0 if nothing was
+        received."""
         return int(self._streams.first_versions[self._number])
 
     async def wait(self) -> None:
-        """Until there is something to take.
+        """Wait until there is something to take.
 
-        Raises what the engine refuses a request with, EngineUnavailable when it goes away and
-        StepFailed when it breaks, after all that came before has been taken.
+        Raises the error that the engine refuses a request with, EngineUnavailable when it goes away
+        and StepFailed when it breaks, after all that came before has been taken.
         """
         if not self._streams.has_news[self._number]:
             if self._error is None:
@@ -88,8 +89,8 @@ class Stream:
                 raise self._error
 
     def take(self, only_ended: bool = False) -> Delivery:
-        """Everything new since the last time; `only_ended`: of columns, what is of completions that
-        have ended, and so all of them."""
+        """Return everything new since the last call. `only_ended` leaves the columns of completions
+        that still run, so that each one comes whole."""
         self._streams.has_news[self._number] = False
         outputs, self._outputs = self._outputs, []
         news = self._streams.table.take(self._first, self._size, only_ended)
@@ -98,9 +99,9 @@ class Stream:
         return Delivery(outputs, news, int(self._streams.versions[self._number]))
 
     def stop(self, indices: I64) -> None:
-        """End these completions: nothing more comes of them, and the engine has their slots.
+        """End these completions: nothing more comes of them, and the engine frees their slots.
 
-        For what was taken; those whose end was taken as well must not be among them.
+        Completions whose end was taken must not be among them.
         """
         table, n = self._streams.table, self.n
         is_ended = table.ended(self._first, self._size)
@@ -113,10 +114,10 @@ class Stream:
         table.mute(self._first, indices)
 
     def cut(self, place: int, end: int) -> int:
-        """End what a request still runs or has not begun of its completions from `end` on.
+        """End a request's completions from index `end` on, started or not.
 
-        Nothing more comes of them, not even what has come and was not taken: the number of tokens
-        that is.
+        Nothing more comes of them, not even what has arrived and was not taken. Returns the number
+        of tokens dropped so.
         """
         first, size = self._first + place * self.n + end, self._ends[place] - end
         if size <= 0:
@@ -154,12 +155,12 @@ class Stream:
         self.cached_tokens[(number - self._first) // self.n] = count
 
     def abandon(self, is_alone: bool) -> None:
-        """Nobody waits for these requests now, or somebody does again."""
+        """Tell the engine that nobody waits for these requests now, or that somebody does again."""
         for request_id in self._ids:
             self._streams.send(Abandon(request_id, is_alone))
 
     def fail(self, error: SRMError) -> None:
-        """End everything."""
+        """End all requests of the stream with this error."""
         self._error = error
         self.wake()
 
@@ -170,8 +171,8 @@ class Stream:
     def close(self) -> None:
         """Forget the requests; those that still run are aborted.
 
-        Durable ones not if they were lost: an engine that is still there goes on with them, and so
-        does the successor of one that drains.
+        Durable requests that were lost are not aborted: an engine that is still there goes on with
+        them, and so does the successor of one that drains.
         """
         is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
@@ -199,7 +200,8 @@ class Streams:
         return request_id in self._places
 
     def open(self, requests: Sequence[Request]) -> Stream:
-        """Send requests of the same n; none of their ids may be in use. To be closed.
+        """Send requests of the same n; none of their ids may be in use. The caller closes the
+        stream.
 
         Raises Overloaded when there are too many completions at once.
         """
@@ -222,14 +224,14 @@ class Streams:
         return stream
 
     def forget(self, number: int, request_ids: list[str]) -> None:
-        """Nobody reads this stream any more."""
+        """Remove a stream that nobody reads any more."""
         del self._streams[number]
         self._unused.append(number)
         for request_id in request_ids:
             del self._places[request_id]
 
     def receive(self, message: Outputs) -> None:
-        """Hand out what a step has new. What nobody reads any more is dropped."""
+        """Hand out a step's tokens; those that nobody reads any more are dropped."""
         for output in message.outputs:
             found = self._places.get(output.id)
             if found is not None:
@@ -243,7 +245,7 @@ class Streams:
             self._receive_columns(message.columns, message.weights_version)
 
     def refuse(self, request_id: str, error: SRMError) -> None:
-        """End the stream that this request is of."""
+        """End the stream of this request with this error."""
         if request_id in self._places:
             stream, _ = self._places[request_id]
             stream.fail(error)
@@ -254,7 +256,8 @@ class Streams:
             stream.fail(make())
 
     def _note_version(self, number: int, first: int, version: int) -> None:
-        """Something came of a request that began with the version `first`; 0: with this one."""
+        """Note tokens made with `version`, of a request that began with version `first`; 0: the
+        same."""
         known = self.first_versions[number] or version
         self.first_versions[number] = min(known, first or version)
         self.versions[number] = version

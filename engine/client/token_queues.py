@@ -1,7 +1,7 @@
 """TokenQueues: a queue of tokens for each row, appended to and read for many rows at once.
 
-The tokens lie in pages of a common arena, of which a row has a chain, and go back as they are read:
-what is in memory is what nobody has read. Knows no streams and no readers.
+The tokens lie in pages of a common arena; a row has a chain of pages, which are freed as they are
+read. So memory holds only unread tokens. Knows no streams and no readers.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class TokenQueues:
         return len(self._next) - self._num_free
 
     def add_rows(self, count: int) -> None:
-        """Further rows, with empty queues."""
+        """Add rows with empty queues."""
         more = np.zeros(count, np.int64)
         self.count, self._first = np.append(self.count, more), np.append(self._first, more)
         self._room = np.append(self._room, more)
         self._last = np.append(self._last, np.full(count, _NO_PAGE))
 
     def append(self, rows: I64, tokens: I32, logprobs: F32) -> None:
-        """A token to each of these rows, which are different ones; logprobs may be none."""
+        """Append a token to each of these rows, which must be distinct; logprobs may be empty."""
         full = rows[self._room[rows] == 0]
         if len(full):
             self._add_pages(full)
@@ -64,7 +64,7 @@ class TokenQueues:
         self.count[rows] += 1
 
     def read(self, rows: I64) -> tuple[I64, I32, F32]:
-        """All that is in these queues, which are empty then.
+        """Take everything out of these queues.
 
         Offsets i64[rows + 1], token_ids i32[offsets[-1]] and logprobs f32 of as many, or none.
         """
@@ -73,7 +73,7 @@ class TokenQueues:
         return offsets, self._tokens[places], logprobs
 
     def read_one(self, row: int) -> tuple[I32, F32]:
-        """`read` of a single row, without arrays of one."""
+        """`read` a single row, without arrays of one."""
         count, place = int(self.count[row]), int(self._first[row])
         self.count[row] = 0
         parts, done = [], []
@@ -99,7 +99,7 @@ class TokenQueues:
         return tokens, np.concatenate([self._logprobs[part] for part in parts] or [NO_LOGPROBS])
 
     def forget(self, rows: I64) -> None:
-        """Empty these queues, and give back the room that was kept for more."""
+        """Empty these queues, and free their room for more."""
         rows = rows[(self.count[rows] > 0) | (self._last[rows] != _NO_PAGE)]
         self._read(rows)
         last = self._last[rows]
@@ -119,11 +119,11 @@ class TokenQueues:
         self._room[rows] = PAGE
 
     def _read(self, rows: I64) -> tuple[I64, I64]:
-        """Offsets, and where in the arena the tokens lie, i64[offsets[-1]]."""
+        """Return offsets, and where in the arena the tokens lie, i64[offsets[-1]]."""
         counts = self.count[rows]
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=offsets[1:])
-        # As if each row's lay in one piece; right unless a page ends among them.
+        # Right if no page ends among a row's tokens; else `_follow` corrects them.
         places = np.repeat(self._first[rows] - offsets[:-1], counts)
         places += np.arange(len(places))
         if (self._first[rows] % PAGE + counts < PAGE).all():

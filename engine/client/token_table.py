@@ -1,9 +1,9 @@
-"""TokenTable: what completions have new, in one API process, from when it arrives until it is read.
+"""TokenTable: an API process's new tokens, from when they arrive until they are read.
 
-Every completion of which anything has come has a row. A step's news are appended to all rows at
-once, as arrays; whoever reads a row takes what has been added since the last time, so a slow reader
-is only a cursor that stands still: its tokens wait, each once, and nobody else's do. Knows no
-requests and no text. Keeps: what the engine refuses takes no row.
+Every completion of which anything has come has a row. A step's tokens are appended to all rows at
+once, as arrays; the reader of a row takes what was added since the last time, so a slow reader is
+only a cursor that stands still: its own tokens wait, and nobody else's. Knows no requests and no
+text. Keeps: what the engine refuses takes no row.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from engine.steps.batch import F32, I32, I64, Bool
 from engine.steps.token_deltas import U8, TokenDeltas
 
 INDEX_BITS = 20
-"""Of a stream number: which completion of its reader's it stands for. Those above name the reader.
-"""
+"""Low bits of a stream number: which of its reader's completions it is. The bits above name the
+reader."""
 MAX_READERS = 2**20
 UNUSED_READERS = 2**16
-"""So many others come between two readers of the same number: what is still on its way to the
-first is not taken for the second's."""
+"""How many other numbers are given out before one is reused: so tokens still on their way to its
+old reader do not reach the new one."""
 CLOSED, NO_ROWS = -2, -1
-"""In place of a reader's first row: it has gone, or nothing has come for it."""
+"""In place of a reader's first row: the reader has closed, or nothing has come for it yet."""
 NOBODY = -1
 
 
@@ -54,11 +54,11 @@ class TokenTable:
 
     @property
     def num_rows(self) -> int:
-        """Rows that there is memory for."""
+        """Rows that memory is allocated for."""
         return len(self._reason)
 
     def open(self, size: int, reader: int) -> int:
-        """Room for `size` completions of a reader; the stream number of the first of them.
+        """Make room for `size` completions of a reader; return the stream number of the first.
 
         Raises InvalidRequest for more than a reader may have, Overloaded where there are too many
         readers.
@@ -84,7 +84,7 @@ class TokenTable:
         return number << INDEX_BITS
 
     def close(self, first: int, size: int) -> None:
-        """Give the room back, and whatever of it was not read."""
+        """Free a reader's completions; what was not read is dropped."""
         number = first >> INDEX_BITS
         row = int(self._row[number])
         if row != NO_ROWS:
@@ -94,9 +94,9 @@ class TokenTable:
         self._unused.append(number)
 
     def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> I64:
-        """Append a step's rows, of which each names another stream; the readers that have news.
+        """Append a step's rows, at most one per stream; return the readers that have new tokens.
 
-        What is of streams that are closed or ended is dropped. Readers may be named twice.
+        Rows of closed or ended streams are dropped. Readers may be returned twice.
         """
         numbers = streams >> INDEX_BITS
         assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
@@ -121,8 +121,8 @@ class TokenTable:
         return readers
 
     def take(self, first: int, size: int, only_ended: bool = False) -> TokenDeltas:
-        """What a stretch has new since the last time; `only_ended`: leave what is of completions
-        that have not ended."""
+        """Return the new tokens of `size` completions from `first` on; `only_ended` leaves those of
+        completions that have not ended."""
         row = self._row_of(first)
         if row < 0:
             return NO_NEWS
@@ -139,7 +139,7 @@ class TokenTable:
         return TokenDeltas(indices, *self._queues.read(rows), reasons)
 
     def _take_one(self, row: int) -> TokenDeltas:
-        """`take` of a single row, which is what most readers have."""
+        """`take` a single row, the common case."""
         reason = int(self._reason[row])
         if not self._queues.count[row] and (not reason or self._is_told[row]):
             return NO_NEWS
@@ -149,14 +149,14 @@ class TokenTable:
         return TokenDeltas(ONE_INDEX, offsets, tokens, logprobs, np.array([reason], np.uint8))
 
     def reader(self, stream: int) -> int:
-        """Whose a stream is; NOBODY if it is closed."""
+        """Return the reader of a stream; NOBODY if it is closed."""
         number = stream >> INDEX_BITS
         is_open = number < self._num_numbers and self._row[number] != CLOSED
         return int(self._reader[number]) if is_open else NOBODY
 
     def mute(self, first: int, indices: I64) -> int:
-        """End completions of which nothing more is to be read, nor that they have ended. The number
-        of their tokens that nobody has read."""
+        """End completions and deliver nothing more of them, not even their end. Returns how many of
+        their tokens were unread."""
         if self._row_of(first) < 0:
             self._give_rows(first >> INDEX_BITS)
         rows = self._row_of(first) + indices
@@ -172,7 +172,7 @@ class TokenTable:
         return self._is_told[row : row + size] if row >= 0 else np.zeros(size, np.bool_)
 
     def has_ended(self, first: int, index: int) -> bool:
-        """Whether a completion has, be it read or not."""
+        """Whether a completion has ended, read or not."""
         row = self._row_of(first)
         return row >= 0 and bool(self._reason[row + index])
 
@@ -185,12 +185,12 @@ class TokenTable:
         return is_ended
 
     def _row_of(self, stream: int) -> int:
-        """Of a stream that is open; negative while its reader has no rows."""
+        """Return the row of an open stream; negative while its reader has no rows."""
         row = int(self._row[stream >> INDEX_BITS])
         return row + (stream & _INDEX) if row >= 0 else row
 
     def _give_rows(self, number: int) -> None:
-        """The first of what a reader is to read has come, so the engine has taken its request."""
+        """Give a reader rows, now that its first token shows that its request was accepted."""
         size = int(self._size[number])
         row = self._stretches.take(size)
         if (more := self._stretches.end - self.num_rows) > 0:

@@ -39,11 +39,11 @@ PROGRESS_EVERY_S = 5.0
 
 
 class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a compiled graph is; `<file>.json` beside `<file>.mef`."""
+    """Description of a compiled graph, in `<file>.json` beside `<file>.mef`."""
 
     name: str
     shape: str
-    """A Python literal: all but code and device that the graph depends on."""
+    """A Python literal of everything the graph depends on but code and device."""
     code: str
     """The `code_version` it was compiled from."""
     device: str
@@ -53,7 +53,7 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_or_compile(
     session: InferenceSession, config: ModelConfig, dtype: DType, device: Device, folder: Path
 ) -> CompiledModel:
-    """The step graph of this model shape for this device, from `folder` where it is there."""
+    """Return this model shape's step graph for this device, from `folder` if it is there."""
     return cached(
         "step",
         graph_shape(config, dtype),
@@ -70,7 +70,7 @@ def cached(
     device: Device,
     folder: Path,
 ) -> CompiledModel:
-    """Graphs of a kind and shape, read from `folder`, or compiled and kept there."""
+    """Return graphs of a kind and shape, read from `folder`, or compiled and kept there."""
     path = cache_path(name, shape, device, folder)
     if (found := _read(path)) is not None:
         return found
@@ -79,7 +79,7 @@ def cached(
 
 
 def _read(path: Path) -> CompiledModel | None:
-    """None where there is none that can be read."""
+    """Read a compiled graph; None if there is none or it cannot be read."""
     if path.exists():
         try:
             return read(path)
@@ -110,7 +110,7 @@ def _compile(
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time. The file stays, empty: who removes it may let two in."""
+    """Hold a lock against other processes. Its empty file stays: removing it may let two in."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("wb")
@@ -126,7 +126,7 @@ def _unkept(path: Path, error: OSError) -> ConfigError:
 
 
 def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Path) -> Path:
-    """Where graphs are kept: the name holds a digest of all that a compiled graph depends on."""
+    """Path of kept graphs: the name holds a digest of all that a compiled graph depends on."""
     target = (device.label, _processor() if device.is_host else _compute_capability(device))
     digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
     for source in _sources():
@@ -143,7 +143,7 @@ def code_version() -> str:
 
 
 def describe_device(device: Device) -> str:
-    """For people: `cpu`, or what MAX calls a GPU and its architecture."""
+    """Describe a device for people: `cpu`, or what MAX calls a GPU and its architecture."""
     return device.label if device.is_host else f"{device.label} {device.architecture_name}"
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def prune(folder: Path) -> list[Path]:
-    """Delete graphs of other code, and what has no note; returns the graphs that are left."""
+    """Delete graphs of other code, and those without a note; return the graphs that are left."""
     notes, current = read_notes(folder), code_version()
     kept = {path for path, note in notes.items() if note.code == current}
     for path in set(folder.glob("*.mef")) - kept:
@@ -36,7 +36,7 @@ def prune(folder: Path) -> list[Path]:
 
 
 def adopt(device: Device, folder: Path) -> int:
-    """Link every graph to the name that is looked for here; returns how many needed it.
+    """Link every graph to the name that is looked for here; return how many needed it.
 
     Raises ConfigError for a graph of other code, and on a CPU for one of another processor, whose
     instructions this one may not have.
@@ -58,10 +58,8 @@ def adopt(device: Device, folder: Path) -> int:
 
 
 def read_notes(folder: Path) -> dict[Path, GraphNote]:
-    """The note of every graph that is there and has one. Raises ConfigError if there is none.
-
-    And for a note that cannot be read.
-    """
+    """Read the note of every graph that has one. Raises ConfigError if there is none, or one cannot
+    be read."""
     paths = [path for path in sorted(folder.glob("*.mef")) if path.with_suffix(".json").exists()]
     if not paths:
         raise ConfigError(f"{folder} holds no compiled graphs with notes")
@@ -76,7 +74,7 @@ def _read_note(path: Path) -> GraphNote:
 
 
 def main(argv: list[str]) -> int:
-    """Run one verb; its exit code."""
+    """Run one verb; return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         match argv:

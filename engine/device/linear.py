@@ -27,12 +27,12 @@ PANEL = 32
 """Columns of a packed panel: PANEL of _tile.mojo."""
 
 EPSILON = 1e-5
-"""What torch's LayerNorm adds to the variance."""
+"""The value that torch's LayerNorm adds to the variance."""
 
 
 @cache
 def kernel_libraries() -> list[Path]:
-    """Our Mojo package, compiled: what `custom_extensions` of a graph with ops of ours must be.
+    """Return our Mojo package, compiled, for `custom_extensions` of a graph with ops of ours.
 
     Given the package's source, MAX compiles it again for every graph: seconds each, even where the
     graph itself then comes from a cache.
@@ -44,14 +44,15 @@ def kernel_libraries() -> list[Path]:
 
 
 def round_bfloat16(values: F32) -> U16:
-    """The bits of the nearest bfloat16, ties to even; numpy has no such type."""
+    """Return the bits of the nearest bfloat16, ties to even; numpy has no such type."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
 def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
-    """Weights [K, N] as panels [ceil(N / PANEL), ceil(K / pair), PANEL, pair], padded with zeros.
+    """Pack weights [K, N] as panels [ceil(N / PANEL), ceil(K / pair), PANEL, pair], padded with
+    zeros.
 
     `pair` is 1 in float32. In bfloat16, of which these are the bits, it is 2.
     """
@@ -66,7 +67,8 @@ def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
 def linear_shape(
     in_features: int, out_features: int, on: DeviceRef, dtype: DType = DType.float32
 ) -> tuple[int, ...]:
-    """Shape that `linear` wants of a weight: as `pack_linear` gives it on a CPU, plain on a GPU."""
+    """Return the shape that `linear` wants of a weight: that of `pack_linear` on a CPU, plain on a
+    GPU."""
     if on.is_gpu():
         return (in_features, out_features)
     pair = 4 // dtype.size_in_bytes

@@ -31,10 +31,10 @@ from engine.device.kernels import edit, embed, mix, sample, score, taps
 from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
-"""Weights that are multiplied by: in the layout of `linear`."""
+"""Weights of matrix products, in the layout of `linear`."""
 PER_POSITION = ("alpha_in", "alpha_out", "beta")
 SCALARS = {*PER_POSITION, "gamma", "decay", "taps", "taps_beta"}
-"""Weights of the mixer: always float32, since 0.999 is 1.0 in bfloat16."""
+"""Weights of the mixer, always float32, since 0.999 is 1.0 in bfloat16."""
 SAMPLING_INPUTS = {
     "temperature": DType.float32,
     "top_k": DType.int32,
@@ -42,9 +42,9 @@ SAMPLING_INPUTS = {
     "min_p": DType.float32,
     "seeds": DType.uint64,
 }
-"""One value per decode row each, in the order of the graph's inputs."""
+"""Inputs of one value per decode row, in the order of the graph's inputs."""
 SCORING_INPUTS = {"targets": "head", "score_rows": "scored", "num_top": "scored"}
-"""Dimension of each, all int32; after the sampling inputs."""
+"""Dimension of each input, all int32; they follow the sampling inputs."""
 EDIT_INPUTS = {
     "rows": (DType.int32, ("edited",)),
     "spans": (DType.int32, ("edited", "span_bounds")),
@@ -52,11 +52,13 @@ EDIT_INPUTS = {
     "tokens": (DType.int32, ("edit_tokens",)),
     "biases": (DType.float32, ("biases",)),
 }
-"""Dtype and dimensions of each; after the scoring inputs. Fields of `engine.steps.batch.Edits`."""
+"""Dtype and dimensions of each input, which are fields of `engine.steps.batch.Edits`; they follow
+the scoring inputs."""
 
 
 def graph_shape(config: ModelConfig, dtype: DType) -> tuple[object, ...]:
-    """All but the device that a graph depends on: models that agree in it share a compiled one."""
+    """Return all but the device that a graph depends on: models that agree in it share a compiled
+    one."""
     has_own_graph = config.mixer in {"diagonal", "kernel", "combined", "expanded"}
     return (
         config.d_model,
@@ -161,7 +163,7 @@ class _BatchInputs:
 
 
 def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
-    """Residual stream [tokens, d] after all blocks."""
+    """Return the residual stream [tokens, d] after all blocks."""
     config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
     x = embed(batch.last_token, batch.token_ids, batch.read_slots, table)
@@ -232,7 +234,7 @@ def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
 
 
 def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int) -> TensorValue:
-    """x + the layer's units, joined as the mixer joins them."""
+    """Return x + the layer's units, joined as the mixer joins them."""
     config = layer.config
     unit = partial(_run_unit, layer, batch, index)
     y = layer.norm("token_norm", x)
@@ -263,7 +265,7 @@ def _run_unit(
     residual: TensorValue | None = None,
     silu: bool = False,
 ) -> TensorValue:
-    """Unit `number` of layer `index`."""
+    """Run unit `number` of layer `index`."""
     config, weights = layer.config, layer.unit(number)
     per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
     return mix(

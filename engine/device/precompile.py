@@ -63,7 +63,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.shape()
 
     def shape(self) -> ModelConfig:
-        """The shape. Raises ValueError for one that cannot be, CheckpointError for a bad model."""
+        """Return the shape. Raises ValueError for an impossible one, CheckpointError for a bad
+        model."""
         if self.model is not None:
             return read_model(self.model).config
         return ModelConfig(
@@ -80,7 +81,7 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def virtual_gpu(config: PrecompileConfig) -> driver.Device:
-    """A GPU to compile for and not to run on; from now on the only one of this process."""
+    """Make a GPU to compile for and not to run on; from now on the only one of this process."""
     driver.set_virtual_device_api("cuda")
     driver.set_virtual_device_target_arch(config.gpu_arch)
     driver.set_virtual_cpu_target(config.host_cpu)
@@ -89,7 +90,7 @@ def virtual_gpu(config: PrecompileConfig) -> driver.Device:
 
 
 def open_target(config: PrecompileConfig) -> driver.Device:
-    """What to compile for."""
+    """Return the device to compile for."""
     turn_off_telemetry()
     return virtual_gpu(config) if config.device == "gpu" else driver.CPU()
 

@@ -61,7 +61,7 @@ class ModelRunner:
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
         keep_freed_memory()
         self.device = open_device(config.device)
-        if config.num_slots:  # what cannot fit is refused before anything is compiled
+        if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
         self._session = InferenceSession(devices=[self.device])
@@ -90,7 +90,7 @@ class ModelRunner:
     def load_weights(self, weights: Weights) -> None:
         """Use these weights, of the compiled shape, from the next step on; compiles nothing.
 
-        States made by the old ones stay in the pool: that is for `Engine.load_weights` to mind.
+        States made by the old ones stay in the pool, which `Engine.load_weights` takes care of.
         """
         started = time.monotonic()
         registry = host_weights(weights, self.dtype, self.device)
@@ -127,7 +127,7 @@ class ModelRunner:
 
 
 def open_device(kind: str) -> Device:
-    """The CPU or the first GPU. Raises ConfigError where there is none."""
+    """Return the CPU or the first GPU. Raises ConfigError where there is none."""
     turn_off_telemetry()
     if kind == "cpu":
         return CPU()
@@ -137,7 +137,7 @@ def open_device(kind: str) -> Device:
 
 
 def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
-    """Every weight by name, in the layout and dtype the graph for this device declares.
+    """Return every weight by name, in the layout and dtype that the graph for this device declares.
 
     All are on the host, as MAX declares the weights of every graph; it copies them when it
     initialises one.

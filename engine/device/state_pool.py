@@ -1,6 +1,6 @@
 """The device's memory of every sequence: one row per slot, `[slot][layer][unit][channel]`.
 
-And how many slots there can be, which the host's memory of them limits too. Knows no sequences and
+Also decides how many slots there can be, which the host's memory limits too. Knows no sequences and
 no owners: what a slot means is the scheduler's business.
 """
 
@@ -25,7 +25,7 @@ from engine.steps.batch import I64, SlotStates
 log = logging.getLogger(__name__)
 
 CPU_SLOTS = 16_384
-"""Most slots on a CPU that nobody asked for: it is a computer that others use too."""
+"""Most slots on a CPU where the number is not set: other programs use the computer too."""
 MAX_SLOTS = 2**31 - 1
 """A slot is an int32."""
 GIB = 2**30
@@ -49,7 +49,8 @@ class StatePool:
             ) from None
 
     def read(self, slots: I64) -> SlotStates:
-        """What these slots hold, copied to the host; neighbours are copied together."""
+        """Copy these slots' states and last tokens to the host; neighbouring slots are copied
+        together."""
         if self._device.is_host:
             return SlotStates(self.states.to_numpy()[slots], self.last_token.to_numpy()[slots])
         states = np.empty((len(slots), self.states.shape[1]), np.float32)
@@ -69,7 +70,7 @@ class StatePool:
         return SlotStates(states, last_tokens)
 
     def write(self, slots: I64, states: SlotStates) -> None:
-        """The other way round."""
+        """Copy these states and last tokens from the host into these slots."""
         if self._device.is_host:
             self.states.to_numpy()[slots] = states.states
             self.last_token.to_numpy()[slots] = states.last_tokens
@@ -82,8 +83,8 @@ class StatePool:
 
 
 def _runs(slots: I64) -> Iterator[tuple[int, int, int, int]]:
-    """Where slots that follow each other begin and end in the list, and the first and the end of
-    them."""
+    """Yield each run of consecutive slots: begin and end in the list, first slot and last slot +
+    1."""
     breaks = np.flatnonzero(np.diff(slots) != 1) + 1
     edges = [0, *breaks.tolist(), len(slots)] if len(slots) else [0]
     for begin, end in pairwise(edges):
@@ -96,17 +97,18 @@ def _buffer(array: npt.NDArray[Any]) -> Buffer:
 
 
 def spare_slots(device: Device) -> int:
-    """Slots that nobody gets, for the rows that `engine.steps.batch.padded` adds."""
+    """Number of slots that no sequence gets, for the rows that `engine.steps.batch.padded` adds."""
     return 0 if device.is_host else 1
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """What the device keeps of one sequence: its states and its last token."""
+    """Bytes the device keeps of one sequence: its states and its last token."""
     return 4 * (config.state_width + 1)
 
 
 def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
-    """`num_slots` if it fits, or, where it is 0, as many as `memory_fraction` of the memory holds.
+    """Return `num_slots` if it fits, or, where it is 0, as many as `memory_fraction` of the memory
+    holds.
 
     A slot counts as if its sequence filled the context; `prefix_slots` come on top of them. Raises
     ConfigError if too many are wanted.

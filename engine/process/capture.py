@@ -1,6 +1,6 @@
 """Taking a snapshot beside stepping: parts are read between steps and written by a thread.
 
-What is read are copies, so the engine goes on while they are written; and requests do not depend on
+The parts are copies, so the engine goes on while they are written; and requests do not depend on
 each other, so each may be read at another step. Only few parts are held at a time. Knows the file,
 and of the engine only what it is handed.
 """
@@ -21,7 +21,7 @@ from engine.process.snapshot_writer import Record, SnapshotWriter
 log = logging.getLogger(__name__)
 
 PARTS_AHEAD = 2
-"""Parts that are read and not yet written, at most."""
+"""Most parts that are read and not yet written."""
 
 
 class Capture:
@@ -36,8 +36,8 @@ class Capture:
     ) -> None:
         """`parts` are read one by one, by whoever calls `advance`; none may be empty.
 
-        `stamp` says what they are read under: it must be the same to the end. `weights_version` is
-        only told.
+        `stamp` says under which conditions they are read, which must stay the same to the end.
+        `weights_version` is only recorded.
         """
         self.error: SnapshotError | None = None
         self.num_sequences = self.num_requests = self.num_bytes = 0
@@ -54,18 +54,19 @@ class Capture:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is written, or there was nothing to write, or `error` says why it is not."""
+        """Whether the snapshot is written, or there was nothing to write, or `error` says why it is
+        not."""
         if self._writing is not None:
             return not self._writing.is_alive()
         return self._has_all or self.error is not None
 
     @property
     def wants_part(self) -> bool:
-        """Whether there is room for one, and there may be one."""
+        """Whether there is room for a part, and there may be one."""
         return not self._has_all and self.error is None and not self._queue.full()
 
     def advance(self) -> None:
-        """Read a part, which must be wanted. Never waits."""
+        """Read a part; only if `wants_part`. Never waits."""
         started = time.monotonic()
         try:
             part = next(self._parts, None)
@@ -88,7 +89,7 @@ class Capture:
             self._queue.put(part)
 
     def cancel(self, error: SnapshotError) -> None:
-        """Give it up: what was there stays."""
+        """Give the snapshot up; the one before it stays."""
         self.error = self.error or error
         self._is_cancelled = True
         if self._writing is not None:
@@ -97,7 +98,7 @@ class Capture:
             self._queue.put(None)
 
     def _write(self) -> None:
-        """The thread."""
+        """Write the parts, in a thread of its own."""
         try:
             writer = SnapshotWriter(self._folder, self._first_stamp, self._weights_version)
             try:

@@ -1,7 +1,7 @@
-"""Durable requests: where they go on from, and when that is written down.
+"""Durable requests: the progress they resume from, and when it is written to disk.
 
-What is known of one that is sent again: what was kept when its client went, else what the snapshot
-has, which is read when the first durable request comes. Knows the engine and the clock, no clients.
+One that is sent again resumes from what was kept when its client left, else from the snapshot,
+which is opened when the first durable request comes. Knows the engine and the clock, no clients.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from engine.state.parked import Parked, in_parts, latest
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
-"""How long what a client left behind is kept in memory for whoever sends it again."""
+"""Seconds for which a lost client's progress is kept in memory for whoever sends it again."""
 POLL_S = 0.005
-"""How often a stop looks whether the last snapshot is written."""
+"""Seconds between two looks, at a stop, whether the last snapshot is written."""
 REFUSED = NAME + ".refused"
-"""What a snapshot that cannot be used is renamed to, for a person to look at."""
+"""Name that an unusable snapshot is given, for a person to look at."""
 
 Detail = dict[str, str | int | float]
-"""What there is to say of a snapshot, as in Done."""
+"""Facts about a snapshot, as in Done."""
 Answer = Callable[[Detail | SnapshotError], None]
-"""What to do when a snapshot that was asked for is there, or why it is not."""
+"""Called when a requested snapshot is written, or with the reason why it is not."""
 
 
 class Durable:
-    """Of one engine: the hook that it asks for progress, and its snapshots."""
+    """The progress hook and the snapshots of one engine."""
 
     def __init__(self, engine: Engine, config: EngineConfig) -> None:
         self._engine = engine
@@ -50,11 +50,11 @@ class Durable:
         self._file: SnapshotFile | None = None
         self._has_looked = False  # for the file
         self._has_written = False  # one that took its place
-        self._kept: dict[str, tuple[float, list[Record]]] = {}  # by id, and until when
+        self._kept: dict[str, tuple[float, list[Record]]] = {}  # by id, with when to drop it
         self._capture: Capture | None = None
-        self._offered = ("", 0)  # what was last said to be known: a request, and its sequences
-        self._answers: list[Answer] = []  # of whoever waits for the one that is taken
-        self._asked: list[Answer] = []  # and for the next one
+        self._offered = ("", 0)  # the last `progress`: a request, and how many sequences
+        self._answers: list[Answer] = []  # to call for the snapshot being taken
+        self._asked: list[Answer] = []  # to call for the next one
         self._due = time.monotonic() + config.snapshot_interval_s
         self._width, self._dtype = engine.state_layout()
         self._known_under = self._stamp()
@@ -62,7 +62,7 @@ class Durable:
 
     @property
     def wants_part(self) -> bool:
-        """Whether `advance` would read a part: the engine is to be settled first."""
+        """Whether `advance` would read a part: the engine must be settled first."""
         return self._capture is not None and self._capture.wants_part
 
     @property
@@ -71,7 +71,8 @@ class Durable:
         return self._capture is not None
 
     def progress(self, request: Request) -> Parked | None:
-        """What is known of a request that does not run; None if nothing, or another one's."""
+        """Return the progress of a request that does not run; None if there is none, or if the one
+        of this id had another prompt or other parameters."""
         known = self._known(request)
         self._offered = (request.id, len(known) if known is not None else 0)
         return known
@@ -93,7 +94,7 @@ class Durable:
             return None
 
     def accepted(self, request_id: str) -> None:
-        """This durable request runs now: what was kept for it has been taken up."""
+        """Note that this durable request runs now, and drop what was kept for it."""
         self._kept.pop(request_id, None)
         offered_id, count = self._offered
         if offered_id == request_id and count:
@@ -101,9 +102,9 @@ class Durable:
         self._offered = ("", 0)
 
     def keep(self, request_ids: Iterable[str]) -> None:
-        """Nobody waits for these any more: end them, and keep how far they are for a while.
+        """End requests that nobody waits for any more, and keep their progress for a while.
 
-        To be called when all is settled.
+        The engine must be settled.
         """
         ids = set(request_ids)
         needed = self._engine.status().running * self._row_bytes()
@@ -122,7 +123,7 @@ class Durable:
             self._engine.abort(request_id)
 
     def forget(self) -> None:
-        """The weights have changed: what is known was made with others."""
+        """Forget all progress, which was made with other weights."""
         self._kept.clear()
         self._has_looked = True
         if self._file is not None:
@@ -130,13 +131,13 @@ class Durable:
             self._file = None
 
     def ask(self, answer: Answer) -> None:
-        """Take a snapshot as soon as can be."""
+        """Take a snapshot as soon as possible."""
         self._asked.append(answer)
 
     def tick(self, has_requests: bool) -> None:
-        """Between steps: begin a snapshot that is due, and see to one that is over.
+        """Begin a snapshot that is due, and conclude one that is over. Called between steps.
 
-        One is due now and then while there are durable requests.
+        While there are durable requests, one is due every `snapshot_interval_s`.
         """
         now = time.monotonic()
         for request_id in [name for name, (until, _) in self._kept.items() if until < now]:
@@ -153,14 +154,14 @@ class Durable:
             self._begin()
 
     def advance(self) -> None:
-        """Read a part of the snapshot that is taken. To be called when all is settled."""
+        """Read the next part of the snapshot being taken. The engine must be settled."""
         assert self._capture is not None
         self._capture.advance()
 
     def finish(self, is_late: Callable[[], bool], alive: Callable[[], None]) -> None:
         """Take the last snapshot, and answer whoever waits for one; give it up when it `is_late`.
 
-        To be called when all is settled. Calls `alive` all the while.
+        The engine must be settled. Calls `alive` all the while.
         """
         if self._folder is not None:
             self._asked.append(lambda _: None)
@@ -260,7 +261,7 @@ class Durable:
             )
 
     def _refuse(self, error: SnapshotError) -> None:
-        """Go on without it; what came of it so far was right."""
+        """Go on without the snapshot; what came of it so far was right."""
         metrics.SNAPSHOTS.labels("refused").inc()
         log.error("snapshot refused, all that is still to come of it is made anew: %s", error)
         if self._file is not None:

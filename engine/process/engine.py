@@ -60,17 +60,18 @@ class Engine:
         self._runner = runner
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
-        self._is_settled = True  # what is under way need not be completed before the next step
+        self._is_settled = True  # False: complete the step under way before the next one
         self._columns: list[NewTokens] = []
         self._num_restored = 0  # tokens of sequences that were parked when they were added
         self._last_completed = 0.0
         self.progress: Callable[[Request], Parked | None] = lambda _: None
-        """What is known, from before this engine, of a durable request: of its id, and equal."""
+        """Returns the progress that a durable request with this id, if equal, made before this
+        engine."""
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
         metrics.WEIGHTS_VERSION.set(weights_version)
-        self._counted = (0,) * 7  # what of the scheduler's counts is in the metrics
-        self._levels = (-1, -1, -1, -1)  # what of them the gauges show
+        self._counted = (0,) * 7  # the scheduler's counts, as far as the metrics have them
+        self._levels = (-1, -1, -1, -1)  # the values that the gauges show
         self._update_gauges()
 
     @property
@@ -90,8 +91,8 @@ class Engine:
         """Accept a request, or raise a RequestError that says why not.
 
         Its samples in `parked` go on from there, all others start anew. A durable request may have
-        the id of one that runs: it takes over what runs, if both ask for the same. One that does
-        not run is asked `progress` for.
+        the id of one that runs: it takes over what runs, if both ask for the same. For one that
+        does not run, `progress` is asked.
         """
         self.scheduler.latencies.now = time.monotonic()
         if self.scheduler.is_sent_again(request):
@@ -118,14 +119,14 @@ class Engine:
             self._publish()  # there may be no further step to do it
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
-        """End these samples of a request; no further word of them follows. See StopSamples."""
+        """End these samples of a request; no further Output of them follows. See StopSamples."""
         requests = self.scheduler.num_requests
         metrics.SEQUENCES.labels("stop").inc(self.scheduler.stop(request_id, indices, cut))
         metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
         self._publish()  # there may be no further step to do it
 
     def take_columns(self) -> list[NewTokens]:
-        """What the steps since the last time said in columns, besides the Outputs they returned."""
+        """Take the columns of the steps since the last call, which come besides their Outputs."""
         columns, self._columns = self._columns, []
         return columns
 
@@ -147,24 +148,26 @@ class Engine:
         return outputs + self._complete(landing)
 
     def settle(self) -> list[Output]:
-        """Complete what is under way, and launch nothing: what it said."""
+        """Complete the step under way and launch no other; return its Outputs."""
         landing, self._in_flight = self._in_flight, None
         return self._complete(landing)
 
     def parked_of_all(self) -> Iterator[tuple[Request, Parked]]:
-        """All that durable requests need to go on in another engine, as far as they have sampled.
+        """Yield all that durable requests need to go on in another engine, as far as they have
+        sampled.
 
-        Of a request maybe several times, of other samples each time. Changes nothing, and nothing
-        may change meanwhile. To be called when all is settled.
+        A request may come several times, with other samples each time. Changes nothing, and nothing
+        may change meanwhile. The engine must be settled.
         """
         for part in self.durable_parts():
             yield from part
 
     def durable_parts(self) -> Iterator[list[tuple[Request, Parked]]]:
-        """The same in parts of at most READ_SLOTS sequences, or of one request; none is empty.
+        """Yield the same in parts of at most READ_SLOTS sequences, or of one request; none is
+        empty.
 
-        Steps may be made between two parts, if all is settled when the next one is asked for. Of a
-        sequence that changed its place meanwhile, the last part that has it is right, or none has.
+        Steps may be made between two parts, if the engine is settled when the next one is asked
+        for. If a sequence moved meanwhile, the last part that has it is right, or no part has it.
         """
         last = -1
         while True:
@@ -179,15 +182,15 @@ class Engine:
         yield from in_parts(list(self.scheduler.parked_apart()), READ_SLOTS)
 
     def state_layout(self) -> tuple[int, str]:
-        """Of a sequence's state: how many values, and their dtype as numpy writes it."""
+        """Return the number of values of a sequence's state, and their dtype as numpy writes it."""
         states = self._runner.read_slots(np.empty(0, np.int64)).states
         return states.shape[1], states.dtype.str
 
     def load_weights(self, weights: Weights) -> None:
-        """Go on with other weights of the same configuration; to be `settle`d before.
+        """Go on with other weights of the same configuration; the engine must be settled.
 
-        What runs goes on from its states. Whatever starts later owes nothing to the weights before,
-        but for samples of a prompt of which others run.
+        Running sequences go on from their states. Whatever starts later uses no state of the
+        weights before, except samples of a prompt of which others run.
         """
         assert self._in_flight is None and weights.config == self._model
         self._runner.load_weights(weights)
@@ -259,10 +262,11 @@ class Engine:
             waiting.pop()
 
     def _make_room(self) -> list[Output]:
-        """Park what must give up its slot to who waits; what was said of the step under way.
+        """Park sequences that must give up their slots; return Outputs of the step under way, if
+        completed.
 
-        That one is completed first where a sequence is parked, so that its row is all there is of
-        it, or where a request was taken over.
+        That step is completed first where a sequence is parked, so that the pool holds all of its
+        state, or where a request was taken over.
         """
         outputs = [] if self._is_settled else self.settle()
         self._is_settled = True

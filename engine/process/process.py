@@ -58,20 +58,20 @@ from engine.weights.checkpoint import load_checkpoint
 logger = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 10.0
-"""A client says Hello every second or so; silent for this long, it is taken for dead."""
+"""Seconds of silence after which a client, which says Hello every second or so, counts as dead."""
 IDLE_WAIT_MS = 250
-"""How long an idle engine sleeps before it looks at the clock and at signals again."""
+"""Milliseconds that an idle engine sleeps before it looks at the clock and at signals again."""
 BUSY_WAIT_MS = 5
 """The same while a snapshot is written or weights are loaded."""
 MAX_INBOX = 10_000
 """Messages read between two steps, so that senders cannot hold up those who are running."""
 STREAM_BITS = STREAMS.bit_length() - 1
 LINGER_MS = 1_000
-"""How long the last messages may take to leave a closing socket."""
+"""Milliseconds that the last messages may take to leave a closing socket."""
 
 
 class _Named(msgspec.Struct):
-    """The least of a message that an answer needs."""
+    """The field of a message that an answer needs."""
 
     id: str
 
@@ -101,7 +101,7 @@ class EngineProcess:
         self._num_clients = 0
         self._owner: dict[str, bytes] = {}  # the client of each request
         self._durable = Durable(engine, config)
-        self._durable_ids: set[str] = set()  # requests that are
+        self._durable_ids: set[str] = set()  # requests that are durable
         self._time_out: deque[tuple[float, str]] = deque()  # when, in order of arrival
         self._swaps = Swaps(engine, load, config.weights_note)
         self._deadline: float | None = None  # set: draining, and until when
@@ -121,7 +121,8 @@ class EngineProcess:
             raise ConfigError(f"cannot listen on endpoint {config.endpoint}: {error}") from None
 
     def drain(self) -> None:
-        """Refuse new requests, finish what runs, then return from `run`. Twice: do not finish.
+        """Refuse new requests, finish what runs, then return from `run`. A second call stops at
+        once.
 
         Durable requests are not finished: a snapshot is taken of them.
         """
@@ -130,7 +131,7 @@ class EngineProcess:
         self._deadline = now if self._leaves_at_once else now + self._config.drain_s
 
     def run(self) -> int:
-        """Serve until drained or broken; the process's exit code."""
+        """Serve until drained or broken; return the process's exit code."""
         try:
             while not self._is_over():
                 self._progress()
@@ -217,7 +218,8 @@ class EngineProcess:
             self._owner[message.id] = client
 
     def _change_weights(self) -> None:
-        """If it is time to: no step is under way then, and all of the old weights has been said."""
+        """Change the weights if it is time to, between steps and after all Outputs of the old
+        ones."""
         if (message := self._swaps.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
@@ -264,7 +266,7 @@ class EngineProcess:
                 self._time_out.append((due, request.id))
 
     def _numbered(self, client: bytes, request: Request) -> Request:
-        """With a stream number that says whose it is."""
+        """Put the client's number into the request's stream number."""
         if not 0 <= request.stream < STREAMS:
             raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
         if client not in self._numbers:
@@ -284,7 +286,7 @@ class EngineProcess:
             self._forget(message.id)
 
     def _refuse_malformed(self, client: bytes, payload: bytes, error: Exception) -> None:
-        """Whoever sent it may be waiting: answer if the message at least says for which id."""
+        """Answer a malformed message if it has an id at least, since its sender may be waiting."""
         logger.warning("ignored a malformed message of %d bytes: %s", len(payload), error)
         try:
             named = msgspec.msgpack.decode(payload, type=_Named)
@@ -311,8 +313,8 @@ class EngineProcess:
                 self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
 
     def _end_unwanted(self) -> None:
-        """Abort what has waited and run for too long, and what nobody waits for while others wait
-        for its slots; ids are not used twice."""
+        """Abort requests that have timed out, and abandoned ones whose slots others wait for; ids
+        are not used twice."""
         while self._time_out and self._time_out[0][0] < time.monotonic():
             _, request_id = self._time_out.popleft()
             if request_id in self._owner:
@@ -324,14 +326,14 @@ class EngineProcess:
             self._refuse(request_id, EngineUnavailable("its client left, and others had to wait"))
 
     def _send_outputs(self, outputs: list[Output]) -> None:
-        """One message per client, however many of its sequences moved."""
+        """Send one message per client, however many of its sequences moved."""
         by_client: defaultdict[bytes, list[Output]] = defaultdict(list)
         for output in outputs:
             by_client[self._owner[output.id]].append(output)
         steps, version = self._engine.take_columns(), self._engine.weights_version
         for step in steps:
             for number, columns in step.split(STREAM_BITS):
-                # Of a client that is gone all requests were aborted: no row is of another's.
+                # All requests of a client that is gone were aborted, so every row has a client.
                 client = self._clients[number]
                 self._send(client, Outputs(by_client.pop(client, []), columns, version))
         for client, its_outputs in by_client.items():
@@ -344,7 +346,7 @@ class EngineProcess:
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> bytes | None:
-        """Nobody waits for this request any more; who did."""
+        """Forget whose this request is; return the client, if there was one."""
         self._durable_ids.discard(request_id)
         return self._owner.pop(request_id, None)
 
@@ -363,7 +365,7 @@ class EngineProcess:
             self._send(client, refusal(request_id, error))
 
     def _answer(self, client: bytes, message_id: str, result: Detail | SnapshotError) -> None:
-        """To what was no request."""
+        """Answer a message that is not a request."""
         if isinstance(result, SnapshotError):
             self._send(client, refusal(message_id, result))
         else:
@@ -374,7 +376,8 @@ class EngineProcess:
 
 
 def serve(engine: Engine, config: EngineConfig, load: LoadFolder = load_checkpoint) -> int:
-    """Serve the engine until SIGTERM or SIGINT; the process's exit code. Main thread only."""
+    """Serve the engine until SIGTERM or SIGINT; return the process's exit code. Main thread
+    only."""
     watchdog = Watchdog(config.step_timeout_s)
     heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None
 

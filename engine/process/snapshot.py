@@ -1,9 +1,9 @@
-"""A snapshot: one file that says how far durable requests are; its layout, and going on from it.
+"""The snapshot file, which holds the progress of durable requests: its layout, and reading it.
 
 Knows neither engine nor clock. Layout, little-endian: a preamble that says where the header is;
 chunks of many requests' sequences, a section for each of their arrays; the header, with the index
 of requests and the checksum of every section. Every byte is under a checksum. A section's is
-looked at when the first request of its chunk is asked for, so that opening costs the index alone,
+verified when the first request of its chunk is asked for, so that opening costs the index alone,
 and a request costs its own rows.
 """
 
@@ -28,7 +28,7 @@ from engine.state.parked import Parked, latest
 from engine.steps.batch import I32, I64, SlotStates
 
 NAME = "durable.snapshot"
-"""Of the file in its folder."""
+"""Name of the file in its folder."""
 FORMAT_VERSION = 1
 MAGIC = b"SRMSNAP\n"
 PREAMBLE = struct.Struct("<8sQQII")  # magic, header's offset, its length, its crc, crc of these
@@ -39,20 +39,20 @@ encoder = msgspec.msgpack.Encoder()
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What sequences can only go on under: another of any of these gives other tokens."""
+    """The conditions under which sequences can go on: another value of any gives other tokens."""
 
     fingerprint: str
-    """Of config and weights, hexadecimal."""
+    """Fingerprint of config and weights, hexadecimal."""
     arithmetic: str
-    """What computes in which dtype, such as "cpu float32"."""
+    """Device and dtype of the computation, such as "cpu float32"."""
     state_width: int
     """Values of a sequence's state."""
     state_dtype: str
-    """Theirs, as numpy writes it."""
+    """Dtype of these values, as numpy writes it."""
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where some sequences are: sections behind each other, in the order of SECTIONS."""
+    """Location of some sequences: consecutive sections, in the order of SECTIONS."""
 
     offset: int
     rows: int
@@ -82,12 +82,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format_version: int
     stamp: Stamp
     weights_version: int
-    """How many weights the engine had been given; for whoever looks."""
+    """Version of the weights in use; for information only."""
     created_unix: float
     num_sequences: int
     ids: list[str]
-    """Of each record's request. Of several of one request, the later says what is true of a sample
-    that is in both."""
+    """Id of each record's request. Where several records of a request have a sample, the last is
+    right."""
     digests: bytes
     """u8[records, _DIGEST_SIZE]"""
     places: bytes
@@ -124,7 +124,8 @@ class SnapshotFile:
         return self._header.created_unix
 
     def progress(self, request: Request) -> Parked | None:
-        """What it has of this request: nothing, if that of its id had another prompt or params.
+        """Return the progress of this request; None if there is none, or if the one of this id had
+        another prompt or other parameters.
 
         Raises SnapshotError if that part of the file is damaged.
         """
@@ -184,7 +185,7 @@ class SnapshotFile:
                 raise self._refused(name, found, expected)
 
     def _load(self, number: int) -> _LoadedChunk:
-        """Check all that a chunk has; keep what is small."""
+        """Verify all of a chunk's checksums; keep its small arrays."""
         chunk = self._header.chunks[number]
         for section, size, checksum in zip(SECTIONS, chunk.sizes, chunk.checksums, strict=True):
             begin, found = chunk.begin(section), 0
@@ -231,13 +232,13 @@ class SnapshotFile:
 
 
 class _Versioned(msgspec.Struct):
-    """The least of a header of any version."""
+    """The field that a header of any version has."""
 
     format_version: int
 
 
 class _LoadedChunk(NamedTuple):
-    """What is kept of a chunk that has been checked."""
+    """The small arrays of a chunk that has been verified."""
 
     indices: I64  # i64[rows]
     positions: I32  # i32[rows]
@@ -247,7 +248,8 @@ class _LoadedChunk(NamedTuple):
 
 
 def digest(request: Request) -> bytes:
-    """Of prompt and parameters: what a request's tokens depend on, besides the model."""
+    """Return a digest of prompt and parameters, which with the model determine a request's
+    tokens."""
     known = hashlib.blake2b(request.prompt_token_ids, digest_size=_DIGEST_SIZE)
     biases = dict(sorted(request.params.logit_bias.items()))  # whatever order they came in
     known.update(encoder.encode(msgspec.structs.replace(request.params, logit_bias=biases)))

@@ -1,6 +1,6 @@
 """Writing a snapshot: beside the old one, which stays until the new one is whole and on the disk.
 
-Knows no engine. Whatever goes wrong, a SnapshotError says, and nothing that was there is lost.
+Knows no engine. Every failure raises SnapshotError, and nothing that was there is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PIECE = 2**20
 """Bytes of states put together at a time, about."""
 
 Record = tuple[Request, Parked]
-"""What a snapshot has of a request."""
+"""A request and its progress."""
 
 
 class SnapshotWriter:
@@ -49,7 +49,7 @@ class SnapshotWriter:
     """
 
     def __init__(self, folder: Path, stamp: Stamp, weights_version: int = 1) -> None:
-        """The folder is made if there is none."""
+        """Creates the folder if there is none."""
         self.num_sequences = 0
         self.num_bytes = PREAMBLE.size
         self._folder, self._stamp = folder, stamp
@@ -76,9 +76,9 @@ class SnapshotWriter:
             raise self._failed(error) from None
 
     def add(self, records: Sequence[Record]) -> None:
-        """Write what is known of some requests, as one chunk; not of none.
+        """Write the progress of some requests, at least one, as one chunk.
 
-        A later record of a request tells more of it, or anew of samples that an earlier one has.
+        A later record of a request adds samples, or replaces those that an earlier one has.
         """
         parts = [parked for _, parked in records]
         counts = [len(part) for part in parts]
@@ -103,7 +103,7 @@ class SnapshotWriter:
         self._chunks.append(Chunk(offset, begins[-1], sizes, checksums))
 
     def finish(self) -> int:
-        """Make it the folder's snapshot, safe from a loss of power; its bytes."""
+        """Make it the folder's snapshot, safe from a loss of power; return its size in bytes."""
         header = encoder.encode(
             Header(
                 format_version=FORMAT_VERSION,
@@ -152,7 +152,8 @@ class SnapshotWriter:
 
 
 def _sections(parts: Sequence[Parked], state_dtype: str) -> Iterator[Iterable[memoryview]]:
-    """A chunk's, in the order of SECTIONS, each in pieces that a processor's cache holds."""
+    """Yield a chunk's sections in the order of SECTIONS, each in pieces that a processor's cache
+    holds."""
     tokens = [one for part in parts for one in part.tokens]
     logprobs = [one for part in parts for one in part.logprobs]
     yield _states(parts, state_dtype)

@@ -1,8 +1,8 @@
-"""Watchdog: ends a process that makes no progress, and says where it stood. Heartbeat: says to
-others that there is progress.
+"""Watchdog: ends a process that makes no progress, and says where it stood.
 
-The clock is a thread of the interpreter's own that needs neither its lock nor its health, so it
-also sees a hang inside a library. There is one clock in a process.
+Heartbeat: shows other processes that there is progress. The watchdog's clock is a thread of the
+interpreter's own that needs neither its lock nor its health, so it also sees a hang inside a
+library. There is one clock in a process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 REARM_S = 0.25
-"""Progress is told to the clock at most so often: telling it starts a thread."""
+"""Least seconds between two resets of the clock: each one starts a thread."""
 
 
 class Watchdog:
     """Once fed, it must be fed again within `timeout_s`, or the process exits with code 1.
 
-    The stacks of all threads go to standard error then. 0 waits for ever.
+    It then writes the stacks of all threads to standard error. 0 waits for ever.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -27,21 +27,22 @@ class Watchdog:
         self._armed_at = -REARM_S
 
     def feed(self) -> None:
-        """There is progress."""
+        """Note progress: start the time-out anew."""
         now = time.monotonic()
         if self._timeout_s and now - self._armed_at >= REARM_S:
             self._armed_at = now
             faulthandler.dump_traceback_later(self._timeout_s, exit=True)
 
     def stop(self) -> None:
-        """From now on nothing is expected."""
+        """Stop watching."""
         faulthandler.cancel_dump_traceback_later()
 
 
 class Heartbeat:
-    """A file that is there once the process serves, touched while it does, not empty once it works.
+    """A file that exists once the process serves, is touched while it does, and not empty once it
+    works.
 
-    For whoever started it, who sees from outside what no process sees of itself: that it is frozen.
+    From it, whoever started the process sees what no process sees of itself: that it is frozen.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +51,7 @@ class Heartbeat:
         self._has_stepped = False
 
     def beat(self, steps: int) -> None:
-        """There is progress: so many steps by now."""
+        """Note progress: `steps` steps by now."""
         now = time.monotonic()
         if now - self._beat_at >= REARM_S:
             self._beat_at = now

@@ -38,7 +38,7 @@ LoadFolder = Callable[[Path], Weights]
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which weights are in use after a change: what an engine that is started again begins with."""
+    """The weights in use after a change, with which a restarted engine begins."""
 
     path: str
     fingerprint: str
@@ -49,7 +49,7 @@ class Swaps:
     """Changes of an engine's weights, one at a time."""
 
     def __init__(self, engine: Engine, load: LoadFolder, note: str) -> None:
-        """`note`: the file that a successor reads; empty: it begins as this one did."""
+        """`note`: the file that a restarted engine reads; if empty, it begins as this one did."""
         self._engine = engine
         self._load = load
         self._note = note
@@ -81,7 +81,8 @@ class Swaps:
     def is_due(self) -> bool:
         """Whether `make` is to be called, now that a step is over.
 
-        Raises what is wrong with the folder, or why there can be no note; then the change is over.
+        Raises an error if the folder is unusable or the note cannot be written; then the change is
+        over.
         """
         if self._loading is None or not self._loading.done():
             return False
@@ -97,7 +98,7 @@ class Swaps:
         return True
 
     def make(self) -> Done:
-        """Put the loaded weights to use; the engine is settled."""
+        """Put the loaded weights to use; the engine must be settled."""
         assert self._message is not None and self._loading is not None
         message, weights, started = self._message, self._loading.result(), time.monotonic()
         self._engine.load_weights(weights)
@@ -120,7 +121,8 @@ class Swaps:
         self._loader.shutdown()
 
     def _prepare(self, message: LoadWeights, weights: Weights) -> None:
-        """Write the note beside its place: what may fail is done before anything is lost by it."""
+        """Write the note to a file beside its place, so that a failure comes before anything is
+        changed."""
         note = Note(message.path, weights.fingerprint, self._engine.weights_version + 1)
         try:
             if self._note:
@@ -136,7 +138,7 @@ class Swaps:
 
 
 def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights:
-    """The weights in a folder, which must have the configuration that is served.
+    """Load the weights in a folder, which must have the configuration that is served.
 
     Raises NotFound and InvalidRequest, of `path`.
     """
@@ -175,10 +177,10 @@ def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
 
 
 def first_weights(config: EngineConfig, load: LoadFolder) -> tuple[Weights, int]:
-    """What an engine begins with: the model it is told to serve, or what its predecessor went on
-    to; and their version.
+    """Load the weights that an engine begins with, and their version: those of the model it is told
+    to serve, or those that its predecessor changed to.
 
-    Raises CheckpointError, also where the note is damaged or the folder of the latter has changed.
+    Raises CheckpointError, also where the note is damaged or the latter's folder has changed.
     """
     path = Path(config.weights_note)
     if not config.weights_note or not path.exists():

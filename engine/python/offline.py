@@ -43,18 +43,18 @@ _OF_THE_PROCESS = (
     *("log_level", "log_format", "snapshot_dir", "snapshot_interval_s", "snapshot_s"),
     "weights_note",
 )
-"""Settings that mean nothing here."""
+"""Settings of the engine process, which mean nothing here."""
 
 
 class Progress(NamedTuple):
-    """How far `generate` is."""
+    """Progress of `generate`."""
 
     finished: int
     """Completions that have ended."""
     total: int
     """Completions asked for."""
     tokens: int
-    """Sampled so far."""
+    """Tokens sampled so far."""
     running: int
     """Completions that are being sampled."""
 
@@ -79,7 +79,7 @@ class Engine:
 
     @classmethod
     def over(cls, steps: SteppedEngine, model: ModelConfig, config: EngineConfig) -> Engine:
-        """With an engine that is there already; closing is its owner's business."""
+        """Make one of an engine that is there already, which its owner closes."""
         engine = cls.__new__(cls)
         engine._take(steps, model, config, lambda: None)
         return engine
@@ -142,7 +142,7 @@ class Engine:
         prompts: Iterable[Prompt],
         params: SamplingParams | Iterable[SamplingParams] = _DEFAULTS,
     ) -> Iterator[Completion]:
-        """Completions as they end, in whatever order, of prompts that may be without end.
+        """Yield completions as they end, in whatever order, of prompts that may be without end.
 
         As many prompts are read ahead as a step can begin, so memory does not grow. Leaving the
         loop cancels the rest once the iterator is closed. Raises as `generate`; `prompt_logprobs`
@@ -156,7 +156,7 @@ class Engine:
                 yield made
 
     def close(self) -> None:
-        """Give the model's memory back; nothing can be generated any more."""
+        """Free the model's memory; nothing can be generated any more."""
         if self._steps is not None:
             self._steps = None
             self._close()
@@ -184,7 +184,7 @@ class Engine:
     def _run(
         self, steps: SteppedEngine, asked: Iterator[PendingPrompt], after_step: Callable[[], None]
     ) -> Generator[tuple[PendingPrompt, Completion], None, None]:
-        """Completions as they end. Takes no more prompts than slots have use for soon."""
+        """Yield completions as they end. Takes no more prompts than slots have use for soon."""
         running: dict[str, PendingPrompt] = {}
         decode = self._tokenizer.decode
         step = steps.step_overlapped if self._config.overlap else steps.step
@@ -213,7 +213,8 @@ class Engine:
             self._is_busy = False
 
     def _add(self, steps: SteppedEngine, asked: PendingPrompt) -> bool:
-        """Whether there was room for it. Raises RequestError, which names the prompt."""
+        """Add a request; return whether there was room. Raises RequestError, which names the
+        prompt."""
         if steps.scheduler.num_waiting >= self._read_ahead:
             return False
         try:
@@ -230,7 +231,8 @@ class Engine:
 def _checked(
     params: SamplingParams | Iterable[SamplingParams], count: int | None = None
 ) -> Iterator[SamplingParams]:
-    """One for each prompt, of so many if that is known. Raises InvalidRequest for what is none."""
+    """Yield parameters for each prompt, `count` of them if given. Raises InvalidRequest for other
+    types."""
     if isinstance(params, SamplingParams):
         yield from repeat(params) if count is None else repeat(params, count)
         return
@@ -256,7 +258,7 @@ def _streamed(params: SamplingParams) -> SamplingParams:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the block is left: a step is done or not begun."""
+    """Delay Ctrl-C until the block is left: a step is done or not begun."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,5 +1,5 @@
-"""Prompts of the Python API on their way: from what a caller gives to requests, and back from
-Outputs to what it gets. Knows no engine."""
+"""Prompts of the Python API: from what a caller gives to requests, and from Outputs to results.
+Knows no engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AT_ONCE = 64
 
 @dataclass(slots=True, eq=False)
 class PendingPrompt:
-    """A prompt on its way to its completions."""
+    """A prompt whose completions are still to come."""
 
     number: int
     request: Request
@@ -32,7 +32,7 @@ class PendingPrompt:
     parts: dict[int, list[Output]] = field(default_factory=dict)
 
     def take(self, output: Output, decode: Decode) -> Completion | None:
-        """The completion that this Output ends, if it does."""
+        """Add an Output; return the completion that it ends, if it does."""
         self.parts.setdefault(output.index, []).append(output)
         if output.finish_reason is None:
             return None
@@ -42,7 +42,7 @@ class PendingPrompt:
         return completion(self.number, whole, is_scored, decode)
 
     def generated(self, completions: list[Completion]) -> Generated:
-        """All of it, once nothing is unfinished."""
+        """Return the prompt's result, once nothing is unfinished."""
         scores = self.parts.get(PROMPT)
         return Generated(
             prompt_token_ids=np.frombuffer(self.request.prompt_token_ids, np.int32),
@@ -55,7 +55,7 @@ def in_turn(
     given: Iterator[tuple[Prompt, SamplingParams]],
     tokenizer: FolderTokenizer,
 ) -> Iterator[PendingPrompt]:
-    """The prompts as requests. Raises InvalidRequest for what is no prompt."""
+    """Yield the prompts as requests. Raises InvalidRequest for anything that is not a prompt."""
     first = 0
     while some := list(islice(given, _AT_ONCE)):
         texts = [prompt for prompt, _ in some if isinstance(prompt, str)]
@@ -73,7 +73,7 @@ def in_turn(
 
 
 def _as_bytes(token_ids: Any, number: int) -> bytes:
-    """int32 little-endian."""
+    """Return token ids as int32 little-endian. Raises InvalidRequest."""
     ids = np.asarray(token_ids)
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""What the Python API gives: completions as arrays, and as text where that is asked for.
+"""Results of the Python API: completions as arrays, and as text where that is asked for.
 
 A completion is a view of the bytes that the engine made: no Python object is made per token, and
 its text only when it is read. Knows no engine.
@@ -15,7 +15,7 @@ from engine.messages import FinishReason, Output
 from engine.steps.batch import F32, I32
 
 Decode = Callable[[I32], str | None]
-"""The text of token ids; None of a model without a tokenizer."""
+"""Decodes token ids to text; None for a model without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class TokenScores:
     top_ids: I32
     """i32[tokens, k], k alternatives asked for, the likeliest first; -1 where there are no more."""
     top_logprobs: F32
-    """f32[tokens, k], theirs."""
+    """f32[tokens, k]: log-probabilities of `top_ids`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,13 +46,13 @@ class Completion:
     """`stop`: a token ended it. `length`: max_tokens or the context did. `error`: the model's
     output was not finite, and nothing was sampled from it."""
     scores: TokenScores | None
-    """Of its tokens, if `logprobs` asked for them."""
+    """Scores of its tokens, if `logprobs` asked for them."""
     decode: Decode = field(repr=False)
 
     @property
     def text(self) -> str | None:
-        """Without the token that ended it, and without special tokens. None of a model without a
-        tokenizer. Made anew each time."""
+        """The text without the token that ended it and without special tokens; None for a model
+        without a tokenizer. Decoded anew each time."""
         ids = self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
         return self.decode(ids)
 
@@ -70,11 +70,11 @@ class Generated:
     """i32[tokens], read-only."""
     completions: list[Completion]
     prompt_scores: TokenScores | None = None
-    """Of all tokens of the prompt but the first, if `prompt_logprobs` asked for them."""
+    """Scores of all prompt tokens but the first, if `prompt_logprobs` asked for them."""
 
 
 def completion(prompt: int, whole: Output, is_scored: bool, decode: Decode) -> Completion:
-    """Of an Output that says all of it."""
+    """Make a Completion from an Output that holds all of it."""
     assert whole.finish_reason is not None
     return Completion(
         prompt=prompt,
@@ -87,7 +87,7 @@ def completion(prompt: int, whole: Output, is_scored: bool, decode: Decode) -> C
 
 
 def token_scores(whole: Output) -> TokenScores:
-    """The scores that an Output has."""
+    """Return the scores of an Output."""
     count = len(whole.token_ids) // 4
     shape = (count, len(whole.top_ids) // (4 * max(count, 1)))
     return TokenScores(

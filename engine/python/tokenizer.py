@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, for the Python API: the only file of `engine` that knows text.
+"""The tokenizer of a model folder, for the Python API: the only file of `engine` that handles text.
 
 `tokenizer.json` is read when a text is given or asked for, and not before.
 """
@@ -15,14 +15,14 @@ from engine.steps.batch import I32
 
 
 class FolderTokenizer:
-    """From text to token ids and back, of a folder that may have no tokenizer."""
+    """Converts text to token ids and back; its folder may have no tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tokenizer.json"
         self._tokenizer: Tokenizer | None = None
 
     def encode(self, texts: list[str]) -> list[I32]:
-        """i32[tokens] of each, with what the tokenizer adds around a prompt.
+        """Return i32[tokens] of each text, with what the tokenizer adds around a prompt.
 
         Raises InvalidRequest where there is no tokenizer, CheckpointError where it is none.
         """
@@ -30,7 +30,8 @@ class FolderTokenizer:
         return [np.array(one.ids, np.int32) for one in found]
 
     def decode(self, token_ids: I32) -> str | None:
-        """Their text, without special tokens; None where there is no tokenizer."""
+        """Return the text of token ids, without special tokens; None where there is no
+        tokenizer."""
         if self._tokenizer is None and not self._path.exists():
             return None
         return str(self._load().decode(token_ids.tolist(), skip_special_tokens=True))

@@ -1,4 +1,4 @@
-"""Accept: everything a request says against the model, once, at the door.
+"""Accept: checks everything a request says against the model, once.
 
 Knows no queue: whether there is room is for the scheduler to say. Keeps: a group exists only if
 everything its caller sent has been checked.
@@ -24,12 +24,13 @@ from engine.steps.batch import I32
 from engine.steps.token_edits import plan_edits
 
 GROUP_BYTES = 2_048
-"""About what a group takes besides what its caller sent."""
+"""About how many bytes a group takes besides what its caller sent."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup:
-    """Check everything a request says against the model; RequestError says what does not fit."""
+    """Check everything a request says against the model. Raises RequestError for what does not
+    fit."""
     params = request.params
     _check_ranges(params)
     if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:

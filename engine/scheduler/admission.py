@@ -55,7 +55,7 @@ class Admission:
 
     @property
     def lines(self) -> tuple[FairLine, FairLine, FairLine]:
-        """All that want slots."""
+        """All lines that want slots."""
         return self._parking.line, self.forking, self.waiting
 
     @property
@@ -64,7 +64,7 @@ class Admission:
         return self._max_tokens - self.prefill.num_tokens
 
     def enter(self, group: SequenceGroup) -> None:
-        """A group is accepted: what is to start waits for slots."""
+        """Accept a group: those of its sequences that are to start wait for slots."""
         group.share = self.shares.enter(group.request)
         if group.unstarted:
             self.waiting.push(group)
@@ -72,7 +72,7 @@ class Admission:
             self.waiting_bytes += group.num_bytes
 
     def waiting_before(self, priority: int) -> int:
-        """Sequences waiting that need not let one of this priority pass."""
+        """Number of waiting sequences of this priority or a higher one."""
         return sum(count for own, count in self._waiting_at.items() if own >= priority)
 
     def leave(self, group: SequenceGroup) -> None:
@@ -91,7 +91,7 @@ class Admission:
         self.shares.own(group.share, -len(owned))
 
     def start_no_more(self, group: SequenceGroup, count: int) -> None:
-        """The last `count` sequences of those that a group is to start, of more that there are."""
+        """Drop the last `count` of the sequences that a group has yet to start."""
         group.to_start -= count
         self._count_waiting(group, -count)
         if not group.unstarted:
@@ -102,7 +102,7 @@ class Admission:
                 self.prefill.drop(group)
 
     def begin_again(self, group: SequenceGroup) -> I64:
-        """All of a group's samples that neither hold a slot nor are parked are to start anew; the
+        """Start anew all samples of a group that neither hold a slot nor are parked; return the
         others."""
         indices = np.arange(group.request.params.n)
         slots = group.slots[: group.reach]
@@ -126,7 +126,7 @@ class Admission:
         return others
 
     def prefill_again(self, group: SequenceGroup) -> None:
-        """A group's prompt, which has been fed, is to be fed anew for those it is to start."""
+        """Feed a group's prompt again, for the sequences that it has yet to start."""
         self.forking.discard(group)
         self.prefill.forget(group)
         self.waiting.push(group)
@@ -153,18 +153,20 @@ class Admission:
                 self._start(group)
 
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:
-        """What is to be written to which slots before the next step."""
+        """Take what is to be written to which slots before the next step."""
         resumed, self._resumed = self._resumed, []
         return resumed
 
     def count_forks(self, group: SequenceGroup, count: int) -> None:
-        """So many of its sequences read the prefix no more; after the last one, it may go."""
+        """Note that `count` of its sequences no longer read the prefix; after the last, it may
+        go."""
         group.unforked -= count
         if count and not group.unforked and not group.unstarted:
             self.prefill.release(group)
 
     def may_displace(self, share: FairShare) -> bool:
-        """Whether others may have to give slots up to it: of lower priority, or far richer."""
+        """Whether others, of lower priority or with far more slots, may have to give slots up to
+        it."""
         priority = share.tier.priority
         return min(self.shares.owning, default=priority) < priority or self.is_poor(share)
 
@@ -173,12 +175,12 @@ class Admission:
         return 2 * share.owned < self.part(share) and self.part(share) >= share.owned + 1
 
     def part(self, share: FairShare) -> float:
-        """Slots that would be its own if all of its priority had theirs by weight."""
+        """Slots that would be its own if its priority's slots were divided by weight."""
         tier = share.tier
         return (tier.owned + self._table.num_free) * share.weight / tier.weight
 
     def usable(self, share: FairShare, limit: int) -> int:
-        """How many slots its sequences could use now; about `limit` are looked for at most."""
+        """Count the slots its sequences could use now; stops at about `limit`."""
         priority, count = share.tier.priority, share.parked
         count += sum(group.unstarted for group in self.forking.at(priority).of(share))
         room, prefixes = self.room, self._prefixes.num_available
@@ -200,7 +202,7 @@ class Admission:
         return count
 
     def _next(self, room: int) -> tuple[FairLine, SequenceGroup] | None:
-        """Who gets the next free slot, and the line it is in."""
+        """Return who gets the next free slot, and the line it is in."""
         free, best = self._table.num_free, None
         if self.is_held:
             parked = self._parking.line.peek()
@@ -224,7 +226,7 @@ class Admission:
         return best
 
     def _is_blocked(self, group: SequenceGroup, room: int) -> bool:
-        """Whether a group that waits would let a slot stand idle that it had."""
+        """Whether a waiting group would leave a slot idle if it got one."""
         if not group.num_unprefilled:
             return False
         # A slot taken before the next batches can prefill into it would only stand idle.
@@ -265,8 +267,8 @@ class Admission:
             self._parking.line.push(group)
 
     def _portion(self, group: SequenceGroup) -> int:
-        """Free slots that the group may have at once: all, but while others wait about a half of
-        its part, since what they can use is not known."""
+        """Free slots that the group may have at once: all, but while others wait only about half of
+        its part, since how many they can use is not known."""
         free, share = self._table.num_free, group.share
         others = 0
         for line in self._rivals:
@@ -278,7 +280,7 @@ class Admission:
         return min(free, math.ceil(free * share.weight / (share.weight + others) / 2))
 
     def _count_waiting(self, group: SequenceGroup, more: int) -> None:
-        """So many more of a group's sequences wait."""
+        """Count `more` of a group's sequences as waiting."""
         priority = group.request.priority
         self.num_waiting += more
         self._waiting_at[priority] += more
@@ -297,6 +299,6 @@ class Admission:
 
 
 def _urgency(group: SequenceGroup) -> tuple[int, float, int, int]:
-    """The larger is served first."""
+    """Sort key: the largest is served first."""
     share = group.share
     return (share.tier.priority, -share.load, -share.number, -group.first_id)

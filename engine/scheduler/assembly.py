@@ -31,17 +31,18 @@ class Chunk(NamedTuple):
 
     @property
     def num_scored(self) -> int:
-        """Tokens of which the next one is scored: all or none."""
+        """Tokens whose next token is scored: all or none."""
         return self.stop - self.start if self.group.is_scored else 0
 
     @property
     def num_top(self) -> int:
-        """Likeliest tokens wanted for each."""
+        """Number of likeliest tokens wanted for each."""
         return self.group.request.params.prompt_logprobs or 0
 
 
 def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | None = None) -> Batch:
-    """Of the slots to decode, i64[D], whose turn it is, and what to prefill."""
+    """Make the batch that decodes these slots, i64[D], whose `turn` it is, and feeds these
+    chunks."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
     prefill_reads = np.array([chunk.read_slot for chunk in chunks], np.int32)
@@ -81,7 +82,7 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | Non
 
 
 def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32, I32]:
-    """targets, score_rows and num_top of the batch."""
+    """Return targets, score_rows and num_top of the batch."""
     sampled = np.full(len(slots), SAMPLED, np.int32)
     if not scored and not table.num_asking:
         return sampled, NOTHING, NOTHING
@@ -96,7 +97,7 @@ def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32
 
 
 def _edits(table: SlotTable, slots: I64) -> Edits:
-    """edits of the batch. Costs a step without any nothing."""
+    """Return the edits of the batch. A step without any pays nothing."""
     if not table.edits:
         return NO_EDITS
     edits = EditList()
@@ -106,7 +107,7 @@ def _edits(table: SlotTable, slots: I64) -> Edits:
     for row, slot, first, position in zip(*(one.tolist() for one in columns), strict=True):
         plan, num_sampled = table.edits[slot], position - first
         if plan.has_edits(num_sampled):
-            # The last one may be the device's alone yet: it adds that one itself.
+            # The device adds the last token itself: the host may not have it yet.
             reads = plan.reads_history and num_sampled > 1
             known = table.output_tokens.read(slot, first, position - 1) if reads else b""
             edits.add(row, plan, num_sampled, known)

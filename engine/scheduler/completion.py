@@ -1,4 +1,4 @@
-"""Completion: what a step's result means: tokens to keep, sequences that end, and what is said.
+"""Completion: takes in a step's result: keeps tokens, ends sequences, makes what callers are told.
 
 Knows no order of service. Keeps: what depends on time comes from the batch, since the table may be
 one step ahead already.
@@ -41,7 +41,7 @@ class Completion:
         self._columns: list[NewTokens] = []
 
     def take_columns(self) -> list[NewTokens]:
-        """What sequences with `emit` = "columns" have new since the last time, step by step."""
+        """Take the columns of the steps since the last call, step by step."""
         columns, self._columns = self._columns, []
         return columns
 
@@ -100,7 +100,7 @@ class Completion:
     def _complete_columns(
         self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
     ) -> None:
-        """Of the sequences whose news go into columns."""
+        """Complete sequences with `emit` = "columns"."""
         columns = new_tokens(
             self._table, self._roster.by_first_id, slots, positions, tokens, logprobs, reasons
         )
@@ -108,7 +108,8 @@ class Completion:
         self._columns.append(columns)
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
-        """What was scored of prompts; ends requests that want no more, or whose model broke."""
+        """Return the scores of prompts; end requests that want no more, or whose scores are not
+        finite."""
         outputs: list[Output] = []
         for row, first_id in enumerate(batch.scored_ids.tolist(), batch.num_decode):
             group = self._roster.by_first_id.get(first_id)

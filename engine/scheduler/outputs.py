@@ -1,7 +1,7 @@
-"""What a step says to the callers: its samples and scores as Outputs.
+"""Turn a step's samples and scores into Outputs for the callers.
 
-Loops over departures, streams and chunks of scored prompts, never over the whole batch. Changes
-nothing: what an end means for slots and requests is the scheduler's business.
+Loops over ended sequences, streams and chunks of scored prompts, never over the whole batch.
+Changes nothing: what an end means for slots and requests is the scheduler's business.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_FINITE = "the model's output was not finite"
 
 
 def decode_scores(batch: Batch) -> dict[int, int]:
-    """Where in the step's scores those of a slot's decode row are, by slot."""
+    """Map each slot whose decode row was scored to the place of its scores in the step's."""
     if not len(batch.score_rows):
         return {}
     rows = batch.score_rows[: batch.num_scored_decode]
@@ -40,11 +40,11 @@ def sampled(
     scores: Scores,
     untold: Set[int],
 ) -> list[Output]:
-    """What these slots' sequences have new, or all of it at their end.
+    """Make the Outputs of these slots' sequences: their new tokens, or all of them at their end.
 
     Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
-    id, `places` are those of `decode_scores`; `untold` are ids of sequences of which nobody knows
-    what they had before.
+    id, `places` are those of `decode_scores`; `untold` are ids of sequences whose earlier tokens
+    are still to be sent.
     """
     sequence_ids, tells_news = table.sequence_id[slots], table.emit[slots] == DELTA
     if untold:
@@ -64,7 +64,7 @@ def sampled(
     ):
         group = groups[first_id]
         fields: dict[str, bytes] = {}
-        if slot in places:  # then it is a stream, and this its one new token, if any
+        if slot in places:  # then it streams, and has one new token at most
             place = places[slot]
             fields = scores.as_bytes(place, place + stop - start, num_logprobs)
         elif num_logprobs != NO_LOGPROBS:
@@ -87,17 +87,18 @@ def sampled(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewTokens:
-    """What a step's sequences with `emit` = "columns" have new, for all API processes together."""
+    """A step's new tokens of sequences with `emit` = "columns", for all API processes together."""
 
     streams: I64  # i64[rows]
     token_ids: I32  # i32[rows]
     reasons: U8  # u8[rows]
     logprobs: F32  # f32[rows], or none where nobody asked
     cached: list[tuple[int, int]]  # stream and cached tokens of groups that begin to sample
-    finished: list[str]  # ids of requests that these are the last of
+    finished: list[str]  # ids of requests that end with these rows
 
     def split(self, bits: int) -> list[tuple[int, Columns]]:
-        """As messages, by what the stream numbers have above their lowest `bits` bits."""
+        """Split by owner, which is a stream number's bits above the lowest `bits`, into
+        messages."""
         owners = self.streams >> bits
         if len(owners) and (owners == owners[0]).all():
             return [(int(owners[0]), self._columns(slice(None), bits, int(owners[0])))]
@@ -129,9 +130,9 @@ def new_tokens(
     logprobs: F32,
     reasons: I64,
 ) -> NewTokens:
-    """What these slots' sequences sampled at these positions, and who of them ends; see `sampled`.
+    """Collect what these slots' sequences sampled at these positions, and which end; see `sampled`.
 
-    `finished` is left to whoever counts the ends.
+    `finished` stays empty: the caller, who counts the ends, fills it in.
     """
     first_ids = np.unique(table.first_id[slots[positions == table.first_position[slots]]])
     begun = [groups[first_id] for first_id in first_ids.tolist()]
@@ -147,7 +148,7 @@ def new_tokens(
 
 
 def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) -> Output | None:
-    """The scores of the chunk that a prefill row fed; None where the model broke."""
+    """Return the scores of the chunk that a prefill row fed; None if they are not finite."""
     begin, end = batch.row_offsets[row : row + 2].tolist()
     # The tokens come after all decode rows, their scores after those of the decode rows scored.
     shift = batch.num_scored_decode - batch.num_decode
@@ -166,7 +167,8 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
 
 
 def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
-    """The ends of a group's sequences, of which none has begun to sample: the first ones of n."""
+    """Make the last Outputs, indices 0 and up, of a group of whose sequences none has begun to
+    sample."""
     return [
         Output(
             id=group.request.id,

@@ -47,7 +47,7 @@ def check_fits(group: SequenceGroup, parked: Parked) -> None:
 
 
 def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
-    """What these slots' sequences need to go on in others, group by group, which share memory.
+    """Yield what these slots' sequences need to go on in others, by group; the groups share memory.
 
     `slots` are some of `parkable`, and `states` what the pool holds of them when all steps have
     been completed.
@@ -63,7 +63,8 @@ def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
 
 
 def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple[I64, SlotStates]]:
-    """Few writes instead of many, of about `most` slots each, ascending: so neighbours meet."""
+    """Merge writes into few of about `most` slots each, ascending, so that neighbouring slots
+    meet."""
     while resumed:
         count, size = 0, 0
         while count < len(resumed) and size < most:
@@ -78,7 +79,7 @@ def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple
 
 
 def _parked(table: SlotTable, slots: I64, states: SlotStates) -> Parked:
-    """At once what is true of several groups' sequences."""
+    """Make one Parked of several groups' sequences."""
     firsts, positions = table.first_position[slots], table.position[slots]
     asks = table.num_logprobs[slots] != NO_LOGPROBS
     rows = list(zip(slots.tolist(), firsts.tolist(), positions.tolist(), strict=True))
@@ -104,13 +105,13 @@ class _Piece:
     begin: int = 0
 
     def rest(self) -> tuple[Parked, Times]:
-        """What is still parked."""
+        """Return the sequences still parked, and their times."""
         rest = slice(self.begin, len(self.parked))
         return self.parked.part(rest), self.times.only(rest)
 
 
 class Parking:
-    """All that is parked, and the groups in line to go on."""
+    """All parked sequences, and the groups in line to go on."""
 
     def __init__(self, max_bytes: int) -> None:
         self.line = FairLine()
@@ -123,7 +124,7 @@ class Parking:
 
     @property
     def room(self) -> int:
-        """Bytes that more may be parked in."""
+        """Bytes that are left for parking."""
         return self._max_bytes - self.num_bytes
 
     def holds(self, group: SequenceGroup) -> bool:
@@ -131,7 +132,7 @@ class Parking:
         return group in self._pieces
 
     def records(self) -> Iterator[tuple[SequenceGroup, Parked]]:
-        """All there is, a group maybe several times."""
+        """Yield all that is parked; a group may come several times."""
         for group, pieces in self._pieces.items():
             for piece in pieces:
                 yield group, piece.rest()[0]
@@ -142,7 +143,7 @@ class Parking:
         return np.concatenate([np.empty(0, np.int64), *pieces])
 
     def put(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
-        """These sequences of the group hold no slot from now on."""
+        """Keep these sequences of the group, which hold no slot from now on."""
         pieces = self._pieces.get(group)
         if pieces is None:
             pieces = self._pieces[group] = deque()
@@ -152,12 +153,12 @@ class Parking:
         self._count(group, len(parked))
 
     def park(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
-        """These sequences of the group gave up their slots."""
+        """`put` sequences that gave up their slots, and count them as ever parked."""
         self.put(group, parked, times)
         self.num_ever_parked += len(parked)
 
     def take(self, group: SequenceGroup, count: int) -> tuple[Parked, Times]:
-        """Sequences that are to go on, `count` at most: who was parked first comes first."""
+        """Take sequences that are to go on, `count` at most; those parked first come first."""
         pieces = self._pieces[group]
         piece = pieces[0]
         parked, times = piece.rest()
@@ -170,7 +171,8 @@ class Parking:
         return parked.part(found), times.only(found)
 
     def drop(self, group: SequenceGroup, wanted: Callable[[I64], Bool]) -> list[tuple[I32, Times]]:
-        """Forget those of the group whose indices are `wanted`: their positions and times."""
+        """Forget the group's sequences whose indices are `wanted`; return their positions and
+        times."""
         dropped = []
         for piece in list(self._pieces.get(group, ())):
             parked, times = piece.rest()
@@ -182,7 +184,7 @@ class Parking:
         return dropped
 
     def drop_all(self, group: SequenceGroup) -> None:
-        """Forget all of the group."""
+        """Forget all sequences of the group."""
         self.drop(group, lambda indices: np.full(len(indices), True))
 
     def _remove(
@@ -192,7 +194,7 @@ class Parking:
         parked: Parked | None = None,
         times: Times | None = None,
     ) -> None:
-        """Of the piece, only that is left, if anything."""
+        """Replace a piece by what is left of it, or remove it if nothing is."""
         pieces = self._pieces[group]
         self.num_bytes -= piece.parked.nbytes
         if parked and times is not None:

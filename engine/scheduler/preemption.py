@@ -1,7 +1,7 @@
-"""Preemption: whose slots are taken away for those who wait, and no more of them than are needed.
+"""Preemption: choose whose slots are taken away for those who wait, no more than they need.
 
-Sequences of lower priority, the lowest and youngest first. Within a priority, of shares that hold
-more than their part, for one that holds less than half of its own: so nobody is starved by
+Sequences of lower priority go first, the lowest and youngest first. Within a priority, shares that
+hold more than their part give to those that hold less than half of theirs: so nobody is starved by
 sequences that run for long, and nothing moves to and fro between shares that hold about their
 parts. Pure.
 """
@@ -21,7 +21,7 @@ from engine.steps.batch import I64
 
 NONE: I64 = np.empty(0, np.int64)
 RECORD_BYTES = 128
-"""About what a parked sequence takes besides its state and tokens."""
+"""About how many bytes a parked sequence takes besides its state and tokens."""
 
 
 def victims(table: SlotTable, admission: Admission, parking: Parking, state_bytes: int) -> I64:
@@ -45,7 +45,7 @@ def victims(table: SlotTable, admission: Admission, parking: Parking, state_byte
 def _of_lower(
     table: SlotTable, admission: Admission, priorities: list[int], owning: list[int]
 ) -> I64:
-    """For groups of these priorities, the highest first."""
+    """Choose slots for groups of these priorities, the highest first."""
     tiers = admission.shares.tiers
     limit = table.num_free + sum(tiers[one].owned for one in owning if one < priorities[0])
     wants = []
@@ -69,7 +69,7 @@ def _of_lower(
 
 
 def _of_richer(table: SlotTable, admission: Admission, tier: Tier) -> I64:
-    """For shares of the tier that wait and hold little, of others that hold much."""
+    """Choose slots for shares of the tier that wait and hold little, of others that hold much."""
     lines = [line.at(tier.priority) for line in admission.lines]
     if len(tier.members) < 2 or not any(
         admission.is_poor(share) for line in lines for share in islice(line.shares(), 1)
@@ -101,7 +101,7 @@ def _lacking(admission: Admission, share: FairShare) -> int:
 
 
 def _youngest(table: SlotTable, slots: I64, count: int) -> I64:
-    """So many of these slots, the latest sequences' first."""
+    """Return `count` of these slots, those of the latest sequences."""
     if len(slots) <= count:
         return slots
     ids = table.sequence_id[slots]

@@ -22,7 +22,8 @@ class Prefill:
     """Groups whose prompts are being prefilled, or wait for a prefix that is."""
 
     def __init__(self, prefixes: Prefixes, waiting: FairLine) -> None:
-        """`waiting` is where groups go back to when what they waited for is there, or is not."""
+        """`waiting`: the line that groups go back to when the prefix they awaited is there, or
+        dropped."""
         self._prefixes = prefixes
         self._waiting = waiting
         self._line = Line()
@@ -39,13 +40,14 @@ class Prefill:
         return self._line.peek() is not None
 
     def begin(self, group: SequenceGroup) -> bool:
-        """Decide what the group starts from and leaves behind. False: it waits for a prefix.
+        """Decide which state the group starts from, and which it makes. False: it waits for a
+        prefix.
 
-        Afterwards it may have nothing left to prefill; else it wants `push`.
+        Afterwards it may have nothing left to prefill; else the caller is to `push` it.
         """
         tokens = group.prompt[:-1]
         found = self._prefixes.find(tokens)
-        if not group.is_scored:  # each token of those is wanted for itself
+        if not group.is_scored:  # a scored prompt is fed whole
             if found.coming is not None and found.coming.order > group.order:
                 group.awaited = found.coming
                 self._awaiting.setdefault(found.coming, Line()).push(group)
@@ -62,11 +64,12 @@ class Prefill:
         return True
 
     def push(self, group: SequenceGroup) -> None:
-        """Let it take part in the next batches."""
+        """Let the group take part in the next batches."""
         self._line.push(group)
 
     def chunks(self, room: int) -> tuple[list[Chunk], list[SequenceGroup]]:
-        """Of prompts, `room` tokens together at most; and the groups whose prompts are done."""
+        """Return the next chunks of prompts, `room` tokens together at most, and groups whose
+        prompts are done."""
         chunks: list[Chunk] = []
         parted: list[SequenceGroup] = []
         done: list[SequenceGroup] = []
@@ -90,11 +93,11 @@ class Prefill:
         return chunks, done
 
     def release(self, group: SequenceGroup) -> None:
-        """Nobody reads the group's prefix any more."""
+        """Release the group's prefixes, which nobody reads for it any more."""
         self._release(group, list(group.pinned))
 
     def drop(self, group: SequenceGroup) -> None:
-        """Take the group out, wherever it is. Those who waited for its prefixes do so no more."""
+        """Take the group out, wherever it is. Groups that awaited its prefixes wait no more."""
         self._line.discard(group)
         if group.awaited is not None:
             self._awaiting[group.awaited].discard(group)
@@ -103,7 +106,7 @@ class Prefill:
             self._wake(prefix)
 
     def forget(self, group: SequenceGroup) -> None:
-        """Its prompt, which has been fed, is to be fed again from the first token on."""
+        """Reset the group, whose prompt is to be fed again from the first token on."""
         self.release(group)
         group.prefilled, group.cached = 0, 0
         group.state_slot, group.prefix = NO_SLOT, None
@@ -148,7 +151,7 @@ class Prefill:
 
 
 def _next_chunk(group: SequenceGroup, room: int) -> Chunk:
-    """What the group's next row feeds, and which slots it reads and writes."""
+    """Return the chunk that the group's next row feeds, and which slots it reads and writes."""
     write = group.fills[0].slot if group.fills else group.slot
     read = write if group.state_slot == NO_SLOT else group.state_slot
     stop = min(group.prefilled + room, group.next_stop)

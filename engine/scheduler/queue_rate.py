@@ -12,18 +12,18 @@ WINDOW_S = 30.0
 """How far back the rate is measured."""
 RESOLUTION_S = 1.0
 LONGEST_S = 120
-"""Most that is ever said: clients ignore more, and then do not come back at all."""
+"""Most seconds ever returned: clients ignore more, and then do not come back at all."""
 
 
 class QueueRate:
-    """Of a count of what has left, over the last `WINDOW_S`."""
+    """The rate at which a count grows, over the last `WINDOW_S`."""
 
     def __init__(self) -> None:
         self._noted: deque[tuple[float, int]] = deque()  # time in seconds, count
         self._last = (0.0, 0)
 
     def note(self, count: int, now: float) -> None:
-        """So many have left by now, in total; `now` in seconds, never smaller than before."""
+        """Note that `count` have left in total by `now`, in seconds, which never decreases."""
         if not self._noted or now - self._noted[-1][0] >= RESOLUTION_S:
             self._noted.append((now, count))
         while len(self._noted) > 1 and self._noted[0][0] < now - WINDOW_S:
@@ -31,7 +31,8 @@ class QueueRate:
         self._last = (now, count)
 
     def seconds_until(self, count: int, now: float) -> int:
-        """When so many more will have left: 1 … `LONGEST_S`; 1 where there is no pace yet."""
+        """Return the seconds until `count` more will have left: 1 … `LONGEST_S`; 1 while no rate is
+        known."""
         if not count or not self._noted:
             return 1
         began, before = self._noted[0]

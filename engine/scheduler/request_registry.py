@@ -16,7 +16,7 @@ from engine.steps.batch import I64
 
 
 class RequestRegistry:
-    """Groups by their names."""
+    """Groups by request id and by first sequence id."""
 
     def __init__(
         self, table: SlotTable, stop_sets: StopSets, admission: Admission, latencies: Latencies
@@ -30,13 +30,13 @@ class RequestRegistry:
         self._latencies = latencies
 
     def enter(self, group: SequenceGroup) -> None:
-        """A request is accepted."""
+        """Add an accepted request."""
         self.by_id[group.request.id] = self.by_first_id[group.first_id] = group
         self._admission.enter(group)
         self._latencies.arrive(group)
 
     def tell_again(self, group: SequenceGroup, indices: I64) -> None:
-        """Nobody knows what these samples have said so far."""
+        """Have all tokens of these samples sent again, the earlier ones included."""
         if group.request.emit == "delta":
             self.untold.update((group.first_id + indices).tolist())
 
@@ -46,7 +46,8 @@ class RequestRegistry:
         self._forget(group)
 
     def count_ends(self, slots: I64) -> list[str]:
-        """Sequences have ended in these slots; the requests of which they were the last ones."""
+        """Count sequences that ended in these slots; return the ids of requests that this
+        finishes."""
         finished = []
         first_ids, counts = np.unique(self._table.first_id[slots], return_counts=True)
         for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):

@@ -18,21 +18,21 @@ from engine.steps.batch import I32, I64, Bool
 
 
 class _Mine(NamedTuple):
-    """Which slots are one priority's."""
+    """The slots of one priority."""
 
     its_own: Bool  # bool by place of a share
     share: I32  # i32[num_slots] the place of each slot's
 
 
 class RoundRobin:
-    """Whose turn it is, of each priority."""
+    """The slot whose turn it is, for each priority."""
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
 
     def take(self, table: SlotTable, shares: FairShares) -> tuple[I64, Turn | None]:
-        """Slots to decode, i64[max_rows at most], and which turn that is, as in
+        """Return the slots to decode, i64[max_rows at most], and which turn that is, as in
         `engine.state.inter_token_latency`."""
         num_running = int(np.count_nonzero(table.is_running))
         if num_running <= self._max_rows:
@@ -68,14 +68,14 @@ class RoundRobin:
     def _in_turn(
         self, is_running: Bool, mine: _Mine | None, priority: int, most: int, limit: int
     ) -> I64:
-        """As many running slots of the priority, from the one whose turn it is on.
+        """Up to `limit` running slots of the priority, from the one whose turn it is on.
 
         `most` of them run; `mine` says which they are, where others run too.
         """
         chosen, turn = [], self._next.get(priority, 0)
         missing, left = limit, len(is_running)
         while missing and left:
-            # As many slots as should hold them; never round the end, nor beyond where it began.
+            # Expect them in so many slots; do not wrap around, nor pass where the search began.
             stretch = min(1 + missing * len(is_running) // most, len(is_running) - turn, left)
             runs = is_running[turn : turn + stretch]
             if mine is not None:

@@ -78,7 +78,7 @@ class Scheduler:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of requests that have sequences to start."""
+        """Bytes of requests that have sequences to start."""
         return self._admission.waiting_bytes
 
     @property
@@ -99,8 +99,8 @@ class Scheduler:
     def add(self, request: Request, parked: Parked | None = None) -> None:
         """Accept a request, or raise the RequestError that says why not.
 
-        Its samples in `parked`, if they can, go on from there. If it is one that runs, sent again,
-        it takes over what runs; then, no step may be under way when the next one is scheduled.
+        Its samples in `parked`, if they can, go on from there. If it repeats a durable one that
+        runs, it takes over what runs; then no step may be under way when the next one is scheduled.
         """
         group = accept(request, self._model, self._next_id)
         count, limit = request.params.n, self._config.max_waiting
@@ -137,25 +137,26 @@ class Scheduler:
             self._roster.tell_again(group, parked.indices)
 
     def _take_over(self, group: SequenceGroup, request: Request) -> None:
-        """The request of a group is sent again: whoever sent it knows nothing of what was said."""
+        """Replace a running request by the same one sent again, whose sender knows none of its
+        tokens."""
         self._admission.shares.weigh(group.share, request.weight)
         group.request = request
         group.unfinished = request.params.n
         self._roster.tell_again(group, self._admission.begin_again(group))
 
     def is_durable(self, request_id: str) -> bool:
-        """Whether there is such a request, and its caller sends it again until it is answered."""
+        """Whether this request runs and is durable."""
         group = self._roster.by_id.get(request_id)
         return group is not None and group.request.durable
 
     def is_sent_again(self, request: Request) -> bool:
-        """Whether it is a durable one that runs, and what its samples said can be said again."""
+        """Whether it repeats a durable request that runs, and whose tokens can be sent again."""
         group = self._roster.by_id.get(request.id)
         return group is not None and group.is_resumable and _is_same(request, group.request)
 
     def abort(self, request_id: str) -> int:
-        """Forget a request and free its slots at once; how many sequences that ends, 0 if there
-        is no such request.
+        """Forget a request and free its slots at once; return how many sequences that ends, 0 if
+        there is no such request.
 
         A step under way may still write these slots. That is safe for the reason given in
         `complete`.
@@ -168,7 +169,7 @@ class Scheduler:
         return group.unfinished
 
     def abandon(self, request_id: str, is_alone: bool) -> None:
-        """Nobody waits for this request now, or somebody does again."""
+        """Note that nobody waits for this request now, or that somebody does again."""
         self._abandoned.pop(request_id, None)
         if is_alone and request_id in self._roster.by_id:
             self._abandoned[request_id] = None
@@ -195,10 +196,11 @@ class Scheduler:
         return found
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
-        """End these samples of a request and free their slots at once; how many there were to end.
+        """End these samples of a request and free their slots at once; return how many there were
+        to end.
 
-        And with `cut` all samples from that index on, those that have not started included. As with
-        `abort`, a step under way may still write these slots. Costs what is ended, not n.
+        `cut` also ends all samples from that index on, those that have not started included. As
+        with `abort`, a step under way may still write these slots. Costs what is ended, not n.
         """
         group = self._roster.by_id.get(request_id)
         if group is None:
@@ -230,7 +232,7 @@ class Scheduler:
         return count
 
     def _stop_parked(self, group: SequenceGroup, indices: I32, cut: int | None) -> int:
-        """End these samples of a group where they are parked; how many that were."""
+        """End these samples of a group where they are parked; return how many were."""
         if not self.parking.holds(group):
             return 0
         count, least = 0, group.request.params.n if cut is None else cut
@@ -242,10 +244,10 @@ class Scheduler:
         return count
 
     def victims(self) -> I64:
-        """Slots that those who wait need, of sequences that should be parked: ascending.
+        """Return the slots, ascending, whose sequences should be parked for those who wait.
 
-        Cheap where none are needed. They may be parked once no step is under way, and who they are
-        may have changed until then.
+        Cheap where none are needed. They may be parked once no step is under way; by then the
+        answer may have changed.
         """
         return victims(self.table, self._admission, self.parking, self._state_bytes)
 
@@ -264,17 +266,18 @@ class Scheduler:
         self.table.free(slots)
 
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:
-        """What is to be in which slots before the next step: sequences that were parked."""
+        """Take the states of resumed sequences, to be written to their slots before the next
+        step."""
         return self._admission.take_resumed()
 
     def durable_among(self, slots: I64) -> I64:
-        """Those of these slots whose sequences' requests are durable, and can go on elsewhere."""
+        """Select the slots whose sequences' requests are durable, and can go on elsewhere."""
         first_ids, groups = np.unique(self.table.first_id[slots], return_inverse=True)
         durable = [self._roster.by_first_id[one].is_resumable for one in first_ids.tolist()]
         return slots[np.array(durable, np.bool_)[groups]]
 
     def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
-        """What the sequences in these slots need to go on elsewhere; they go on here all the same.
+        """Yield what the sequences in these slots need to go on elsewhere; they also go on here.
 
         `states` are what the pool holds of them.
         """
@@ -282,20 +285,20 @@ class Scheduler:
             yield self._roster.by_first_id[first_id].request, parked
 
     def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
-        """What is parked of durable requests."""
+        """Yield the parked sequences of durable requests."""
         for group, parked in self.parking.records():
             if group.is_resumable:
                 yield group.request, parked
 
     @property
     def is_quiet(self) -> bool:
-        """No sequence and no prompt is under way."""
+        """Whether no sequence and no prompt is under way."""
         is_fed = self._admission.prefill.is_busy
         return not (self.table.num_owned or self.parking.num_parked or is_fed)
 
     @property
     def is_held(self) -> bool:
-        """Nothing is begun: what was begun goes on, what is parked included."""
+        """Whether nothing new is begun; what was begun goes on, parked sequences included."""
         return self._admission.is_held
 
     @is_held.setter
@@ -303,10 +306,11 @@ class Scheduler:
         self._admission.is_held = is_held
 
     def renew(self, version: int) -> None:
-        """The weights have changed; `version` is of those before. No batch may be under way.
+        """Forget kept states after a change of weights; `version` is of those before. No batch may
+        be under way.
 
-        No state that was kept is begun from any more. Prompts of which nothing runs are prefilled
-        again for the sequences that they are still to start; all others go on from where they are.
+        Prompts of which nothing runs are prefilled again for the sequences that they are still to
+        start; all others go on from where they are.
         """
         self.prefixes.forget()
         for group in self._roster.by_id.values():
@@ -316,13 +320,13 @@ class Scheduler:
                 self._admission.prefill_again(group)
 
     def _runs(self, group: SequenceGroup) -> bool:
-        """Whether any of its sequences or its prompt is under way."""
+        """Whether any of the group's sequences or its prompt is under way."""
         slots = group.slots[: group.reach]
         is_owner = self.table.first_id[slots] == group.first_id
         return bool(is_owner.any()) or (group.num_unprefilled > 0)
 
     def take_columns(self) -> list[NewTokens]:
-        """What sequences with `emit` = "columns" have new since the last time, step by step."""
+        """Take the columns of the steps since the last call, step by step."""
         return self._completion.take_columns()
 
     def schedule(self) -> Batch | None:
@@ -356,19 +360,21 @@ class Scheduler:
         return self._completion.complete(batch, result)
 
     def _start_or_fork(self, group: SequenceGroup) -> None:
-        """The prompt is prefilled. Where only its scores are wanted, the last of them end it."""
+        """Start or queue the sequences of a prefilled group; one that only wants scores has
+        none."""
         if group.max_outputs and group.needs_prefix:
             self._admission.forking.push(group)
         elif group.max_outputs:
             self.table.is_running[group.slot] = True
 
     def _release_prefixes(self, first_ids: I64) -> None:
-        """Count first steps, given the group of each; after the last, its prefix may go."""
+        """Count the first steps of these groups' sequences; after the last, a group's prefix may
+        go."""
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
             self._admission.count_forks(self._roster.by_first_id[first_id], count)
 
 
 def _is_same(request: Request, other: Request) -> bool:
-    """Whether it asks for the same, whatever its weight."""
+    """Whether two requests are the same but for their weight."""
     return msgspec.structs.replace(request, weight=other.weight) == other

@@ -31,7 +31,7 @@ class Line:
         return len(self._groups)
 
     def push(self, group: SequenceGroup) -> None:
-        if not self._groups or group.order < self._groups[0].order:  # as whoever comes last
+        if not self._groups or group.order < self._groups[0].order:  # the common case: last
             self._groups.appendleft(group)
         else:
             insort(self._groups, group, key=_order)
@@ -72,7 +72,7 @@ class ShareLine:
         self._ranks: dict[FairShare, _Ranked] = {}
 
     def __len__(self) -> int:
-        """Shares that wait."""
+        """Number of shares that wait."""
         return len(self._lines)
 
     def __contains__(self, share: FairShare) -> bool:
@@ -83,7 +83,7 @@ class ShareLine:
         return iter(self._lines.get(share, ()))
 
     def shares(self) -> Iterator[FairShare]:
-        """Those that wait, the one with the least load first."""
+        """The shares that wait, the one with the least load first."""
         return (one.share for one in self._ranked) if self._ranked else iter(self._lines)
 
     def push(self, group: SequenceGroup) -> None:
@@ -114,7 +114,7 @@ class ShareLine:
                 self._leave(group.share)
 
     def rank(self, share: FairShare, heavier: int = 0) -> None:
-        """The share's load has changed, and its weight by so much."""
+        """Reorder a share whose load has changed, and whose weight grew by `heavier`."""
         self.weight += heavier
         if share in self._ranks:
             self._remove(share)
@@ -147,7 +147,7 @@ class FairLine:
 
     @property
     def priorities(self) -> list[int]:
-        """Of the groups that wait, the highest first."""
+        """Priorities of the groups that wait, the highest first."""
         return self._priorities[::-1]
 
     def at(self, priority: int) -> ShareLine:
@@ -177,4 +177,4 @@ class FairLine:
 
 
 NOBODY = ShareLine()
-"""Where no group waits."""
+"""The line of a priority at which no group waits."""

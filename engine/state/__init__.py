@@ -1,1 +1,1 @@
-"""What is true of every slot, sequence and share. Imports engine/steps and the root."""
+"""The state of every slot, sequence and share. Imports engine/steps and the root."""

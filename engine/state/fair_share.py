@@ -16,15 +16,15 @@ from engine.messages import Request
 from engine.steps.batch import I64
 
 UNIT = 2.0**-62
-"""Weights are counted in it. Every float from MIN_WEIGHT on is a whole number of these: so a sum
-that shares join and leave is exact, and no remainder of rounding is taken for a share."""
+"""Unit in which weights are counted. Every float from MIN_WEIGHT on is a whole number of these: so
+a sum that shares join and leave is exact, and no remainder of rounding is taken for a share."""
 
 
 class Ranking(Protocol):
-    """Where shares that wait for something are in order of their load."""
+    """An order by load of shares that wait for something."""
 
     def rank(self, share: FairShare, heavier: int = 0) -> None:
-        """Its load has changed, and its weight by so much."""
+        """Reorder a share whose load has changed, and whose weight grew by `heavier`."""
         ...
 
 
@@ -35,9 +35,9 @@ class Tier:
     priority: int
     members: dict[str, FairShare] = field(default_factory=dict)
     weight: int = 0
-    """Of the members together."""
+    """Sum of the members' weights."""
     owned: int = 0
-    """Slots they hold."""
+    """Slots the members hold."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,23 +47,23 @@ class FairShare:
     name: str
     tier: Tier
     number: int
-    """The larger, the younger."""
+    """Grows from share to share: the larger, the younger."""
     place: int
-    """Of its own as long as it is here: small numbers that arrays can hold."""
+    """An index of its own while it exists; indices are reused, so arrays by index stay small."""
     weight: int = 0
     """In units of `UNIT`."""
     num_groups: int = 0
-    """Requests of it that are not over."""
+    """Its requests that are not over."""
     owned: int = 0
     """Slots it holds."""
     parked: int = 0
-    """Sequences of it that are parked."""
+    """Its sequences that are parked."""
     rankings: list[Ranking] = field(default_factory=list)
-    """Where it waits."""
+    """The orders it waits in."""
 
     @property
     def load(self) -> float:
-        """Slots it holds by its weight."""
+        """Slots it holds, divided by its weight."""
         return self.owned / self.weight
 
 
@@ -82,7 +82,7 @@ class FairShares:
         return sorted(tier.priority for tier in self.tiers.values() if tier.owned)
 
     def enter(self, request: Request) -> FairShare:
-        """The share of a request that begins: its weight is the one last sent."""
+        """Return the share of a request that begins; its weight is the one last sent."""
         tier = self.tiers.get(request.priority)
         if tier is None:
             tier = self.tiers[request.priority] = Tier(request.priority)
@@ -97,7 +97,7 @@ class FairShares:
         return share
 
     def leave(self, share: FairShare) -> None:
-        """One of its requests is over, and holds no slot."""
+        """Note that one of its requests is over, and holds no slot."""
         share.num_groups -= 1
         if not share.num_groups:
             assert not share.owned and not share.rankings, "a share went that still has something"
@@ -109,7 +109,7 @@ class FairShares:
                 del self.tiers[tier.priority]
 
     def weigh(self, share: FairShare, weight: float) -> None:
-        """Give it another weight."""
+        """Change the share's weight."""
         heavier = int(weight / UNIT) - share.weight
         if heavier:
             share.tier.weight += heavier
@@ -118,7 +118,7 @@ class FairShares:
                 ranking.rank(share, heavier)
 
     def own(self, share: FairShare, count: int) -> None:
-        """It holds so many slots more."""
+        """Count `count` more slots as the share's."""
         share.owned += count
         share.tier.owned += count
         for ranking in share.rankings:

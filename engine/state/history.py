@@ -30,7 +30,7 @@ class History:
 
     @property
     def nbytes(self) -> int:
-        """Once everything was written."""
+        """Bytes taken once everything was written."""
         return self._blocks.nbytes
 
     def put(self, slots: I64, positions: I32 | I64, values: I32 | F32) -> None:

@@ -20,13 +20,13 @@ from engine.steps.batch import I64
 
 F64 = npt.NDArray[np.float64]
 Turn = tuple[int, int]
-"""From this slot on, up to but not including that one, past the last slot if need be."""
+"""From the first slot up to but not including the second, past the last slot if need be."""
 MIXED: Turn = (-1, -1)
-"""In place of a turn: some slots that are no stretch."""
+"""Turn that stands for slots that are no stretch."""
 Gap = tuple[float, int]
 """Seconds between two tokens, and how many rows waited so long."""
 EACH = math.nan
-"""In place of a stretch's time: its slots have one each."""
+"""Time that stands for: the stretch's slots have one each."""
 
 
 class InterTokenLatency:
@@ -39,7 +39,8 @@ class InterTokenLatency:
         self._each: F64 | None = None  # f64[num_slots] seconds, in stretches of EACH
 
     def serve(self, slots: I64, first: I64, turn: Turn | None, now: float) -> list[Gap]:
-        """The running slots of a turn, or of all slots, were served at `now`: (seconds, rows).
+        """Note that a turn's running slots, or all, were served at `now`; return (seconds, rows)
+        pairs.
 
         `slots`: i64[D], ascending from where the turn begins, but for MIXED. `first`: i64[S], those
         of them that were served for the first time, and so did not wait for a next token.

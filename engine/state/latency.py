@@ -1,6 +1,6 @@
-"""Latencies: how long sequences waited, were prefilled and spoke, and what requests asked for.
+"""Latencies: how long sequences waited, were prefilled and sampled, and what requests asked for.
 
-A step only notes which sequences began and ended in it, as arrays; what that says is worked out for
+A step only notes which sequences began and ended in it, as arrays; the metrics are worked out for
 many steps at once, in `publish`. Knows no clock: the owner of the scheduler says what time it is,
 and nothing is decided by it. Keeps: the work of a step depends on what begins and ends in it, not
 on its rows; a request that is aborted leaves no times behind.
@@ -20,7 +20,7 @@ from engine.state.sequence import SequenceGroup
 from engine.steps.batch import I32, I64, Bool
 
 PUBLISH_S = 0.1
-"""Histograms are at most so far behind while steps go on, and never once the engine is idle."""
+"""Most seconds that histograms lag while steps go on; they never lag once the engine is idle."""
 
 
 class _Ended(NamedTuple):
@@ -34,19 +34,19 @@ class _Ended(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Of sequences that are parked, in seconds; of another engine's, when they were added here."""
+    """Times of parked sequences, in seconds; of another engine's, when they were added here."""
 
     taken_up: F64
     first_token: F64
     last_token: F64  # NaN where that is not known
 
     def only(self, places: slice | I64 | Bool) -> Times:
-        """Of those at these places."""
+        """Select the sequences at these places."""
         return Times(*(column[places] for column in self))
 
 
 class Latencies:
-    """What the scheduler tells of its sequences, until it is published."""
+    """Collects times that the scheduler notes, until they are published."""
 
     def __init__(self, num_slots: int) -> None:
         self.now = 0.0  # seconds, as the owner of the scheduler last said
@@ -55,7 +55,7 @@ class Latencies:
         self._taken_up = np.zeros(num_slots)  # f64 seconds, by slot
         self._first_token = np.zeros(num_slots)  # f64 seconds, by slot
         self._pace = InterTokenLatency(num_slots)
-        self._paused: dict[int, float] = {}  # by slot, of who was parked: its last token before
+        self._paused: dict[int, float] = {}  # seconds of the last token before parking, by slot
         self._groups: dict[int, SequenceGroup] = {}  # by first id, until all is published
         self._aborted: list[int] = []
         self._gaps: list[Gap] = []
@@ -69,19 +69,21 @@ class Latencies:
         self._groups[group.first_id] = group
 
     def take_up(self, group: SequenceGroup) -> None:
-        """Its prompt is fed from now on, or its sequences begin where a kept state ends."""
+        """Note that its prompt is fed from now on, or its sequences begin where a kept state
+        ends."""
         group.taken_up = self.now
         self.num_prompt_tokens += len(group.prompt)
 
     def start(self, group: SequenceGroup, slots: I32) -> None:
-        """These slots are its next sequences': the first ones with the prompt, the others now."""
+        """Note the slots of its next sequences: the first ones began with the prompt, the others
+        begin now."""
         assert group.taken_up is not None
         self._taken_up[slots] = self.now if group.started else group.taken_up
 
     def sample(self, slots: I64, first: I64, first_ids: I64, turn: Turn | None) -> None:
-        """A step has sampled a token for each of these slots, in the order of its turn.
+        """Note that a step sampled a token for each of these slots, in the order of its turn.
 
-        `first`: i64[S], those of them whose first token it is, and their groups.
+        `first`: i64[S], those of them whose first token it is; `first_ids`: their groups.
         """
         self.num_sampled += len(slots)
         late = self._end_pauses(slots, first) if self._paused else first
@@ -91,26 +93,28 @@ class Latencies:
             self._spoke.append((self.now, first_ids))
 
     def unknown(self, count: int) -> Times:
-        """The times of sequences that another engine began."""
+        """Return times for sequences that another engine began."""
         now = np.full(count, self.now)
         return Times(now, now, np.full(count, np.nan))
 
     def park(self, slots: I64) -> Times:
-        """These sequences leave their slots, to go on in others."""
+        """Return the times of sequences that leave their slots, to go on in others."""
         last = self._pace.last(slots)
         for place, slot in enumerate(slots.tolist()) if self._paused else ():
             last[place] = self._paused.pop(slot, last[place])  # parked again before any token
         return Times(self._taken_up[slots], self._first_token[slots], last)
 
     def resume(self, slots: I32, times: Times) -> None:
-        """Sequences with these times go on in these slots."""
+        """Note that sequences with these times go on in these slots."""
         self._taken_up[slots], self._first_token[slots] = times.taken_up, times.first_token
         self._paused.update(zip(slots.tolist(), times.last_token.tolist(), strict=True))
 
     def _end_pauses(self, slots: I64, first: I64) -> I64:
-        """`first`, and those who have not sampled since they were parked: they waited since then.
+        """Return `first` and the slots that sample for the first time since their sequences were
+        parked.
 
-        Whoever begins in such a slot was never parked: the one before it has ended.
+        The latter waited since then. A sequence that begins in such a slot was never parked: the
+        one before it has ended.
         """
         paused = np.fromiter(self._paused, np.int64, len(self._paused))
         found = paused[np.isin(paused, slots)]
@@ -121,20 +125,20 @@ class Latencies:
         return np.concatenate([first, found[resumed]])
 
     def end_parked(self, first_id: int, times: Times, tokens: I64) -> None:
-        """These sequences of a group have ended where they were parked."""
+        """Note that these sequences of a group ended where they were parked."""
         if len(tokens):
             first_ids = np.full(len(tokens), first_id)
             ended = _Ended(self.now, first_ids, times.taken_up, times.first_token, tokens)
             self._ended.append(ended)
 
     def end(self, slots: I64, first_ids: I64, tokens: I64) -> None:
-        """These sequences have ended with so many tokens each."""
+        """Note that these sequences ended, with so many tokens each."""
         if len(slots):
             taken_up, first_token = self._taken_up[slots], self._first_token[slots]
             self._ended.append(_Ended(self.now, first_ids, taken_up, first_token, tokens))
 
     def finish(self, group: SequenceGroup) -> None:
-        """All its sequences have ended, or none is to begin."""
+        """Note that all its sequences have ended, or that none is to begin."""
         group.finished = self.now
         self._finished.append(group)
 
@@ -142,7 +146,7 @@ class Latencies:
         self._aborted.append(group.first_id)
 
     def publish(self, is_idle: bool) -> None:
-        """Put what was noted into the metrics, now and then, and at once if nothing runs on."""
+        """Put what was noted into the metrics every PUBLISH_S, and at once if nothing runs on."""
         if is_idle or self.now - self._published >= PUBLISH_S:
             self._published = self.now
             self._publish_tokens()
@@ -194,7 +198,7 @@ class Latencies:
         metrics.observe(metrics.SEQUENCE_TOKEN_SECONDS, pace)
 
     def _publish_finished(self) -> None:
-        """Of requests, each once, whatever n."""
+        """Observe each finished request once, whatever its n."""
         groups, self._finished = self._finished, []
         for group in groups:
             del self._groups[group.first_id]

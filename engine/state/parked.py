@@ -32,12 +32,12 @@ class Parked:
 
     @property
     def nbytes(self) -> int:
-        """What keeping it takes, about."""
+        """About how many bytes keeping it takes."""
         sampled = sum(map(len, self.tokens)) + sum(map(len, self.logprobs))
         return self.states.states.nbytes + sampled + 128 * len(self)
 
     def part(self, places: slice) -> Parked:
-        """Those at these places, sharing memory."""
+        """Select the sequences at these places, sharing memory."""
         return Parked(
             self.indices[places],
             self.positions[places],
@@ -47,7 +47,7 @@ class Parked:
         )
 
     def only(self, places: I64) -> Parked:
-        """Those at these places, which ascend."""
+        """Select the sequences at these places, which ascend."""
         return Parked(
             self.indices[places],
             self.positions[places],
@@ -58,7 +58,7 @@ class Parked:
 
 
 def merged(parts: Sequence[Parked]) -> Parked:
-    """All of them together; no sample may be in two."""
+    """Merge parts; no sample may be in two."""
     indices = np.concatenate([part.indices for part in parts])
     together = Parked(
         indices,
@@ -74,7 +74,7 @@ def merged(parts: Sequence[Parked]) -> Parked:
 
 
 def latest(parts: Sequence[Parked]) -> Parked:
-    """All of them together; of a sample that is in several, what the last one says."""
+    """Merge parts; a sample in several is taken from the last."""
     known: list[Parked] = []
     for place, part in enumerate(parts):
         later = np.concatenate([part.indices[:0], *(one.indices for one in parts[place + 1 :])])
@@ -83,7 +83,8 @@ def latest(parts: Sequence[Parked]) -> Parked:
 
 
 def in_parts(records: Iterable[tuple[T, Parked]], most: int) -> Iterator[list[tuple[T, Parked]]]:
-    """The records in order, as many together as have at most `most` sequences, but at least one."""
+    """Yield the records in order, as many together as have at most `most` sequences, but at least
+    one."""
     part: list[tuple[T, Parked]] = []
     count = 0
     for record in records:

@@ -1,9 +1,9 @@
-"""Prefixes: whose states are kept, found by exact tokens; the least recently used is given up.
+"""Prefixes: kept states, found by exact tokens; the least recently used is evicted.
 
 The state after some tokens is one row of the device's pool, so a prefix is a slot. Those that begin
 alike share a path of a tree, whose edges are compared token by token: nothing is hashed, so a state
 is only ever found for the tokens that made it. Pure: knows no requests and no device. Keeps: a slot
-is free or one prefix's, and what somebody has pinned is not given up.
+is free or one prefix's, and a pinned prefix is not evicted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ NO_SLOT = -1
 NO_TOKENS: I32 = np.empty(0, np.int32)
 
 Order = tuple[int, int]
-"""Of service: the larger comes first."""
+"""Order of service: the larger comes first."""
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Some tokens and the slot of the state after them. In the tree, maybe only a fork of it."""
+    """Some tokens and the slot of the state after them; without a slot, a fork of the tree."""
 
     tokens: I32
     slot: int = NO_SLOT
     is_ready: bool = False
     """The slot holds the state, or will when the batches scheduled so far have run."""
     order: Order = (0, 0)
-    """Of the request that makes the state."""
+    """Order of the request that makes the state."""
     pins: int = 0
-    """Those who write the slot or are still to read it."""
+    """Number of users that write the slot or are still to read it."""
     parent: Prefix | None = None
-    """None outside the tree: such a prefix is found by nobody, and freed with its last pin."""
+    """None outside the tree: such a prefix is never found, and freed with its last pin."""
     children: dict[int, Prefix] = field(default_factory=dict)
-    """By the first token beyond this prefix."""
+    """Children by their first token beyond this prefix."""
 
     @property
     def length(self) -> int:
@@ -45,18 +45,18 @@ class Prefix:
 
 
 class Found(NamedTuple):
-    """What is known of the beginning of some tokens."""
+    """Known prefixes of some tokens."""
 
     ready: Prefix | None = None
-    """The longest whose state there is."""
+    """The longest whose state is ready."""
     coming: Prefix | None = None
-    """The longest whose state is being made, if longer than that."""
+    """The longest whose state is being made, if longer than `ready`."""
     shared: int = 0
-    """Tokens shared with some prefix, as many as with any."""
+    """Most tokens shared with any prefix in the tree."""
 
     @property
     def length(self) -> int:
-        """Of the longest state, there or being made."""
+        """Length of the longest state, ready or being made."""
         longest = self.coming or self.ready
         return longest.length if longest else 0
 
@@ -81,7 +81,7 @@ class Prefixes:
 
     @property
     def num_available(self) -> int:
-        """Slots that can be had: free ones and those of prefixes that nobody has pinned."""
+        """Slots that can be taken: free ones and those of prefixes that nobody has pinned."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -89,7 +89,7 @@ class Prefixes:
         return self.num_slots - self.num_available
 
     def find(self, tokens: I32) -> Found:
-        """What is known of the beginning of these tokens."""
+        """Find the known prefixes of these tokens."""
         node, shared = self._descend(tokens)
         coming = None
         while node is not self._root and not node.is_ready:
@@ -100,7 +100,7 @@ class Prefixes:
         return Found(node if node.is_ready else None, coming, shared)
 
     def claim(self, tokens: I32, order: Order) -> Prefix | None:
-        """A pinned prefix whose state the caller is to make; None if all slots are pinned.
+        """Return a pinned prefix whose state the caller is to make; None if all slots are pinned.
 
         It is kept if `finish`ed, unless there is one of these tokens already.
         """
@@ -118,11 +118,11 @@ class Prefixes:
         return prefix
 
     def finish(self, prefix: Prefix) -> None:
-        """All of the prefix's tokens are in batches."""
+        """Mark a prefix ready: all of its tokens are in batches."""
         prefix.is_ready = True
 
     def count_hit(self, length: int) -> None:
-        """A prompt begins from a kept state of so many tokens."""
+        """Count a prompt that begins from a kept state of `length` tokens."""
         self.num_hits += 1
         self.num_cached_tokens += length
 
@@ -142,7 +142,7 @@ class Prefixes:
             self._give_up(prefix)
 
     def forget(self) -> None:
-        """Keep nothing of what there is: the weights have changed. Pins stay good."""
+        """Forget all prefixes, since the weights have changed. Pins stay good."""
         for prefix in self._idle:
             self._free.append(prefix.slot)
         self._idle.clear()
@@ -164,7 +164,7 @@ class Prefixes:
         self._prune(prefix)
 
     def _descend(self, tokens: I32) -> tuple[Prefix, int]:
-        """The last node on the tokens' path, and how many of them the path beyond it shares too."""
+        """Return the last node on the tokens' path, and how many tokens the path shares in all."""
         node = self._root
         while node.length < len(tokens):
             child = node.children.get(int(tokens[node.length]))
@@ -195,7 +195,7 @@ class Prefixes:
         return node
 
     def _prune(self, node: Prefix) -> None:
-        """Take nodes without a state out that are no fork, from this one upwards."""
+        """Remove nodes that have no state and are no fork, from this one upwards."""
         while node.parent is not None and node.slot == NO_SLOT and len(node.children) < 2:
             parent, key = node.parent, int(node.tokens[node.parent.length])
             del parent.children[key]

@@ -33,19 +33,19 @@ class SequenceGroup:
     """Tokens each sequence may sample: max_tokens, cut to what the context has left. 0: the prompt
     is scored, and no sequence ever starts."""
     edits: EditPlan | None
-    """What is done to the logits of its sequences."""
+    """Edits of its sequences' logits, if any."""
     unfinished: int
     """Sequences without a terminal Output."""
     num_bytes: int = 0
-    """What it takes to remember the request, about."""
+    """About how many bytes remembering the request takes."""
     to_start: int = 0
-    """Sequences that start anew, by and by: all n, but for a cut and for those that were parked."""
+    """Sequences that start anew: all n, but for a cut and for those that were parked."""
     started: int = 0
-    """Sequences of those that were given a slot: the cursor."""
+    """How many of these were given a slot."""
     fresh: I64 | None = None
     """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
     share: FairShare = field(init=False)
-    """Whose slots these are, from when it is in line on."""
+    """Share that its slots count for, from when it is in line on."""
     prefilled: int = 0
     """Prompt tokens that were cached or fed by prefill rows."""
     cached: int = 0
@@ -55,18 +55,18 @@ class SequenceGroup:
     first_version: int = 0
     """Version of the weights that its first sequence started with; 0: of those in use."""
     slot: int = NO_SLOT
-    """Of the only sequence, while its prompt is prefilled."""
+    """Slot of the only sequence, while its prompt is prefilled."""
     state_slot: int = NO_SLOT
-    """Where the state after the prefilled tokens is."""
+    """Slot of the state after the prefilled tokens."""
     prefix: Prefix | None = None
-    """What the sequences fork from: the prompt without its last token. None: the only sequence's
-    prompt is prefilled in its own slot."""
+    """Prefix that the sequences fork from: the prompt without its last token. None: the only
+    sequence's prompt is prefilled in its own slot."""
     fills: list[Prefix] = field(default_factory=list)
     """Prefixes that its prefill is still to make, the shortest first."""
     pinned: list[Prefix] = field(default_factory=list)
     """Prefixes that it reads, writes, or is to read."""
     awaited: Prefix | None = None
-    """What another request is to make before this one begins."""
+    """Prefix that another request is to make before this one begins."""
     unforked: int = 0
     """Started sequences whose first step, which reads the prefix, is still to come."""
     arrived: float = 0.0
@@ -78,7 +78,7 @@ class SequenceGroup:
     sampled: int = 0
     """Tokens of its sequences that have ended, as far as they are counted."""
     longest: int = 0
-    """Most tokens of one of these."""
+    """Most tokens of any of these sequences."""
     stop_row: int = -1
     """Row of the stop table, from the first slot on."""
     slots: I32 = field(default_factory=lambda: NO_SLOTS)
@@ -96,7 +96,7 @@ class SequenceGroup:
 
     @property
     def reach(self) -> int:
-        """No sample from this one on has ever been given a slot."""
+        """Index from which on no sample has ever been given a slot."""
         return len(self.slots) if self.fresh is not None else self.started
 
     def unstarted_from(self, index: int) -> int:
@@ -112,18 +112,18 @@ class SequenceGroup:
         return self.fresh[self.started : self.started + count]
 
     def start_anew(self, indices: I64) -> None:
-        """These samples, ascending, are what is to start, and no others."""
+        """Make these samples, ascending, the only ones to start."""
         self.fresh = indices
         self.started, self.to_start = 0, len(indices)
 
     def remember(self, indices: I64 | slice, slots: I32) -> None:
-        """These samples were given these slots."""
+        """Note that these samples were given these slots."""
         if not len(self.slots):
             self.slots = np.zeros(self.request.params.n, np.int32)
         self.slots[indices] = slots
 
     def start(self, slots: I32) -> None:
-        """The next samples were given these slots."""
+        """Note that the next samples were given these slots."""
         is_all = self.fresh is None
         next_ones = slice(self.started, self.started + len(slots))
         self.remember(next_ones if is_all else self.next_fresh(len(slots)), slots)
@@ -136,29 +136,31 @@ class SequenceGroup:
 
     @property
     def needs_prefix(self) -> bool:
-        """More than one sequence shares a prefill: it cannot be made in a sequence's slot."""
+        """Whether several sequences share a prefill: it cannot be made in a sequence's slot."""
         return self.request.params.n > 1 and len(self.prompt) > 1
 
     @property
     def next_stop(self) -> int:
-        """Where the row that goes on with the prefill ends at the latest."""
+        """Position at which the next prefill row ends at the latest."""
         return self.fills[0].length if self.fills else len(self.prompt) - 1
 
     @property
     def is_resumable(self) -> bool:
-        """Its caller sends it again, and what its samples said can be told again: it is kept."""
+        """Whether its progress is kept: its caller sends it again, and all its Outputs can be sent
+        again."""
         params = self.request.params
         return self.request.durable and params.prompt_logprobs is None and not params.logprobs
 
     @property
     def is_scored(self) -> bool:
-        """Its prompt's scores are wanted and have not all been sent."""
+        """Whether its prompt's scores are wanted and have not all been sent."""
         wanted = self.request.params.prompt_logprobs is not None
         return wanted and self.scored < len(self.prompt) - 1
 
 
 def sample_seeds(seed: int, indices: I64) -> U64:
-    """Of the random streams (seed, index): u64[len(indices)], splitmix64's outputs after `seed`."""
+    """Seeds of the random streams (seed, index): u64[len(indices)], splitmix64's outputs after
+    `seed`."""
     # Arrays overflow without a word: arithmetic modulo 2**64 is the point.
     mixed = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(seed)

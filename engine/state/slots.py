@@ -18,9 +18,9 @@ from engine.steps.batch import F32, I32, I64, Bool
 from engine.steps.token_edits import EditPlan
 
 FREE = -1
-"""In place of a sequence id. An id is never used again, so it tells a slot's owners apart."""
+"""Sequence id of a free slot. An id is never used again, so it tells a slot's owners apart."""
 NO_LOGPROBS = -1
-"""In place of a number of alternatives: not even the chosen token's is wanted."""
+"""Number of alternatives where not even the sampled token's log-probability is wanted."""
 FINAL, DELTA, COLUMNS = range(3)
 EMITS = {"final": FINAL, "delta": DELTA, "columns": COLUMNS}
 """When and how a sequence speaks: `Request.emit`."""
@@ -64,14 +64,14 @@ class SlotTable:
         self.stream = np.zeros(num_slots, np.int64)  # i64 its number in columns
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
         self.is_edited = np.zeros(num_slots, np.bool_)  # bool: its logits are edited
-        self.edits: dict[int, EditPlan] = {}  # by slot, of those
-        # What it has sampled, by the position of the row that did.
+        self.edits: dict[int, EditPlan] = {}  # by slot, where edited
+        # What it has sampled, by the position of the row that sampled it.
         self.output_tokens = History(num_slots, n_ctx, np.int32)
         self.output_logprobs: History | None = None  # from the first asker on
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays, those that untouched memory takes nothing for included."""
+        """Bytes of all arrays, untouched memory included, which takes nothing yet."""
         arrays = [array for array in vars(self).values() if isinstance(array, np.ndarray | History)]
         return sum(array.nbytes for array in arrays)
 
@@ -80,16 +80,17 @@ class SlotTable:
         return self.num_slots - self.num_free
 
     def take(self, group: SequenceGroup, count: int) -> I32:
-        """Slots for the group's next `count` sequences, with everything their first row needs."""
+        """Take slots for the group's next `count` sequences, with everything their first row
+        needs."""
         return self._give(group, group.next_fresh(count))
 
     def take_back(self, group: SequenceGroup, parked: Parked) -> I32:
-        """Slots for sequences that were parked, with everything that they had in others."""
+        """Take slots for sequences that were parked, with everything that they had in others."""
         slots = self._give(group, parked.indices)
         self.position[slots] = parked.positions
         first = len(group.prompt) - 1
         counts = (parked.positions - first).astype(np.int64)
-        # Of each token, its sequence's slot and its place among that sequence's.
+        # For each token: its sequence's slot, and its place in the sequence.
         whose = np.repeat(slots.astype(np.int64), counts)
         places = np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
         tokens = np.frombuffer(b"".join(parked.tokens), "<i4")
@@ -101,7 +102,7 @@ class SlotTable:
         return slots
 
     def _give(self, group: SequenceGroup, indices: I64) -> I32:
-        """Slots for these samples of a group, each at its beginning."""
+        """Take slots for these samples of a group, each at its beginning."""
         count = len(indices)
         slots = self._take(count)
         # A slice of one is many times faster than an array of one.
@@ -157,7 +158,7 @@ class SlotTable:
         self.num_free += len(slots)
 
     def advance(self, slots: I64, positions: I32, ends: Bool) -> None:
-        """The slots' decode rows at these positions are in a batch: on to the ones after."""
+        """Advance slots, whose decode rows at these positions are in a batch."""
         self.position[slots] = positions + 1
         self.is_running[slots[ends]] = False
 

@@ -44,13 +44,13 @@ class Span(IntEnum):
     ALLOWED = 1  # if any, all others are banned
     BANNED = 2
     PAIRS = 3  # (before, token), …: a token that is banned right after another
-    PROMPT = 4  # what the repetition penalty counts besides
+    PROMPT = 4  # tokens that the repetition penalty also counts
     SAMPLED = 5  # so far, but for the last one: the device has it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edits:
-    """What is done to the logits of E decode rows before they are sampled.
+    """Edits to the logits of E decode rows before they are sampled.
 
     The order is that of `mojo_kernels/srm/edits.mojo`. Rows of one request share lists.
     """
@@ -73,7 +73,7 @@ NO_EDITS = Edits(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What the device is to do in one step."""
+    """One step's work for the device."""
 
     sequence_ids: I64  # i64[D] who each decode row belongs to: a slot may change owner meanwhile
     read_slots: I32  # i32[R]
@@ -92,11 +92,11 @@ class Batch:
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
     edits: Edits = NO_EDITS
-    # Of no use to the device, but true of the step, which may end when the next is scheduled.
+    # Facts about the step that the device does not need; it may end after the next is scheduled.
     starting: I64 = field(
         default_factory=_no_rows
     )  # i64[S] decode rows that are a sequence's first
-    turn: tuple[int, int] | None = None  # the slots whose turn it was, as in pace.py; None: all
+    turn: tuple[int, int] | None = None  # a Turn of inter_token_latency; None: all slots
 
     @property
     def num_decode(self) -> int:
@@ -152,7 +152,7 @@ class Scores:
     top_logprobs: F32  # f32[Q, MAX_LOGPROBS] theirs
 
     def as_bytes(self, start: int, stop: int, num_top: int) -> dict[str, bytes]:
-        """Those of score rows start … stop - 1, as the fields of an Output."""
+        """Return the scores of rows start … stop - 1, as the fields of an Output."""
         return {
             "logprobs": self.logprobs[start:stop].tobytes(),
             "ranks": self.ranks[start:stop].tobytes(),
@@ -171,7 +171,7 @@ NO_SCORES = Scores(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """What the device sampled, in the order of the decode rows, and the scores of `score_rows`."""
+    """Tokens sampled, in the order of the decode rows, and the scores of `score_rows`."""
 
     token_ids: I32  # i32[D] -1 where the logits were not finite
     logprobs: F32  # f32[D] of the sampled token, after temperature, before truncation
@@ -180,7 +180,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotStates:
-    """What the device keeps of some sequences: all there is to go on from."""
+    """All that the device keeps of some sequences, and that they need to go on."""
 
     states: npt.NDArray[np.floating[Any]]  # f32[k, state_width], of the runner's own precision
     last_tokens: I32  # i32[k] what FROM_DEVICE stands for
@@ -209,11 +209,11 @@ class Runner(Protocol):
         ...
 
     def read_slots(self, slots: I64) -> SlotStates:
-        """What the pool holds of these slots, once all steps launched have run."""
+        """Return what the pool holds of these slots, once all steps launched have run."""
         ...
 
     def write_slots(self, slots: I64, states: SlotStates) -> None:
-        """Put that into these slots, after all steps launched and before the next one."""
+        """Put these states into these slots, after all steps launched and before the next one."""
         ...
 
     def load_weights(self, weights: Any) -> None:

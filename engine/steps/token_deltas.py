@@ -15,7 +15,7 @@ U8 = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenDeltas:
-    """What some completions have new, each at most once, in ascending order."""
+    """New tokens of some completions, each at most once, in ascending order."""
 
     indices: I64  # i64[completions] which of those asked for together
     offsets: I64  # i64[completions + 1] tokens of entry i: token_ids[offsets[i] : offsets[i + 1]]
@@ -24,16 +24,16 @@ class TokenDeltas:
     reasons: U8  # u8[completions] index into REASONS; not 0 at a completion's end
 
     def tokens_of(self, entry: int) -> bytes:
-        """int32 little-endian, of one completion."""
+        """One completion's tokens, int32 little-endian."""
         return self.token_ids[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
 
     def logprobs_of(self, entry: int) -> bytes:
-        """float32 little-endian, of one completion; none where nobody asked."""
+        """One completion's log-probabilities, float32 little-endian; none where nobody asked."""
         return self.logprobs[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
 
 
 def merge(parts: Sequence[TokenDeltas]) -> TokenDeltas:
-    """Merges several, which came in this order, into one."""
+    """Merge several, which came in this order, into one."""
     parts = [part for part in parts if len(part.indices)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
@@ -62,7 +62,7 @@ def merge(parts: Sequence[TokenDeltas]) -> TokenDeltas:
 
 
 def slices(news: TokenDeltas, size: int) -> Iterator[TokenDeltas]:
-    """The same in parts of at most `size` completions."""
+    """Yield the same in parts of at most `size` completions."""
     for begin in range(0, len(news.indices), size):
         end = min(begin + size, len(news.indices))
         tokens = slice(news.offsets[begin], news.offsets[end])

@@ -1,4 +1,4 @@
-"""What callers want of tokens: penalties, biases and bans, of a request and of a step.
+"""Token edits that callers ask for: penalties, biases and bans, of a request and of a step.
 
 An EditPlan is what one request asks for, checked and as bytes that a batch can take; an EditList
 puts the rows of a step together. A row needs no Python object per token: its history is copied.
@@ -31,9 +31,9 @@ class EditPlan:
     biases: bytes
     """float32, of the BIASED tokens."""
     lists: dict[Span, bytes]
-    """What is the same for all rows: all lists but SAMPLED, those that are not empty."""
+    """Lists that are the same for all rows: all but SAMPLED, where not empty."""
     ends: bytes
-    """What is banned besides before min_tokens."""
+    """Tokens that are also banned before min_tokens."""
     longer: dict[bytes, bytes]
     """Bad words of three tokens and more: all but the last two, and PAIRS of these."""
     openings: tuple[bytes, ...]
@@ -56,7 +56,8 @@ class EditPlan:
 def plan_edits(
     params: SamplingParams, prompt: I32, end_ids: frozenset[int], model: ModelConfig
 ) -> EditPlan | None:
-    """What a request's rows need, or None. `end_ids` are what `min_tokens` holds back.
+    """Plan the edits of a request's rows; None if there are none. `end_ids` are banned until
+    `min_tokens`.
 
     Raises InvalidRequest for what is not allowed, or could leave a row no token to sample.
     """
@@ -132,7 +133,7 @@ class EditList:
         self._penalties.append(plan.penalties)
 
     def build(self) -> Edits:
-        """All that were added."""
+        """Return the edits of all rows that were added."""
         if not self._rows:
             return NO_EDITS
         spans = np.array(self._spans, np.int32)
@@ -146,7 +147,7 @@ class EditList:
         )
 
     def _share(self, plan: EditPlan, is_early: bool) -> list[int]:
-        """Spans of what is the same for all rows of a plan that are early, or for the others."""
+        """Return the spans of the lists that a plan's rows share: its early rows, or the others."""
         spans = [0] * (2 * len(Span))
         biased = plan.lists.get(Span.BIASED, b"")
         spans[:2] = self._num_biased, self._num_biased + len(biased) // 4
@@ -197,7 +198,7 @@ def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
 
 
 def _check_choice(params: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> None:
-    """That some token is never banned, whatever was sampled: so every row has one to sample."""
+    """Check that some token is never banned, so that every row has one to sample."""
     bannable = {word[-1] for word in params.bad_words}
     if params.min_tokens:
         bannable |= end_ids

@@ -20,7 +20,7 @@ from engine.weights.weights import Weights, fold
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFiles:
-    """What a model folder holds. `fingerprint` is of config and tensors, hexadecimal."""
+    """Contents of a model folder. `fingerprint` is of config and tensors, hexadecimal."""
 
     config: ModelConfig
     tensors: dict[str, F32]
@@ -30,7 +30,7 @@ class ModelFiles:
 
 
 def read_model(folder: Path) -> ModelFiles:
-    """The files in `folder`, whole and as they should be.
+    """Read the files in `folder` and check them.
 
     Raises CheckpointError naming the file, and the field or tensor, that is missing, unknown, of
     the wrong shape or not finite.
@@ -49,6 +49,6 @@ def read_model(folder: Path) -> ModelFiles:
 
 
 def load_checkpoint(folder: Path) -> Weights:
-    """The weights in `folder` in the form that the step graph knows. Raises CheckpointError."""
+    """Load the weights in `folder` in the step graph's form. Raises CheckpointError."""
     files = read_model(folder)
     return fold(files.config, files.tensors, files.fingerprint)

@@ -1,4 +1,4 @@
-"""`srm convert`: a model folder out of weights that the published code saved.
+"""`srm convert`: make a model folder from weights that the published code saved.
 
 Undoes what differs between versions of that code and between ways to save: wrappers' prefixes, the
 index of a matrix behind a Dropout, projections that are stored but unused. Says all it decided.
@@ -28,7 +28,7 @@ from engine.weights.upstream_config import Constructor, model_config, read_args
 Stored = dict[str, StoredTensor]
 
 WRAPPERS = {"_orig_mod", "module", "model"}
-"""What torch.compile, data parallelism and a surrounding module put into names."""
+"""Name parts that torch.compile, data parallelism and a surrounding module add."""
 AFTER_DROPOUT = re.compile(
     r"((?:channel_mixing_layer|token_mixing_layer|mixer_heads\.\d+)\.)3(\.(?:weight|bias))$"
 )
@@ -60,7 +60,8 @@ def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = No
 
 
 def _renamed(path: Path, stored: Stored, notes: list[str]) -> Stored:
-    """The tensors under the names of the newest published code, or why they cannot be."""
+    """Rename tensors to the names of the newest published code. Raises CheckpointError if
+    impossible."""
     renamed: dict[str, str] = {}
     for old in sorted(stored):
         parts = [part for part in old.split(".") if part not in WRAPPERS]
@@ -96,7 +97,8 @@ def _check_length(path: Path, stored: Stored, config: ModelConfig) -> None:
 def _reconciled(
     stored: Stored, config: ModelConfig, constructor: Constructor, notes: list[str]
 ) -> Stored:
-    """Without what is never read, and with what a version of the code stored otherwise."""
+    """Drop tensors that are never read, and reshape or share those that other versions stored
+    otherwise."""
     stored = dict(stored)
     if config.mixer == "parallel" and not config.use_projections:
         unused = [name for name in stored if re.search(r"layer\.(in|out)_proj\.", name)]
@@ -129,7 +131,8 @@ def _clip_decays(tensors: dict[str, F32], notes: list[str]) -> None:
 
 
 def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
-    """The file's content, if its tokens are tokens of the model."""
+    """Return the file's content, if any. Raises CheckpointError if its tokens do not fit the
+    model."""
     if path is None:
         return None
     content = read_file(path)
@@ -153,7 +156,7 @@ def _write(
     tensors: dict[str, F32],
     tokenizer: bytes | None,
 ) -> None:
-    """Whole files or none; `config.json` comes last."""
+    """Write whole files or none; `config.json` comes last."""
     target = output / "model.safetensors"
     if target.exists() and target.samefile(weights):
         raise ConfigError(f"--output {output} is the folder of {weights}, which stays as it is")
@@ -183,7 +186,7 @@ def _summary(config: ModelConfig) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the command-line parser."""
     made = argparse.ArgumentParser(
         prog="srm convert",
         description="Make a model folder out of weights that the published code saved.",

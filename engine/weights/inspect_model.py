@@ -15,11 +15,12 @@ from engine.weights.tensors import DECAY_RANGE
 
 GB = 10**9
 FLOAT32 = 4
-"""Bytes."""
+"""Bytes of a float32."""
 
 
 def inspect_model(folder: Path) -> dict[str, str]:
-    """What there is to say, by name. Raises CheckpointError if the folder is not a whole model."""
+    """Describe a model: facts by name. Raises CheckpointError if the folder is not a whole
+    model."""
     files = read_model(folder)
     config, tensors = files.config, files.tensors
     dtypes = Counter(files.dtypes.values())

@@ -19,14 +19,15 @@ from engine.weights.tensors import is_scalar, tensor_shapes
 
 
 def write_random_model(folder: Path, config: ModelConfig, seed: int = 0) -> None:
-    """`config.json` and float32 `model.safetensors` in `folder`, the same for the same seed."""
+    """Write `config.json` and float32 `model.safetensors` to `folder`, the same for the same
+    seed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     save_file(random_tensors(config, seed), folder / "model.safetensors")
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, F32]:
-    """The tensors of such a model under their names in a checkpoint."""
+    """Make the tensors of such a model, under their names in a checkpoint."""
     rng = np.random.default_rng(seed)
     return {name: _values(name, shape, rng) for name, shape in tensor_shapes(config).items()}
 

@@ -41,7 +41,7 @@ def read_file(path: Path) -> bytes:
 
 
 def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
-    """What a file of that content holds, by name."""
+    """Return the tensors in a file's content, by name."""
     try:
         found = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -59,7 +59,11 @@ def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
 def checked(
     path: Path, stored: Mapping[str, StoredTensor], shapes: Shapes, asker: str
 ) -> dict[str, F32]:
-    """All tensors as float32, or a CheckpointError for the first that `asker` did not ask for."""
+    """Return all tensors as float32.
+
+    Raises CheckpointError for the first that is missing, foreign, not finite, or not as `asker`
+    asks.
+    """
     missing = [name for name in shapes if name not in stored]
     if missing:
         others = f", like {len(missing) - 1} more" if len(missing) > 1 else ""

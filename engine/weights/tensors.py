@@ -12,11 +12,11 @@ from engine.config import ModelConfig
 Shapes = dict[str, tuple[int, ...]]
 
 DECAY_RANGE = (0.9, 1.0)
-"""A λ outside it is used as the nearer end, in the precision it is stored in."""
+"""Range of λ: one outside it is used as the nearer end, in the precision it is stored in."""
 
 
 def tensor_shapes(config: ModelConfig) -> Shapes:
-    """Shape by name, of all tensors in `model.safetensors` of such a model."""
+    """Return the shape by name of all tensors in `model.safetensors` of such a model."""
     width, inner, vocab = config.d_model, 4 * config.d_model, config.vocab_size
     block = (
         _norm("channel_norm.", width)
@@ -32,7 +32,7 @@ def tensor_shapes(config: ModelConfig) -> Shapes:
 
 
 def mixer_shapes(config: ModelConfig) -> Shapes:
-    """Shape by name below a block's `token_mixing_layer.`: scalars, then projections."""
+    """Return the shape by name below a block's `token_mixing_layer.`: scalars, then projections."""
     width = config.d_model
     shapes: Shapes = {}
     for prefix in scalar_prefixes(config):
@@ -45,7 +45,7 @@ def mixer_shapes(config: ModelConfig) -> Shapes:
 
 
 def scalar_prefixes(config: ModelConfig) -> list[str]:
-    """Where a mixer's scalars are: one prefix per head, or one for all of it."""
+    """Return the prefixes of a mixer's scalars: one per head, or one for all of it."""
     if config.is_headless:
         return [""]
     if config.mixer == "parallel":
@@ -54,7 +54,7 @@ def scalar_prefixes(config: ModelConfig) -> list[str]:
 
 
 def projection_prefixes(config: ModelConfig) -> list[str]:
-    """The matrices that, one below the other, project into the heads."""
+    """Return the prefixes of the matrices that, one below the other, project into the heads."""
     if config.mixer == "parallel":
         return ["in_proj."]
     return [f"proj_head.{head}." for head in range(config.num_heads)]

@@ -1,4 +1,4 @@
-"""What the constructor arguments of a published model (blbadger/mrm) mean as a ModelConfig.
+"""Turn the constructor arguments of a published model (blbadger/mrm) into a ModelConfig.
 
 Arguments are read as the published code reads them: in its order, and ignoring what it ignores.
 What neither they nor the weights tell is asked for, by the name of the key to add, and never
@@ -62,11 +62,11 @@ READ_BY: dict[Mixer, set[str]] = {
     "row": set(),
     "column": set(),
 }
-"""The switches that the published code reads where it builds such a mixer; others do nothing."""
+"""Switches that the published code reads where it builds each mixer; others do nothing."""
 
 
 def read_args(path: Path) -> PublishedArgs:
-    """ARGS.json. Raises ConfigError naming the file and the field."""
+    """Read ARGS.json. Raises ConfigError naming the file and the field."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=PublishedArgs)
     except OSError as error:
@@ -80,7 +80,7 @@ def read_args(path: Path) -> PublishedArgs:
 def model_config(
     args: PublishedArgs, path: Path, names: Collection[str], notes: list[str]
 ) -> ModelConfig:
-    """The model that the arguments in `path` build, given the names of its tensors."""
+    """Return the model that the arguments in `path` build, given the names of its tensors."""
     constructor = args.constructor
     if constructor.is_reward_model:
         raise ConfigError(
@@ -160,7 +160,8 @@ def _mixer(args: PublishedArgs, path: Path, names: Collection[str]) -> Mixer:
 
 
 def _decay_constant(args: PublishedArgs, path: Path, mixer: Mixer, notes: list[str]) -> int:
-    """c of λ ** ((t - s) / c). The published code computes it in ways that changed over time."""
+    """Return c of λ ** ((t - s) / c). The published code computes it in ways that changed over
+    time."""
     given = args.effective_decay_constant
     if given is not None and given < 1:
         raise ConfigError(f"{path}: effective_decay_constant must be at least 1, got {given}")

@@ -70,7 +70,7 @@ class Weights:
 
 
 def fold(config: ModelConfig, tensors: Tensors, fingerprint: str) -> Weights:
-    """The weights of a model, from all tensors of `tensors.tensor_shapes(config)`."""
+    """Make the weights of a model from all tensors of `tensors.tensor_shapes(config)`."""
     return Weights(
         config=config,
         embedding=tensors["input_layer.weight"],
@@ -130,7 +130,7 @@ def _fold_layer(config: ModelConfig, block: Tensors) -> LayerWeights:
 
 
 def _fold_units(config: ModelConfig, mixer: Tensors) -> tuple[MixerUnit, ...]:
-    """The layer's units, from the tensors below `token_mixing_layer.`."""
+    """Make the layer's units from the tensors below `token_mixing_layer.`."""
     heads, n_ctx, c = config.num_heads, config.n_ctx, config.decay_constant
 
     def stacked(name: str) -> F32:

@@ -1,4 +1,4 @@
-"""Room: how much may be in flight at once, and whose turn it is when there is no more.
+"""Limits how much may be in flight at once, and decides whose turn it is when there is no room.
 
 Jobs of the highest priority come first; among these, whoever has least for its weight. Nothing is
 set aside: one job alone has all the room, and gives it up as its lines end. Knows no lines.
@@ -10,7 +10,7 @@ import asyncio
 
 
 class ConcurrencyLimiter:
-    """Places for sequences, and for lines, which take memory whatever their size."""
+    """Limits sequences in flight, and lines, which take memory whatever their size."""
 
     def __init__(self, sequences: int, lines: int) -> None:
         self._max_sequences = sequences
@@ -21,21 +21,21 @@ class ConcurrencyLimiter:
         self._waiting: list[LimiterShare] = []
 
     def resize(self, sequences: int) -> None:
-        """There is room for so many sequences from now on."""
+        """Change the limit on sequences."""
         self._max_sequences = sequences
         self._grant()
 
     @property
     def lines(self) -> int:
-        """In flight."""
+        """Lines in flight."""
         return self._lines
 
     def share(self, priority: int = 0, weight: float = 1.0) -> LimiterShare:
-        """Of one job, which takes room for one line after the other."""
+        """Create the share of one job, which takes room for one line after the other."""
         return LimiterShare(self, priority, weight)
 
     def _fits(self, share: LimiterShare, size: int) -> bool:
-        """A line that is larger than all the room there is has its turn when the job has no other
+        """Return whether a line fits; one larger than all the room does once its job has no other
         in flight."""
         if self._lines >= self._max_lines:
             return False
@@ -87,18 +87,20 @@ class LimiterShare:
     def __init__(self, room: ConcurrencyLimiter, priority: int, weight: float) -> None:
         self.priority = priority
         self.weight = weight
-        """Of its jobs of one priority; may change."""
+        """Relative to jobs of the same priority; may change."""
         self.sequences = 0
         self.wanted = 0
         self.last_turn = 0
         self._room = room
 
     def rank(self) -> tuple[int, float, int]:
-        """The least is the next; of equals, whoever had a turn longest ago."""
+        """Sort key of waiting jobs: the smallest is next; ties go to whoever had a turn longest
+        ago."""
         return -self.priority, self.sequences / self.weight, self.last_turn
 
     async def take(self, size: int) -> bool:
-        """Wait for room for a line of so many sequences, one at a time; whether it got any."""
+        """Wait for room for a line of `size` sequences, one call at a time; returns whether it was
+        granted."""
         if self._room._take(self, size):
             return True
         self.wanted = size
@@ -114,11 +116,11 @@ class LimiterShare:
             raise
 
     def give_up(self) -> None:
-        """Who waits for room gets none."""
+        """End a waiting `take` without room."""
         if self in self._room._waiting:
             self._room._leave(self)
             self.granted.set_result(False)
 
     def free(self, size: int) -> None:
-        """The line has ended."""
+        """Give back the room of a line that has ended."""
         self._room._free(self, size)

@@ -1,9 +1,9 @@
-"""Sending: when lines may be sent to the engine, and which of them may be what kills it.
+"""Decides when lines may be sent to the engine, and which of them may be what kills it.
 
 An engine that is away is waited for. A line that was in flight at several deaths of the engine in a
-row is tried alone, once nothing else of ours is in flight, so that it takes no others along; if the
-engine dies of it again and again, and lives for as long without it, it is the line: others may be
-what kills it, which are not ours. Knows no lines and no requests.
+row is tried alone, once nothing else of ours is in flight, so that it takes no others along. If the
+engine dies of it again and again, and lives for as long without it, the line is to blame; if not,
+it may be requests that are not ours. Knows no lines and no requests.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from server import metrics
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 5
-"""Of the engine in a row with a line in flight, after which it is tried alone."""
+"""Engine deaths in a row with a line in flight after which the line is tried alone."""
 MAX_ALONE = 3
-"""Deaths with it alone, after which that is its result."""
+"""Engine deaths with the line tried alone after which the death is its result."""
 MAX_BREAKS = 5
-"""Results of a line that were no numbers, after which that is its result."""
+"""Non-finite results of a line after which NotFinite is its result."""
 _POLL_S = 0.05
 _LONGEST_PAUSE_S = 5.0
 _SHORTEST_WATCH_S, _LONGEST_WATCH_S = 1.0, 30.0
-"""How long the engine is to live without what it died of."""
+"""Bounds in seconds on how long the engine must survive without the suspected line."""
 
 Result = TypeVar("Result")
 
 
 class _Died(Exception):
-    """The engine did, while it ran what was asked."""
+    """The engine died while it ran the request."""
 
     def __init__(self, number: int, error: SRMError) -> None:
         super().__init__(number)
         self.number = number
-        """Of the engine's deaths, as the client counts them."""
+        """The engine deaths that the client has counted, this one included."""
         self.error = error
 
 
 class _Cleared(Exception):
-    """The engine dies without it too."""
+    """The engine also dies without the suspected request."""
 
 
 class EngineRetry:
-    """All that one process sends to the engine besides what people wait for."""
+    """Sends a process's batch requests to the engine, and sends them again where needed."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -70,10 +70,10 @@ class EngineRetry:
         return status is not None and status.state == "ready"
 
     async def until_answered(self, ask: Callable[[], Awaitable[Result]]) -> Result:
-        """Ask until there is an answer, and however often the engine goes away meanwhile.
+        """Ask until there is an answer, however often the engine goes away meanwhile.
 
-        Raises NotFinite if what is asked breaks the model every time, and what the engine says, or
-        EngineUnavailable, if it dies of it.
+        Raises NotFinite if the output is not finite MAX_BREAKS times, and StepFailed or
+        EngineUnavailable if the request kills the engine.
         """
         breaks = deaths = last = 0
         while True:
@@ -127,7 +127,10 @@ class EngineRetry:
                 self._may_send.set()
 
     async def _tried(self, ask: Callable[[], Awaitable[Result]]) -> Result:
-        """Raises _Cleared, or _Died if it is what the engine dies of."""
+        """Send a request alone, at most MAX_ALONE times.
+
+        Raises _Died if the engine dies each time, and _Cleared if it also dies without the request.
+        """
         for turn in count(1):
             await self._until_ready()
             began = time.monotonic()
@@ -146,7 +149,7 @@ class EngineRetry:
         raise AssertionError
 
     async def _watch(self, seconds: float) -> None:
-        """While nothing of ours is in flight."""
+        """Let the engine run with nothing of ours in flight."""
         await asyncio.sleep(seconds)
 
     async def _send(self, ask: Callable[[], Awaitable[Result]]) -> Result:
@@ -165,7 +168,7 @@ class EngineRetry:
             raise
 
     async def _until_ready(self) -> None:
-        """However many wait, one looks."""
+        """Wait until the engine is ready; only one waiter polls at a time."""
         async with self._looks:
             while not self.is_ready:
                 await asyncio.sleep(_POLL_S)

@@ -32,7 +32,7 @@ from server.storage.store import Store
 log = logging.getLogger(__name__)
 
 BATCH_PRIORITY = -1_000_000
-"""Of batches in the engine: below all that people wait for."""
+"""Base priority of batch requests in the engine, below all interactive requests."""
 EXPIRED = "batch_expired"
 CANCELLED = "batch_cancelled"
 _COUNT_EVERY_S = 1.0
@@ -44,7 +44,7 @@ _MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """What all jobs of a process share."""
+    """Resources shared by all jobs of a process."""
 
     config: ServerConfig
     store: Store
@@ -72,7 +72,7 @@ class BatchJob:
         self._is_stopped = False
 
     def see(self, record: BatchRecord, weight: float) -> None:
-        """Take in what the store says now, and how large a part it is to have."""
+        """Take in a cancellation in the stored record, and the job's current weight."""
         if record.status == "cancelling":
             self._is_cancelled = True
             self._end(CANCELLED)
@@ -81,9 +81,10 @@ class BatchJob:
             self._sender = self._new_sender(weight)
 
     async def run(self) -> None:
-        """Until the batch has its last status. Cancelled, it is left for another process.
+        """Run the batch to its final status; if cancelled, leave it for another process.
 
-        Raises StoreError, and OSError if its files cannot be read or written: to be run again.
+        Raises StoreError, and OSError if its files cannot be read or written; the job is then to be
+        run again.
         """
         record = await asyncio.to_thread(self._store.get_batch, self.id)
         if record is None or not record.is_runnable:  # it ended while somebody looked
@@ -102,16 +103,16 @@ class BatchJob:
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is over."""
+        """Whether the batch has reached its `expires_at`."""
         return self._clock.now() >= self._record.expires_at
 
     def fail(self, why: str) -> None:
-        """Give it up, with the results that there are. Raises StoreError and OSError."""
+        """Mark the batch failed and keep the results so far. Raises StoreError and OSError."""
         error = LineError(code="internal_error", message=why)
         self._finish("failed", self._files(), errors=[error])
 
     async def _validate(self) -> bool:
-        """Whether lines are to be run."""
+        """Check the input file; returns whether lines are to be run."""
         path = self._store.path_of(self._record.input_file_id)
         log.info("%s: looking through %s", self.id, self._record.input_file_id)
         check = partial(
@@ -176,7 +177,7 @@ class BatchJob:
             results.close()
 
     async def _watch(self, results: ResultFiles) -> None:
-        """Keep the counts in the store about right, and the batch within its time."""
+        """Update the counts in the store periodically, and end the batch when it expires."""
         told: dict[str, Any] = {}
         while True:
             if self.is_late and self._record.status != "finalizing":
@@ -192,7 +193,7 @@ class BatchJob:
             await asyncio.sleep(_COUNT_EVERY_S)
 
     def _complete(self, results: ResultFiles, ended_with: str) -> None:
-        """All lines have their results."""
+        """Give the batch its final status once all lines have results."""
         codes = {ended_with, *results.codes}
         counts = {**_counts(results), "errors": None}
         status = "completed"
@@ -205,7 +206,7 @@ class BatchJob:
         self._finish(status, self._files(), **counts)
 
     def _files(self) -> dict[str, tuple[Path, str]]:
-        """Of its results, by their ids, and what they are called."""
+        """Return path and name of each existing result file, by file id."""
         ids = {"output": self._record.output_file_id, "error": self._record.error_file_id}
         found = {id: (self._store.path_of(id), name) for name, id in ids.items() if id}
         return {id: (path, name) for id, (path, name) in found.items() if path.exists()}

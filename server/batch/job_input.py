@@ -1,7 +1,7 @@
-"""Looking through an input file before any line of it is run.
+"""Checks an input file before any of its lines is run.
 
-One pass, and a second one where custom_ids seem to be given twice: 8 bytes of memory a line. What a
-body says is not looked at: a line that cannot be answered has its error in the error file.
+Takes one pass, and a second one if custom_ids seem to repeat; uses 8 bytes of memory a line. The
+contents of bodies are not checked: a line that cannot be answered has its error in the error file.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
 from server.storage.records import LineError
 
 MAX_ERRORS: Final = 100
-"""Most that are told of one file."""
+"""Most errors reported for one file."""
 _MAX_DOUBTS = 10_000
-"""Most custom_ids that are looked at again because they may be there twice."""
+"""Most custom_id hashes that the second pass checks as possible duplicates."""
 
 
 class Stopped(Exception):
-    """It was told to stop before it was through."""
+    """The check was told to stop before it had finished."""
 
 
 @dataclass
 class Checked:
-    """What an input file is."""
+    """The result of checking an input file."""
 
     total: int = 0
     """Lines that are not blank."""
     errors: list[LineError] = field(default_factory=list)
-    """Why it cannot be run; none: it can."""
+    """Why the file cannot be run; empty if it can."""
 
 
 def check_input(
@@ -44,7 +44,7 @@ def check_input(
     max_lines: int = 0,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Checked:
-    """Look through a file; `max_lines` = 0: it may have any number.
+    """Check an input file; `max_lines` = 0 means no limit.
 
     Raises OSError if it cannot be read, and Stopped.
     """
@@ -79,14 +79,15 @@ def _lines(path: Path, max_line_bytes: int, is_stopped: Callable[[], bool]) -> I
 
 
 def _repeated(hashes: array[int]) -> set[int]:
-    """Some that are there more than once; all of them, unless they are very many."""
+    """Return the hashes that occur more than once, at most _MAX_DOUBTS of them."""
     values = np.frombuffer(hashes, np.int64)
     values.sort()  # in place, since there may be a hundred million
     return set(values[1:][values[1:] == values[:-1]][:_MAX_DOUBTS].tolist())
 
 
 def _duplicates(lines: Iterator[RawLine], endpoint: str, doubtful: set[int]) -> list[LineError]:
-    """The first custom_ids with these hashes that an earlier line has."""
+    """Return errors for lines with these hashes whose custom_id an earlier line has, at most
+    MAX_ERRORS."""
     first: dict[str, int] = {}
     errors: list[LineError] = []
     for number, raw in lines:

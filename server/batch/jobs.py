@@ -1,8 +1,8 @@
 """`python -m server jobs`: the process that runs batches, beside engine and API processes.
 
 One process at a time has the batches of a model in a data folder, whichever server it belongs to.
-It looks into the store for those that are not at their end, and runs them together; nothing is told
-to it, so whoever dies tells no lies. Knows batches, and no lines.
+It polls the store for unfinished batches and runs them together. No process notifies it, so none
+that dies can mislead it. Knows batches, and no lines.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ from server.text.tokenizer_files import chat_template as chat_template_source
 log = logging.getLogger(__name__)
 
 MAX_RUNNING = 16
-"""Batches that run at the same time; beyond them, only one of an owner who has none."""
+"""Batches that run at the same time; beyond that, only an owner with none running may start one."""
 _LOOK_EVERY_S = 0.5
 _TIDY_EVERY_S = 60.0
 _AGAIN_AFTER_S = 10.0
-"""When a job that could not go on is tried again."""
+"""Seconds until a job that could not go on is tried again."""
 MAX_FAILURES = 3
-"""Of a job by a bug of ours, and by its files when its time is over, after which it has failed."""
+"""Failures after which a job is marked failed, if the last was a bug of ours or the batch has
+expired."""
 
 
 class BatchServices:
-    """What makes answers of bodies: text, template, and a connection to the engine."""
+    """Answers request bodies, with text, chat template and a connection to the engine."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Loads the tokenizer. Raises CheckpointError."""
@@ -77,21 +78,22 @@ class BatchServices:
         self.sending = EngineRetry(self.client)
 
     async def close(self) -> None:
-        """The engine is told nothing of what is in flight: who asks next goes on with it."""
+        """Close without cancelling requests in flight: whoever sends them again goes on with
+        them."""
         await self.client.close()
         if self._template is not None:
             self._template.close()
 
 
 class _Stopped(Exception):
-    """By SIGTERM or SIGINT."""
+    """Stopped by SIGTERM or SIGINT."""
 
 
 class Jobs:
     """The batches of one data folder."""
 
     _group: asyncio.TaskGroup
-    """Of those that run."""
+    """Tasks of the running jobs."""
 
     def __init__(self, config: ServerConfig, clock: Clock | None = None) -> None:
         self._config = config
@@ -105,7 +107,7 @@ class Jobs:
         """Locks of other models, by the batch that each is held for."""
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Run batches until SIGTERM or SIGINT."""
         stopped = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
@@ -139,7 +141,7 @@ class Jobs:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _lock(self) -> None:
-        """Have the folder for this process alone, until it ends."""
+        """Wait for the lock on the model's batches, and hold it until this process ends."""
         path = self._lock_of(self._config.model_id)
         told = ""
         while isinstance(why := _locked(path), str):
@@ -154,7 +156,8 @@ class Jobs:
         return self._store.folder / lock_name(model_id)
 
     def _may_run(self, record: BatchRecord) -> bool:
-        """Batches of other models are only ended, if no server of theirs is there to do it."""
+        """Return whether this process may run a batch. One of another model is only ended here,
+        once it is cancelled or expired, and only if no server of that model holds its lock."""
         if record.id in self._running or record.id in self._foreign:
             return True
         if record.is_of(self._config.model_id, self._config.model_name):
@@ -166,7 +169,7 @@ class Jobs:
         return False
 
     async def _look(self, records: list[BatchRecord]) -> None:
-        """Start what can be started, and tell what runs how it stands."""
+        """Start batches that may start, and give running ones their current records and weights."""
         records = [record for record in records if self._may_run(record)]
         if records and self._answering is None:
             self._answering = await asyncio.to_thread(BatchServices, self._config)
@@ -231,12 +234,12 @@ class Jobs:
 
 
 def lock_name(model_id: str) -> str:
-    """Of the lock of whoever runs the batches of a model."""
+    """Return the name of the lock file held by whoever runs the batches of a model."""
     return f"jobs-{digest([model_id.encode()])}.lock"
 
 
 def _locked(path: Path) -> int | str:
-    """Lock it until the file that is returned is closed; or why that cannot be done."""
+    """Lock a file until the returned descriptor is closed; or return why that cannot be done."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -255,7 +258,8 @@ def _why(error: StoreError | OSError) -> str:
 
 
 def _weights(records: list[BatchRecord]) -> dict[str, float]:
-    """Each batch's: those of one owner share what is the same for every owner."""
+    """Return each batch's weight. An owner's batches share a total that is the same for every
+    owner."""
     # Records of earlier versions may have other weights.
     given = {record.id: min(max(record.weight, MIN_WEIGHT), MAX_WEIGHT) for record in records}
     totals: defaultdict[str, float] = defaultdict(float)
@@ -267,8 +271,8 @@ def _weights(records: list[BatchRecord]) -> dict[str, float]:
 
 
 def _in_turn(records: list[BatchRecord], running: Counter[str]) -> list[BatchRecord]:
-    """The highest priority first; of these, whose owner has least running or before it, and of
-    these the oldest."""
+    """Sort by priority, highest first, then by how many batches of the owner run or come before,
+    then by age, oldest first."""
     before = Counter(running)
     ranked = []
     for place, record in enumerate(sorted(records, key=lambda one: -one.priority)):

@@ -1,8 +1,8 @@
-"""Running the lines of one job: a window of them in flight, results in the order they end.
+"""Runs the lines of one job: a window of them in flight, results in the order they end.
 
 Reads as far ahead as there is room, so neither the length of the input nor that of the results
-shows in memory. A line is answered once: those that earlier runs have answered are passed over.
-Knows neither HTTP nor the store.
+shows in memory. A line is answered once: those that earlier runs have answered are skipped. Knows
+neither HTTP nor the store.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from server.storage.records import LineError
 log = logging.getLogger(__name__)
 
 MAX_FLYING_BYTES = 64 * 1024**2
-"""Of lines in flight, besides one."""
+"""Most bytes of bodies in flight; a line alone in flight may be larger."""
 
 Answer = Callable[[BatchLine], Awaitable[LineResult]]
 Parse = Callable[[bytes | None, int], BatchLine | LineError]
 
 
 class Ending(NamedTuple):
-    """Why lines are no longer run; OpenAI's code, as batch_expired."""
+    """Why lines are no longer run; `code` is OpenAI's, such as batch_expired."""
 
     code: str
     message: str
@@ -40,11 +40,11 @@ class Ending(NamedTuple):
 
 @dataclass
 class LineRunner:
-    """One job."""
+    """Runs the lines of one job."""
 
     job: str
     source: Iterator[list[RawLine]]
-    """Of the input's lines; waited for in a thread."""
+    """Groups of the input's lines, each read in a thread."""
     parse: Parse
     answer: Answer
     """Raises SRMError where the line is to be sent again."""
@@ -52,14 +52,14 @@ class LineRunner:
     sending: EngineRetry
     share: LimiterShare
     _flying: set[asyncio.Task[None]] = field(default_factory=set)
-    """Of a task group; known so that all of them can be given up."""
+    """Tasks of lines in flight, kept so that all of them can be cancelled."""
     _flying_bytes: int = 0
     _has_landed: asyncio.Event = field(default_factory=asyncio.Event)
     _ending: Ending | None = None
     _num_given_up: int = 0
 
     async def run(self) -> None:
-        """Until every line has its result, on the disk for certain.
+        """Run until the results of all lines are durably on disk.
 
         When cancelled, lines in flight are given up; whoever runs the job again sends them again.
         Raises OSError if the input cannot be read.
@@ -74,11 +74,11 @@ class LineRunner:
 
     @property
     def ended_with(self) -> str:
-        """The code that lines were given up with; empty: all were run."""
+        """The code that lines were given up with; empty if all were run."""
         return self._ending.code if self._ending is not None and self._num_given_up else ""
 
     def end(self, code: str, message: str) -> None:
-        """Give up what is in flight, and answer all lines that have no result with this."""
+        """Give up lines in flight, and give every line without a result this code and message."""
         if self._ending is None:
             self._ending = Ending(code, message)
             self.share.give_up()
@@ -106,7 +106,8 @@ class LineRunner:
         self.results.put(await self._result(line))
 
     def _landed(self, line: BatchLine, task: asyncio.Task[None]) -> None:
-        """Called of every line, also of one whose task was cancelled before it began."""
+        """Release what a line held when its task ends, even if that was cancelled before it
+        began."""
         self._flying.remove(task)
         self._flying_bytes -= len(line.body)
         self.share.free(line.size)
@@ -132,6 +133,6 @@ class LineRunner:
         self.results.put(never_run(line.number, line.custom_id, self.job, code, message))
 
     async def _landing(self) -> None:
-        """Until a line lands."""
+        """Wait until a line ends."""
         self._has_landed.clear()
         await self._has_landed.wait()

@@ -21,7 +21,7 @@ from server.schema.validation import fault_in
 from server.storage.records import LineError
 
 URLS = ("/v1/completions", "/v1/chat/completions")
-"""What a line may ask."""
+"""URLs that a line may request."""
 MAX_CUSTOM_ID = 512
 _CHUNK = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
@@ -29,11 +29,11 @@ _FIELD = re.compile(r"field `([^`]*)`")
 _PLACE = re.compile(r" - at `\$\.([^`]*)`$")
 
 RawLine = tuple[int, bytes | None]
-"""A line's number in its file, from 1 on, and its bytes; None of one that is too long."""
+"""A line's number in its file, counted from 1, and its bytes; None for a line that is too long."""
 
 
 class BatchLine(NamedTuple):
-    """A line that can be asked."""
+    """A valid line, ready to be sent."""
 
     number: int
     custom_id: str
@@ -41,7 +41,7 @@ class BatchLine(NamedTuple):
     url: str
     body: bytes
     size: int
-    """Sequences that it takes, about; 1 where the body does not tell."""
+    """Approximate number of sequences it takes; 1 if the body does not say."""
 
 
 class LineUsage(NamedTuple):
@@ -55,20 +55,20 @@ NO_USAGE = LineUsage()
 
 
 class LineResult(NamedTuple):
-    """A line that is through."""
+    """The result of a line that has ended."""
 
     number: int
     record: bytes
-    """Its line of the result file, without the line's end."""
+    """Its line in the result file, without the newline."""
     is_failed: bool
     usage: LineUsage = NO_USAGE
 
 
 class Answerer(Protocol):
-    """What answers the bodies of one URL."""
+    """Answers the bodies of requests to one URL."""
 
     async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
-        """The reply. Raises SRMError."""
+        """Return the whole reply. Raises SRMError."""
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Size(msgspec.Struct):
-    """As much of a body as tells how many sequences it takes."""
+    """The fields of a body that say how many sequences it takes."""
 
     n: int | None = None
     best_of: int | None = None
@@ -115,7 +115,7 @@ class _UsedResponse(msgspec.Struct):
 
 
 class _Kept(msgspec.Struct):
-    """As much of a record as is counted."""
+    """The fields of a record that are counted."""
 
     id: str
     response: _UsedResponse | None
@@ -133,13 +133,13 @@ _SEPARATORS = (
     (b"\xe2\x80\xa8", rb"\u2028"),
     (b"\xe2\x80\xa9", rb"\u2029"),
 )
-"""JSON has them in strings as they are, and `str.splitlines` takes them for ends of lines."""
+"""Characters that JSON allows unescaped in strings, but `str.splitlines` takes for line ends."""
 
 
 def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
-    """The lines of a file that are not blank, some at a time, without their ends.
+    """Yield groups of a file's non-blank lines, without their newlines.
 
-    Holds a chunk and one line at most, whatever the file.
+    Holds at most a chunk and one line, whatever the file.
     """
     number, rest, is_skipping = 0, b"", False
     for chunk in chain(iter(lambda: file.read(_CHUNK), b""), [b"\n"]):  # the last line may lack it
@@ -165,7 +165,7 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
 
 
 def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine | LineError:
-    """A line of an input file; `endpoint` is the URL that it must have, if there is one."""
+    """Parse a line of an input file; `endpoint`, if given, is the URL that it must have."""
     if raw is None:
         return _error("line_too_long", number, "This line is longer than a body may be")
     try:
@@ -191,7 +191,7 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
 
 
 def _shape_error(message: str, number: int) -> LineError:
-    """Of a line that is JSON and not what a line is to be."""
+    """Return the error of a line that is JSON but not of the right shape."""
     field, place = _FIELD.search(message), _PLACE.search(message)
     if field and "missing" in message:
         name = field[1]
@@ -223,10 +223,10 @@ def _size(body: bytes) -> int:
 async def answer_line(
     line: BatchLine, answerers: Mapping[str, Answerer], sender: RequestOwner, job: str
 ) -> LineResult:
-    """Ask it, under an id that is made of the job's and the line's number.
+    """Answer a line under an id made of the job's id and the line's number.
 
-    Raises SRMError where it has not been answered, and is to be asked again: the engine is away
-    or broke, its queue is full, or the `request_id` that the body gives is in use.
+    Raises SRMError if it has not been answered and is to be sent again: the engine is away or
+    failed, its queue is full, or the `request_id` that the body gives is in use.
     """
     request_id = f"{job}-{line.number}"
     try:
@@ -244,7 +244,8 @@ async def answer_line(
 
 
 def refused(line: BatchLine, job: str, error: SRMError | None) -> LineResult:
-    """The result of a line whose request is at fault; None: of one that met a bug of ours."""
+    """Return the result of a line whose request is at fault; with None, of one that met a bug of
+    ours."""
     status, body = (500, INTERNAL) if error is None else (status_of(error), body_of(error))
     response = _Response(status, f"{job}-{line.number}", Raw(_encode(body)))
     record = _Record(record_id(job, line.number), line.custom_id, response)
@@ -252,13 +253,14 @@ def refused(line: BatchLine, job: str, error: SRMError | None) -> LineResult:
 
 
 def never_run(number: int, custom_id: str | None, job: str, code: str, message: str) -> LineResult:
-    """The result of a line that has no response; `code` is OpenAI's, as batch_expired."""
+    """Return the result of a line that has no response; `code` is OpenAI's, such as
+    batch_expired."""
     record = _Record(record_id(job, number), custom_id, None, _Error(code, message))
     return LineResult(number, _line(record), True)
 
 
 def _line(record: _Record) -> bytes:
-    """JSON that is one line for whoever reads it."""
+    """Encode a record as JSON that every reader takes for one line."""
     data = _encode(record)
     for separator, escaped in _SEPARATORS:
         data = data.replace(separator, escaped)
@@ -266,12 +268,12 @@ def _line(record: _Record) -> bytes:
 
 
 def record_id(job: str, number: int) -> str:
-    """What the result of a line is called."""
+    """Return the id of a line's result."""
     return f"batch_req_{job.removeprefix('batch_')}_{number}"
 
 
 class Kept(NamedTuple):
-    """What a record of an earlier run says."""
+    """A record of an earlier run."""
 
     number: int
     usage: LineUsage
@@ -280,7 +282,7 @@ class Kept(NamedTuple):
 
 
 def kept(record: bytes) -> Kept | None:
-    """None if it is damaged."""
+    """Decode a record of an earlier run; None if it is damaged."""
     try:
         found = _decode_kept(record)
         number = int(found.id.rpartition("_")[2])

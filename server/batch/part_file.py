@@ -25,13 +25,13 @@ class PartFile:
     while lines are put."""
 
     def __init__(self, path: Path) -> None:
-        """Opens it, or makes it. Raises OSError."""
+        """Open the file, or create it. Raises OSError."""
         self.path = path
         is_new = not path.exists()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
-        """All that may not be on the disk for certain: what was put since the last `sync`."""
+        """Lines put since the last `sync`, which may not be on disk."""
         self._num_put = self._num_synced = 0  # bytes; each is changed by one thread only
         self._size = self._synced_size = os.fstat(self._file).st_size
         if is_new:
@@ -39,17 +39,17 @@ class PartFile:
 
     @property
     def num_pending_bytes(self) -> int:
-        """What is held in memory because the disk may not have it."""
+        """Bytes held in memory because they may not be on disk."""
         return self._num_put - self._num_synced
 
     @property
     def num_bytes(self) -> int:
-        """As large as the file is on the disk for certain."""
+        """Bytes of the file that are durably on disk."""
         return self._synced_size
 
     def recover(self, accepts: Callable[[bytes], bool]) -> int:
-        """Hand each line to `accepts`, and cut the file before the first that it does not take,
-        or that has no end. Returns how many bytes were cut."""
+        """Pass each line to `accepts`, and cut the file before the first that it rejects or that
+        has no newline. Returns how many bytes were cut."""
         good, rest, at = 0, b"", 0
         while chunk := os.pread(self._file, _CHUNK, at):
             at += len(chunk)
@@ -61,21 +61,21 @@ class PartFile:
         return self._cut(good)
 
     def put(self, line: bytes) -> None:
-        """Take a line, without its end, to be written by the next `sync`."""
+        """Take a line, without a newline, to be written by the next `sync`."""
         self._lines.append(line)
         self._num_put += len(line) + 1
 
     def sync(self) -> None:
-        """Have all that was put on the disk for certain.
+        """Make all that was put durable on disk.
 
         Raises OSError if the disk is full or fails. The file then ends with a whole line; nothing
-        is forgotten, and the next call tries again.
+        is lost, and the next call tries again.
         """
         with self._lock:
             self._sync()
 
     def close(self) -> None:
-        """What was put since the last `sync` is forgotten."""
+        """Close the file; what was put since the last `sync` is lost."""
         with self._lock:
             os.close(self._file)
 
@@ -90,7 +90,7 @@ class PartFile:
                 self._size += os.pwrite(self._file, memoryview(data)[written:], self._size)
             os.fsync(self._file)
         except OSError:
-            # What a failed fsync had to write is not known: all of it is written again.
+            # Which bytes a failed fsync has written is not known: all of it is written again.
             whole = data.rfind(b"\n", 0, self._size - self._synced_size) + 1
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._synced_size + whole)
@@ -111,7 +111,7 @@ class PartFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names of its files on the disk for certain."""
+    """Make the names of the folder's files durable on disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

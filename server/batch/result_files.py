@@ -20,15 +20,15 @@ from server.batch.part_file import PartFile
 log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 64 * 1024**2
-"""Of results that the disk does not have yet; beyond them no line is begun."""
+"""Most bytes of results that are not on disk; beyond that no line is begun."""
 _HURRY_BYTES = 8 * 1024**2
-"""Of these, what is not left waiting for more."""
+"""Bytes of these beyond which results are written without waiting for more."""
 _RETRY_S = 1.0
 
 
 @dataclass
 class Counts:
-    """What became of a job's lines."""
+    """Numbers of a job's lines by outcome, and the tokens they used."""
 
     completed: int = 0
     failed: int = 0
@@ -41,7 +41,7 @@ class Counts:
 
 
 class LineSet:
-    """Numbers of lines, at a bit each."""
+    """A set of line numbers, with one bit each."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
@@ -58,20 +58,20 @@ class LineSet:
 
 
 class ResultFiles:
-    """Where results go. `counts` are of what is on the disk for certain."""
+    """A job's output and error file. `counts` covers only what is durably on disk."""
 
     def __init__(self, output: Path, errors: Path, fsync_s: float) -> None:
-        """Opens them. `fsync_s`: how long results may wait to be written together, in seconds.
-        Raises OSError."""
+        """Open the files. `fsync_s` is how long results may wait to be written together, in
+        seconds. Raises OSError."""
         self.output = self._open(output)
         self.errors = self._open(errors)
         self.counts = Counts()
         self.done = LineSet()
         """Lines that earlier runs have written."""
         self.codes: set[str] = set()
-        """Why some of these have no response."""
+        """Error codes of these lines; an empty string stands for lines with a response."""
         self.trouble = ""
-        """Why the disk takes nothing; empty while it does."""
+        """Why the disk cannot be written; empty while it can."""
         self._fsync_s = fsync_s
         self._fresh = Counts()  # of what was put and is not counted
         self._has_work = asyncio.Event()
@@ -86,11 +86,11 @@ class ResultFiles:
 
     @property
     def num_pending_bytes(self) -> int:
-        """Of results that the disk may not have."""
+        """Bytes of results that may not be on disk."""
         return self.output.num_pending_bytes + self.errors.num_pending_bytes
 
     def recover(self) -> None:
-        """Take in what earlier runs have written; a broken end is cut off. Raises OSError."""
+        """Read what earlier runs have written and cut off a broken end. Raises OSError."""
         self.output.recover(partial(self._recall, False))
         self.errors.recover(partial(self._recall, True))
 
@@ -115,16 +115,17 @@ class ResultFiles:
             self._has_room.clear()
 
     async def wait_for_room(self) -> None:
-        """Until results fit into memory."""
+        """Wait until results fit into memory."""
         await self._has_room.wait()
 
     async def finish(self) -> None:
-        """Until all that was put is on the disk for certain."""
+        """Wait until all that was put is durably on disk."""
         self._hurry.set()
         await self._is_synced.wait()
 
     def close(self) -> None:
-        """What has not been written is written, if the disk takes it, and else forgotten."""
+        """Try once to write what is pending, then close the files; what cannot be written is
+        lost."""
         with contextlib.suppress(OSError):
             self._sync()
         self.output.close()
@@ -161,7 +162,7 @@ class ResultFiles:
         self.errors.sync()
 
     def _note(self, error: OSError | None) -> None:
-        """Say when the disk begins to fail, and when it is well again."""
+        """Log when the disk begins to fail, and when it works again."""
         trouble = "" if error is None else error.strerror or str(error)
         if error is not None:
             metrics.BATCH_JOURNAL_ERRORS.inc()

@@ -1,7 +1,7 @@
-"""`srm batch`: a file of requests answered with no server, by the code that answers batch jobs.
+"""`srm batch`: answers a file of requests without a server, by the code that answers batch jobs.
 
-Starts an engine process of its own, and again if it crashes. What it writes is whole lines at any
-moment, and is its journal too: `--resume` goes on behind them, and with lines that were under way
+Starts an engine process of its own, and restarts it if it crashes. The output holds whole lines at
+any moment and is also the journal: `--resume` goes on behind them. Lines that were under way go on
 at their tokens, which are in a snapshot beside it.
 """
 
@@ -45,16 +45,17 @@ from server.text.text import Text
 log = logging.getLogger(__name__)
 
 _QUIET = "warning"
-"""What the engine logs of itself, if nothing else is said."""
+"""Log level of the engine by default."""
 _FSYNC_S = 1.0
-"""How long results may wait to be written together."""
+"""Seconds results may wait to be written together."""
 _SLOTS_A_ROW = 1.5
-"""So many that steps are full though prompts have to be read first, and so few that hardly any take
-turns: what began first ends first. With 1.0, steps are 82 to 94 % full."""
+"""Slots per row of a step: enough that steps are full though prompts have to be read first, and so
+few that hardly any sequences take turns: what began first ends first. With 1.0, steps are 82 to 94
+% full."""
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
-    """Answer the lines of a file; the exit code. Raises SRMError."""
+    """Answer the lines of a file; returns the exit code. Raises SRMError."""
     settings = read_settings(
         (BatchConfig, EngineConfig),
         argv,
@@ -83,7 +84,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
 
 
 class _Command:
-    """From the engine's start to the last result."""
+    """One run of the command, from the engine's start to the last result."""
 
     def __init__(
         self,
@@ -104,7 +105,8 @@ class _Command:
         self._again = again
 
     async def run(self, engine_module: str) -> int:
-        """The exit code. Whatever ends it, all results that there are have been written."""
+        """Run the command and return the exit code. Whatever ends it, all results so far are
+        written."""
         loop = asyncio.get_running_loop()
         stopped: asyncio.Future[int] = loop.create_future()
 
@@ -195,7 +197,7 @@ class _Command:
 
 
 def _frugal(config: BatchConfig, engine: EngineConfig, text: Text) -> EngineConfig:
-    """With no more slots than raise throughput, and a place for snapshots beside the output."""
+    """Limit slots to those that raise throughput, and put snapshots beside the output."""
     rows, _ = engine.step_limits(text.model)
     output = config.output
     return msgspec.structs.replace(
@@ -207,7 +209,7 @@ def _frugal(config: BatchConfig, engine: EngineConfig, text: Text) -> EngineConf
 
 
 def _forget_snapshots(engine: EngineConfig) -> None:
-    """All lines have their results: nothing goes on from them any more."""
+    """Delete the snapshots: all lines have their results, so nothing goes on from them."""
     if engine.snapshot_dir:
         folder = Path(engine.snapshot_dir)
         with contextlib.suppress(OSError):  # there is none, or it is not ours alone
@@ -222,7 +224,7 @@ def _is_lost(task: asyncio.Task[None]) -> bool:
 
 
 def _check_files(config: BatchConfig) -> None:
-    """Raises ConfigError for files that do not go together."""
+    """Raise ConfigError for files that do not go together."""
     output, errors = config.output, Path(config.errors) if config.errors else None
     if PARQUET in {config.input.suffix.lower(), output.suffix.lower()}:
         batch_parquet.check_installed()
@@ -253,7 +255,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _journal(output: Path) -> Path:
-    """Where results are collected."""
+    """Return the file in which results are collected."""
     is_parquet = output.suffix.lower() == PARQUET
     return output.with_name(f"{output.name}.part") if is_parquet else output
 
@@ -274,8 +276,8 @@ def _is_finished(config: BatchConfig) -> bool:
 
 
 def _look_through(config: BatchConfig, job: str, lines: Iterator[list[RawLine]]) -> int:
-    """The exit code of a Parquet file that is whole. Raises ConfigError if it is not this job's, or
-    has not all of its lines."""
+    """Check a finished Parquet file and return the exit code. Raises ConfigError if it is not this
+    job's, or has not all of its lines."""
     done, failed, count = LineSet(), 0, 0
     start = record_id(job, 0)[:-1]
     for name, is_failed in batch_parquet.read_ids(config.output):

@@ -46,12 +46,12 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
 
     def has(self, number: int) -> bool:
-        """Whether a line is of the shard; lines are numbered from 1."""
+        """Return whether a line belongs to the shard; lines are numbered from 1."""
         index, count = self._part
         return (number - index) % count == 0
 
     def count(self, total: int) -> int:
-        """How many of so many lines are."""
+        """Return how many of the first `total` lines belong to the shard."""
         index, count = self._part
         return max(0, total - index + count) // count
 

@@ -1,4 +1,4 @@
-"""What tells the results of one run of `srm batch` from those of another: the name of the job.
+"""The name of a job, which tells the results of one run of `srm batch` from those of another.
 
 So an output needs no file beside it that says whose it is: each of its lines does.
 """
@@ -17,11 +17,11 @@ from server.model_identity import digest, model_parts
 from server.text.tokenizer_files import chat_template
 
 PARTS = "input, model, served_model_name, dtype, chat template or seed"
-"""What another name of a job comes from, for whoever is told."""
+"""The parts that a job's name is made from, for messages."""
 
 
 def peek(lines: Iterator[list[RawLine]]) -> tuple[bytes, Iterator[list[RawLine]]]:
-    """The first line, and all of them."""
+    """Return the first line, and an iterator over all of them."""
     taken: list[list[RawLine]] = []
     for some in lines:
         taken.append(some)
@@ -31,9 +31,9 @@ def peek(lines: Iterator[list[RawLine]]) -> tuple[bytes, Iterator[list[RawLine]]
 
 
 def job_name(config: BatchConfig, engine: EngineConfig, first: bytes) -> str:
-    """A name that is the same whenever the same results are made: of the input's first line, the
-    model, and what else a result depends on. All shards have one name; a folder's own name is not
-    in it, so that the model may move."""
+    """Return a name that is the same whenever the same results are made. It is made from the
+    input's first line, the model, and what else a result depends on. All shards have one name; a
+    folder's own name is not in it, so that the model may move."""
     parts = [
         *(first, str(config.seed).encode(), engine.compute_dtype.encode()),
         *model_parts(engine.model),
@@ -45,7 +45,7 @@ def job_name(config: BatchConfig, engine: EngineConfig, first: bytes) -> str:
 
 
 def check_shard(config: BatchConfig, output: Path, number: int) -> None:
-    """Raises ConfigError for a line of an earlier run that is not of the shard."""
+    """Raise ConfigError for a line of an earlier run that is not of the shard."""
     if not config.has(number):
         raise ConfigError(
             f"output = {output} has line {number}, which is not of shard = {config.shard}: "

@@ -28,7 +28,7 @@ from server.storage.records import LineError
 STANDARD = Path("-")
 PARQUET = ".parquet"
 _LOOK_S = 0.2
-"""How often one who waits for standard input looks whether it is still wanted."""
+"""Seconds between two checks whether standard input is still wanted, while waiting for it."""
 _LINE_FIELDS = {"custom_id", "method", "url", "body"}
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -41,13 +41,13 @@ class Input:
     lines: Iterator[list[RawLine]]
     """Raises ConfigError where the file cannot be read any further."""
     count: Callable[[], int | None]
-    """How many there are about, if that can be known; it takes its time."""
+    """Returns about how many there are, or None if that cannot be known. Slow."""
     close: Callable[[], None] = lambda: None
-    """Let nobody wait any longer for what does not come."""
+    """Ends the wait for input that does not come."""
 
 
 def open_input(path: Path, max_line_bytes: int) -> Input:
-    """Of a file, by its name; - is standard input. Raises ConfigError."""
+    """Open a file by its name; - is standard input. Raises ConfigError."""
     if path == STANDARD and sys.stdin.isatty():
         raise ConfigError("input is missing: srm batch FILE")
     try:
@@ -63,7 +63,7 @@ def open_input(path: Path, max_line_bytes: int) -> Input:
 
 
 def _open_pipe(path: Path, max_line_bytes: int) -> Input:
-    """What can be read once, and may keep one waiting."""
+    """Open an input that can be read only once, and may block."""
     file = sys.stdin.fileno() if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     closed = threading.Event()
     return Input(_lines(path, _available(file, closed), max_line_bytes), _unknown, closed.set)
@@ -75,8 +75,8 @@ def _lines(path: Path, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[li
 
 
 def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
-    """A line, or the body of a request: then `custom_id` is its number if it gives none, and a
-    chat is what has messages."""
+    """Parse a batch line, or the bare body of a request. `custom_id` is the line's number if none
+    is given, and a body with messages is a chat request."""
     try:
         fields = _decode(raw or b"")
     except UNDECODABLE:
@@ -94,7 +94,7 @@ def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
 
 
 def custom_id(raw: bytes | None, number: int) -> str | None:
-    """What a line is called; None of one that is none."""
+    """Return the custom_id of a line; None if the line is not valid."""
     line = parse(raw, number)
     return line.custom_id if isinstance(line, BatchLine) else None
 
@@ -107,7 +107,7 @@ def _has_messages(body: Raw) -> bool:
 
 
 class _Stream:
-    """As much of a file as `read_lines` needs: chunks as they come."""
+    """The part of a file object that `read_lines` needs: returns chunks as they come."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -126,7 +126,7 @@ def _readable(path: Path, lines: Iterator[list[RawLine]]) -> Iterator[list[RawLi
 
 
 def _available(file: int, closed: threading.Event) -> Iterator[bytes]:
-    """What there is at a time, so that who writes line by line is answered line by line."""
+    """Yield what is available, so that whoever writes line by line is answered line by line."""
     while not closed.is_set():
         if select.select([file], [], [], _LOOK_S)[0]:
             if not (chunk := os.read(file, CHUNK)):
@@ -135,7 +135,7 @@ def _available(file: int, closed: threading.Event) -> Iterator[bytes]:
 
 
 def _plain(path: Path, raw: Iterator[bytes]) -> Iterator[bytes]:
-    """The bytes of a file of this name, as they were before they were compressed."""
+    """Decompress the bytes of a file if its name says that it is compressed."""
     codec = codec_of(path)
     return raw if codec is None else decompressed(raw, codec)
 
@@ -147,7 +147,8 @@ def _raw_chunks(path: Path) -> Iterator[bytes]:
 
 
 def _count(path: Path) -> int | None:
-    """Ends of lines; one more if the last line has none."""
+    """Count ends of lines, and one more if the last line has none; None if the file is
+    unreadable."""
     count, last = 0, b"\n"
     try:
         for chunk in _plain(path, _raw_chunks(path)):
@@ -159,4 +160,4 @@ def _count(path: Path) -> int | None:
 
 
 def _unknown() -> None:
-    """Nobody knows how much is still to come."""
+    """Return None: how much is still to come is unknown."""

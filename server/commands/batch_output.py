@@ -1,4 +1,4 @@
-"""Where `srm batch` puts results: whole lines, frames or members at any moment, or standard output.
+"""Outputs of `srm batch`: files of whole lines, frames or members at any moment, and streams.
 
 Knows bytes and lines, and nothing of what they say.
 """
@@ -25,7 +25,7 @@ from server.commands.compression import (
 
 
 def open_part(path: Path) -> PartFile:
-    """A file that nobody else is writing. Raises ConfigError."""
+    """Open a file for results. Raises ConfigError, also if another process is writing it."""
     try:
         path.touch()  # with the permissions that files are made with here
         codec = codec_of(path)
@@ -35,7 +35,7 @@ def open_part(path: Path) -> PartFile:
 
 
 class LinesFile(PartFile):
-    """A PartFile that no other process has as one, too."""
+    """A PartFile that is locked against other processes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -47,15 +47,16 @@ class LinesFile(PartFile):
 
 
 class FrameFile(LinesFile):
-    """One of which each `sync` is one compressed frame."""
+    """A LinesFile to which each `sync` adds one compressed frame."""
 
     def __init__(self, path: Path, codec: Codec) -> None:
         super().__init__(path)
         self._codec = codec
 
     def recover(self, accepts: Callable[[bytes], bool]) -> int:
-        """As a PartFile, but cuts whole frames only: `accepts` must take what is in them, or raise.
-        Raises ConfigError for a frame that is no lines."""
+        """Cut the file behind its last whole frame, and pass each line to `accepts`, which must
+        take it or raise. Returns how many bytes were cut. Raises ConfigError if the frames are not
+        whole lines."""
         cut = self._cut(whole_size(self._file, self._codec))
         rest = b""
         for data in decompressed(chunks_of(self._file), self._codec):
@@ -103,7 +104,7 @@ class StreamPart(PartFile):
         self._rest = b""
 
     def recover(self, _accepts: Callable[[bytes], bool]) -> int:
-        """Nothing can be."""
+        """Recover nothing: a stream cannot be read."""
         return 0
 
     def _sync(self) -> None:
@@ -120,12 +121,12 @@ class StreamPart(PartFile):
         self._num_synced += num_bytes
 
     def close(self) -> None:
-        """It is not ours to close."""
+        """Leave the stream open: it is not ours to close."""
 
 
 def beginning(path: Path) -> bytes:
-    """What the file begins with, a few bytes of it, however broken. Raises ConfigError for what
-    cannot have been written here."""
+    """Return the first bytes of the file, decompressed, even if it is cut short. Raises ConfigError
+    for what cannot have been written here."""
     codec, data = codec_of(path), b""
     try:
         with path.open("rb") as file:
@@ -138,7 +139,7 @@ def beginning(path: Path) -> bytes:
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """The lines of a file that is whole."""
+    """Yield the lines of a whole file, without their newlines."""
     with path.open("rb") as file:
         for line in file:
             yield line.rstrip(b"\n")

@@ -1,6 +1,6 @@
 """Parquet files of `srm batch`: rows as lines, and results as rows. Needs the extra `parquet`.
 
-A row group at a time is in memory. Knows no engine.
+Holds one row group at a time in memory. Knows no engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from server.batch.lines import RawLine
 
 _ROWS_READ = 1_000
 _ROWS_WRITTEN = 5_000
-"""Of a row group."""
+"""Rows of a row group."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -56,7 +56,7 @@ class _Result(msgspec.Struct):
 
 
 def read_rows(path: Path, max_line_bytes: int) -> Iterator[list[RawLine]]:
-    """Rows as JSON lines, numbered from 1. What is null is left out, also inside a row.
+    """Yield rows as JSON lines, numbered from 1. Nulls are left out, also inside a row.
 
     Raises ConfigError for what is no Parquet file.
     """
@@ -76,7 +76,7 @@ def read_rows(path: Path, max_line_bytes: int) -> Iterator[list[RawLine]]:
 
 
 def count_rows(path: Path) -> int | None:
-    """As the file says."""
+    """Return the number of rows that the file states; None if it cannot be read."""
     arrow, parquet = _arrow()
     try:
         return int(parquet.read_metadata(path).num_rows)
@@ -85,7 +85,7 @@ def count_rows(path: Path) -> int | None:
 
 
 def read_ids(path: Path) -> Iterator[tuple[str, bool]]:
-    """Of a file of results: what each is called, and whether it failed. Raises ConfigError."""
+    """Yield the id of each result in a file, and whether it failed. Raises ConfigError."""
     arrow, parquet = _arrow()
     try:
         with parquet.ParquetFile(path) as file:
@@ -97,7 +97,7 @@ def read_ids(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def write_results(records: Iterable[bytes], path: Path) -> None:
-    """Make a file of the lines of results; it is there whole or not at all. Raises OSError."""
+    """Write a file of results; it is there whole or not at all. Raises OSError."""
     arrow, parquet = _arrow()
     schema = arrow.schema(
         [
@@ -123,7 +123,7 @@ def write_results(records: Iterable[bytes], path: Path) -> None:
 
 
 def check_installed() -> None:
-    """Raises ConfigError where the library is not."""
+    """Raise ConfigError if pyarrow is not installed."""
     _arrow()
 
 
@@ -137,7 +137,7 @@ def _arrow() -> tuple[Any, Any]:
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    """A column `body` may be a struct, or JSON in a string."""
+    """Encode a row; its column `body` may be a struct, or JSON in a string."""
     given = _without_nulls(row)
     body = given.get("body")
     if isinstance(body, str):
@@ -146,7 +146,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Every row of a struct has all of its fields, so those that were not given are null."""
+    """Leave out nulls: every row of a struct has all of its fields, so those not given are null."""
     if isinstance(value, dict):
         return {name: _without_nulls(one) for name, one in value.items() if one is not None}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""How far `srm batch` is: a bar on a terminal, or lines in a log. Knows only numbers.
+"""Progress of `srm batch`: a bar on a terminal, or lines in a log. Knows only numbers.
 
-It goes by tokens: while the first lines are long, none has ended, and much is done.
+It is measured in tokens: while the first lines are long, none has ended, and much is done.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ log = logging.getLogger(__name__)
 _BAR_S = 0.25
 _LOG_S = 10.0
 _WINDOW_S = 30.0
-"""Over which rates are taken."""
+"""Seconds over which rates are taken."""
 
 
 class Level(NamedTuple):
-    """How far it is, in earlier runs too."""
+    """How far the job is, earlier runs included."""
 
     done: int
     """Lines with a result."""
     ended: int
-    """Tokens of these."""
+    """Tokens of these lines."""
     tokens: int
-    """Sampled, for lines under way too."""
+    """Tokens sampled, also for lines under way."""
     running: int
     """Sequences that the engine runs."""
 
     def expected(self, total: int | None) -> int | None:
-        """Tokens of all lines, if those to come are like those that have ended; None: not known."""
+        """Return the tokens of all lines, if those to come are like those that have ended; None if
+        unknown."""
         if total is None or not self.done:
             return None
         return max(self.tokens, round(self.ended / self.done * total))
@@ -52,7 +53,7 @@ class Meter:
         self._seen: deque[tuple[float, int]] = deque()
 
     def describe(self, level: Level, total: int | None) -> str:
-        """Lines of how many, tokens, tokens a second, how long it will take."""
+        """Return a text: lines of how many, tokens, tokens a second, the time left."""
         now = self._clock()
         self._seen.append((now, level.tokens))
         while now - self._seen[0][0] > _WINDOW_S:
@@ -70,7 +71,7 @@ class Meter:
 
 
 async def show_progress(level: Callable[[], Level], total: Callable[[], int | None]) -> None:
-    """Say how far it is, until cancelled."""
+    """Show progress until cancelled."""
     meter = Meter()
     meter.describe(level(), None)  # what rates are taken from
     if not sys.stderr.isatty():

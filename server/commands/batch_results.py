@@ -20,7 +20,7 @@ from server.commands.batch_identity import PARTS, check_shard
 from server.commands.batch_output import beginning
 
 _REMEMBERED = 10_000
-"""Lines of earlier runs whose names are compared with the input's."""
+"""Most lines of earlier runs whose custom_ids are compared with the input's."""
 
 
 class _Status(msgspec.Struct):
@@ -58,14 +58,14 @@ class BatchResults(ResultFiles):
         self.num_put = 0
         """Lines that have ended in this run."""
         self.num_tokens = 0
-        """Sampled for them."""
+        """Tokens sampled for them."""
 
     def _open(self, path: Path) -> PartFile:
         return self._parts[path.name]
 
     def recover(self) -> None:
-        """Take in what earlier runs have written; a broken end is cut off. Raises ConfigError for
-        what is not of this job, and leaves it as it is."""
+        """Read what earlier runs have written and cut off a broken end. Raises ConfigError for what
+        is not of this job, and leaves it as it is."""
         for part in [self.output] if self._is_one else [self.output, self.errors]:
             if part.num_bytes:
                 self._check_beginning(beginning(part.path))
@@ -83,24 +83,24 @@ class BatchResults(ResultFiles):
         self.num_tokens += result.usage.completion_tokens
 
     async def flush(self) -> None:
-        """Write what was put, once: for a run that is being left. Raises OSError."""
+        """Write once what was put, for a run that is being left. Raises OSError."""
         await asyncio.to_thread(self._sync)
 
     def close(self) -> None:
-        """What has not been written is forgotten."""
+        """Close the files; what has not been written is lost."""
         self.output.close()
         if not self._is_one:
             self.errors.close()
 
     def check_names(self, lines: list[RawLine]) -> None:
-        """Raises ConfigError where lines that are done have other names in the input."""
+        """Raise ConfigError if lines that are done have other custom_ids in the input."""
         for number, raw in lines:
             expected = self._names.pop(number, None)
             if expected is not None and _checksum(batch_input.custom_id(raw, number)) != expected:
                 raise self._foreign(f"line {number} has another custom_id there")
 
     def check_end(self, last: int) -> None:
-        """Raises ConfigError where more lines are done than the input has."""
+        """Raise ConfigError if a line is done that is behind the input's end."""
         if self._last_done > last:
             raise self._foreign(f"it has line {self._last_done}, the input ends at {last}")
 

@@ -25,7 +25,7 @@ from server.routes.services import answering
 from server.text.text import Text
 
 _AHEAD = 8
-"""Of a step's rows, so many times as many sequences wait at most."""
+"""Most sequences that wait, per row of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class BatchRun:
     _before: int = 0  # tokens of what had ended when the engine started
 
     async def answer(self, client: EngineClient) -> None:
-        """Until every line has its result."""
+        """Answer lines until every line has its result."""
         room = ConcurrencyLimiter(*self._room(client))
         self._before = self.results.counts.usage.completion_tokens
         sender = _Numbered(durable=True, created_unix=0, base=self.config.seed)
@@ -89,14 +89,14 @@ class BatchRun:
                 await asyncio.gather(progress, return_exceptions=True)
 
     def _room(self, client: EngineClient) -> tuple[int, int]:
-        """Sequences and lines in flight: so many that no step is short of any, though a line's
-        count until the last of them has ended."""
+        """Return how many sequences and lines may be in flight: enough that no step is short of
+        any, though a line's sequences count until the last of them has ended."""
         rows, _ = self.engine.step_limits(self.text.model)
         slots = client.status.num_slots if client.status else rows
         return slots + min(_AHEAD * rows, self.engine.max_waiting), 2 * rows
 
     def _mine(self) -> Iterator[list[RawLine]]:
-        """The lines of the shard."""
+        """Yield the lines of the shard. Raises ConfigError if they do not match earlier results."""
         last = 0
         for lines in self.lines:
             if lines:

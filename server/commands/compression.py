@@ -17,7 +17,7 @@ CHUNK = 1024 * 1024
 
 
 class Decompressor(Protocol):
-    """Of one frame."""
+    """Decompresses one frame."""
 
     @property
     def eof(self) -> bool: ...
@@ -33,11 +33,11 @@ class Codec(NamedTuple):
     """A whole frame, with a checksum; the same data makes the same bytes."""
     decompressor: Callable[[], Decompressor]
     padding: bytes
-    """What may follow a frame and says nothing."""
+    """Bytes that may follow a frame and carry no data."""
 
 
 class Damaged(Exception):
-    """A file that ends inside a frame, or is none."""
+    """The file ends inside a frame, or does not consist of frames."""
 
     def __init__(self, message: str, is_cut: bool = False) -> None:
         super().__init__(message)
@@ -57,23 +57,23 @@ CODECS = {
     ".gz": Codec(_gzip, lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), b"\0"),
     ".zst": Codec(_zstd, lambda: zstandard.ZstdDecompressor().decompressobj(), b""),
 }
-"""By the end of a file's name."""
+"""Codecs by the suffix of a file's name."""
 
 
 def codec_of(path: Path) -> Codec | None:
-    """How the file is compressed, if it is."""
+    """Return the codec of a file by its name; None if it is not compressed."""
     return CODECS.get(path.suffix.lower())
 
 
 def decompressed(chunks: Iterable[bytes], codec: Codec) -> Iterator[bytes]:
-    """What the frames hold, as it comes. Raises Damaged, after all that can be read."""
+    """Yield the data of the frames as it comes. Raises Damaged, after all that can be read."""
     for data, _ in _frames(chunks, codec):
         if data:
             yield data
 
 
 def whole_size(file: int, codec: Codec) -> int:
-    """Bytes of the whole frames that a file begins with."""
+    """Return the size in bytes of the whole frames that a file begins with."""
     size = 0
     try:
         for _, end in _frames(chunks_of(file), codec):
@@ -84,7 +84,7 @@ def whole_size(file: int, codec: Codec) -> int:
 
 
 def chunks_of(file: int) -> Iterator[bytes]:
-    """The bytes of an open file from its beginning, wherever its cursor is."""
+    """Yield the bytes of an open file from its beginning, wherever its cursor is."""
     at = 0
     while chunk := os.pread(file, CHUNK, at):
         at += len(chunk)
@@ -92,7 +92,7 @@ def chunks_of(file: int) -> Iterator[bytes]:
 
 
 def _frames(chunks: Iterable[bytes], codec: Codec) -> Iterator[tuple[bytes, int | None]]:
-    """Data, and where the frame ends that it is the end of."""
+    """Yield data, and the offset where its frame ends, or None if the frame goes on."""
     reader: Decompressor | None = None
     read = 0
     for chunk in chunks:

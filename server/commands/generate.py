@@ -29,7 +29,7 @@ from server.supervise.embedded_engine import PRIVATE, with_engine
 from server.text.text import Text
 
 _QUIET = "warning"
-"""What the engine logs of itself, if nothing else is said."""
+"""Log level of the engine by default."""
 _NOT_SENT = {"prompt", "token_ids", "json", "extra_body"}
 
 
@@ -67,7 +67,7 @@ class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
-    """Print completions; the exit code. Raises SRMError."""
+    """Print completions; returns the exit code. Raises SRMError."""
     settings = read_settings(
         (GenerateConfig, EngineConfig),
         argv,
@@ -99,7 +99,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
 
 
 def _body(asked: GenerateConfig) -> dict[str, Any]:
-    """The request. Raises ConfigError."""
+    """Return the body of the request. Raises ConfigError."""
     fields = msgspec.structs.asdict(asked)
     given = {
         name: value
@@ -133,7 +133,8 @@ def _token_ids(prompt: str) -> list[int]:
 
 
 def _check(body: dict[str, Any]) -> None:
-    """Refuse before the engine starts what it takes no engine to refuse. Raises ConfigError."""
+    """Check the request before the engine starts, as far as that is possible. Raises
+    ConfigError."""
     try:
         request = parse_completion(msgspec.json.encode(body))
     except RequestError as error:

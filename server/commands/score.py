@@ -96,7 +96,7 @@ class _File:
 
 
 class _Landed(NamedTuple):
-    """A line that is through."""
+    """A line that has ended."""
 
     num_bytes: int
     result: Score | Failure

@@ -24,7 +24,7 @@ _TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_l
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """What a line may say."""
+    """The fields of an input line."""
 
     prompt: str | _TokenIds
     completion: str | _TokenIds | None = None
@@ -64,11 +64,11 @@ class Scoring:
     token_ids: bytes  # int32 little-endian, of prompt and completion
     num_prompt_tokens: int
     first_counted: int
-    """The token from which on the sum is taken; at least 1."""
+    """Index of the first token in the sum; at least 1."""
 
 
 def parse(data: bytes, number: int, text: Text) -> Scoring:
-    """Raises InvalidRequest for a line that says something else than `_Line`."""
+    """Parse a line. Raises InvalidRequest if it is not what `_Line` describes."""
     try:
         line = msgspec.json.decode(data, type=_Line)
     except UNDECODABLE as error:
@@ -100,7 +100,7 @@ def _encode(name: str, value: str | list[int], text: Text) -> bytes:
 
 
 async def score(client: EngineClient, scoring: Scoring, number: int, text: Text) -> Score:
-    """Raises the RequestError that the engine refuses it with, or EngineError."""
+    """Score a line. Raises the RequestError with which the engine refuses it, or EngineError."""
     outputs = [Output("", 0)]
     if len(scoring.token_ids) > 4:
         params = SamplingParams(max_tokens=0, prompt_logprobs=0)
@@ -125,7 +125,7 @@ async def score(client: EngineClient, scoring: Scoring, number: int, text: Text)
 
 
 def failure(data: bytes, number: int, error: RequestError) -> Failure:
-    """Of a line, by its id if it can be read."""
+    """Return the failure of a line, with the line's id if it can be read."""
     try:
         given = msgspec.json.decode(data, type=_Named).id
     except UNDECODABLE:
@@ -135,6 +135,6 @@ def failure(data: bytes, number: int, error: RequestError) -> Failure:
 
 
 class _Named(msgspec.Struct):
-    """The least that a result needs of a line."""
+    """The only field of a line that a failure needs."""
 
     id: str | int | None = None

@@ -1,5 +1,5 @@
-"""How a command that prints leaves: the exit codes that a shell expects of a program that ended
-by a signal."""
+"""How a command that prints ends: with the exit codes that a shell expects of a program ended by a
+signal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import sys
 
 INTERRUPTED = 130
-"""By Ctrl-C, or told to stop."""
+"""Exit code when interrupted by Ctrl-C or told to stop."""
 BROKEN_PIPE = 141
-"""Whoever read what it printed has gone."""
+"""Exit code when whoever read the output has gone."""
 
 
 def leave_broken_pipe() -> None:
-    """Let Python not find out again, at its end, that nobody reads."""
+    """Keep Python from failing again, at its end, because nobody reads the output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,7 @@
-"""How many of a prompt's samples read the same, without keeping them all.
+"""Counts the samples of a prompt that have the same text, without keeping them all.
 
-Of each distinct text, or group of a pattern, the sample of the lowest index is kept if choices are
-wanted, and else only the text. Knows no wire shapes.
+For each distinct text, or pattern group, the sample of lowest index is kept if choices are wanted,
+else only the text. Knows no wire shapes.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from server.text.sample import Delta
 MAX_DISTINCT_BYTES = 256 * 2**20
 """Most bytes that the distinct samples of a request may take while they are counted."""
 _ENTRY_BYTES = 512
-"""Of what is kept besides text and scores."""
+"""Bytes charged for each distinct entry besides its text and scores."""
 
 
 @dataclass(slots=True)
 class Tallied:
-    """Samples that read the same."""
+    """Samples with the same text, or the same pattern group."""
 
     text: str | None
-    """Theirs, or their group; None of those which have none."""
+    """Their text, or their pattern group; None for samples without a group."""
     count: int = 0
     matched: int = 0
     first: Delta | None = None
-    """The one of the lowest index, if it is wanted."""
+    """The sample of lowest index, if choices are wanted."""
 
 
 class Budget:
-    """What the tallies of one request may take together."""
+    """The memory limit that all tallies of one request share."""
 
     def __init__(self, num_bytes: int = MAX_DISTINCT_BYTES) -> None:
         self._limit = self._left = num_bytes
 
     def take(self, num_bytes: int) -> None:
-        """Raises InvalidRequest when it is too much."""
+        """Raise InvalidRequest when the total exceeds the limit."""
         self._left -= num_bytes
         if self._left < 0:
             raise InvalidRequest(
@@ -71,13 +71,13 @@ class DedupCounts:
             entry.first = sample
 
     def by_count(self) -> list[Tallied]:
-        """The most frequent first; of equally frequent ones by text, none before any."""
+        """Return the most frequent first; ties are ordered by text, None first."""
         return sorted(
             self._entries.values(), key=lambda one: (-one.count, one.text is not None, one.text)
         )
 
     def firsts(self) -> list[Delta]:
-        """Of each distinct text the sample of the lowest index, with its count, by index."""
+        """Return the sample of lowest index of each distinct text, with its count, by index."""
         found = (
             replace(entry.first, count=entry.count)
             for entry in self._entries.values()

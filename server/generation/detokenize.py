@@ -1,4 +1,4 @@
-"""The samples of a request while their tokens arrive: which one an output is for, and what is new.
+"""Routes the engine's outputs to the samples of a request, and returns what is new of each.
 
 A sample is kept from its first output to its last one. Knows no engine but its Outputs.
 """
@@ -27,7 +27,7 @@ class Detokenizer:
     ) -> None:
         """`prompts` are token ids, int32 little-endian."""
         self.num_tokens = 0
-        """That have come, those of samples which were cut included."""
+        """Tokens that have come, including those of samples that were cut."""
         self._request = request
         self._prompts = prompts
         self._text = text
@@ -37,10 +37,10 @@ class Detokenizer:
         self._is_over = bytearray(len(prompts) * request.num_samples)  # by sample; 0: it is not
 
     def feed(self, outputs: list[tuple[int, Output]]) -> list[Delta]:
-        """What these samples have new, those that are over left out."""
+        """Return what these outputs add to each sample; samples that are over are skipped."""
         fresh: dict[int, list[Delta]] = {}
         for index, output in outputs:
-            if self._is_over[index]:  # by a stop string, before this came, or not needed
+            if self._is_over[index]:  # ended at a stop string before this came, or not needed
                 if self._is_over[index] == _CUT:
                     self.num_tokens += len(output.token_ids) // 4
                 continue
@@ -54,7 +54,7 @@ class Detokenizer:
         return [join(deltas) for deltas in fresh.values()]
 
     def cut(self, begin: int, end: int, unread: int) -> None:
-        """Samples begin … end - 1 are not needed; `unread` of their tokens had come besides."""
+        """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""
         self.num_tokens += unread
         self._is_over[begin:end] = bytes([_CUT]) * (end - begin)
         for index in range(begin, end):

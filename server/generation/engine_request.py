@@ -1,4 +1,4 @@
-"""What is asked of the engine for a request: how its samples are drawn, and how they are told.
+"""Builds the engine's requests for a request: seeds, priority and how outputs are emitted.
 
 Randomness: sample k of a prompt draws from the stream (seed, k). A given seed is every prompt's, so
 a completion does not depend on which other prompts are in the list; without one, each prompt gets a
@@ -30,14 +30,14 @@ class EngineRequests:
     def __init__(
         self, id: str, request: CompletionRequest, params: SamplingParams, sender: RequestOwner
     ) -> None:
-        """`id` is like no other."""
+        """`id` is unique."""
         self._id = id
         self._request = request
         self._params = params
         self._sender = sender
 
     def requests(self, prompts: Sequence[Prompt], asked: Iterable[int]) -> list[Request]:
-        """Of the prompts at these places, in this order."""
+        """Return the engine's requests for the prompts at the indices `asked`, in this order."""
         sender = self._sender
         return [
             Request(
@@ -59,9 +59,9 @@ class EngineRequests:
 
     @property
     def _emit(self) -> Literal["final", "delta", "columns"]:
-        """Step by step if that is looked at, or to know what was sampled in vain."""
+        """Emit each step if it is read, or to count discarded tokens; else only the end."""
         request = self._request
-        lasts = self._sender.durable  # of which columns know nothing, and of alternatives neither
+        lasts = self._sender.durable  # columns have neither durable requests nor alternatives
         if self._params.logprobs:
             return "delta"
         if request.stops or not wants_whole(request):

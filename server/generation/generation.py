@@ -34,7 +34,7 @@ from server.text.text import Text
 
 _BROKEN = "the model produced no finite probabilities"
 _AT_ONCE = 512
-"""Completions whose text is made before others get their turn."""
+"""Most completions that are detokenized before other tasks get their turn."""
 
 
 class Generation:
@@ -51,20 +51,20 @@ class Generation:
         text: Text,
         sender: RequestOwner,
     ) -> None:
-        """`id` is like no other; `prompts` are token ids, int32 little-endian, from
+        """`id` is unique; `prompts` are token ids, int32 little-endian, from
         `encode_prompts`."""
         self.id = request.request_id or id
-        """What the reply is called. The engine is not told: an id that is used again must not meet
-        what is still on its way from the engine for the one before."""
+        """Id of the reply. The engine gets the unique `id`: a request_id that is used again must
+        not meet outputs of the earlier request that are still on their way."""
         self.request = request
         self.prompts = [Prompt(prompt, request, text) for prompt in prompts]
         self.created_unix = int(time.time()) if sender.created_unix is None else sender.created_unix
         self.started = time.monotonic()
         self.first_output: float | None = None
         self.weights_version: int | None = None
-        """Of the weights that the last of it was made with; None before anything is."""
+        """Version of the weights that made the latest output; None before there is any."""
         self.first_version: int | None = None
-        """The same of the first of it."""
+        """Version of the weights that made the first output."""
         self._text = text
         self._sender = sender
         self._table = text.table(with_special=not request.skip_special_tokens)
@@ -80,7 +80,7 @@ class Generation:
         self._cached_tokens = [0] * len(prompts)
         self._cached_in_columns: list[int] = []
         is_scored = self._params.prompt_logprobs is not None
-        self._asked = [  # prompts that take an engine
+        self._asked = [  # prompts that need the engine
             i
             for i, prompt in enumerate(self.prompts)
             if self._params.max_tokens or (is_scored and prompt.num_tokens > 1)
@@ -88,7 +88,7 @@ class Generation:
 
     @property
     def completion_tokens(self) -> int:
-        """So far; where not all samples need be in the reply, of those that are."""
+        """Tokens so far; with `until.count`, only those of samples in the reply."""
         return self._wholes.num_tokens if self.request.ends_early else self._feeding.num_tokens
 
     @property
@@ -102,11 +102,11 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """Usage so far."""
         return self.usage_of(self.completion_tokens)
 
     def usage_of(self, completion_tokens: int) -> Usage:
-        """When so many had been told."""
+        """Return the usage at so many completion tokens."""
         prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
         return Usage(
             prompt_tokens=prompt_tokens,
@@ -115,7 +115,7 @@ class Generation:
             prompt_tokens_details=UNSET
             if self._sender.durable
             else PromptTokensDetails(sum(self._cached_tokens) + sum(self._cached_in_columns)),
-            # What lasts must give the same reply each time, and this depends on time.
+            # A durable request must give the same reply each time, and this depends on timing.
             discarded_tokens=(
                 self.discarded_tokens
                 if self.request.ends_early and not self._sender.durable
@@ -125,26 +125,26 @@ class Generation:
 
     @property
     def discarded_tokens(self) -> int:
-        """That have come of samples which are not in the reply, or not known to be, so far."""
+        """Tokens so far of samples that are not, or not yet known to be, in the reply."""
         return self._feeding.num_tokens - self.completion_tokens
 
     @property
     def samples(self) -> list[Samples] | UnsetType:
-        """How many were drawn, where the reply says so."""
+        """Counts of the samples drawn, if the reply has them."""
         return self._wholes.samples() if self.request.says_samples else UNSET
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt of a choice."""
+        """Return the prompt of a choice."""
         return self.prompts[index // self.request.n]
 
     def choices(self, finished: Delta) -> list[Delta]:
-        """What the whole of a sample gives: itself, or, of ranked ones, the last of its prompt all
-        that are chosen."""
+        """Return the choices that a finished sample decides: itself, or with `best_of` all those of
+        its prompt once the prompt's last sample has finished."""
         return [finished] if self._ranking is None else self._ranking.choices(finished)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a stream whose events say nothing but text, as soon as it is there."""
+        """Whether it is a stream of nothing but text, sent as it arrives."""
         request = self.request
         asks_for_scores = request.logprobs is not None or request.prompt_logprobs is not None
         says_more = asks_for_scores or request.echo or request.return_token_ids
@@ -155,7 +155,7 @@ class Generation:
         return request.stream and is_plain and not request.stream_whole
 
     async def news(self, client: EngineClient) -> AsyncGenerator[TokenDeltas, None]:
-        """What a plain request has new since the last time; to be iterated once.
+        """Yield what a plain request has new since the last time; to be iterated once.
 
         Raises what the engine refuses the request with. A refusal of any prompt ends them all.
         """
@@ -169,7 +169,7 @@ class Generation:
                 yield delivery.news
 
     async def deltas(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
-        """What is new since the last time, one delta per choice with news; to be iterated once.
+        """Yield what is new, one delta per choice with news; to be iterated once.
 
         Without `stream` a choice with stop strings comes whole. Raises as `news` does.
         """
@@ -191,10 +191,10 @@ class Generation:
                     for outputs in self._in_parts(delivery):
                         if deltas := self._feeding.feed(outputs):
                             yield deltas
-                        await asyncio.sleep(0)  # a request of many completions is not alone here
+                        await asyncio.sleep(0)  # other requests get their turn
 
     async def wholes(self, client: EngineClient) -> AsyncGenerator[list[Delta], None]:
-        """The choices of the reply, whole, each as soon as it is certain; to be iterated once.
+        """Yield the choices of the reply, whole, as soon as each is certain; to be iterated once.
 
         Raises as `news` does, and InvalidRequest when there are too many distinct ones to count.
         """
@@ -224,18 +224,18 @@ class Generation:
 
     @property
     def _can_wait(self) -> bool:
-        """Whether nothing need be known before all have ended."""
+        """Whether nothing is needed before all samples have ended."""
         return not (self.request.stream or self.request.ends_early)
 
     def _without_engine(self) -> list[Delta]:
-        """Of prompts of which nothing is wanted that takes an engine."""
+        """Return the deltas of prompts that need no engine: finished, without new tokens."""
         asked, samples = set(self._asked), range(self.request.num_samples)
         idle = (prompt for prompt in range(len(self.prompts)) if prompt not in asked)
         indices = [prompt * len(samples) + sample for prompt in idle for sample in samples]
         return self._feeding.feed([(i, Output("", i, finish_reason="length")) for i in indices])
 
     def _note(self, stream: Stream, delivery: Delivery) -> None:
-        """Raises NotFinite if the model broke."""
+        """Record versions, prompt scores and times. Raises NotFinite if the model broke."""
         self.weights_version, self.first_version = delivery.weights_version, stream.first_version
         reasons = delivery.news.reasons
         if reasons.any() and (reasons == REASONS.index("error")).any():
@@ -257,7 +257,7 @@ class Generation:
         return any(output.index != PROMPT for _, output in delivery.outputs)
 
     def _in_parts(self, delivery: Delivery) -> Iterator[list[tuple[int, Output]]]:
-        """All that completions have new, by choice."""
+        """Yield outputs with their choice's index, at most _AT_ONCE in a list."""
         n = self.request.num_samples
         outputs = [
             (self._asked[place] * n + output.index, output)
@@ -287,6 +287,6 @@ _Part = TypeVar("_Part")
 
 
 def _parts(items: list[_Part]) -> Iterator[list[_Part]]:
-    """In lists of at most _AT_ONCE."""
+    """Split into lists of at most _AT_ONCE."""
     for begin in range(0, len(items), _AT_ONCE):
         yield items[begin : begin + _AT_ONCE]

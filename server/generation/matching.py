@@ -1,4 +1,4 @@
-"""Regular expressions of requests, by RE2: in time that grows with the text and no faster.
+"""Regular expressions of requests, matched by RE2 in time linear in the text.
 
 What a pattern may cost is bounded by its length, its memory and its program; a long text under a
 large program is searched on a thread, where nobody else waits for it. Knows no samples.
@@ -14,26 +14,26 @@ import re2
 from engine.errors import InvalidRequest
 
 MAX_PROGRAM = 5_000
-"""Most instructions that a pattern may become, searched forwards or backwards."""
+"""Most instructions of a compiled pattern, searched forwards or backwards."""
 _MAX_MEMORY = 1 << 20
-"""Bytes that a pattern and what is remembered while searching may take."""
+"""Most bytes that a compiled pattern and RE2's caches while searching may take."""
 _INLINE = 200_000
-"""Instructions x bytes of text, a millisecond or less, that the event loop may be kept for."""
+"""Most instructions x characters searched on the event loop: a millisecond or less."""
 
 
 class Mark(NamedTuple):
-    """What a pattern says of a text."""
+    """The result of searching a text for a pattern."""
 
     matched: bool
     group: str | None = None
-    """What its first group took, if that took part."""
+    """Text of the pattern's first group, if that took part."""
 
 
 class Pattern:
     """One expression, compiled."""
 
     def __init__(self, source: str, wants_group: bool) -> None:
-        """Raises InvalidRequest with what is wrong with it."""
+        """Raises InvalidRequest with the reason if `source` is invalid or too large."""
         options = re2.Options()
         options.max_mem = _MAX_MEMORY
         options.log_errors = False
@@ -70,7 +70,7 @@ class Pattern:
         return Mark(matched=True, group=None if group is None else group.decode(errors="replace"))
 
     async def find_all(self, texts: list[str]) -> list[Mark]:
-        """The same of each text, without keeping the event loop for long."""
+        """Search each text, without blocking the event loop for long."""
         marks, begin, work = [], 0, 0
         for end, text in enumerate(texts, 1):
             work += self._size * len(text)

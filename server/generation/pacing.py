@@ -1,7 +1,7 @@
-"""`stream_interval`: fewer and larger events, so many tokens of a choice in each.
+"""`stream_interval`: fewer and larger events, with at least so many tokens of a choice in each.
 
-A choice's first tokens are passed on at once, so that waiting for the first does not grow; its last
-are, since nothing comes after them. Knows no JSON and no HTTP.
+A choice's first tokens are passed on at once, so that the time to the first token does not grow;
+so are its last, since nothing comes after them. Knows no JSON and no HTTP.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from server.text.sample import Delta, join
 
 
 class Pacing:
-    """Holds back what a choice has new until it is enough."""
+    """Holds back the deltas of a choice until they have enough tokens."""
 
     def __init__(self, min_tokens: int) -> None:
         self._min_tokens = min_tokens
@@ -18,7 +18,7 @@ class Pacing:
         self._num_held: dict[int, int] = {}  # tokens
 
     def take(self, deltas: list[Delta]) -> list[Delta]:
-        """What may be sent now, with what was held back before it."""
+        """Return what may be sent now, joined with what was held back before it."""
         ready = []
         for delta in deltas:
             held = self._held.setdefault(delta.index, [])

@@ -21,16 +21,16 @@ from server.text import logprobs, packed
 from server.text.text import Text
 
 _AT_ONCE = 512
-"""Characters that are tokenized in less time than a thread takes to be told of them."""
+"""Most characters tokenized on the event loop: a thread would take longer to start on them."""
 
 
 class Prompt:
-    """One prompt; what is said of it is made once for all its samples."""
+    """One prompt; what replies show of it is made once for all its samples."""
 
     def __init__(self, token_ids: bytes, request: CompletionRequest, text: Text) -> None:
         self.token_ids = token_ids  # int32 little-endian
         self.scores: list[Output] = []
-        """As they arrive; complete before the first of its samples."""
+        """Outputs with its scores; complete before the first of its samples."""
         self._request = request
         self._name = logprobs.naming(text, request.return_tokens_as_token_ids)
 
@@ -44,7 +44,7 @@ class Prompt:
 
     @cached_property
     def echoed_logprobs(self) -> Logprobs:
-        """What `echo` puts before the logprobs of a completion, but for the offsets."""
+        """The logprobs that `echo` puts before a completion's, without offsets."""
         return logprobs.of_prompt(self._first, self._rest, self._request.logprobs or 0, self._name)
 
     @cached_property
@@ -54,7 +54,7 @@ class Prompt:
 
     @cached_property
     def logprobs_json(self) -> Raw:
-        """What `prompt_logprobs` asks for."""
+        """The prompt's scores, as `prompt_logprobs` asks for them."""
         return logprobs.as_prompt_logprobs(
             self._rest, self._request.prompt_logprobs or 0, self._name
         )

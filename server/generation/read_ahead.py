@@ -1,4 +1,4 @@
-"""Going on with what is made of a request while nobody takes it. Knows nothing of what it is."""
+"""Reads an async generator ahead of its consumer. Knows nothing of its items."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Item = TypeVar("_Item")
 
 
 async def read_ahead(source: AsyncGenerator[_Item, None]) -> AsyncGenerator[_Item, None]:
-    """The same items; the source is asked for the next one at once. Raises what it raises."""
+    """Yield the items of `source`, read without waiting for the consumer. Raises what it raises."""
     items: deque[_Item] = deque()
     has_come = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The choices of a stream's event from arrays: text only, all completions at once.
+"""Encodes the choices of a stream's event from arrays: text only, all completions at once.
 
 An event is one join of pieces made before: a choice's beginning, which is made once for every
 index, the text of its tokens as JSON, and its end. Completions that end, or whose text may be cut
@@ -28,7 +28,7 @@ Encode = Callable[[int, str, str | None, str | int | None], bytes]
 
 
 class Template:
-    """How a choice is written, taken from one that was."""
+    """The JSON around a choice's text, taken from an encoded example."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
@@ -43,7 +43,7 @@ class Template:
         return begin, between, end
 
     def heads(self, size: int) -> _Pieces:
-        """object[at least size]: what comes before the text, by index, behind a comma."""
+        """Return object[at least size]: by index, a comma and the JSON before the text."""
         known = len(self._heads)
         if size > known:
             new = [self.head(index) for index in range(known, max(size, 2 * known, 64))]
@@ -54,18 +54,18 @@ class Template:
         return b"%b%d%b" % (self._begin, index, self._between)
 
     def ended(self, finish_reason: str, stop_reason: str | int | None) -> bytes:
-        """What comes behind the text of a completion that ends."""
+        """Return the JSON after the text of a completion that ends."""
         return self._parts(finish_reason, stop_reason)[2]
 
 
 class Pieces:
-    """What every token reads as in JSON."""
+    """The text of every token as JSON."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
         self.json: _Pieces = np.empty(text.model.vocab_size, np.object_)
         self.is_whole = np.zeros(text.model.vocab_size, np.bool_)
-        """Whether it is characters from beginning to end, and at least one."""
+        """Whether each token is whole characters, and at least one."""
         for token in range(text.model.vocab_size):
             piece = text.decode(token.to_bytes(4, "little"))
             try:
@@ -76,12 +76,12 @@ class Pieces:
 
 
 def escaped(text: str) -> bytes:
-    """What stands between the quotation marks in JSON."""
+    """Return the text as JSON, without the quotation marks."""
     return msgspec.json.encode(text)[1:-1]
 
 
 class Choices:
-    """The completions of one request, as their text goes on."""
+    """Renders the completions of one request as their text grows."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class Choices:
         self._stop_token_ids = stop_token_ids
         self._heads = template.heads(num_choices)
         self._end = template.end
-        # Of completions whose text ends inside a character.
+        # Whether each completion's text ends inside a character.
         self._is_cut = np.zeros(num_choices, np.bool_)
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
     def render(self, news: TokenDeltas, is_joined: bool = True) -> list[bytes]:
-        """The choices with news as JSON, each alone; if they may be joined, with commas between."""
+        """Return the choices with news as JSON; `is_joined`: maybe all in one, with commas."""
         if is_joined and len(news.indices) > 2:  # arrays would cost more than they save
             rendered = self._many(news)
             return [rendered] if rendered else []
@@ -122,7 +122,7 @@ class Choices:
         return b",".join(filter(None, (whole, *rest)))
 
     def _joined(self, indices: _I64, counts: _I64, token_ids: npt.NDArray[np.int32]) -> bytes:
-        """Of completions with nothing but whole characters, in one go."""
+        """Return the JSON of completions that have only whole characters, in one pass."""
         if not len(indices):
             return b""
         ends = np.cumsum(counts)
@@ -133,7 +133,7 @@ class Choices:
         parts[np.arange(len(token_ids)) + np.repeat(places + 1, counts)] = self._pieces.json[
             token_ids
         ]
-        return b"".join(parts.tolist())[1:]  # but for the first comma
+        return b"".join(parts.tolist())[1:]  # without the first comma
 
     def _one(self, news: TokenDeltas, entry: int) -> bytes | None:
         """A choice of any kind; None if it has nothing to say."""

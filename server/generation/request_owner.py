@@ -10,21 +10,21 @@ from server.http.request_log import CURRENT
 
 @dataclass(frozen=True, slots=True)
 class RequestOwner:
-    """What a request's body does not say of it."""
+    """Who sent a request and how it is scheduled, which its body does not say."""
 
     share: str = ""
-    """Who gets slots in turn with others: see `engine.messages.Request.share`."""
+    """Name of the party that gets slots in turn: see `engine.messages.Request.share`."""
     weight: float = 1.0
-    """How large a part of them."""
+    """Relative size of its part of the slots."""
     priority: int = 0
-    """Of the engine's kind, higher is first; added to the request's own."""
+    """Priority as the engine has it, higher is first; added to the request's own."""
     durable: bool = False
-    """It is sent again until it is answered, so what is drawn for it is drawn from its id."""
+    """Whether it is sent again until it is answered; its seeds are then made from its id."""
     created_unix: int | None = None
-    """When the reply says that it was made; None: now."""
+    """Creation time in the reply, in Unix seconds; None: now."""
 
     def seed(self, id: str, prompt: int) -> int | None:
-        """Of a prompt whose request gives none, if it must be the same again: 0 … 2**64 - 1."""
+        """Return a prompt's seed, 0 … 2**64 - 1, where the request has none; None: any will do."""
         if not self.durable:
             return None
         return int.from_bytes(blake2b(f"{id}-{prompt}".encode(), digest_size=8).digest(), "little")

@@ -1,7 +1,7 @@
 """Running a generation and answering with it, whole or as a stream, in the shape of its route.
 
-What a completion and a chat completion have in common: when something is sent, usage, metrics. How
-it is spelled is a Shape's business. Knows no fields of requests but those of streams and tokens.
+Handles what completions and chat completions have in common: when something is sent, usage,
+metrics. A Shape encodes it. Knows no fields of requests but those of streams and tokens.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from server.schema.completion_response import Samples, Usage
 from server.text.sample import Delta
 
 MOST_ALONE = 16
-"""Choices of a request up to which each has events of its own, since many clients read the first
-choice of an event and no other."""
+"""Most choices of a request for which each has events of its own, since many clients read only the
+first choice of an event."""
 
 UsageField = Usage | UnsetType | None
-"""Absent, null or there."""
+"""UNSET (absent), null, or the usage."""
 SamplesField = list[Samples] | UnsetType
-"""Of each prompt, or absent."""
+"""The counts of each prompt, or UNSET (absent)."""
 
 
 class Shape(Protocol):
-    """How the replies to one request are spelled."""
+    """Encodes the replies to one request."""
 
     def choice(self, whole: Delta) -> Raw:
         """A finished choice of a whole reply."""
@@ -51,13 +51,13 @@ class Shape(Protocol):
         """A finished choice in an event of a stream."""
 
     def begun(self, deltas: list[Delta]) -> list[Raw]:
-        """Choices that say that a completion begins, before anything of it is told."""
+        """Choices that announce a completion, before any of its text."""
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
-        """The choices of each event that tells these deltas; none if nobody waits for them."""
+        """The choices of each event for these deltas; none if there is nothing to send."""
 
     def rendering(self) -> Choices | None:
-        """What writes choices that are nothing but text straight from arrays, if anything can."""
+        """The renderer of text-only choices straight from arrays, or None."""
 
     def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
         """An event of a stream."""
@@ -71,7 +71,7 @@ class Responder:
         self._ids_in_use: set[str] = set()
 
     async def respond(self, generation: Generation, shape: Shape) -> Response:
-        """The reply, or a stream whose first event is there.
+        """Return the reply, or a stream whose first event is there.
 
         Raises what the engine refuses with, and IdInUse if a request of this id is running.
         """
@@ -81,7 +81,7 @@ class Responder:
         return json_reply(await self.whole(generation, shape))
 
     async def whole(self, generation: Generation, shape: Shape) -> bytes:
-        """The reply in one piece, of a request that asks for no stream. Raises as `respond`."""
+        """Return the whole reply to a request without `stream`. Raises as `respond`."""
         if generation.request.stream:
             raise InvalidRequest("stream must be false here, got true", "stream")
         choices: list[tuple[int, Raw]] = []
@@ -93,9 +93,9 @@ class Responder:
         return shape.reply([raw for _, raw in choices], generation.usage, generation.samples)
 
     async def _events(self, generation: Generation, shape: Shape) -> AsyncGenerator[bytes, None]:
-        """The reply as a stream of one or more events at a time.
+        """Yield the reply as a stream, one or more events at a time.
 
-        The choices with news share an event, but for those of a request of few.
+        Choices with news share an event, except in requests of at most MOST_ALONE choices.
         """
         options = generation.request.stream_options
         is_continuous = bool(options and options.continuous_usage_stats)
@@ -130,9 +130,9 @@ class Responder:
     async def _news(
         self, generation: Generation, shape: Shape
     ) -> AsyncGenerator[tuple[list[Raw], list[list[Raw]]], None]:
-        """Choices that begin, and those of each event to send.
+        """Yield the choices that begin, and the choices of each event to send.
 
-        They are made from arrays where nothing but text is wanted.
+        They are rendered from arrays where nothing but text is wanted.
         """
         is_joined = generation.num_choices > MOST_ALONE
         if generation.is_plain and (rendering := shape.rendering()) is not None:
@@ -143,7 +143,7 @@ class Responder:
             return
         if generation.request.stream_whole:
             source = generation.wholes(self._client)
-            if generation.request.ends_early:  # and frees slots, whether somebody reads or not
+            if generation.request.ends_early:  # and frees slots, whether the client reads or not
                 source = read_ahead(source)
             async with aclosing(source) as wholes:
                 async for whole in wholes:
@@ -157,7 +157,7 @@ class Responder:
 
     @contextmanager
     def _claimed(self, generation: Generation) -> Iterator[None]:
-        """While nothing else runs under its id; counted however it ends."""
+        """Hold the generation's id, and record its metrics however it ends. Raises IdInUse."""
         if generation.id in self._ids_in_use:
             raise IdInUse(
                 f"request_id {generation.id!r} is in use by a running request", "request_id"
@@ -171,7 +171,7 @@ class Responder:
 
 
 def _record(generation: Generation) -> None:
-    """Count a request that has ended, in whatever way."""
+    """Record the metrics of a request that has ended, in whatever way."""
     usage = generation.usage
     metrics.PROMPT_TOKENS.inc(usage.prompt_tokens)
     metrics.COMPLETION_TOKENS.inc(usage.completion_tokens)

@@ -30,16 +30,16 @@ class EarlyStop(Generic[_Kept]):
     """The samples of one prompt, until enough of them match."""
 
     def __init__(self, n: int, enough: int) -> None:
-        """`enough` is 1 … n matching ones."""
+        """`enough` is how many must match, 1 … n."""
         self.end = n
-        """Samples from this one on are not in the reply; it only sinks."""
+        """Samples from this index on are not in the reply; it only decreases."""
         self._enough = enough
         self._smallest: list[int] = []  # negated indices of the first that matched, a heap
-        self._next = 0  # all before have been given
+        self._next = 0  # all before it have been returned
         self._held: dict[int, _Kept] = {}
 
     def take(self, index: int, matched: bool, sample: _Kept) -> list[_Kept]:
-        """A sample has finished; those which are now known to be in the reply, in order."""
+        """Add a finished sample; return those now known to be in the reply, in order."""
         if index >= self.end:
             return []
         self._held[index] = sample
@@ -71,13 +71,13 @@ class Ranking:
     """
 
     def __init__(self, n: int, best_of: int) -> None:
-        """Of `best_of` samples, the best `n` are wanted."""
+        """Choose the best `n` of `best_of` samples."""
         self._n = n
         self._best_of = best_of
         self._by_prompt: defaultdict[int, list[Delta]] = defaultdict(list)
 
     def choices(self, sample: Delta) -> list[Delta]:
-        """What this finished sample decides: nothing, or its prompt's choices, the best first.
+        """Add a finished sample; return its prompt's choices, best first, once all have finished.
 
         A sample's index is prompt x best_of + sample; a choice's is prompt x n + place.
         """
@@ -95,20 +95,20 @@ class Ranking:
 
 
 def mean_logprob(sample: Delta) -> float:
-    """Of its tokens; 0 where there are none."""
+    """Return the mean log-probability of a sample's tokens; 0 where there are none."""
     logprobs = memoryview(sample.logprobs).cast("f")
     return math.fsum(logprobs) / len(logprobs) if len(logprobs) else 0.0
 
 
 class SampleSelection:
-    """What becomes of a request's samples."""
+    """Selects and counts the finished samples of a request."""
 
     def __init__(self, request: CompletionRequest, num_prompts: int) -> None:
-        """Raises InvalidRequest for a pattern that is none."""
+        """Raises InvalidRequest for an invalid pattern."""
         prompts, until = range(num_prompts), request.until
         by_group = request.count_by == "group"
         self.num_tokens = 0
-        """Of the samples that the reply is of, so far."""
+        """Tokens of the samples that are known to be in the reply so far."""
         self._request = request
         self._pattern = Pattern(until.match, by_group) if until else None
         enough = until.count if until else None
@@ -125,7 +125,7 @@ class SampleSelection:
         self._finished_by: list[Counter[str]] = [Counter() for _ in prompts]
 
     async def take(self, finished: list[Delta]) -> list[Delta]:
-        """Samples have finished, each once; the choices that are now known to be in the reply.
+        """Add finished samples, each once; return the choices now known to be in the reply.
 
         Raises InvalidRequest when there are too many distinct ones to count.
         """
@@ -145,8 +145,10 @@ class SampleSelection:
         return []
 
     def unneeded(self) -> Iterator[tuple[int, int, int]]:
-        """Samples begin … end - 1 of a prompt that are known since the last time not to be in the
-        reply: prompt, begin, end."""
+        """Yield prompt, begin, end: samples begin … end - 1 are known not to be in the reply.
+
+        Each is named once.
+        """
         for prompt, draw in enumerate(self._draws or ()):
             end = self._told_ends[prompt]
             if draw.end < end:
@@ -154,11 +156,11 @@ class SampleSelection:
                 yield prompt, draw.end, end
 
     def rest(self) -> list[Delta]:
-        """The choices that are known only when all have finished."""
+        """Return the choices that are known only when all samples have finished."""
         return [choice for tally in self._tallies for choice in tally.firsts()]
 
     def samples(self) -> list[Samples]:
-        """How many were drawn of each prompt, so far."""
+        """Return the counts of each prompt's samples, so far."""
         return [self._of_prompt(prompt) for prompt in range(len(self._drawn))]
 
     def _certain(self, finished: list[Delta]) -> list[Delta]:

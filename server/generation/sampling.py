@@ -15,9 +15,9 @@ from server.text.text import Text
 
 
 def edit_params(request: SamplingRequest, text: Text, max_tokens: int) -> dict[str, Any]:
-    """Fields of SamplingParams. Raises InvalidRequest naming the field.
+    """Return fields of SamplingParams. Raises InvalidRequest naming the field.
 
-    That bans leave a token is for the engine to see: it knows what ends a completion.
+    The engine checks that bans leave a token: it knows what ends a completion.
     """
     allowed = request.allowed_token_ids or []
     _check_ids("logit_bias", request.logit_bias, text.model.vocab_size)
@@ -42,7 +42,7 @@ def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
 
 
 def _token_sequences(words: list[str], text: Text) -> tuple[tuple[int, ...], ...]:
-    """How each word is tokenized, at the beginning of a text and behind a space."""
+    """Return the token ids of each word, at the beginning of a text and after a space."""
     bare = [word.lstrip(" ") for word in words]
     spellings = [spelling for word in bare for spelling in (word, f" {word}")]
     encoded = text.encode(spellings, adds_special=False) if spellings else []
@@ -50,7 +50,7 @@ def _token_sequences(words: list[str], text: Text) -> tuple[tuple[int, ...], ...
 
 
 def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
-    """How the engine is to sample; the seed is still to be set. Raises InvalidRequest."""
+    """Return the engine's parameters, all but the seed. Raises InvalidRequest."""
     limits = text.model
     for token in request.stop_token_ids:
         if token >= limits.vocab_size:
@@ -74,12 +74,12 @@ def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
 
 
 def _alternatives(request: CompletionRequest) -> int | None:
-    """As many as are asked for; candidates are ranked by what they were sampled with."""
+    """Return how many are asked for; never None with `best_of`, which ranks by logprobs."""
     is_ranked = request.num_samples > request.n
     return 0 if request.logprobs is None and is_ranked else request.logprobs
 
 
 def _prompt_alternatives(request: CompletionRequest) -> int | None:
-    """As many as the two places that show scores of prompts want, or None."""
+    """Return the most that `prompt_logprobs` and `echo` ask for, or None."""
     echoed = request.logprobs if request.echo else None
     return max((k for k in (request.prompt_logprobs, echoed) if k is not None), default=None)

@@ -1,9 +1,9 @@
 """Finds stop strings in completions as soon as their tokens arrive, so that slots come free.
 
 A stream with stop strings is read whether or not somebody takes its tokens, which wait here; one
-without leaves them in the engine client's table. `StopStringWatch` looks closely only at
-completions whose new tokens have a stop string or the beginning of one in them, which is remembered
-of each token, or that had one before: the others cost a look-up in an array. Keeps no text but what
+without leaves them in the engine client's table. `StopStringWatch` searches only completions with
+a new token that has a stop string or the beginning of one in it, which is cached per token, or
+whose text ended in such a beginning: the others cost a look-up in an array. Keeps no text but what
 may be the beginning of a stop string.
 """
 
@@ -21,11 +21,11 @@ from server.text.byte_table import ByteTable
 from server.text.sample import StopStrings
 
 _MOST_PARTS = 64
-"""Parts that wait side by side; more of them are made one."""
+"""Most parts that wait unmerged."""
 
 
 async def taken(stream: Stream, only_ended: bool = False) -> AsyncGenerator[Delivery, None]:
-    """What is new since the last time, until all has ended; `only_ended` as in `Stream.take`.
+    """Yield what is new, until all has ended; `only_ended` as in `Stream.take`.
 
     Raises as `Stream.wait`.
     """
@@ -35,7 +35,7 @@ async def taken(stream: Stream, only_ended: bool = False) -> AsyncGenerator[Deli
 
 
 class StopStringStream:
-    """What came of a watched stream and was not asked for yet."""
+    """Ends a stream's completions at stop strings, and keeps what was not asked for yet."""
 
     def __init__(self, stream: Stream, watch: StopStringWatch) -> None:
         self._stream = stream
@@ -46,7 +46,7 @@ class StopStringStream:
         self._has_come = asyncio.Event()
 
     async def taken(self, only_whole: bool) -> AsyncGenerator[Delivery, None]:
-        """As `taken` of the stream; `only_whole`: once, when all has ended."""
+        """Yield as `taken` of the stream; `only_whole`: once, when all has ended."""
         task = asyncio.create_task(self._fill(), name="watch for stop strings")
         task.add_done_callback(lambda _: self._has_come.set())
         try:
@@ -81,7 +81,7 @@ _UNKNOWN, _CLEAN, _SUSPICIOUS = range(3)
 
 
 class StopStringWatch:
-    """Over completions that are asked for together."""
+    """Finds stop strings in completions that are asked for together."""
 
     def __init__(self, table: ByteTable, stops: StopStrings, num_choices: int) -> None:
         self._table = table
@@ -91,10 +91,9 @@ class StopStringWatch:
         self._begun: dict[int, bytes] = {}  # beginnings of stop strings that texts end in
 
     def stopped(self, delivery: Delivery, n: int) -> list[int]:
-        """Those of the completions with news that have now reached a stop string.
+        """Return the completions that have now reached a stop string, each once.
 
-        `n` is of each request. What the engine has ended is not among them, and nobody is to be
-        named again.
+        `n` is the number of completions of each request. Those the engine has ended are left out.
         """
         stopped: dict[int, bool] = {}
         for place, output in delivery.outputs:

@@ -1,4 +1,4 @@
-"""With which weights a reply was made: their version and fingerprint. Knows no shape of replies."""
+"""Version and fingerprint of the weights that made a reply. Knows no shape of replies."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from server.generation.generation import Generation
 
 
 class WeightsVersion(NamedTuple):
-    """Of what there is of a reply so far."""
+    """The weights that made a reply, so far."""
 
     fingerprint: str | None
-    """Of the weights of that version."""
+    """Fingerprint of the weights of `version`."""
     version: int | None
-    """Of those that the last token was made with; where nothing was made, of those in use."""
+    """Version that made the last token; where nothing was made, the one in use."""
     first_version: int | UnsetType
-    """Of those that the first token was made with, if they are others."""
+    """Version that made the first token, if it is another."""
 
 
 def origin(client: EngineClient, generation: Generation) -> WeightsVersion:
-    """None where nothing was made and the engine is not there."""
+    """Return the weights of a reply; None where nothing was made and the engine is not there."""
     version, first = generation.weights_version, generation.first_version
     if version is None and client.status is not None:
         version = client.status.weights_version

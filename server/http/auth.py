@@ -30,18 +30,20 @@ from server.http.limits import Limits
 from server.http.request_log import CURRENT
 
 PROBES = frozenset({"/health", "/ready", "/ping"})
-"""Answered to everybody, however full the server is: they say nothing but that."""
+"""Paths answered to everybody, however full the server is: they reveal nothing but its health."""
 ADMIN = frozenset({"/", "/metrics"})
 ADMIN_FOLDERS = ("/dashboard/",)
-"""What belongs to the operator: on `admin_port` where there is one, and without a key there."""
+"""Paths for the operator: on `admin_port` where there is one, and without a key there."""
 OPERATOR_FOLDER = "/v1/admin/"
-"""What changes the server: on `admin_port` too, nowhere else without keys; for the operator."""
+"""Paths that change the server, for the operator only: on `admin_port` where there is one; without
+keys, only there."""
 OPERATOR_KEY = "admin"
 """Name of the operator's key; further ones are called `admin-…`."""
 BY_WAY = ("origin", "forwarded", "x-forwarded-for")
-"""Headers that a browser's page or a proxy sends: it is not the operator who asks."""
+"""Headers that show that a web page or a proxy sent the request, and not the operator."""
 OPEN = frozenset({"/", "/docs", "/openapi.json"})
-"""Pages without secrets, that a browser asks for before it can send a key; and ADMIN_FOLDERS."""
+"""Pages without secrets that a browser requests before it can send a key; ADMIN_FOLDERS are open
+too."""
 TOO_MANY_CONNECTIONS = "too_many_connections"
 """Set in a scope's state by `server.http.connection`."""
 
@@ -100,7 +102,7 @@ class Auth:
             body.close()
 
     def _admit(self, scope: Scope) -> None:
-        """Raises the RequestError to answer with."""
+        """Check a request before its body is read. Raises the SRMError to answer with."""
         path: str = scope["path"]
         if path in PROBES:
             return
@@ -159,8 +161,9 @@ def _is_admin(path: str) -> bool:
 def _check_operator(
     scope: Scope, headers: Headers, key: ApiKey | None, is_admin_port: bool
 ) -> None:
-    """With keys, it takes the operator's; without any, who asks must be on this machine, and at
-    `admin_port`: what comes to the other port may come through a proxy that says nothing of it."""
+    """Raise NotPermitted unless the operator asks. With keys, that takes the operator's key;
+    without, the client must be on this machine and use `admin_port`, since a request to the other
+    port may come through a proxy that does not say so."""
     if key is not None:
         if key.name != OPERATOR_KEY and not key.name.startswith(f"{OPERATOR_KEY}-"):
             raise NotPermitted(

@@ -8,11 +8,12 @@ from starlette.responses import Response
 from engine.errors import BodyTooLarge, WrongContentType
 
 FORMS = {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"}
-"""Types that a browser lets any page send to any server, without asking first."""
+"""Content types that a browser lets any page send to any server, without asking first."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body, JSON. Raises WrongContentType, and BodyTooLarge as soon as it is."""
+    """Return the request's JSON body. Raises WrongContentType, and BodyTooLarge as soon as it is
+    too large."""
     given = request.headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() in FORMS:
         raise WrongContentType(

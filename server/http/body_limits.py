@@ -1,8 +1,8 @@
-"""Bodies on their way in: how large, how slow, and how many bytes of them all at once.
+"""Limits request bodies: how large, how slow, and how many bytes of them at once.
 
-Counts what has arrived and not what was announced, so nobody can take room by announcing much.
-A body counts until its request is answered, since so long it is kept. An uploaded file goes to the
-disk as it comes: it may be larger and takes no room here.
+Counts what has arrived and not what was announced, so nobody can take room by announcing much. A
+body counts until its request is answered, since it is kept that long. An uploaded file goes to disk
+as it comes: it may be larger and takes no room here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from starlette.types import Message, Receive, Scope
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
 
 LEAST_BYTES_PER_S = 16 * 1024
-"""Each of so many bytes that has arrived gives the rest of a body another second."""
+"""Every so many bytes that arrive extend the time limit of a body by one second."""
 
 FORM_BYTES = 64 * 1024
-"""Most of an upload that is not the file: the other fields, and what is between them."""
+"""Most bytes of an upload besides the file: the other fields, and what separates them."""
 UPLOADS = "/v1/files"
-"""Where the body of a POST is a form with a file."""
+"""Path where the body of a POST is a form with a file."""
 
 
 def is_upload(scope: Scope) -> bool:
@@ -28,7 +28,7 @@ def is_upload(scope: Scope) -> bool:
 
 
 class BodyLimits:
-    """What one process holds of bodies."""
+    """Limits the request bodies that one process holds."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class BodyLimits:
         self._retry_after_s = retry_after_s
 
     def check_announced(self, content_length: str, is_upload: bool = False) -> None:
-        """Refuse before anything is read what would be refused then."""
+        """Refuse a body by its content-length, before it is read, if it would be refused then.
+        Raises BodyTooLarge and Overloaded."""
         num_bytes = int(content_length[:19]) if content_length.isdecimal() else 0
         if num_bytes > self.limit(is_upload):
             raise self._too_large(is_upload)
@@ -54,7 +55,7 @@ class BodyLimits:
             self._check_room()
 
     def limit(self, is_upload: bool) -> int:
-        """Most bytes of a body; of one with a file, that and what is around it."""
+        """Return the most bytes of a body; for an upload, of the file and the form around it."""
         return self._max_file_bytes + FORM_BYTES if is_upload else self._max_body_bytes
 
     def _check_room(self) -> None:
@@ -70,11 +71,11 @@ class BodyLimits:
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
 
     def body(self, receive: Receive, is_upload: bool = False) -> Body:
-        """One request's body; to be closed when the request is answered."""
+        """Return the body of one request; it must be closed when the request is answered."""
         return Body(self, receive, is_upload)
 
     def count(self, body: Body, size: int) -> None:
-        """More of a body has arrived. Raises BodyTooLarge and Overloaded."""
+        """Count bytes of a body that have arrived. Raises BodyTooLarge and Overloaded."""
         body.num_bytes += size
         if not body.is_upload:
             self.held_bytes += size
@@ -88,7 +89,7 @@ class BodyLimits:
 
 
 class Body:
-    """The `receive` of one request, watched."""
+    """The `receive` of one request, with limits on size and time."""
 
     def __init__(self, intake: BodyLimits, receive: Receive, is_upload: bool) -> None:
         self.num_bytes = 0
@@ -99,7 +100,8 @@ class Body:
         self._is_whole = False
 
     async def __call__(self) -> Message:
-        """The next message. Raises BodyTooSlow, BodyTooLarge and Overloaded until the last."""
+        """Return the next message. Raises BodyTooSlow, BodyTooLarge and Overloaded until the
+        last."""
         if self._is_whole:
             return await self._receive()
         elapsed_s = asyncio.get_running_loop().time() - self._began
@@ -114,7 +116,7 @@ class Body:
         return message
 
     def close(self) -> None:
-        """The body is kept no longer."""
+        """Stop counting the body as held."""
         if not self.is_upload:
             self._intake.held_bytes -= self.num_bytes
         self.num_bytes = 0

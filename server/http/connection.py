@@ -1,7 +1,7 @@
 """One HTTP connection: uvicorn's, with limits and time-outs on what it leaves open.
 
-Headers have a size and a time; so has a client that takes nothing of its reply, or goes on sending
-what nobody reads. What is no HTTP at all is answered in our error shape. Knows no routes.
+Headers are limited in size and time; so is a client that does not read its reply, or keeps sending
+what nobody reads. What is not HTTP at all is answered in our error shape. Knows no routes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from server.errors import ErrorBody, ErrorDetail
 from server.http.auth import TOO_MANY_CONNECTIONS
 
 LINGER_S = 2.0
-"""How long the rest of a body is read after its reply. Without it the reply could get lost."""
+"""Seconds for which the rest of a body is read after its reply. Without it the reply could get
+lost."""
 
 MAX_PIPELINED = 16
 """Requests that a client may send before the first is answered. Each takes some memory."""
 
 
 class Connection(HttpToolsProtocol):
-    """One client's, from when it comes to when it goes."""
+    """The connection of one client."""
 
     def __init__(
         self,
@@ -46,11 +47,12 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._settings = settings
         self._is_in_head = True
-        """Whether what comes next is a request line or a header."""
+        """Whether the next data is part of a request line or a header."""
         self._has_begun = False
-        """Whether a request has, and is not yet here whole."""
+        """Whether a request has begun that has not arrived whole."""
         self._has_ended = False
-        """Whether one has, in what was last received: then not all of that is of the next one."""
+        """Whether a request ended in the last data received: then not all of it belongs to the next
+        one."""
         self._head_bytes = 0
         self._refused_head = False
         self._receiving: asyncio.TimerHandle | None = None
@@ -117,7 +119,8 @@ class Connection(HttpToolsProtocol):
             self._limit_receiving(LINGER_S)
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser refuses. Not in the middle of a reply to an earlier request."""
+        """Answer a request that the parser refuses; only close while an earlier one is being
+        answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
         elif self._refused_head:
@@ -162,7 +165,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _abort_later(self) -> None:
-        """A closed connection waits for its last bytes to be taken; but not for ever."""
+        """Abort a closed connection if its last bytes are not taken in time."""
         self.loop.call_later(self._settings.send_timeout_s, self.transport.abort)
 
     def _stop_receiving(self) -> None:
@@ -182,7 +185,8 @@ class Connection(HttpToolsProtocol):
         self._refuse(status, "headers_too_large", message)
 
     def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
-        """Answer in place of the routes, which have not heard of this request, and close."""
+        """Answer with an error in place of the routes, which have not seen this request, and
+        close."""
         detail = ErrorDetail(message, "invalid_request_error", None, code)
         body = msgspec.json.encode(ErrorBody(detail))
         lines = [
@@ -201,8 +205,8 @@ class Connection(HttpToolsProtocol):
 
 
 def _speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:
-    """HTTP/1.0 knows no chunks: a reply without a length ends with the connection. Whoever asks for
-    the connection to stay is told that it does."""
+    """Answer as HTTP/1.0, which has no chunks: a reply without a length ends with the connection. A
+    client that asks for the connection to stay is told that it does."""
     cycle.keep_alive = asks_to_stay
     send, is_framed = cycle.send, True
 

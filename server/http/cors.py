@@ -1,4 +1,4 @@
-"""Pages: whose may ask, under which names of this server, and what other origins' may read.
+"""Checks web pages: which may ask, under which host names, and what other origins may read.
 
 A browser sends what any page asks for, to servers on its own machine too, and names the page in
 `Origin`; programs send none. A page whose name was given our address meanwhile (DNS rebinding) is
@@ -22,13 +22,13 @@ from server import errors
 from server.schema.openapi import Operation
 
 EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
-"""Headers of replies that a page may read."""
+"""Reply headers that a page may read."""
 NOBODYS = (".localhost", ".internal")
-"""Ends of names that no page can have; containers call their machine so."""
+"""Suffixes of host names that no page can have; containers reach their host by such names."""
 
 
 class Origins:
-    """Those of pages that may ask; `hosts` are what we listen on."""
+    """Origins of pages that may ask; `hosts` are what we listen on."""
 
     def __init__(self, allowed: Sequence[str], hosts: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
@@ -60,7 +60,8 @@ class Origins:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address, or all those of a name; "" is every one."""
+    """Return whether an address, or every address of a name, is reached from this machine only; ""
+    means all addresses."""
     if _is_address(host):
         address = ip_address(host)
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
@@ -72,7 +73,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _authority(origin: str) -> str:
-    """Its host, and the port if it is another than the scheme's."""
+    """Return the origin's host, and its port if that is not the scheme's default."""
     return origin.partition("://")[2]
 
 
@@ -92,7 +93,7 @@ def _is_address(name: str) -> bool:
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, for what this server takes."""
+    """Starlette's CORS middleware, for the methods that this server takes."""
 
     def __init__(
         self, app: ASGIApp, origins: Sequence[str], operations: Iterable[Operation]

@@ -1,7 +1,7 @@
-"""An API process that is stopped: it says so, takes nothing new, and lets what runs finish.
+"""Stopping an API process: it says so, takes nothing new, and lets what runs finish.
 
-Connections are taken until the end, so that whoever comes is told where to go rather than refused
-by the machine: 503 with `Retry-After`, and `/ready` says why. Knows no routes.
+Connections are taken until the end, so that clients are told where to go rather than refused by the
+machine: 503 with `Retry-After`, and `/ready` says why. Knows no routes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from server.errors import stopping
 log = logging.getLogger(__name__)
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that begin nothing, and are answered to the end: metrics above all."""
+"""Methods that start no work and are answered to the end: metrics above all."""
 
 
 def _is_no_stop(record: logging.LogRecord) -> bool:
-    """Not uvicorn's error of a stop that does not wait any longer: that was asked for."""
+    """Filter out uvicorn's error about a graceful shutdown that timed out: that was asked for."""
     return "timeout graceful shutdown exceeded" not in str(record.msg)
 
 
@@ -31,13 +31,14 @@ class Draining:
     is_on = False
 
     def check(self) -> None:
-        """Raises EngineUnavailable if it is."""
+        """Raise EngineUnavailable if it is."""
         if self.is_on:
             raise stopping()
 
 
 class DrainingServer(uvicorn.Server):
-    """Once told to stop, it leaves when nothing runs any more, after `drain_s` at the latest."""
+    """A server that, once told to stop, ends when nothing runs any more, after `drain_s` at the
+    latest."""
 
     def __init__(self, config: uvicorn.Config, draining: Draining, drain_s: float) -> None:
         super().__init__(config)
@@ -47,7 +48,8 @@ class DrainingServer(uvicorn.Server):
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
-        """Begin to drain, or end that. A stop that was asked for is no failure: exit 0."""
+        """Begin to drain, or stop draining and end. A stop that was asked for is no failure: exit
+        0."""
         if self._deadline is None:
             self._draining.is_on = True
             self._deadline = time.monotonic() + self._drain_s
@@ -57,12 +59,12 @@ class DrainingServer(uvicorn.Server):
             self._deadline = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether it is over: asked several times a second."""
+        """Return whether to end; called several times a second."""
         is_over = await super().on_tick(counter)
         if self._deadline is None:
             return is_over
         left = max(0.0, self._deadline - time.monotonic())
-        # Of what is left, connections that have their replies still to take may have the rest.
+        # Connections that still have replies to take may use the remaining time.
         self.config.timeout_graceful_shutdown = left  # type: ignore[assignment]  # waits for floats too
         if left == 0 and (running := len(self.server_state.tasks)):
             log.warning("stopping: %d requests are broken off", running)

@@ -21,14 +21,14 @@ MIN_LENGTH = 16
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A name, and what is needed to know the key when it comes."""
+    """An API key: its name, and the SHA-256 digest that identifies it."""
 
     name: str
     digest: bytes
 
 
 class Keys:
-    """Those that may ask. Without any, everybody may."""
+    """The keys that may ask. Without any, everybody may."""
 
     def __init__(self, keys: list[ApiKey]) -> None:
         self._keys = keys
@@ -37,11 +37,12 @@ class Keys:
         return bool(self._keys)
 
     def reread(self, file: str, environ: Mapping[str, str]) -> None:
-        """Have those that are there now instead, or raise ConfigError and have the same."""
+        """Replace the keys by those that are there now. Raises ConfigError, and then changes
+        nothing."""
         self._keys = load_keys(file, environ)._keys
 
     def find(self, given: str) -> ApiKey | None:
-        """Whose key this is. Takes as long for every key, whether it is one of ours or not."""
+        """Return the key that was given, if it is one of ours. Takes equally long for every key."""
         digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
         found = None
         for key in self._keys:
@@ -51,7 +52,7 @@ class Keys:
 
 
 def load_keys(file: str, environ: Mapping[str, str]) -> Keys:
-    """The keys of the file, if any is named, and of the environment.
+    """Return the keys of the file, if any is named, and of the environment.
 
     Raises ConfigError for a file that cannot be read or has none, and for keys that are too short
     or given twice; names the line and never what is in it.
@@ -73,7 +74,7 @@ def load_keys(file: str, environ: Mapping[str, str]) -> Keys:
 
 
 def key_to_send(environ: Mapping[str, str], name: str) -> str | None:
-    """Of the keys in the environment, the one of that name, or else the first; None without any."""
+    """Return the environment's key of that name, or else its first one; None without any."""
     entries = [entry.split() for _, entry in _of_variable(environ.get(VARIABLE, ""))]
     of_name = [entry[-1] for entry in entries if " ".join(entry[:-1]) == name]
     return next(iter([*of_name, *(entry[-1] for entry in entries)]), None)

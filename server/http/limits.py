@@ -1,9 +1,9 @@
-"""What each key may ask for in a minute: requests, and tokens of prompts and completions.
+"""Rate limits of API keys: requests, and prompt and completion tokens, per minute.
 
-A bucket holds a minute's worth and fills all the time. A request is admitted while both of its
-key's hold something; its tokens are taken when they are known, so a bucket may be overdrawn and the
-key then waits. All API processes share the buckets: of each, memory has the time at which it is
-full again, changed under a lock that ends with its process. Knows no HTTP.
+A bucket holds a minute's worth and fills all the time. A request is admitted while both buckets of
+its key hold something; its tokens are taken when they are known, so a bucket may be overdrawn and
+the key then waits. All API processes share the buckets: shared memory holds, for each, the time at
+which it is full again, changed under a lock that ends with its process. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from server.config import ServerConfig
 from server.http.keys import VARIABLE, Keys
 
 LONGEST_S = 120
-"""Most that a client is told to wait: it would not wait longer, and not come back."""
+"""Most seconds that a client is told to wait: it would not wait longer, and not come back."""
 _ROUNDING_S = 1e-6
 _FULL_AT = struct.Struct("=dd")
-"""A key's two buckets, by the machine's monotonic clock, which all processes share."""
+"""When a key's two buckets are full again, by the machine's monotonic clock, which all processes
+share."""
 
 
 class Limits:
@@ -38,14 +39,14 @@ class Limits:
         fd: int = -1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Shares the memory behind `fd` with whoever else has it; -1 is memory of its own."""
+        """Share the memory behind `fd` with whoever else has it; -1 creates memory of its own."""
         self.per_minute = requests_per_minute, tokens_per_minute
         self.clock = clock
         self.fd = memory() if fd < 0 and any(self.per_minute) else fd
         self._accounts: dict[str, Account] = {}
 
     def account(self, name: str) -> Account:
-        """Of the key of this name."""
+        """Return the account of the key of this name."""
         account = self._accounts.get(name)
         if account is None:
             account = self._accounts[name] = Account(name, self)
@@ -53,12 +54,12 @@ class Limits:
 
 
 class Account:
-    """What one key has left."""
+    """The requests and tokens that one key has left."""
 
     def __init__(self, name: str, limits: Limits) -> None:
         self.name = name
         self._limits = limits
-        # Where two names hardly ever meet: of memory that nobody writes, there is none.
+        # Names hardly ever collide here, and memory that nobody writes takes no room.
         digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
         self._place = int.from_bytes(digest[:5], "little") * _FULL_AT.size
 
@@ -81,7 +82,7 @@ class Account:
             self._take(full_at, requests=1)
 
     def charge(self, tokens: int) -> None:
-        """Tokens that a request of the key has had."""
+        """Take the tokens that a request of the key has used."""
         with self._full_at() as full_at:
             self._take(full_at, tokens=tokens)
 
@@ -93,7 +94,8 @@ class Account:
 
     @contextmanager
     def _full_at(self) -> Iterator[list[float]]:
-        """When the buckets are full again, to be changed; nobody else does meanwhile."""
+        """Yield when the buckets are full again, to be changed in place; nobody else changes them
+        meanwhile."""
         if not any(self._limits.per_minute):
             yield [0.0, 0.0]
             return
@@ -108,7 +110,7 @@ class Account:
 
 
 def memory() -> int:
-    """A file without a name or a disk, for buckets that are all full."""
+    """Create an anonymous file in memory, in which all buckets are full."""
     return os.memfd_create("srm-limits")
 
 

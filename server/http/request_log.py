@@ -1,4 +1,4 @@
-"""What is found out about one HTTP request while it is answered, for its line in the log.
+"""Collects facts about one HTTP request while it is answered, for its line in the log.
 
 The entry goes with the request's task and those it starts, so whoever knows something notes it
 without being handed anything. Holds no prompt and no text.
@@ -15,29 +15,29 @@ from server.http.limits import Account
 
 @dataclass
 class Entry:
-    """One request."""
+    """Facts about one request."""
 
     request_id: str
     account: Account | None = None
-    """Of its API key, if keys are asked for."""
+    """The account of its API key, if keys are required."""
     completion_id: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_token_s: float | None = None
-    """From the completion's start to its first output."""
+    """Seconds from the completion's start to its first output."""
     stream: Stream | None = None
-    """What the engine makes for it."""
+    """The engine's output for it."""
     broken_off: int = 0
-    """The status that a reply which had begun would have had, had it been known how it ends."""
+    """The status of the error that ended a reply already begun; 0 without one."""
 
     def take_over(self, other: Entry) -> None:
-        """This request is answered with what was made for another one."""
+        """Take over the completion of another request, whose reply answers this one."""
         self.completion_id = other.completion_id
         self.prompt_tokens, self.completion_tokens = other.prompt_tokens, other.completion_tokens
         self.first_token_s = other.first_token_s
 
     def fields(self) -> dict[str, object]:
-        """What there is to say, by name."""
+        """Return the known facts by name."""
         return {
             name: value
             for name, value in (
@@ -57,13 +57,13 @@ CURRENT: ContextVar[Entry] = ContextVar("request")
 
 
 def note_stream(stream: Stream) -> None:
-    """The engine has been asked for something."""
+    """Note the engine stream of the current request."""
     if (entry := CURRENT.get(None)) is not None:
         entry.stream = stream
 
 
 def note_broken_off(status: int) -> None:
-    """A reply that had begun ends with an error."""
+    """Note that a reply already begun ends with an error of this status."""
     if (entry := CURRENT.get(None)) is not None:
         entry.broken_off = status
 
@@ -75,7 +75,7 @@ def note_completion(
     discarded_tokens: int,
     first_token_s: float | None,
 ) -> None:
-    """A completion has ended, in whatever way; its tokens are charged to the key."""
+    """Note that a completion has ended, in whatever way, and charge its tokens to the key."""
     entry = CURRENT.get(None)
     if entry is None:  # nobody asked over HTTP
         return

@@ -1,6 +1,6 @@
-"""The edge between HTTP and us: request ids; a log line, metric and span of each; last resort.
+"""Outermost middleware: request ids; a log line, metric and span of each request; last resort.
 
-Every reply carries `x-request-id`, the client's own if it sent a sane one. What nobody foresaw is
+Every reply carries `x-request-id`, the client's own if it sent a sane one. An unforeseen error is
 logged here and answered with 500, so nothing below has to catch it. Never logs bodies. Paths end
 without a slash from here on, and HEAD is GET: the connection leaves the body out.
 """
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = {"/health", "/ping", "/ready", "/metrics"}
-"""Asked every few seconds: not worth a line each time."""
+"""Requested every few seconds: logged at DEBUG only, and not traced."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 IS_HEAD = "srm.is_head"
-"""Key of the inner scope: whether nobody will see the body."""
+"""Key of the inner scope: whether the request is HEAD, so that nobody will see the body."""
 _CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client left before the reply was complete."""
 

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class WhileConnected(Response):
-    """Makes a reply and sends it while the client is there; ClientDisconnect once it is not."""
+    """Makes a reply and sends it while the client is there; raises ClientDisconnect once it is
+    not."""
 
     def __init__(self, make: Callable[[], Awaitable[Response]]) -> None:
         """The request's body must have been read: from here on, only a disconnect can come."""
@@ -55,7 +56,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 def together(events: list[bytes]) -> bytes:
-    """Several events that are sent as one part of a stream."""
+    """Join several events that are sent as one part of a stream."""
     return b"\n\ndata: ".join(events)
 
 

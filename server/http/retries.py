@@ -33,7 +33,7 @@ from server.http.body_limits import is_upload
 from server.http.request_log import CURRENT
 
 TIMED_OUT = 0.9
-"""Of its time-out, what must have passed for a client that leaves to be taken for timed out; its
+"""Fraction of its time-out after which a client that leaves counts as timed out; below 1, since its
 clock and ours do not start at the same moment."""
 
 MAX_ALONE_BYTES = 64 * 1024**2
@@ -100,7 +100,8 @@ class Retries:
         return running
 
     async def _attend(self, running: _Running, receive: Receive, send: Send) -> None:
-        """Give a client the reply. Raises ClientDisconnect if it leaves, or is followed."""
+        """Give a client the reply. Raises ClientDisconnect if it leaves, and TimedOut if a retry
+        takes over."""
         leave = running.attach(send)
         gone = asyncio.create_task(_until_gone(receive))
         left = asyncio.create_task(leave.wait())
@@ -128,7 +129,7 @@ class Retries:
 
 
 class _Running:
-    """One request, and the client that it is answered to, if one is there."""
+    """One request, and the client that it is answered to, if there is one."""
 
     task: asyncio.Task[None]
 
@@ -140,7 +141,7 @@ class _Running:
         self.is_begun = False
         """Whether a client has had the beginning of the reply."""
         self.leave: asyncio.Event | None = None
-        """Set to tell the client's attendant that another client is here."""
+        """Set to tell the client's `_attend` that another client is here."""
         self.entry = CURRENT.get()
         self._send: Send | None = None
         self._has_client = asyncio.Event()
@@ -158,7 +159,7 @@ class _Running:
         return _now() - self.since >= TIMED_OUT * self.timeout_s
 
     def attach(self, send: Send) -> asyncio.Event:
-        """Answer this client from now on; the event says when no longer to."""
+        """Answer this client from now on; the returned event is set when another takes over."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._abandon(False)
@@ -168,18 +169,20 @@ class _Running:
         return self.leave
 
     def wait_for_retry(self, grace_s: float) -> None:
-        """Its client has timed out: hold back the reply for the next one, and end if none comes."""
+        """Hold back the reply for a retry of the timed-out client, and end if none comes in
+        `grace_s`."""
         self._has_client.clear()
         self._abandon(True)
         self._expiry = asyncio.get_running_loop().call_later(grace_s, self.end)
 
     def _abandon(self, is_alone: bool) -> None:
-        """While it is alone, whoever waits for a slot of its own gets it."""
+        """Tell the engine whether it is alone: meanwhile its slots go to whoever waits for some."""
         if self.entry.stream is not None:
             self.entry.stream.abandon(is_alone)
 
     def end(self) -> None:
-        """Nobody waits for it: to the routes this is a client that has gone away."""
+        """End the request, which nobody waits for: to the routes this is a client that has gone
+        away."""
         self._has_ended.set()
         self._has_client.set()  # for what is held back, which nobody will get
         self.is_begun = True  # too late for another client
@@ -210,7 +213,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def _read_timeout_s(scope: Scope) -> float | None:
-    """After how long of silence the client of a POST gives up, in seconds, if it says so."""
+    """Return the seconds of silence after which the client of a POST gives up, if it says so."""
     if scope["type"] != "http" or scope["method"] != "POST":
         return None
     headers = Headers(scope=scope)

@@ -46,7 +46,7 @@ class Tracer:
         self._failed = api.Status(api.StatusCode.ERROR)
 
     def record(self, scope: Scope, route: str, status: int, started_ns: int, entry: Entry) -> None:
-        """The span of a request that ends now and began at `started_ns`, Unix time."""
+        """Record the span of a request that ends now and began at `started_ns`, Unix time."""
         parent = self._parents.extract(dict(Headers(scope=scope)))
         span = self._tracer.start_span(
             f"{scope['method']} {route}",

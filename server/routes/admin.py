@@ -1,7 +1,7 @@
-"""The operator's routes: other weights, a snapshot, what is in use. Who may ask is for `guard`.
+"""The operator's routes: other weights, a snapshot, what is in use. `server.http.auth` guards them.
 
-Knows of a folder of weights what the API processes have loaded of the model's: tokenizer and chat
-template, which must be the same there. The weights themselves are the engine's business.
+A folder of weights must have the tokenizer and chat template that the API processes have loaded,
+which is checked here. The weights themselves are the engine's business.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class WeightsReply(msgspec.Struct, kw_only=True):
     """The weights are in use."""
 
     path: str
-    """As it was read: absolute, with links followed."""
+    """The path as it was read: absolute, with links followed."""
     running: str
     weights_version: int
     """1 is what the server began with."""
     fingerprint: str
-    """Of config and weights: the `system_fingerprint` of replies."""
+    """Fingerprint of config and weights: the `system_fingerprint` of replies."""
     seconds: float
-    """From the question to the first step with these weights."""
+    """Seconds from the request to the first step with these weights."""
     pause_seconds: float
-    """Of these, how long no step was made."""
+    """Part of `seconds` in which no step was made."""
 
 
 class SnapshotReply(msgspec.Struct, kw_only=True):
-    """How far the requests of batches are is on disk."""
+    """The progress of batches' requests is on disk."""
 
     path: str | None = None
     """The file; null where no sequence of a batch had begun, and nothing was written."""
@@ -68,13 +68,13 @@ class SnapshotReply(msgspec.Struct, kw_only=True):
     bytes: int
     seconds: float
     read_s: float
-    """Of these, how long states were read, in which no step was made."""
+    """Part of `seconds` in which states were read and no step was made."""
     write_s: float
-    """How long the file was written, while steps were made."""
+    """Part of `seconds` in which the file was written, while steps were made."""
 
 
 class EngineState(msgspec.Struct, kw_only=True):
-    """What the engine last said of itself, a second ago at most."""
+    """The engine's last report of its state, at most a second old."""
 
     state: str
     """`ready` or `draining`."""
@@ -138,14 +138,14 @@ class Admin:
         return _reply(SnapshotReply, await self._client.snapshot())
 
     def state(self) -> EngineState:
-        """Raises EngineUnavailable while it says nothing."""
+        """Return the engine's state. Raises EngineUnavailable while it does not answer."""
         status = self._client.status
         if status is None:
             raise EngineUnavailable("the engine does not answer: it is starting, or gone")
         return msgspec.convert(status, EngineState, from_attributes=True)
 
     def _checked_folder(self, path: str) -> Path:
-        """The folder, which may be used and reads text as the served one."""
+        """Return the folder, if it may be used and has the served model's text files."""
         folder = resolved(path, self._weights_dir)
         try:
             text = _text_of(folder, self._has_own_template)
@@ -169,7 +169,7 @@ def resolved(path: str, allowed: str) -> Path:
     try:
         root = Path(allowed).expanduser().resolve()
         folder = (root / path).resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, circular links
         raise InvalidRequest(f"path = {show(path)} is no path: {error}", "path") from None
     if allowed and not folder.is_relative_to(root):
         raise InvalidRequest(f"path must lead into weights_dir; got {show(path)}", "path")
@@ -177,9 +177,9 @@ def resolved(path: str, allowed: str) -> Path:
 
 
 def _text_of(folder: Path, has_own_template: bool) -> dict[str, object]:
-    """What the API processes go by, by the name that an error calls it; None where it is not there.
+    """Return what API processes read from the folder, by its name in errors; None if it is missing.
 
-    The folder's template is of no meaning to a server that was given one of its own.
+    A server that was given a chat template of its own ignores the folder's.
     """
     tokenizer = folder / "tokenizer.json"
     return {

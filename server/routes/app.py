@@ -62,10 +62,10 @@ OPERATIONS = (
     *dashboard.OPERATIONS,
     *reference.OPERATIONS,
 )
-"""All that is told of the routes below."""
+"""The documented operations of all routes below."""
 
 STORE_THREADS = 16
-"""Most things that are done to files at once: a slow disk holds up nothing else."""
+"""Most concurrent operations on files: a slow disk holds up nothing else."""
 
 
 def create_app(
@@ -76,9 +76,10 @@ def create_app(
     draining: Draining | None = None,
     keys: Keys | None = None,
 ) -> FastAPI:
-    """Everything an API process answers. It takes nothing new once `draining` is on.
+    """Return the application of an API process. It takes nothing new once `draining` is on.
 
-    Asks for `keys` as they are by then; without them, for those of `config` and the environment.
+    Requests are checked against `keys` as they are then; without `keys`, against those of
+    `config` and the environment.
 
     Connects `client` at startup, and closes it and `template` at shutdown. Raises ConfigError for
     keys, limits and traces that cannot be.
@@ -108,7 +109,7 @@ def create_app(
     def retry_after_s() -> int:
         return client.status.retry_after_s if client.status else 1
 
-    # It would say nothing of bodies; and a redirect would lead nowhere behind a proxy.
+    # FastAPI's own document says nothing of bodies; a redirect leads nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
     app.add_middleware(

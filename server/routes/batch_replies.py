@@ -128,7 +128,7 @@ def file_object(record: FileRecord) -> FileObject:
 
 
 def file_list(records: list[FileRecord], limit: int) -> FileList:
-    """Of up to `limit` records; one more says that there are more."""
+    """Return a list of up to `limit` records; a further record sets `has_more`."""
     data = [file_object(record) for record in records[:limit]]
     return FileList(
         data=data,
@@ -139,7 +139,7 @@ def file_list(records: list[FileRecord], limit: int) -> FileList:
 
 
 def batch(record: BatchRecord) -> Batch:
-    """What a client is told. Output files are told of when they are there."""
+    """Return the batch as clients see it: with its output files once it has ended."""
     is_final = record.status not in RUNNABLE
     return Batch(
         id=record.id,
@@ -171,7 +171,7 @@ def batch(record: BatchRecord) -> Batch:
 
 
 def batch_list(records: list[BatchRecord], limit: int) -> BatchList:
-    """Of up to `limit` records; one more says that there are more."""
+    """Return a list of up to `limit` records; a further record sets `has_more`."""
     data = [batch(record) for record in records[:limit]]
     return BatchList(
         data=data,

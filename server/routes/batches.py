@@ -1,6 +1,6 @@
 """/v1/batches: jobs of many requests, made, watched and cancelled.
 
-What a job does is written down here and done elsewhere. A key sees its own batches alone. Knows no
+Jobs are recorded here and run elsewhere. A key sees its own batches alone. Knows no
 lines of a file and no engine.
 """
 
@@ -158,7 +158,7 @@ OPERATIONS = (
 
 
 class Batches:
-    """The jobs of the keys of this server."""
+    """The batches of the keys of this server."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Batches:
         return batch
 
     def _told(self, record: BatchRecord) -> BatchRecord:
-        """With the reason why no process of this server runs it, if it is another's."""
+        """Add an error that says why this server does not run it, if it is of another model."""
         name = self._config.model_name
         if not record.is_runnable or record.is_of(self._config.model_id, name):
             return record

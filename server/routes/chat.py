@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: messages through the chat template, and a completion as a message.
 
-All but the two ends is what completions do. Knows the template only as what makes a prompt.
+All but the prompt and the shape of the reply is shared with completions. Knows the template only as
+what makes a prompt.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Chat:
         return await self._answers.respond(generation, self._shape(generation))
 
     async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
-        """The JSON of the reply to a body that asks for no stream, for someone who has no
+        """Return the JSON of the reply to a body without `stream`, for callers without a
         connection. Raises the SRMError to answer with."""
         generation = await self._start(body, id, sender)
         return await self._answers.whole(generation, self._shape(generation))
@@ -207,7 +208,7 @@ class ChatShape:
         ]
 
     def rendering(self) -> None:
-        """Nothing can: what a chunk is to say depends on more than its text."""
+        """Return None: a chunk depends on more than its text."""
 
     def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
         made = origin(self._client, self._generation)
@@ -227,7 +228,7 @@ class ChatShape:
         return _encode(chunk)
 
     def _of_prompt(self) -> tuple[Raw | UnsetType, Raw | UnsetType]:
-        """Its token ids and scores, where they are asked for and have not been told."""
+        """Return the prompt's token ids and scores, if asked for and not sent before."""
         if self._has_told_prompt:
             return UNSET, UNSET
         self._has_told_prompt = True

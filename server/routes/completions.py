@@ -1,6 +1,6 @@
 """POST /v1/completions: from a body to choices.
 
-A parameter that is not honoured is refused in `protocol`; what is left of a request here is true.
+Parameters that are not honoured are refused in `server.schema`; all that reach this are honoured.
 Knows HTTP only as far as a route does, and the engine only as a client.
 """
 
@@ -86,7 +86,7 @@ class Completions:
         return await self._answers.respond(generation, self._shape(generation))
 
     async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
-        """The JSON of the reply to a body that asks for no stream, for someone who has no
+        """Return the JSON of the reply to a body without `stream`, for callers without a
         connection. Raises the SRMError to answer with."""
         generation = await self.start(id, parse_completion(body), sender)
         return await self._answers.whole(generation, self._shape(generation))
@@ -137,7 +137,7 @@ class CompletionShape:
         self._pieces = pieces
         self._template = template
         self._frames: dict[UsageField, tuple[bytes, bytes]] = {}
-        self._version: int | None = None  # of the weights that they tell of
+        self._version: int | None = None  # of the weights in the frames
         self._generation = generation
         self._model_name = model_name
         self._client = client

@@ -34,9 +34,9 @@ from server.storage.uploads import Uploads
 
 MAX_LISTED = 10_000
 EXPIRY_S = 3600, 30 * 24 * 3600
-"""Shortest and longest that a file may be asked to be kept."""
+"""Shortest and longest time that an upload may ask to be kept, in seconds."""
 DEFAULT_EXPIRY_S = EXPIRY_S[1]
-"""Of what is uploaded: input of batches."""
+"""Seconds that uploads, which are input of batches, are kept by default."""
 
 T = TypeVar("T")
 Anchor = Annotated[Literal["created_at"], Meta(description="created_at")]
@@ -80,7 +80,7 @@ class FileQuery(Fields, frozen=True, kw_only=True):
 
 
 _FILE = "file", ""
-"""What is checked of the file as a field of the form."""
+"""Stands for the file when the form's fields are checked."""
 _ID = {"file_id": "The id of a file."}
 OPERATIONS = (
     Operation(
@@ -127,7 +127,7 @@ OPERATIONS = (
 
 
 class Files:
-    """What is kept for the keys of this server."""
+    """The files of the keys of this server."""
 
     def __init__(
         self, store: Store, threads: ThreadPoolExecutor, max_file_bytes: int, max_store_bytes: int

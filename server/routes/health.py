@@ -34,7 +34,7 @@ OPERATIONS = (
 
 
 def check_ready(client: EngineClient, stall_s: float) -> None:
-    """EngineUnavailable with the reason if completions would not be answered."""
+    """Raise EngineUnavailable with the reason if completions would not be answered."""
     status = client.status
     if status is None:
         raise EngineUnavailable("the engine does not answer: it is starting, or gone")

@@ -31,7 +31,7 @@ OPERATIONS = (
 )
 _TITLE = "srm"
 _VERSION = "1"
-"""Of the interface; the server's own is another."""
+"""Version of the interface; the server's own is another."""
 _PAGE = Path(__file__).with_name("reference.html")
 _SCRIPT = _PAGE.with_suffix(".js")
 _RANGES = {
@@ -46,7 +46,7 @@ _RANGES = {
 
 
 def routes(operations: Iterable[Operation]) -> APIRouter:
-    """The routes of this module, which tell of all."""
+    """The routes of this module, which document all operations."""
     router = APIRouter()
     whole = document(operations, _TITLE, _VERSION)
     as_json = msgspec.json.encode(whole)

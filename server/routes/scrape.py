@@ -66,9 +66,9 @@ VLLM_NAMES = {
     "vllm:request_params_n": "srm_engine_request_params_n",
     "vllm:request_params_max_tokens": "srm_engine_request_params_max_tokens",
 }
-"""Families of ours by the names that dashboards made for vLLM know. Counters without `_total`."""
+"""Our families by their vLLM names, for dashboards made for vLLM. Counters without `_total`."""
 VLLM_LABELS = {"finish_reason": "finished_reason"}
-"""Labels of ours that are called otherwise there."""
+"""Our labels that vLLM names otherwise, with its names."""
 VLLM_CACHE_CONFIG = "vllm:cache_config_info"
 
 
@@ -76,13 +76,13 @@ class Scrape:
     """The metrics of all processes, read by one thread at a time."""
 
     def __init__(self, update: Callable[[], None]) -> None:
-        """`update` sets the gauges that nobody sets otherwise; it may block."""
+        """`update` sets the gauges that are set nowhere else; it may block."""
         self._update = update
         self._running: asyncio.Task[list[Metric]] | None = None
         self._next: asyncio.Task[list[Metric]] | None = None
 
     async def families(self) -> list[Metric]:
-        """As they are after this was called. Who asks while another reads shares the next read."""
+        """Return metrics read after this call. Callers during a read share the next one."""
         if self._next is None:
             self._next = asyncio.create_task(self._read_after(self._running))
         return await asyncio.shield(self._next)  # one of several who wait may leave
@@ -105,7 +105,7 @@ def read_families() -> list[Metric]:
 
 
 def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]:
-    """The families, and again those that have another name, with the labels vLLM gives them."""
+    """Return the families, and again those that vLLM names, with its names and labels."""
     by_name = {family.name: family for family in families}
     labels = {"model_name": model_name, "engine": "0"}
     found = list(by_name.values())
@@ -136,7 +136,7 @@ def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
 
 
 def _value(families: Mapping[str, Metric], name: str) -> float | None:
-    """Of a gauge without labels; None while no process has it."""
+    """Return the value of a gauge without labels; None while no process has it."""
     samples = families[name].samples if name in families else []
     return samples[0].value if samples else None
 

@@ -1,6 +1,4 @@
-"""What clients ask of a server before they send it work: its version, whether it is there, how many
-workers it has. Knows no engine.
-"""
+"""/version, /ping and /get_world_size: what clients ask before they send work. Knows no engine."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from server.http.bodies import json_reply
 from server.schema.openapi import Operation
 
 VERSION = "0.2.0"
-"""Of this server, as in pyproject.toml."""
+"""Version of this server, as in pyproject.toml."""
 
 
 class Version(msgspec.Struct):
@@ -20,7 +18,7 @@ class Version(msgspec.Struct):
 
 
 class Pong(msgspec.Struct):
-    """That it came is all there is to it."""
+    """An empty reply: the process is alive."""
 
 
 class WorldSize(msgspec.Struct):
@@ -61,5 +59,5 @@ async def ping() -> Response:
 
 @router.get("/get_world_size")
 async def get_world_size() -> Response:
-    """Of which processes each holds a part of the model: TRL asks."""
+    """Return how many processes each hold a part of the model: TRL asks."""
     return json_reply(msgspec.json.encode(WorldSize(1)))

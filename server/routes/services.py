@@ -1,4 +1,4 @@
-"""What answers bodies where there is no HTTP: the same objects as behind the routes.
+"""Answers request bodies without HTTP, by the same objects as behind the routes.
 
 Knows no files and no lines.
 """
@@ -23,7 +23,7 @@ from server.text.tokenizer_files import chat_template as chat_template_source
 def answering(
     client: EngineClient, text: Text, folder: Path, model_name: str = "", chat_template: str = ""
 ) -> Iterator[tuple[Completions, Chat]]:
-    """Both kinds, while the block is not left. Raises ConfigError and CheckpointError for a chat
+    """Yield Completions and Chat for the block. Raises ConfigError and CheckpointError for a chat
     template that cannot be read."""
     source = chat_template_source(folder, chat_template)
     template = None if source is None else ChatTemplate(source, text.special_tokens)

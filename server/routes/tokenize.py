@@ -1,7 +1,7 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer for clients that have none.
 
-Whatever is asked for is bounded by MAX_CHARACTERS and MAX_TOKENS, since no context bounds it, and
-made in a thread; long texts one after the other, since they take much memory. Knows no engine.
+Requests are bounded by MAX_CHARACTERS and MAX_TOKENS, since no context bounds them, and run in a
+thread; long texts one after the other, since they take much memory. Knows no engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from server.text.text import AT_ONCE, Text
 MAX_CHARACTERS = 1024 * 1024
 """Most characters of one request."""
 MAX_TOKENS = 4 * 1024 * 1024
-"""Most tokens that are made text at once."""
+"""Most tokens of a request to make text of."""
 
 Texts = Annotated[
     str | list[str], Meta(description="a string or a list of strings; or leave it out for messages")
@@ -91,7 +91,7 @@ class DetokenizeRequest(Fields, frozen=True, kw_only=True):
 
 
 class Tokenized(msgspec.Struct):
-    """Of one text; of a list, everything but the context is a list too."""
+    """The tokens of a text; for a list of texts, all but the context are lists of these."""
 
     tokens: list[int | list[int]]
     count: int | list[int]

@@ -33,7 +33,7 @@ MESSAGES_FORMS = (
         Meta(min_length=1, max_length=MAX_MESSAGES, description=f"a list of 1 to {MAX_MESSAGES}"),
     ],
 )
-"""What `messages` may be on the wire."""
+"""Types that `messages` may have on the wire."""
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             )
 
     def as_completion(self, prompt: str, n_ctx: int) -> CompletionRequest:
-        """The same request of the text that the template made; `n_ctx` is the model's context."""
+        """Return the same request of the template's text; `n_ctx` is the model's context."""
         shared = {name: getattr(self, name) for name in SamplingRequest.__struct_fields__}
         return CompletionRequest(
             **shared,
@@ -123,7 +123,7 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "chat_template": (),
 }
-"""As NEUTRAL, of a chat request."""
+"""As NEUTRAL, for chat requests."""
 
 
 def parse_chat(body: bytes) -> ChatRequest:

@@ -77,7 +77,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
-    """What a message has new."""
+    """The new part of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     """In the first chunk of a choice."""

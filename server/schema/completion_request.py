@@ -19,7 +19,7 @@ PROMPT_FORMS = (
     TokenIds,
     Annotated[list[TokenIds], Meta(min_length=1)],
 )
-"""What `prompt` may be on the wire."""
+"""Types that `prompt` may have on the wire."""
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             self._check_samples()
 
     def _check_samples(self) -> None:
-        """Refuse what goes not with `until`, or with another `return` than choices."""
+        """Refuse what conflicts with `until`, or with another `return` than choices."""
         is_ranked = self.num_samples > self.n
         beside = {
             "best_of": is_ranked,
@@ -92,7 +92,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             self.refuse_beside(shown, 'return = "counts", which has no choices')
 
     def _refuse_text(self) -> None:
-        """Refuse what asks for text where none is made."""
+        """Refuse fields about text, since packed replies have none."""
         defaults = {one.name: one.default for one in msgspec.structs.fields(type(self))}
         for name in ABOUT_TEXT:
             value = getattr(self, name)

@@ -11,7 +11,7 @@ from server.schema.openapi import reference
 
 
 class Logprobs(msgspec.Struct):
-    """Of the tokens of the text; `text_offset` counts characters from its start."""
+    """Scores of the text's tokens; `text_offset` counts characters from the text's start."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -21,7 +21,7 @@ class Logprobs(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """Of a prompt token, or of another one in its place."""
+    """The score of a prompt token, or of another one in its place."""
 
     logprob: float
     rank: int

@@ -18,11 +18,11 @@ Role = Literal["developer", "system", "user", "assistant", "tool"]
 GenerationPrompt = Annotated[Flag | None, Meta(description="true or false")]
 TemplateVariables = Annotated[dict[str, Any], Meta(description="an object")]
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
-"""What a request says of these in fields of its own."""
+"""Template variables that requests set in fields of their own."""
 _LABELS = {"cache_control", "id", "type"}
-"""Keys beside a text that may say what they like: no template shows it."""
+"""Keys beside a text that may have any value: no template shows it."""
 _ASKING = {"partial", "prefix"}
-"""Keys by which other servers are asked to go on with a message."""
+"""Keys that ask other servers to continue a message."""
 
 
 class _TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -35,7 +35,7 @@ class _Function(msgspec.Struct, frozen=True):
 
 
 class _ToolCall(msgspec.Struct, frozen=True):
-    """Of an earlier turn: no tool is called here."""
+    """A tool call of an earlier turn: no tool is called here."""
 
     function: _Function
     id: str | None = None
@@ -61,11 +61,11 @@ _INNER: dict[str, type[msgspec.Struct]] = {
     "tool_calls": _ToolCall,
     "function": _Function,
 }
-"""What the objects of these fields are."""
+"""Structs of the objects in these fields."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat, and what is wanted of the template."""
+    """A chat, and the options of its template."""
 
     messages: list[Message]
     add_generation_prompt: bool | None = None
@@ -74,7 +74,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adds_generation_prompt(self) -> bool:
-        """Whether the text ends with what the template has before an answer."""
+        """Whether the prompt ends with the template's beginning of an answer."""
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
@@ -137,7 +137,7 @@ def _message(value: Any, i: int) -> Message:
 
 
 def _check_keys(value: Any, kind: type[msgspec.Struct]) -> None:
-    """Raise ValidationError for text under a key that is none of a message or of what is in it."""
+    """Raise ValidationError for text under an unknown key of a message or of its parts."""
     if not isinstance(value, dict):
         return
     for name in value.keys() - {*kind.__struct_fields__, *_LABELS}:
@@ -173,7 +173,7 @@ def _for_template(message: Message, knows_developer: bool) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """Of an earlier call: the object that the text is JSON of, or the text if it is none."""
+    """Decode an earlier call's arguments; return the text if it is no JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except UNDECODABLE:

@@ -41,7 +41,7 @@ def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
 
 
 def _converted(text: str, hint: Any) -> Any:
-    """None for what it cannot be; so the text `null`, which msgspec takes for one, is none."""
+    """Return the value, or None if invalid; so is the text `null`, which msgspec reads as None."""
     try:
         return msgspec.convert(text, hint, strict=False)
     except msgspec.ValidationError:

@@ -40,7 +40,7 @@ ERRORS = {
     504: "It took longer than it may.",
     507: "The disk is full.",
 }
-"""What an error status means here."""
+"""Meaning of each error status."""
 _EVERYWHERE = (401, 429, 500, 503)
 """Error statuses of every route."""
 _HAVE_RETRY = (429, 503)
@@ -64,9 +64,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     summary: str
     reply: type[msgspec.Struct] | tuple[str, ...]
-    """What 200 has as JSON, or the media types of what has no struct."""
+    """Struct of the JSON of a 200, or its media types if it has no struct."""
     events: type[msgspec.Struct] | None = None
-    """Of the stream that the same route answers with if asked to."""
+    """Struct of the events, if the same route answers with a stream when asked to."""
     parts: tuple[type[msgspec.Struct], ...] = ()
     """Further structs that the reply refers to."""
     body: Body | None = None
@@ -215,8 +215,8 @@ def _headers(has_retry: bool = False) -> Schema:
 
 
 def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[str, Schema]:
-    """Schemas of structs and of what is in them. A reply always has all that is not UNSET;
-    what forbids no further keys in a request takes some."""
+    """Return schemas of structs and of those in them. A reply always has all fields that cannot be
+    UNSET; a struct of a request takes further keys unless it forbids them."""
     found = list(dict.fromkeys(part for kind in kinds for part in _structs(kind)))
     _, schemas = msgspec.json.schema_components(found, ref_template=_REFERENCE)
     for kind in found:
@@ -292,7 +292,7 @@ def _nullable(forms: Iterable[Any], required: bool) -> Schema:
 
 
 def _description(hint: Any) -> str | None:
-    """What the Meta of an annotation says it allows."""
+    """Return the description in an annotation's Meta: what it allows."""
     metas = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Meta)]
     inner = [_description(part) for part in get_args(hint) if get_origin(part) is Annotated]
     return next(filter(None, [*(meta.description for meta in metas), *inner]), None)

@@ -1,4 +1,4 @@
-"""What every request for completions may say. Knows no tokenizer and no engine."""
+"""Fields that every request for completions may have. Knows no tokenizer and no engine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
-    """What completions and chat completions have in common."""
+    """The fields that completions and chat completions have in common."""
 
     model: Annotated[str, Meta(description="a string")] | None = None
     n: Annotated[

@@ -1,6 +1,6 @@
-"""What a request says of which of its samples it wants to hear of, and when there are enough.
+"""Fields of a request that say which of its samples it wants, and when there are enough.
 
-The fields of both routes, and what does not go with them. Knows no pattern and no sample.
+Both routes have them. What does not go together is refused here. Knows no pattern and no sample.
 """
 
 from __future__ import annotations
@@ -93,5 +93,5 @@ class WantedSamples(Fields, frozen=True, kw_only=True):
 
     @property
     def as_said(self) -> str:
-        """What of these fields makes the reply another one, for messages."""
+        """The field that changes the reply, as error messages show it."""
         return "until" if self.until is not None else f'return = "{self.returns}"'

@@ -39,9 +39,9 @@ def checked(
     converted: dict[str, Any],
     neutral: dict[str, tuple[Any, ...]],
 ) -> _Asked:
-    """The request that the fields given make; those in `converted` have been checked already.
+    """Return the request made of the fields given; those in `converted` have been checked already.
 
-    `neutral` has fields that are no part of it, with the values that ask for nothing.
+    `neutral` has fields that the struct does not have, with the values that ask for nothing.
 
     Raises InvalidRequest naming field and value.
     """
@@ -88,12 +88,12 @@ def hints_of(kind: type[Fields]) -> dict[str, Any]:
 
 @cache
 def _attributes(kind: type[Fields]) -> dict[str, str]:
-    """What each field is called here, by its name on the wire."""
+    """Return each field's attribute name, by its name on the wire."""
     return {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
 
 
 def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
-    """That a field of a request may not have a value."""
+    """Return the error for a value that a field of a request may not have."""
     hint = hints_of(kind)[name]
     return InvalidRequest(f"{name} must be {allowed(hint)}; got {show(value)}", name)
 
@@ -128,7 +128,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def _integral(value: Any, depth: int = 2) -> Any:
-    """With integers for the floats that are some, in lists of lists too."""
+    """Replace floats that are whole numbers by integers, in lists of lists too."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list) and depth:

@@ -1,8 +1,8 @@
-"""Clock: the time by which batches and files expire, which a jump of the wall clock does not reach.
+"""The clock by which batches and files expire, unaffected by jumps of the wall clock.
 
-It goes with how long the machine has been up, which nobody sets, and follows the wall clock where
-that goes back or runs a little fast. Where it jumps ahead, somebody has a day to set it right. What
-is known is kept in a file, for the process that comes next.
+It goes by the machine's uptime, which nobody sets, and follows the wall clock where that goes back
+or runs a little fast. A jump ahead is ignored for a day, so that somebody can set it right. The
+state is kept in a file, for the next process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Meta
 log = logging.getLogger(__name__)
 
 HOLD_S = 24 * 3600.0
-"""After so long a jump is taken for the truth."""
+"""Seconds after which a jump is taken for the truth."""
 _JUMP_S = 60.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -31,15 +31,15 @@ def _uptime() -> float:
 
 class _Kept(msgspec.Struct):
     boot: str
-    """Uptimes of another boot say nothing."""
+    """Id of the boot; uptimes of another boot say nothing."""
     offset: Annotated[float, Meta(ge=0, lt=2.0**40)]
-    """Of the wall clock over the uptime, jumps left out."""
+    """Wall clock minus uptime in seconds, jumps left out."""
     held_at: float | None
-    """Uptime at the jump that is left out."""
+    """Uptime in seconds at the jump that is left out; None without one."""
 
 
 class Clock:
-    """Of one process."""
+    """The clock of one process."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Clock:
         uptime: Callable[[], float] = _uptime,
         boot: str = "",
     ) -> None:
-        """`file` need not be there. `wall` and `uptime` are in seconds, `boot` is like no other."""
+        """`file` need not exist. `wall` and `uptime` return seconds; `boot` is unique to a boot."""
         self._file = file
         self._wall = wall
         self._uptime = uptime
@@ -56,7 +56,7 @@ class Clock:
         self._kept = self._read()
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the time in Unix seconds."""
         kept, uptime = self._kept, self._uptime()
         offset = self._wall() - uptime
         has_lasted = kept.held_at is not None and uptime - kept.held_at >= HOLD_S
@@ -71,7 +71,7 @@ class Clock:
         return uptime + kept.offset
 
     def keep(self) -> None:
-        """Write down what is known."""
+        """Save the state for the next process."""
         made = self._file.with_suffix(f".{os.getpid()}.making")
         try:
             made.write_bytes(msgspec.json.encode(self._kept))

@@ -26,7 +26,7 @@ from engine.errors import StoreError, StoreFull
 log = logging.getLogger(__name__)
 
 VERSION = 1
-"""Of the tables below; kept in the database as its user_version."""
+"""Version of the tables below; kept in the database as its user_version."""
 SCHEMA = f"""
 CREATE TABLE files (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,7 +55,7 @@ PRAGMA user_version = {VERSION};
 """
 _NAME = re.compile(r"store(?:-(\d{1,9}))?\.sqlite3")
 _BUSY_S = 30
-"""How long a transaction waits for those of other processes."""
+"""Seconds a transaction waits for those of other processes."""
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 T = TypeVar("T")
@@ -63,36 +63,38 @@ Work = Callable[[sqlite3.Connection], T]
 
 
 class Damaged(Exception):
-    """The database that was open is none, or not a whole one; raised by what reads it too."""
+    """The open database is not one of ours, or is damaged; also raised by code that reads it."""
 
 
 class Database:
-    """One process' way to the database in a folder. May be used from several threads."""
+    """One process's access to the database in a folder. May be used from several threads."""
 
     def __init__(self, folder: Path, fill: Work[None], has_content: Callable[[], bool]) -> None:
-        """`fill` puts what the sidecars say into new tables; `has_content`: whether they say any.
+        """`fill` puts what the sidecars say into new tables; `has_content` returns whether they say
+        any.
 
-        Does nothing until something is asked for; makes the folder when something is written.
+        Does nothing until first used; makes the folder when something is written.
         """
         self._folder = folder
         self._fill = fill
         self._has_content = has_content
         self._connection: sqlite3.Connection | None = None
         self._number = 0
-        """Of the database that is open; 0: one in memory, in place of one that is not there."""
+        """Number of the open database; 0: one in memory, in place of one that is not there."""
         self._lock = threading.RLock()
 
     def path(self, number: int) -> Path:
         return self._folder / ("store.sqlite3" if number == 1 else f"store-{number}.sqlite3")
 
     def read(self, work: Work[T]) -> T:
-        """What `work` finds. Raises StoreError."""
+        """Run `work` in a transaction and return its result. Raises StoreError."""
         return self._run(work, is_writing=False)
 
     def write(self, work: Work[T]) -> T:
-        """What `work` returns, when all it did is on the disk, or else nothing of it.
+        """Run `work` in a transaction and return its result; all it did is then on disk, or none of
+        it.
 
-        It may be called twice, the second time in a database made anew. Raises StoreError.
+        It may be called twice, the second time in a new database. Raises StoreError.
         """
         return self._run(work, is_writing=True)
 
@@ -146,7 +148,8 @@ class Database:
             raise
 
     def _opened(self) -> sqlite3.Connection:
-        """The newest database. Raises StoreError for one that a newer program has made."""
+        """Connect to the newest database. Raises StoreError if a newer program made it, and
+        Damaged."""
         newest = self._newest()
         if self._connection is not None and self._number == newest:
             return self._connection
@@ -182,14 +185,14 @@ class Database:
         return connection
 
     def _newest(self) -> int:
-        """The number of the database in use; 0: there is none."""
+        """Return the number of the database in use; 0 if there is none."""
         if not self._folder.exists():
             return 0
         found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
         return max((int(name[1] or 1) for name in found if name), default=0)
 
     def _make_next(self, damaged: int) -> None:
-        """Put a new database after the one of this number, unless somebody else has."""
+        """Create the database after the one of this number, unless somebody else has."""
         self.close()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked(fcntl.LOCK_EX):
@@ -220,7 +223,7 @@ class Database:
 
 
 def _tables(connection: sqlite3.Connection) -> list[tuple[str]]:
-    """The statements that made tables and indices."""
+    """Return the SQL statements that made tables and indices."""
     wanted = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY sql"
     return connection.execute(wanted).fetchall()
 
@@ -234,7 +237,7 @@ def _own_tables() -> list[tuple[str]]:
 
 @contextmanager
 def translated(folder: Path) -> Iterator[None]:
-    """Errors of the disk and of SQLite as StoreError, with what to do."""
+    """Raise errors of the disk and of SQLite as StoreError, with what to do."""
     try:
         yield
     except sqlite3.Error as error:
@@ -265,7 +268,7 @@ def _unwritable(folder: Path, reason: str) -> StoreError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was put into or renamed in a folder last."""
+    """Make additions to a folder and renames in it durable."""
     file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -1,4 +1,4 @@
-"""A file as a reply, whole or from one byte to another, so that a download can be gone on with.
+"""A file as a reply, whole or as a byte range, so that a download can be resumed.
 
 The file is open before the reply begins: one that is deleted meanwhile is still sent whole. Knows
 no records.
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from server.http.request_middleware import IS_HEAD
 
 CHUNK_BYTES = 256 * 1024
-"""So much is read at once."""
+"""Bytes read at once."""
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 
 
@@ -33,7 +33,7 @@ class Download(Response):
     def __init__(
         self, file: BinaryIO, num_bytes: int, tag: str, filename: str, threads: ThreadPoolExecutor
     ) -> None:
-        """`tag` is another for other bytes."""
+        """`tag` differs for different bytes."""
         super().__init__(
             headers={
                 "accept-ranges": "bytes",
@@ -46,7 +46,7 @@ class Download(Response):
         self._num_bytes = num_bytes
         self._threads = threads
         self._last: Future[bytes] | None = None
-        """What a thread reads, or read last."""
+        """The read that a thread does, or did last."""
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
@@ -69,7 +69,7 @@ class Download(Response):
             self.close()
 
     def close(self) -> None:
-        """When no thread reads any more."""
+        """Close the file once no thread reads it."""
         if self._last is None:
             self._file.close()
         else:
@@ -84,10 +84,10 @@ class Download(Response):
         return await asyncio.wrap_future(self._last)
 
     def _wanted(self, headers: Headers) -> tuple[int, int]:
-        """First byte and the one after the last.
+        """Return the first byte to send and the one after the last.
 
-        All of them unless one range is asked for, of this very file. Raises HTTPException for one
-        that the file does not have.
+        That is the whole file unless one range of this very file is asked for. Raises HTTPException
+        for a range that the file does not have.
         """
         found = _RANGE.fullmatch(headers.get("range", "").strip().replace(" ", ""))
         if found is None or not any(found.groups()):
@@ -112,5 +112,5 @@ class Download(Response):
 
 
 def _number(digits: str) -> int:
-    """However many they are, which `int` does not take: 19 are beyond every file."""
+    """Parse any number of digits, which `int` does not: 19 of them are beyond every file."""
     return int(digits.lstrip("0")[:19] or 0)

@@ -1,4 +1,4 @@
-"""What the store holds, as metrics, found out when somebody asks for them. Knows no HTTP."""
+"""Metrics of what the store holds, computed when somebody asks for them. Knows no HTTP."""
 
 from __future__ import annotations
 

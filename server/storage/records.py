@@ -1,7 +1,7 @@
-"""What is kept of files and batches: records, their states, and how they are called.
+"""Records of files and batches, their states and their ids.
 
-Ids are made here and are nothing but random, so whatever a client calls a thing never gets into a
-path. Knows no database and no HTTP.
+Ids are made here and are purely random, so whatever a client calls a thing never gets into a path.
+Knows no database and no HTTP.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """Name of the API key that it belongs to; empty without keys."""
     filename: str
-    """What the client calls it."""
+    """The client's name for it."""
     purpose: Purpose
     num_bytes: int
     created_at: int
@@ -67,7 +67,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: BatchStatus = "validating"
     created_at: int
     expires_at: int
-    """When whatever is not done by then is given up."""
+    """When lines that are not done are given up."""
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
@@ -76,7 +76,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     output_file_id: str | None = None
-    """Decided before the first line is answered. Clients see it when the file is there."""
+    """Set before the first line is answered. Clients see it when the file is there."""
     error_file_id: str | None = None
     total: int = 0
     """Lines of the input file, as far as they are counted."""
@@ -88,15 +88,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     errors: list[LineError] | None = None
     model: str | None = None
-    """What the server that took it calls its model; in older records, once it runs."""
+    """The model name of the server that took it; in older records, set once it runs."""
     model_id: str | None = None
-    """Which model that is; None in older records."""
+    """Identifies that model; None in older records."""
     weight: float = 1.0
-    """How large a part of the slots it gets beside other batches."""
+    """Its share of the slots, relative to other batches."""
     priority: int = 0
-    """Among batches; higher goes first."""
+    """Priority among batches; higher goes first."""
     output_expires_after: int | None = None
-    """Seconds from when the output files are there."""
+    """Seconds from when the output files are there until they expire."""
 
     @property
     def is_runnable(self) -> bool:

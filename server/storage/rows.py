@@ -1,7 +1,7 @@
 """The SQL of the store: rows of files and of batches, each with its whole record.
 
-What is asked for by content has a column of its own; everything else is in the record, as JSON.
-Rows are numbered in the order in which they came, which is that of lists. A deleted file leaves its
+Fields that queries use have columns of their own; everything else is in the record, as JSON. Rows
+are numbered in the order in which they came, which is that of lists. A deleted file leaves its
 number for some time, so that a list can be continued after it. Knows no transactions.
 """
 
@@ -22,7 +22,7 @@ _RUNNABLE = ", ".join(f"'{status}'" for status in sorted(RUNNABLE))
 
 
 def put_file(connection: sqlite3.Connection, record: FileRecord) -> None:
-    """Add a file, or replace what is said of it."""
+    """Add a file, or replace its record."""
     connection.execute(
         "INSERT INTO files (id, owner, purpose, num_bytes, expires_at, record)"
         " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET owner = excluded.owner,"
@@ -45,7 +45,7 @@ def get_file(connection: sqlite3.Connection, id: str, owner: str | None) -> File
 
 
 def has_file(connection: sqlite3.Connection, id: str) -> bool:
-    """Whether there is, or lately was, a file of this id."""
+    """Return whether there is, or lately was, a file of this id."""
     found = connection.execute("SELECT 1 FROM files WHERE id = ?", (id,)).fetchone()
     return found is not None
 
@@ -80,7 +80,7 @@ def forget_deleted(connection: sqlite3.Connection, before: int) -> None:
 
 
 def bytes_of(connection: sqlite3.Connection, owner: str | None, least: int) -> int:
-    """Of the files of an owner, or of all; each counts for `least` at least."""
+    """Return the bytes of an owner's files, or of all; each counts for at least `least`."""
     (found,) = connection.execute(
         "SELECT COALESCE(SUM(MAX(num_bytes, ?1)), 0) FROM files"
         " WHERE deleted_at IS NULL AND (?2 IS NULL OR owner = ?2)",
@@ -90,7 +90,7 @@ def bytes_of(connection: sqlite3.Connection, owner: str | None, least: int) -> i
 
 
 def expired_files(connection: sqlite3.Connection, now: int) -> list[str]:
-    """Ids of the files whose time is over, unless a batch that runs needs them."""
+    """Return the ids of expired files that no running batch needs."""
     found = connection.execute(
         "SELECT id FROM files WHERE deleted_at IS NULL AND expires_at <= ? ORDER BY seq", (now,)
     ).fetchall()
@@ -98,7 +98,7 @@ def expired_files(connection: sqlite3.Connection, now: int) -> list[str]:
 
 
 def needed_by(connection: sqlite3.Connection, id: str) -> str | None:
-    """The id of a batch that runs and reads or writes a file."""
+    """Return the id of a running batch that reads or writes a file."""
     row = connection.execute(
         f"SELECT id FROM batches WHERE status IN ({_RUNNABLE})"
         " AND ?1 IN (input_file_id, output_file_id, error_file_id)",
@@ -108,7 +108,7 @@ def needed_by(connection: sqlite3.Connection, id: str) -> str | None:
 
 
 def written_by(connection: sqlite3.Connection, id: str) -> str | None:
-    """The id of a batch that runs and writes a file."""
+    """Return the id of a running batch that writes a file."""
     row = connection.execute(
         f"SELECT id FROM batches WHERE status IN ({_RUNNABLE})"
         " AND ?1 IN (output_file_id, error_file_id)",
@@ -118,7 +118,7 @@ def written_by(connection: sqlite3.Connection, id: str) -> str | None:
 
 
 def put_batch(connection: sqlite3.Connection, record: BatchRecord) -> None:
-    """Add a batch, or replace what is said of it."""
+    """Add a batch, or replace its record."""
     connection.execute(
         "INSERT INTO batches"
         " (id, owner, status, input_file_id, output_file_id, error_file_id, record)"
@@ -159,7 +159,7 @@ def list_batches(
 
 
 def batches_in(connection: sqlite3.Connection, statuses: Iterable[str]) -> list[BatchRecord]:
-    """Every batch with one of the statuses, oldest first."""
+    """Return every batch with one of the statuses, oldest first."""
     wanted = sorted(statuses)
     found = connection.execute(
         f"SELECT record FROM batches WHERE status IN ({', '.join('?' * len(wanted))}) ORDER BY seq",
@@ -187,7 +187,8 @@ def _decoded(data: bytes, kind: type[_Record]) -> _Record:
 
 
 def _start(connection: sqlite3.Connection, table: str, owner: str, after: str | None) -> int | None:
-    """The number of the row that a list goes on after; 0: from the beginning; None: no such row."""
+    """Return the number of the row that a list continues after; 0: from the beginning; None: no
+    such row."""
     if after is None:
         return 0
     row = connection.execute(

@@ -26,7 +26,7 @@ _Record = TypeVar("_Record", FileRecord, BatchRecord)
 
 
 class Sidecars:
-    """Those of one folder: `files/<id>.json` and `batches/<id>.json`."""
+    """The sidecars of one folder: `files/<id>.json` and `batches/<id>.json`."""
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
@@ -37,7 +37,7 @@ class Sidecars:
         return self._files.exists() or self._batches.exists()
 
     def write(self, record: FileRecord | BatchRecord) -> None:
-        """Put a record in the place of what there was of its id."""
+        """Write a record, in place of any of the same id."""
         folder = self._files if isinstance(record, FileRecord) else self._batches
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / (record.id + _SUFFIX)
@@ -57,26 +57,26 @@ class Sidecars:
         return (self._files / (id + _SUFFIX)).exists()
 
     def remove_file(self, id: str) -> None:
-        """The file is to be no longer."""
+        """Remove the sidecar of a file."""
         _remove(self._files, id)
 
     def remove_batch(self, id: str) -> None:
-        """The batch has never been there."""
+        """Remove the sidecar of a batch that could not be added."""
         _remove(self._batches, id)
 
     def file_ids(self) -> list[str]:
-        """Of all files that have one."""
+        """Return the ids of all files that have a sidecar."""
         return _ids_in(self._files, is_file_id)
 
     def batch_ids(self) -> list[str]:
         return _ids_in(self._batches, is_batch_id)
 
     def files(self, ids: Iterable[str]) -> list[FileRecord]:
-        """Of those whose bytes are there, oldest first."""
+        """Return the records of those files whose bytes are there, oldest first."""
         return _read(self._files, [id for id in ids if (self._files / id).exists()], FileRecord)
 
     def batches(self, ids: Iterable[str]) -> list[BatchRecord]:
-        """Oldest first."""
+        """Return the records of these batches, oldest first."""
         return _read(self._batches, ids, BatchRecord)
 
 

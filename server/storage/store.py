@@ -27,9 +27,9 @@ from server.storage.sidecars import Sidecars
 from server.storage.upkeep import Upkeep, add_missing
 
 LEAST_BYTES = 4096
-"""What the smallest file counts for in a quota: it takes room too."""
+"""Bytes that even the smallest file counts for in a quota: it takes room too."""
 _PROGRESS = {"completed", "failed", "input_tokens", "output_tokens", "cached_tokens"}
-"""Fields that change all the time and can be found out again: not worth a sidecar each time."""
+"""Fields that change all the time and can be recomputed: not worth a sidecar each time."""
 _RETRY_S = 60
 
 
@@ -51,20 +51,20 @@ class Store:
         self._database.close()
 
     def path_of(self, file_id: str) -> Path:
-        """Where the bytes of a file are, or are to be. Raises NotFound for what is no id."""
+        """Return where the bytes of a file are, or are to be. Raises NotFound for an invalid id."""
         if not is_file_id(file_id):
             raise NotFound(f"there is no file {file_id[:80]!r}")
         return self._files / file_id
 
     def upload_path(self, file_id: str) -> Path:
-        """Where to write the bytes of a file that is not whole yet; the folder is there."""
+        """Return where to write the bytes of an incomplete file; makes the folder."""
         path = self.path_of(file_id).with_suffix(".upload")
         with translated(self.folder):
             self._files.mkdir(parents=True, exist_ok=True, mode=0o700)
         return path
 
     def free_bytes(self) -> int:
-        """What the disk has left."""
+        """Return the free bytes of the disk."""
         with translated(self.folder):
             return shutil.disk_usage(self._files).free
 
@@ -73,8 +73,8 @@ class Store:
     def add_upload(self, record: FileRecord, max_bytes: int = 0) -> None:
         """Take the bytes at `upload_path` as a file; they must be on the disk already.
 
-        Raises QuotaExceeded if the owner had more than `max_bytes` then. Whatever is raised, the
-        bytes are gone.
+        Raises QuotaExceeded if the owner would then have more than `max_bytes`. Whatever is raised,
+        the bytes are gone.
         """
         path = self.path_of(record.id)
 
@@ -98,7 +98,7 @@ class Store:
             raise
 
     def get_file(self, id: str, owner: str | None = None) -> FileRecord | None:
-        """The file of an id; None if there is none, or it is not this owner's, if one is given."""
+        """Return the file of an id; None if there is none, or it is not the given owner's."""
         return self._database.read(lambda connection: rows.get_file(connection, id, owner))
 
     def list_files(
@@ -109,7 +109,8 @@ class Store:
         is_ascending: bool = False,
         purpose: str | None = None,
     ) -> list[FileRecord] | None:
-        """So many files in the order in which they were made; None if there is no file `after`."""
+        """Return at most `limit` files, newest first unless `is_ascending`; None if there is no
+        file `after`."""
         return self._database.read(
             lambda connection: rows.list_files(
                 connection, owner, limit, after, is_ascending, purpose
@@ -117,7 +118,8 @@ class Store:
         )
 
     def delete_file(self, id: str, owner: str) -> bool:
-        """Whether there was one. Raises Conflict while a batch that runs needs it."""
+        """Delete a file; returns whether there was one. Raises Conflict while a running batch needs
+        it."""
 
         def delete(connection: sqlite3.Connection) -> bool:
             if rows.get_file(connection, id, owner) is None:
@@ -136,15 +138,14 @@ class Store:
         return was_there
 
     def bytes_of(self, owner: str | None = None) -> int:
-        """What the files of an owner, or of all, count for."""
+        """Return the bytes that the files of an owner, or of all, count for."""
         return self._database.read(lambda connection: rows.bytes_of(connection, owner, LEAST_BYTES))
 
     # Batches
 
     def add_batch(self, record: BatchRecord, max_running: int = 0) -> None:
-        """A new batch. Raises NotFound and Conflict for what its input file is not, and
-        RateLimited if the owner has `max_running` that run (0: any number).
-        """
+        """Add a batch. Raises NotFound if its input file is not there, and RateLimited if the owner
+        has `max_running` that run (0: any number)."""
 
         def add(connection: sqlite3.Connection) -> None:
             file = rows.get_file(connection, record.input_file_id, record.owner)
@@ -168,19 +169,19 @@ class Store:
             raise
 
     def get_batch(self, id: str, owner: str | None = None) -> BatchRecord | None:
-        """The batch of an id; None if there is none, or it is not this owner's, if one is given."""
+        """Return the batch of an id; None if there is none, or it is not the given owner's."""
         return self._database.read(lambda connection: rows.get_batch(connection, id, owner))
 
     def list_batches(
         self, owner: str, limit: int, after: str | None = None
     ) -> list[BatchRecord] | None:
-        """So many batches, newest first; None if there is no batch `after`."""
+        """Return at most `limit` batches, newest first; None if there is no batch `after`."""
         return self._database.read(
             lambda connection: rows.list_batches(connection, owner, limit, after)
         )
 
     def runnable_batches(self) -> list[BatchRecord]:
-        """Every owner's that are not at their end, oldest first."""
+        """Return every owner's unfinished batches, oldest first."""
         return self._database.read(lambda connection: rows.batches_in(connection, RUNNABLE))
 
     def change_batch(
@@ -188,7 +189,7 @@ class Store:
     ) -> BatchRecord | None:
         """Set fields of a batch if its status is (one of) the expected; None if it is not.
 
-        With a new `status` goes the time of it, `<status>_at`, unless that is given.
+        A new `status` also sets its time, `<status>_at`, unless that is given.
         """
 
         def change(connection: sqlite3.Connection) -> BatchRecord | None:
@@ -197,7 +198,8 @@ class Store:
         return self._database.write(change)
 
     def allocate_output_ids(self, batch: BatchRecord) -> BatchRecord:
-        """The batch with the ids of its output and error file, which never change afterwards."""
+        """Return the batch with the ids of its output and error file, which never change
+        afterwards."""
         assert batch.is_runnable
 
         def allocate(connection: sqlite3.Connection) -> BatchRecord:
@@ -218,10 +220,10 @@ class Store:
     def finish_batch(
         self, id: str, status: str, files: Sequence[FileRecord] = (), **fields: Any
     ) -> BatchRecord | None:
-        """Give a batch its last status and add the files it made; None if it had one already.
+        """Give a batch its final status and add the files it made; None if it had one already.
 
         The files' bytes must be at `path_of` and on the disk. An output or error file id of the
-        batch for which there is no file is forgotten.
+        batch for which there is no file is set to None.
         """
         assert status not in RUNNABLE
 
@@ -242,15 +244,15 @@ class Store:
         return self._database.write(finish)
 
     def count_batches(self) -> dict[str, int]:
-        """How many have each status, of those that any has."""
+        """Return the number of batches by status, for statuses that any has."""
         return self._database.read(rows.count_by_status)
 
     # Upkeep
 
     def expire(self, now: int) -> int:
-        """Delete files whose time is over, unless a batch that runs needs them; how many.
+        """Delete expired files that no running batch needs; returns how many.
 
-        Also brings back what a database made anew has not got, and removes what crashes left.
+        Also restores what a new database lacks, and removes what crashes left.
         """
         return self._upkeep.expire(now)
 
@@ -276,7 +278,7 @@ class Store:
 
 
 def check_quota(num_bytes: int, max_bytes: int) -> None:
-    """Raise QuotaExceeded if an owner's files would be too large; 0 is without limit."""
+    """Raise QuotaExceeded if an owner's files would be too large; 0 is no limit."""
     if max_bytes and num_bytes > max_bytes:
         raise QuotaExceeded(
             f"your files would take {num_bytes} bytes, and max_store_bytes = {max_bytes}: "

@@ -1,4 +1,4 @@
-"""What a store needs done from time to time, so that it holds what it should and nothing else.
+"""Regular upkeep of a store: expires files, restores lost records, removes what crashes left.
 
 Knows no HTTP, and nothing of how a batch is run.
 """
@@ -15,13 +15,13 @@ from server.storage.records import is_file_id
 from server.storage.sidecars import Sidecars
 
 ABANDONED_S = 3600
-"""A file that no record names and nobody has written to for so long is what a crash left."""
+"""Seconds without a write after which a file that no record names counts as left by a crash."""
 CURSORS_KEPT_S = 24 * 3600
-"""How long a list can be continued after a file that has been deleted."""
+"""Seconds for which a list can be continued after a deleted file."""
 
 
 def add_missing(sidecars: Sidecars, connection: sqlite3.Connection) -> None:
-    """Put into a database what sidecars know and it does not."""
+    """Add to a database what the sidecars have and it lacks."""
     batch_ids, file_ids = _missing(sidecars, connection)
     for batch in sidecars.batches(batch_ids):
         rows.put_batch(connection, batch)
@@ -31,13 +31,13 @@ def add_missing(sidecars: Sidecars, connection: sqlite3.Connection) -> None:
 
 
 def _missing(sidecars: Sidecars, connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
-    """Ids of batches and of files."""
+    """Return the ids of batches and of files that have sidecars and no rows."""
     batch_ids = [id for id in sidecars.batch_ids() if not rows.has_batch(connection, id)]
     return batch_ids, [id for id in sidecars.file_ids() if not rows.has_file(connection, id)]
 
 
 class Upkeep:
-    """Of the store in a folder."""
+    """Upkeep of the store in a folder."""
 
     def __init__(self, folder: Path, database: Database, sidecars: Sidecars) -> None:
         self._folder = folder
@@ -72,7 +72,8 @@ class Upkeep:
         return len(ids)
 
     def _remove_abandoned(self, before: int) -> None:
-        """Bytes that no record names: half an upload, or a file whose deletion was cut short."""
+        """Remove bytes that no record names: half an upload, or a file whose deletion was cut
+        short."""
         for path in self._files.iterdir():
             id = path.name.split(".")[0]
             is_ours = is_file_id(id) and path.suffix != ".json"

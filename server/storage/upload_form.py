@@ -18,10 +18,10 @@ _FILE = "file"
 
 
 class UploadForm:
-    """One form. `feed` it bytes; what they hold of the file comes back."""
+    """Parses one form. `feed` takes bytes of the body and returns those of the file."""
 
     def __init__(self, content_type: str, names: frozenset[str]) -> None:
-        """`names` are the fields that there may be besides the file. Raises InvalidRequest."""
+        """`names` are the fields allowed besides the file. Raises InvalidRequest."""
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         """None until the file begins."""
@@ -58,7 +58,7 @@ class UploadForm:
             raise InvalidRequest(f"the form's boundary is none: {error}", "content-type") from None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """What these bytes of the body hold of the file. Raises InvalidRequest."""
+        """Return what these bytes of the body hold of the file. Raises InvalidRequest."""
         self._found = []
         try:
             self._parser.write(data)
@@ -67,7 +67,8 @@ class UploadForm:
         return self._found
 
     def finish(self) -> str:
-        """The file's name. Raises InvalidRequest if the form has not ended, or has no file."""
+        """Return the file's name. Raises InvalidRequest if the form has not ended, or has no
+        file."""
         if not self.is_whole:
             raise InvalidRequest("the body ends in the middle of the form")
         if self.filename is None:

@@ -22,16 +22,16 @@ from server.storage.store import Store, check_quota
 MAX_UPLOADS = 64
 """Files that one process takes at once; each has up to CHUNK_BYTES in memory."""
 CHUNK_BYTES = 1024 * 1024
-"""So much is written at once."""
+"""Bytes written at once."""
 LEAST_FREE_BYTES = 256 * 1024**2
-"""What uploads leave of the disk: results of batches have to go somewhere."""
+"""Bytes of the disk that uploads leave free, for results of batches."""
 _RETRY_S = 5
 
 T = TypeVar("T")
 
 
 class Uploads:
-    """All files that a process is being sent."""
+    """All uploads that a process is receiving."""
 
     def __init__(
         self, store: Store, threads: ThreadPoolExecutor, max_file_bytes: int, max_store_bytes: int
@@ -41,31 +41,31 @@ class Uploads:
         self.max_file_bytes = max_file_bytes
         self._max_store_bytes = max_store_bytes
         self._coming: Counter[str] = Counter()
-        """Bytes that have come of files that are not whole, by owner."""
+        """Bytes received of incomplete files, by owner."""
         self._num_coming = 0
 
     def begin(self, owner: str) -> Upload:
-        """A new file of an owner's, to be ended. Raises Overloaded."""
+        """Begin an upload, which must be ended. Raises Overloaded."""
         if self._num_coming >= MAX_UPLOADS:
             raise Overloaded(f"{MAX_UPLOADS} files are being uploaded already", _RETRY_S)
         self._num_coming += 1
         return Upload(self, owner)
 
     def count(self, owner: str, num_bytes: int) -> None:
-        """More of a file has come."""
+        """Count bytes received."""
         self._coming[owner] += num_bytes
 
     def check_room(self, owner: str, kept_bytes: int) -> None:
-        """Raise QuotaExceeded or StoreFull if what comes does not fit beside what is kept.
+        """Raise QuotaExceeded or StoreFull if incomplete files do not fit beside `kept_bytes`.
 
-        Whether it does in the end, `keep` finds out.
+        `keep` makes the final check.
         """
         check_quota(kept_bytes + self._coming[owner], self._max_store_bytes)
         if self.store.free_bytes() < LEAST_FREE_BYTES:
             raise full(self.store.folder)
 
     def keep(self, record: FileRecord) -> None:
-        """Blocks. Raises QuotaExceeded and StoreError."""
+        """Add a complete file to the store. Blocks. Raises QuotaExceeded and StoreError."""
         self.store.add_upload(record, self._max_store_bytes)
 
     def end(self, owner: str, num_bytes: int) -> None:
@@ -86,18 +86,18 @@ class Upload:
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._kept_bytes = 0
-        """Of its owner, when it began."""
+        """Bytes that its owner had stored when it began."""
         self._path: Path | None = None
         self._file = -1
         self._last: Future[None] | None = None
-        """What a thread does, or did last, for this file."""
+        """The work that a thread does, or did last, for this file."""
 
     async def open(self) -> None:
-        """Raises QuotaExceeded and StoreError."""
+        """Create the file. Raises QuotaExceeded and StoreError."""
         await self._run(self._open)
 
     async def write(self, data: bytes) -> None:
-        """More of the file. Raises BodyTooLarge, QuotaExceeded and StoreError."""
+        """Add bytes to the file. Raises BodyTooLarge, QuotaExceeded and StoreError."""
         self.num_bytes += len(data)
         self._uploads.count(self._owner, len(data))
         if self.num_bytes > self._uploads.max_file_bytes:
@@ -109,12 +109,12 @@ class Upload:
             await self._run(self._write, self._taken())
 
     async def keep(self, record: FileRecord) -> None:
-        """It is whole: now it is a file. Raises QuotaExceeded and StoreError."""
+        """Complete the upload and store the file. Raises QuotaExceeded and StoreError."""
         await self._run(self._write, self._taken())
         await self._run(self._keep, record)
 
     def end(self) -> None:
-        """Whether it was kept or not. Does not wait: a thread may be writing to the file."""
+        """End the upload, kept or not. Does not wait: a thread may be writing to the file."""
         self._uploads.end(self._owner, self.num_bytes)
         if self._last is not None:
             self._last.add_done_callback(lambda _: self._discard())
@@ -124,7 +124,7 @@ class Upload:
         await asyncio.wrap_future(self._last)
 
     def _taken(self) -> list[bytes]:
-        """What is buffered, which then is nothing."""
+        """Return what is buffered, and empty the buffer."""
         taken, self._buffer, self._buffered = self._buffer, [], 0
         return taken
 

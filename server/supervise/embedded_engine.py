@@ -1,7 +1,7 @@
 """An engine process of a command's own: started, talked to, and gone when the command is through.
 
-Started again after a crash only for a command that can go on; one that crashes again and again with
-nothing done in between is given up. Knows nothing of what is asked of it.
+It is restarted after a crash only for a command that can go on; one that crashes again and again
+with nothing done in between is given up. Knows nothing of what is asked of it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PRIVATE = frozenset(
         *("snapshot_dir", "snapshot_interval_s", "snapshot_s", "weights_note"),
     }
 )
-"""Settings of the engine that are made here, or mean nothing where nobody else asks."""
+"""Settings of the engine that are set here, or mean nothing where nobody else asks."""
 MAX_CRASHES = 10
-"""In a row with nothing done in between, after which the engine is given up: more than it takes
-to find a line that kills it."""
+"""Crashes in a row with nothing done in between after which the engine is given up: more than it
+takes to find a line that kills it."""
 _FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
 _LONGEST_PAUSE_S = 5.0
 _STOP_S = 10.0
@@ -47,9 +47,9 @@ async def with_engine(
     work: Callable[[EngineClient], Awaitable[Result]],
     progress: Callable[[], int] | None = None,
 ) -> Result:
-    """What `work` returns, which begins when the engine, `python -m module`, is ready.
+    """Run `work` once the engine, `python -m module`, is ready, and return its result.
 
-    `progress` says how much is done: then the engine is started again when it crashes. Raises
+    `progress` returns how much is done: with it, the engine is restarted when it crashes. Raises
     EngineUnavailable, with the exit code to leave with, if the engine ends for good before.
     """
     with tempfile.TemporaryDirectory(prefix="srm-") as name:
@@ -57,7 +57,7 @@ async def with_engine(
         # When it is told to stop, all is done or nobody waits any more.
         config = msgspec.structs.replace(config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
         child = Child("engine", python_module(module, config), child_environment(folder), folder)
-        # Whether it lives is seen by its process: on a busy machine it may be slow to answer.
+        # Its process shows whether it lives: on a busy machine it may be slow to answer.
         client = EngineClient(config.endpoint, engine_timeout_s=inf)
         await client.connect()
         engine = asyncio.create_task(_keep(child, progress) if progress else child.run_once())
@@ -84,7 +84,8 @@ async def _when_ready(
 
 
 async def _keep(child: Child, progress: Callable[[], int]) -> int:
-    """Start it, and again when it crashes; its exit code when that has no point."""
+    """Run the engine, restarting it when it crashes; returns its exit code once that has no
+    point."""
     crashes, done = 0, progress()
     while True:
         code = await child.run_once()
@@ -101,7 +102,7 @@ async def _keep(child: Child, progress: Callable[[], int]) -> int:
 
 
 def _ended(code: int) -> EngineUnavailable:
-    # What is wrong with settings and files it has said itself, and nothing is to come behind that.
+    # The engine itself has reported errors in settings and files: nothing is added to that.
     said = "" if code in _FATAL_CODES else f"the engine process ended, exit code {code}"
     error = EngineUnavailable(said)
     error.exit_code = code if code > 0 else 1

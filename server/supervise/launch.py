@@ -1,7 +1,8 @@
-"""`srm serve`: engine, API processes and the one of batches on this machine, supervised.
+"""`srm serve`: engine, API processes and the process that runs batches, supervised.
 
-Owns what they share: the listening socket, a private folder (metrics, engine socket), and the
-settings of all as one flat set of flags, of which each is passed its own. Works from any folder.
+Owns what they share on this machine: the listening socket, a private folder (metrics, engine
+socket), and the settings of all as one flat set of flags, of which each is passed its own. Works
+from any folder.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ _PRIVATE = frozenset(
         *("weights_note", "model_id", "why_no_jobs"),
     }
 )
-"""Settings of the children that are made here and not given."""
+"""Settings of the children that are set here and cannot be given."""
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
-"""README's, as JSON: the bundled model knows the answer."""
+"""The README's prompt, as JSON: the bundled model knows the answer."""
 _MARGIN_S = 5.0
-"""How much longer than `step_timeout_s` an engine may be silent before it is taken for frozen."""
+"""Seconds beyond `step_timeout_s` that an engine may be silent before it is taken for frozen."""
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
@@ -111,7 +112,7 @@ def _supervisor(
             without_keys,
             metrics,
             heartbeat=heartbeat,
-            # It sees itself that a step hangs, and says where: first.
+            # The engine detects a hanging step itself, first, and says where.
             silence_s=engine.step_timeout_s and engine.step_timeout_s + _MARGIN_S,
         ),
         apis=[
@@ -126,13 +127,13 @@ def _supervisor(
 
 
 def python_module(module: str, config: msgspec.Struct, *arguments: str) -> list[str]:
-    """The command that runs one of our modules with these settings."""
-    # -P: a folder of the module's name where we are started is not ours
+    """Return the command that runs one of our modules with these settings."""
+    # -P: a folder of the module's name in the working directory is not ours
     return [sys.executable, "-P", "-m", module, *arguments, *flags(config)]
 
 
 def child_environment(metrics: Path) -> dict[str, str]:
-    """Of our processes, which leave their metrics in the folder."""
+    """Return the environment of our processes, which leave their metrics in the folder."""
     return {
         **os.environ,
         "PROMETHEUS_MULTIPROC_DIR": str(metrics),
@@ -141,13 +142,13 @@ def child_environment(metrics: Path) -> dict[str, str]:
 
 
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
-    """Both structs from one set of sources. Raises ConfigError for what neither knows."""
+    """Read both structs from one set of sources. Raises ConfigError for a setting of neither."""
     settings = read_settings((EngineConfig, ServerConfig), argv, prog="srm serve", private=_PRIVATE)
     return build(ServerConfig, settings), build(EngineConfig, settings)
 
 
 def flags(config: msgspec.Struct) -> list[str]:
-    """The settings as the command line that gives them."""
+    """Return the settings as command-line flags."""
     return [
         f"--{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else value}"
         for name, value in msgspec.structs.asdict(config).items()
@@ -155,7 +156,7 @@ def flags(config: msgspec.Struct) -> list[str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError if there can be none, as when the port is in use."""
+    """Open a listening socket. Raises ConfigError if that fails, as when the port is in use."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -167,7 +168,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def check_writable(name: str, folder: Path) -> None:
-    """Raises ConfigError if the folder cannot be written into, or cannot be made."""
+    """Raise ConfigError if the folder cannot be written into, or cannot be made."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise ConfigError(f"{name} = {folder}: {there} is no folder")
@@ -176,14 +177,14 @@ def check_writable(name: str, folder: Path) -> None:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Where programs on this machine reach a socket that listens on `host`."""
+    """Return the URL at which programs on this machine reach a socket that listens on `host`."""
     port = listener.getsockname()[1]
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def announce(model_name: str, url: str, page: str, prompt: str) -> None:
-    """Say where and how to send a request, once one would be answered."""
+    """Print where and how to send a request, once the server is ready."""
     parts = urlsplit(url)
     while not await _is_ready(parts.hostname or "", parts.port or 0):
         await asyncio.sleep(0.1)

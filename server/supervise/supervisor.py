@@ -28,14 +28,14 @@ from engine.errors import CheckpointError, ConfigError
 log = logging.getLogger(__name__)
 
 _FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
-"""Exit codes after which starting again would end in the same way."""
+"""Exit codes after which a restart would end in the same way."""
 _MAX_FAILURES = 6
-"""Crashes in a row, each before it came to work, after which we give up."""
+"""Crashes in a row, each before the child came to work, after which we give up."""
 _STEADY_S = 60.0
-"""One that has no heartbeat has come to work after so long."""
+"""Seconds after which a child without a heartbeat counts as having come to work."""
 _LONGEST_PAUSE_S = 10.0
 _KILL_AFTER_S = 10.0
-"""How long a child may take to leave, beyond the time its requests may take."""
+"""Seconds a child may take to leave, beyond the time its requests may take."""
 _TICK_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -56,14 +56,14 @@ class Child:
     heartbeat: Path | None = None
     """File that it makes when it serves, touches while it does, and writes to when it works."""
     silence_s: float = 0.0
-    """How long it may not touch that file, in seconds; 0: as long as it likes."""
+    """Seconds it may go without touching that file; 0: no limit."""
     why_away: Path | None = None
-    """File that says why it cannot run, while it cannot: the others do without it, and it is
-    tried again for ever. None: they cannot."""
+    """File that says why it cannot run, while it cannot: the others go on without it, and it is
+    restarted for ever. None: they cannot go on without it."""
     process: asyncio.subprocess.Process | None = None
 
     async def keep_running(self) -> int:
-        """Start it, and again when it ends; returns an exit code when that has no point."""
+        """Keep it running; returns an exit code once restarting it has no point."""
         failures = 0
         while True:
             started = time.monotonic()
@@ -86,7 +86,7 @@ class Child:
             await asyncio.sleep(pause)
 
     async def run_once(self) -> int:
-        """Start it and wait until it ends; its exit code."""
+        """Start it and wait until it ends; returns its exit code."""
         if self.heartbeat is not None:
             self.heartbeat.unlink(missing_ok=True)
         starting = asyncio.create_task(self._start())
@@ -129,7 +129,7 @@ class Child:
             await self.process.wait()
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
-        """Whether what ended it may have come from outside, so that it makes sense to go on."""
+        """Return whether its end may have come from outside, so that it makes sense to go on."""
         if self.heartbeat is None:
             return lived_s > _STEADY_S or code == -signal.SIGKILL
         beat = _stat(self.heartbeat)
@@ -143,7 +143,7 @@ class Child:
             log.error("%s: %s", self.why_away, error)
 
     async def _watch(self) -> None:
-        """Kill it when it falls silent; take back what was said of one that runs now."""
+        """Kill it when it falls silent; remove `why_away` once it runs steadily."""
         if self.why_away is not None:
             await asyncio.sleep(_STEADY_S)
             self.why_away.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _state(pid: int) -> str:
-    """A letter as in `ps`: T is stopped, D waits for a disk or the like, R and S run."""
+    """Return a letter as in `ps`: T is stopped, D waits for a disk or the like, R and S run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -189,7 +189,8 @@ def _state(pid: int) -> str:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """To be run in a child before its program: whatever ends the parent ends the child."""
+    """Return a function to run in a child before its program: whatever ends the parent then ends
+    the child."""
 
     def prepare() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it knows what to do then
@@ -208,14 +209,15 @@ class Supervisor:
     apis: list[Child]
     drain_s: float
     snapshot_s: float = 0.0
-    """What the engine may take besides, once nobody asks it any more."""
+    """Further seconds the engine may take to stop, once nobody asks it any more."""
     others: list[Child] = field(default_factory=list)
     """They are stopped together with the API processes, and must not need their whole `drain_s`."""
     passes_hangups: bool = False
-    """Whether SIGHUP is for the API processes, to read their keys again, and ends nothing."""
+    """Whether SIGHUP makes the API processes read their keys again, and ends nothing."""
 
     async def run(self, meanwhile: Coroutine[None, None, None]) -> int:
-        """Keep all running until SIGTERM or SIGINT (0), or until one cannot run (its code)."""
+        """Keep all running until SIGTERM or SIGINT (returns 0), or until one cannot run (its exit
+        code)."""
         stopped = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, stopped)

@@ -1,4 +1,4 @@
-"""Token ids to bytes: the table of a vocabulary, and the fastest way through it by length.
+"""Token ids to bytes: the table of a vocabulary, read in the way that is fastest for the length.
 
 A short run of tokens is a join of Python bytes. A long one is a gather of rows of equal width and
 one pass that drops what fills them: no Python object is made per token. Knows no tokenizer.
@@ -11,14 +11,14 @@ from array import array
 import numpy as np
 
 _WIDTH = 16
-"""Bytes of a row. Tokens that are longer take the way of the short runs."""
+"""Bytes of a row. Runs with a longer token are joined as Python bytes."""
 _FILL = b"\xff"
 _ELSEWHERE = b"\xfe"
-"""A row that begins so has no room for its token. Neither byte is ever part of UTF-8, so besides
-long tokens only those that are such a byte themselves are elsewhere."""
+"""First byte of a row that does not hold its token. Neither byte is ever part of UTF-8, so besides
+long tokens only those with such a byte are not in their rows."""
 BROKEN = -1
 _FEW = 64
-"""Tokens from which on the gather is faster."""
+"""Fewest tokens for which the gather is faster."""
 
 
 class ByteTable:
@@ -27,7 +27,7 @@ class ByteTable:
     def __init__(self, entries: list[bytes]) -> None:
         self.entries = entries
         self.num_characters = [_num_characters(entry) for entry in entries]
-        """Of each token; BROKEN if it begins or ends inside a character."""
+        """Characters of each token; BROKEN if it begins or ends inside one."""
         rows = b"".join(map(_row, entries))
         self._rows = np.frombuffer(rows, np.dtype((np.void, _WIDTH)))
 

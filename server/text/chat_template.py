@@ -25,12 +25,12 @@ from server.text.template import TemplateFailed
 from server.text.template_process import Answer, receive, send
 
 RENDER_S = 5.0
-"""How long a template may take for one chat."""
+"""Seconds a template may take for one chat."""
 _START_S = 60.0
-"""How long its process may take to start, on a machine that is busy."""
+"""Seconds its process may take to start, on a machine that is busy."""
 _ROOT = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
-"""What of ours the process needs; keys that are in the environment are none of its business."""
+"""The environment variables that the process gets; others may hold API keys."""
 
 
 class ChatTemplate:
@@ -39,14 +39,14 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: dict[str, str], render_s: float = RENDER_S
     ) -> None:
-        """Starts the process. Raises CheckpointError for what is no template."""
+        """Starts the process. Raises CheckpointError for an invalid template."""
         self.source = source
         self._special_tokens = special_tokens
         self._render_s = render_s
         self._knows_developer = "developer" in source
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat template")
-        """One, so that one chat at a time has the process; waits where the event loop must not."""
+        """One thread, so one chat at a time has the process; it waits instead of the event loop."""
         try:
             self._start()
         except TemplateFailed as error:
@@ -54,7 +54,7 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template is not one: {error}") from None
 
     async def render(self, chat: Conversation) -> str:
-        """The prompt. Raises InvalidRequest with what the template has against the messages."""
+        """Return the prompt. Raises InvalidRequest with the template's objection."""
         messages = chat.for_template(self._knows_developer)
         marker = ""
         if chat.continue_final_message:
@@ -105,7 +105,7 @@ class ChatTemplate:
         self._ask(self.source, _START_S)
 
     def _ask(self, message: object, within_s: float) -> str:
-        """Its answer. Raises TemplateFailed; after `within_s` seconds the process is killed."""
+        """Return its answer; kill the process after `within_s` seconds. Raises TemplateFailed."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         took_too_long = threading.Event()

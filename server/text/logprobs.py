@@ -2,7 +2,7 @@
 
 Numbers are the engine's float32 and the same wherever a token appears; only minus infinity, which
 JSON does not have, becomes LOWEST. Knows no requests: how many alternatives are shown, and how a
-token is named, is said by the caller.
+token is named, is for the caller to say.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from server.text.text import Text
 
 LOWEST = -9999.0
 _NOBODY = -1
-"""In the place of a token, where the vocabulary has no more."""
+"""Fills the place of a token where the vocabulary has no more."""
 
 Name = Callable[[int], str]
 
@@ -48,7 +48,7 @@ def naming(text: Text, as_ids: bool) -> Name:
 
 
 def of_delta(delta: Delta, alternatives: int, name: Name, echoed: Logprobs | None) -> Logprobs:
-    """Of the tokens that are new, behind those of the prompt where it is echoed."""
+    """Return the logprobs of the new tokens, after those of the prompt where it is echoed."""
     new = _logprobs(delta, alternatives, name)
     if echoed is None:
         new.text_offset = delta.text_offset
@@ -62,7 +62,7 @@ def of_delta(delta: Delta, alternatives: int, name: Name, echoed: Logprobs | Non
 
 
 def of_prompt(first: int, rest: Output, alternatives: int, name: Name) -> Logprobs:
-    """Of a whole prompt, but for its offsets: its first token, and the scores of the others."""
+    """Return a prompt's logprobs, without offsets, of its first token and the others' scores."""
     found = _logprobs(rest, alternatives, name)
     return Logprobs(
         [name(first), *found.tokens], [None, *found.token_logprobs], [None, *found.top_logprobs], []
@@ -70,7 +70,7 @@ def of_prompt(first: int, rest: Output, alternatives: int, name: Name) -> Logpro
 
 
 def as_prompt_logprobs(rest: Output, alternatives: int, name: Name) -> Raw:
-    """Of a whole prompt, as JSON: null for its first token, then an object by token id."""
+    """Return a prompt's scores as JSON: null for its first token, then objects by token id."""
     ranks = _ints(rest.ranks)
     entries: list[dict[str, PromptLogprob] | None] = [None]
     for (token, logprob, top), rank in zip(scored(rest, alternatives), ranks, strict=True):
@@ -83,7 +83,7 @@ def as_prompt_logprobs(rest: Output, alternatives: int, name: Name) -> Raw:
 
 
 def _logprobs(source: Delta | Output, alternatives: int, name: Name) -> Logprobs:
-    """But for the offsets."""
+    """Return logprobs without offsets."""
     names = list(map(name, array("i", source.token_ids)))
     logprobs = _floats(source.logprobs)
     if not alternatives:
@@ -98,7 +98,7 @@ def _logprobs(source: Delta | Output, alternatives: int, name: Name) -> Logprobs
 def _top(
     source: Delta | Output, alternatives: int, names: list[str], logprobs: list[float], name: Name
 ) -> list[dict[str, float]]:
-    """What `_by_name` gives of each token, a few times as fast where all places are filled."""
+    """As `_by_name` for each token, several times as fast; all places must be filled."""
     top_ids, top_logprobs = _ints(source.top_ids), _floats(source.top_logprobs)
     labels = list(map(name, top_ids))
     kept = len(top_ids) // max(len(names), 1)
@@ -119,7 +119,7 @@ def _top(
 
 
 def _by_name(one: Scored, name: Name) -> dict[str, float]:
-    """The likeliest tokens and the token itself; where two read the same, the second by its id."""
+    """Return the likeliest tokens and the token itself; of two with one name, the second by id."""
     found: dict[str, float] = {}
     for token, logprob in one.shown:
         label = name(token)
@@ -128,7 +128,7 @@ def _by_name(one: Scored, name: Name) -> dict[str, float]:
 
 
 def scored(source: Delta | Output, alternatives: int) -> list[Scored]:
-    """Each token with its score, and so many of the likeliest ones in its place."""
+    """Return each token with its score and up to `alternatives` likeliest ones in its place."""
     tokens, logprobs = _ints(source.token_ids), _floats(source.logprobs)
     top_ids, top_logprobs = _ints(source.top_ids), _floats(source.top_logprobs)
     kept = len(top_ids) // max(len(tokens), 1)  # of each token, at least `alternatives`

@@ -56,7 +56,7 @@ class PackedSample:
 
 
 def of_delta(delta: Delta, alternatives: int | None) -> Packed:
-    """What a completion has new; `alternatives` None: without scores."""
+    """Return the new part of a completion; `alternatives` None: without scores."""
     return Packed(
         token_ids=delta.token_ids,
         logprobs=UNSET if alternatives is None else delta.logprobs,

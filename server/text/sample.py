@@ -48,10 +48,10 @@ class StopStrings:
 
 @dataclass(slots=True)
 class Delta:
-    """What one completion has new."""
+    """The new part of one completion."""
 
     index: int
-    """Of the choice."""
+    """Index of the choice."""
     is_first: bool
     text: str
     token_ids: bytes
@@ -59,19 +59,19 @@ class Delta:
     logprobs: bytes
     """float32 little-endian, one per token, or none."""
     top_ids: bytes
-    """int32 little-endian, as many for each token, or none."""
+    """int32 little-endian, equally many for each token, or none."""
     top_logprobs: bytes
-    """float32 little-endian, theirs."""
+    """float32 little-endian, those of `top_ids`."""
     text_offset: list[int]
     """Characters before each token, those of an echoed prompt included; empty if not wanted."""
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     matched: bool | None = None
-    """Of a whole one: whether its text matches, if that is asked."""
+    """For a whole completion: whether its text matches, if that is asked."""
     group: str | None = None
-    """What the pattern's group took, if that is asked."""
+    """Text of the pattern's group, if that is asked."""
     count: int | None = None
-    """How many samples it stands for, if it does for several."""
+    """How many samples with the same text it stands for, if these are counted."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,7 +79,7 @@ class Delta:
 
 
 def join(deltas: list[Delta]) -> Delta:
-    """All of a completion from its deltas, in order."""
+    """Join the deltas of a completion, in order."""
     if len(deltas) == 1:
         return deltas[0]
     return Delta(

@@ -22,11 +22,11 @@ MAX_TEXT = 32 * 1024 * 1024
 
 
 class TemplateFailed(Exception):
-    """Why a template is none, or what it has against the messages."""
+    """The template is invalid, or it objects to the messages."""
 
 
 def compile_template(source: str) -> Template:
-    """Raises TemplateFailed for what is no template."""
+    """Compile a template. Raises TemplateFailed for an invalid one."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -78,7 +78,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own it escapes nothing for HTML."""
+    """Encode as JSON. Unlike Jinja's own filter, this escapes nothing for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -20,7 +20,7 @@ import msgspec
 from server.text.template import TemplateFailed, compile_template, render
 
 MAX_MEMORY = 1024**3
-"""Of address space, in bytes."""
+"""Most address space of the process, in bytes."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -3,7 +3,7 @@
 Decoding is a table from token id to bytes and one join, so a completion costs one call however long
 it is, and a character split over tokens comes out whole: bytes are joined before they are decoded.
 Knows nothing of requests. Special tokens have no bytes, or those of their names where that is asked
-for. Of a model without a tokenizer, token 17 reads `token_id:17`, and there is no way from text to
+for. For a model without a tokenizer, token 17 reads `token_id:17`, and there is no way from text to
 tokens.
 """
 
@@ -104,7 +104,7 @@ class Text:
         return self._table_with_special.join(token_ids)
 
     def _spelling(self, token: int) -> str | None:
-        """What `encode` reads as this one token, if its name is."""
+        """Return the token's name if `encode` reads it as this one token, else None."""
         name = self.labels[token]
         ids = self.encode([name], adds_special=False)[0]
         return name if ids == array("i", [token]).tobytes() else None
@@ -115,7 +115,7 @@ class Text:
 
 
 def _by_length(texts: list[str]) -> Iterator[list[str]]:
-    """The texts, so many together as have AT_ONCE characters, or one that has more."""
+    """Yield the texts in lists of at most AT_ONCE characters, or of one text that has more."""
     some: list[str] = []
     characters = 0
     for text in texts:

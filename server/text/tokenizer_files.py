@@ -1,7 +1,7 @@
-"""What a model folder says of special tokens and of chats, in the files Hugging Face has for that.
+"""Reads special tokens and the chat template from a model folder in Hugging Face's format.
 
-`chat_template.jinja`, and of `tokenizer_config.json` what is needed here. Knows no tokenizer: that
-is `text`, and runs no template: that is `chat_template`.
+They are in `chat_template.jinja` and `tokenizer_config.json`. Knows no tokenizer: that is `text`,
+and runs no template: that is `chat_template`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Of one of these files."""
+"""Most bytes of one of these files."""
 
 
 class _Token(msgspec.Struct):
