@@ -1,1 +1,1 @@
-"""What runs beside the server: graphs compiled for other machines."""
+"""Tools that run beside the server: compilers of graphs for other machines."""

@@ -1,1 +1,1 @@
-"""Load from outside: speaks HTTP to any OpenAI-compatible server, and measures what comes back."""
+"""The load tester: speaks HTTP to any OpenAI-compatible server, and measures the replies."""

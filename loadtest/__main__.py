@@ -1,6 +1,6 @@
-"""`srm loadtest`: one run, a sweep, offline throughput; reports of what was saved.
+"""`srm loadtest`: one run, a sweep, offline throughput; reports of saved runs.
 
-What is shown meanwhile goes to standard error; standard output has the outcome as plain text.
+Progress goes to standard error; standard output has the outcome as plain text.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReportConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def main(argv: list[str]) -> int:
-    """One command; its exit code. Raises SRMError."""
+    """Run one command and return its exit code. Raises SRMError."""
     try:
         return _command(argv)
     except KeyboardInterrupt:  # before or after a run, which ends in order by itself
@@ -134,7 +134,7 @@ def _report(argv: list[str]) -> int:
 
 
 def _recording(config: ReportConfig, folder: Path) -> Recording:
-    """With the objectives and conditions that are wanted."""
+    """Load the recording, with the objectives and conditions that the settings ask for."""
     recording = load_recording(folder)
     scenario = recording.about.scenario
     recording.about.scenario = msgspec.structs.replace(

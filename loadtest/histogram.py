@@ -1,4 +1,4 @@
-"""Times in a histogram of fixed relative precision (HDR), which can be merged and drawn.
+"""Histograms of times with fixed relative precision (HDR), which can be merged and plotted.
 
 Buckets, their numbers and the percentiles are those of the package hdrhistogram. Only recording is
 done here, by arrays, because the package takes one value at a time. Knows no measures.
@@ -20,7 +20,7 @@ try:
 except ImportError as missing:  # told when a histogram is wanted: reading objectives needs none
     HdrHistogram, MISSING = None, str(missing)
 
-UNITS = 1e6  # of a second: microseconds
+UNITS = 1e6  # per second: microseconds
 DIGITS = 3
 """A bucket is never wider than 1/1024 of its values, or one unit."""
 LONGEST_S = float(2**40 // 10**6)
@@ -32,7 +32,7 @@ Counts = NDArray[np.int64]
 
 
 class Histogram:
-    """How often each time was seen. Count, mean, deviation and extremes are kept exactly."""
+    """Counts of times. Count, mean, deviation and extremes are exact."""
 
     def __init__(self) -> None:
         """Raises ConfigError if the package is missing."""
@@ -41,7 +41,7 @@ class Histogram:
         self._hdr: Any = HdrHistogram(1, 2**40, DIGITS)
         self._counts = np.frombuffer(self._hdr.counts, np.uint64)  # the same memory
         self._mean = 0.0
-        self._squares = 0.0  # of differences from the mean
+        self._squares = 0.0  # sum of squared differences from the mean
         self._min = math.inf
         self._max = -math.inf
 
@@ -76,14 +76,14 @@ class Histogram:
         self._join(number, mean, variance * number, float(seconds.min()), float(seconds.max()))
 
     def merge(self, other: Histogram) -> None:
-        """As if all that the other has had been recorded here."""
+        """Add everything that the other histogram has recorded."""
         self._counts += other._counts
         self._hdr.min_value = min(self._hdr.min_value, other._hdr.min_value)
         self._hdr.max_value = max(self._hdr.max_value, other._hdr.max_value)
         self._join(other.count, other._mean, other._squares, other._min, other._max)
 
     def distribution(self) -> Distribution:
-        """Percentiles are the upper end of their bucket, and within the extremes."""
+        """Return the statistics. Percentiles are upper ends of buckets, within the extremes."""
         if not self.count:
             return Distribution(0, *[math.nan] * 9)
         units = self._hdr.get_percentile_to_value_dict(list(PERCENTILES.values()))
@@ -101,7 +101,7 @@ class Histogram:
         )
 
     def buckets(self) -> tuple[Times, Times, Counts]:
-        """Of buckets that are not empty, sorted: where they begin and end, in s, and counts."""
+        """Return start and end, in seconds, and count of each bucket that is not empty, sorted."""
         filled = np.flatnonzero(self._counts)
         begins = [self._hdr.get_value_from_index(int(index)) for index in filled]
         ends = [self._hdr.get_highest_equivalent_value(value) + 1 for value in begins]
@@ -109,7 +109,7 @@ class Histogram:
         return scaled[0], scaled[1], self._counts[filled].astype(np.int64)
 
     def _join(self, count: int, mean: float, squares: float, low: float, high: float) -> None:
-        """Moments of two parts as those of the whole, by Chan, Golub and LeVeque (1979)."""
+        """Combine the moments of two parts, by Chan, Golub and LeVeque (1979)."""
         total = self.count + count
         if not total:
             return

@@ -1,7 +1,7 @@
 """Distributions of whole numbers: the lengths of prompts and outputs, and how many samples.
 
-Each is its quantile function, so that one uniform number of a request gives one length. Knows
-neither scenarios nor requests.
+Each is given by its quantile function, so that one uniform number of a request gives one length.
+Knows neither scenarios nor requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALLOWED = (
     "choice:1=0.9,64=0.1 or file:LENGTHS.jsonl, the middle ones perhaps with ,min=LOW or ,max=HIGH"
 )
 LONGEST = 2**31 - 1
-"""What a recording can hold."""
+"""The largest length that a recording can hold."""
 _STANDARD = NormalDist()
 
 
@@ -33,11 +33,11 @@ class Lengths(msgspec.Struct, frozen=True):
     at: Callable[[float], int]
     """The quantile at a share in (0, 1)."""
     smallest: int
-    """No number is below it."""
+    """A lower bound of all its numbers."""
 
 
 def parse(text: str, field: str) -> Lengths:
-    """What `text` says. Raises ValueError, and ConfigError for a file, that name the field."""
+    """Parse a distribution. Raises ValueError, and ConfigError for a file; both name the field."""
     kind, _, rest = text.partition(":")
     try:
         if kind == "file":
@@ -54,7 +54,7 @@ def parse(text: str, field: str) -> Lengths:
 
 
 def check(text: str, field: str) -> None:
-    """Raises ValueError for what cannot be parsed; opens no file."""
+    """Raises ValueError if the text cannot be parsed; opens no file."""
     if not text.startswith("file:"):
         parse(text, field)
 

@@ -1,4 +1,4 @@
-"""Files of one JSON value a line, checked: what is wrong is told with file and line."""
+"""Checked files of one JSON value a line; errors name file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def text_of(path: Path) -> str:
-    """Raises ConfigError for a file that cannot be read."""
+    """Read a text file. Raises ConfigError for a file that cannot be read."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -21,9 +21,9 @@ def text_of(path: Path) -> str:
 
 
 def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
-    """The lines that are not empty, each with its number; `allowed` says what one may be.
+    """Decode the lines that are not empty, each with its number; `allowed` describes a valid one.
 
-    Raises ConfigError for any other, for none, and for a file that cannot be read.
+    Raises ConfigError for an invalid line, for a file without lines, and for an unreadable file.
     """
     decoder = msgspec.json.Decoder(kind)
     found = []
@@ -39,5 +39,5 @@ def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
 
 
 def bad_line(path: Path, number: int, error: str, allowed: str) -> ConfigError:
-    """What every error about a line says."""
+    """Return the error for a bad line, naming file and line."""
     return ConfigError(f"{path}, line {number}: {error}; allowed is {allowed}")

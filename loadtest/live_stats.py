@@ -1,4 +1,4 @@
-"""Times of a run while it goes on, for whoever watches: a few hundred counts, cheap to send.
+"""Live times of a run, for progress displays: a few hundred counts, cheap to send.
 
 What is reported afterwards comes from the recording and not from here.
 """
@@ -13,25 +13,25 @@ import numpy as np
 from loadtest.rows import Rows
 
 _BOUNDS = np.geomspace(1e-4, 1e3, 281)
-"""Seconds; a bucket is 6 % wide."""
+"""Bucket bounds in seconds; a bucket is 6 % wide."""
 
 
 class Times(msgspec.Struct):
-    """Of one client process."""
+    """Times of one client process."""
 
     first_bytes: list[int]
-    """[buckets] Of requests that have ended: from the planned time to the reply's first byte."""
+    """[buckets] Ended requests by time from the planned time to the reply's first byte."""
     lateness_s: float
-    """From the planned time to the sending, at worst, of those that ended lately."""
+    """The worst time from planned to sent, of requests that ended since the last call."""
     cpu_share: float
-    """Of one core, since it was last told."""
+    """The share of one core that the process used since the last call."""
 
 
 class LiveStats:
-    """What is known of one process, brought up to date when it is asked for."""
+    """Live statistics of one process, updated when asked for."""
 
     def __init__(self, requests: Rows) -> None:
-        """`requests` of recording.REQUEST, which grow."""
+        """`requests` are rows of recording.REQUEST, which grow."""
         self._requests = requests
         self._seen = 0
         self._first_bytes = np.zeros(len(_BOUNDS) + 1, np.int64)
@@ -54,7 +54,7 @@ class LiveStats:
 
 
 def first_byte_percentiles(times: list[Times]) -> tuple[float, float]:
-    """p50 and p99 over all processes, in seconds; NaN if nothing has ended."""
+    """Return p50 and p99 over all processes, in seconds; NaN if nothing has ended."""
     total = np.cumsum(sum(np.array(one.first_bytes) for one in times))
     if not total[-1]:
         return float("nan"), float("nan")

@@ -1,4 +1,4 @@
-"""What a good request meets (`ttft<500ms`), and conditions on a summary (`ttft_p99>0.5`).
+"""Objectives of requests (`ttft<500ms`), and conditions on a summary (`ttft_p99>0.5`).
 
 Both are a name, a comparison and a number. Knows no recordings.
 """
@@ -19,7 +19,7 @@ from loadtest.recording import ERRORS
 from loadtest.summary import Distribution, Summary
 
 OBJECTIVES = ("ttft", "tpot", "itl", "e2e")
-"""What can be asked of a request: TTFT, TPOT of its slowest sample, its mean ITL, E2E."""
+"""Measures that an objective can use: TTFT, TPOT of the slowest sample, mean ITL, E2E."""
 NEED_STREAMS = ("ttft", "tpot", "itl")
 COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
     "<": operator.lt,
@@ -40,7 +40,7 @@ NUMBERS = (
 ALLOWED = ", ".join(
     [f"{{{','.join(DISTRIBUTIONS)}}}_{{{','.join(STATISTICS)}}}", "lag_max_s", *NUMBERS]
 )
-"""What conditions can be about: statistics of a distribution, and other numbers of a summary."""
+"""Names that a condition can use: statistics of a distribution, and other numbers of a summary."""
 
 UNITS = {"s": 1.0, "ms": 1e-3}
 _FORM = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(\d+\.?\d*(?:e-?\d+)?|\.\d+)\s*(ms|s)?\s*")
@@ -56,12 +56,12 @@ class Condition:
     limit: float
 
     def holds(self, value: Any) -> Any:
-        """Of a number, or of each of an array; never for NaN."""
+        """Compare a number, or each element of an array; false for NaN."""
         return COMPARISONS[self.comparison](value, self.limit)
 
 
 def parse(text: str) -> Condition:
-    """An objective of requests. Raises ConfigError if it is none."""
+    """Parse an objective of requests. Raises ConfigError if it is none."""
     found = _condition(text, "objective", OBJECTIVES, (), ", ".join(OBJECTIVES))
     if found.comparison not in {"<", "<="}:
         raise ConfigError(f"objective {text!r}: a limit from above is wanted, such as `ttft<0.5`")
@@ -69,16 +69,16 @@ def parse(text: str) -> Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """A condition on a summary. Raises ConfigError if it is none."""
+    """Parse a condition on a summary. Raises ConfigError if it is none."""
     return _condition(text, "condition", TIMES, NUMBERS, ALLOWED)
 
 
 def check(summary: Summary, conditions: Iterable[str]) -> list[str]:
-    """Those of the conditions that hold, in words.
+    """Return the conditions that hold, in words.
 
-    A condition on what was not measured is taken to hold: nothing shows that it does not. So is
-    every condition where no request was planned in the window. Raises ConfigError for what is no
-    condition.
+    A condition on something that was not measured counts as holding, since nothing shows that it
+    does not. So does every condition if no request was planned in the window. Raises ConfigError
+    for a text that is no condition.
     """
     held = []
     for condition in [parse_condition(text) for text in conditions]:
@@ -93,7 +93,7 @@ def check(summary: Summary, conditions: Iterable[str]) -> list[str]:
 
 
 def measure(summary: Summary, name: str) -> float:
-    """What the summary says by the name that conditions have for it."""
+    """Return the number of the summary that a condition calls `name`."""
     field, _, statistic = name.rpartition("_")
     if field in DISTRIBUTIONS and statistic in STATISTICS:
         return float(getattr(getattr(summary, field), statistic))

@@ -24,7 +24,7 @@ class Measure(NamedTuple):
     label: str
     kind: Kind
     better: int
-    """1: more is better; -1: less; 0: neither."""
+    """1: more is better; -1: less is; 0: neither."""
 
 
 DISTRIBUTIONS = {
@@ -38,7 +38,7 @@ DISTRIBUTIONS = {
     "queue": "Queue",
     "lateness": "Lateness",
 }
-"""Fields of a summary that are distributions, and what they are called."""
+"""Fields of a summary that are distributions, and their labels."""
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _SHOWN = {"p999": "p99.9"}
@@ -65,7 +65,7 @@ _SCALARS = (
 
 
 def statistic_name(statistic: str) -> str:
-    """`p999` as p99.9; others as they are."""
+    """Return p99.9 for `p999`, other names unchanged."""
     return _SHOWN.get(statistic, statistic)
 
 
@@ -89,7 +89,7 @@ MEASURES = {
 
 
 def value_of(summary: Summary, key: str) -> float:
-    """A measure of MEASURES, in SI units; NaN if nothing was measured."""
+    """Return a measure of MEASURES, in SI units; NaN if nothing was measured."""
     if key == "failed":
         return float(sum(summary.errors.values()))
     name, _, statistic = key.rpartition("_")
@@ -99,22 +99,22 @@ def value_of(summary: Summary, key: str) -> float:
 
 
 class Unit(NamedTuple):
-    """How values of a column are written."""
+    """The unit in which values of a column are written."""
 
     name: str
     factor: float
 
     def write(self, value: float) -> str:
-        """Three digits that matter, no exponent, commas between thousands; a dash for NaN."""
+        """Write three significant digits, no exponent, commas between thousands; a dash for NaN."""
         return number(value * self.factor)
 
     def head(self, label: str) -> str:
-        """The column's head: what it is, and the unit."""
+        """Return the column's head: the label, and the unit."""
         return f"{label} ({self.name})" if self.name else label
 
 
 def number(value: float) -> str:
-    """As Unit.write, of a value that is in its unit already."""
+    """Write a value that is in its unit already, as Unit.write does."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else ("∞" if value > 0 else "-∞")
     size = abs(value)
@@ -127,7 +127,7 @@ def number(value: float) -> str:
 
 
 def unit_for(kind: Kind, values: Iterable[float]) -> Unit:
-    """The unit in which the largest of these is easily read."""
+    """Return the unit in which the largest of these is easily read."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if kind == "seconds":
         if largest >= 30:
@@ -144,6 +144,6 @@ def unit_for(kind: Kind, values: Iterable[float]) -> Unit:
 
 
 def with_unit(kind: Kind, value: float) -> str:
-    """One value with its own unit, for sentences and tiles."""
+    """Write one value with its own unit, for sentences and tiles."""
     unit = unit_for(kind, [value])
     return f"{unit.write(value)} {unit.name}".strip()

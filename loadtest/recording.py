@@ -1,8 +1,8 @@
-"""What a run recorded: timestamps of requests and of what came back, and nothing derived.
+"""The recording of a run: timestamps of requests and of received tokens, nothing derived.
 
 Every time is in seconds since the start of the run, on the one monotonic clock that all processes
-of a machine share. All measures are computed from this (`loadtest/analysis/measures.py`), so a run
-that was saved can be reported again, by another window or other objectives.
+of a machine share. All measures are computed from this (`loadtest/analysis/measures.py`), so a
+saved run can be reported again with another window or other objectives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ERRORS = (
     "protocol",  # what came is no HTTP, no event stream, no JSON, or says that it failed
     "cut",  # under way when the run ended
 )
-"""How requests end, by the number that a recording has."""
+"""How requests end; a recording has the index into this."""
 
 REQUEST = np.dtype(
     [
@@ -52,7 +52,7 @@ REQUEST = np.dtype(
         ("num_bytes", np.int64),  # of the reply's body
     ]
 )
-"""One row a request, sorted by index."""
+"""One row per request, sorted by index."""
 
 EVENT = np.dtype(
     [
@@ -62,7 +62,7 @@ EVENT = np.dtype(
         ("tokens", np.int32),  # new ones; 1 where the event does not say
     ]
 )
-"""One row for each part of a reply that brought tokens: of streams each event, sorted by time."""
+"""One row per part of a reply that brought tokens (of streams, each event), sorted by time."""
 
 CLIENT = np.dtype(
     [
@@ -73,37 +73,37 @@ CLIENT = np.dtype(
         ("in_flight", np.int32),
     ]
 )
-"""How busy each client process was, once a second or so."""
+"""How busy each client process was, about once a second."""
 
 _ARRAYS = {"requests": REQUEST, "events": EVENT, "clients": CLIENT}
 
 
 class Sample(msgspec.Struct):
-    """The server's /metrics at one time: sums over labels by name, as far as they were read."""
+    """The server's /metrics at one time, as far as they were read: sums over labels, by name."""
 
     time: float
     values: dict[str, float]
 
 
 class About(msgspec.Struct):
-    """Where, when and with what a run was made."""
+    """Conditions under which a run was made."""
 
     scenario: Scenario
     command: str
     started_unix: float
-    """When the run's clock was 0."""
+    """Unix time at the zero of the run's clock."""
     seconds: float
-    """Until its last request ended."""
+    """Seconds until the last request ended."""
     stopped_by: str
     """`duration`, `requests`, `trace` or `interrupt`."""
     machine: str
     versions: dict[str, str]
-    """Of the harness and what it is built on; of the server, where it says."""
+    """Versions of the harness and its packages, and of the server if it says."""
     server_metrics: list[Sample]
 
 
 class Recording(msgspec.Struct, eq=False):
-    """A whole run."""
+    """The recording of a whole run."""
 
     about: About
     requests: NDArray[np.void]
@@ -126,7 +126,7 @@ class Recording(msgspec.Struct, eq=False):
 
 
 def load(folder: Path) -> Recording:
-    """Raises ConfigError for a folder without a recording of this version."""
+    """Load a recording. Raises ConfigError for a folder without a recording of this version."""
     try:
         about = msgspec.json.decode(
             (folder / "recording.json").read_bytes(), type=About, dec_hook=as_path

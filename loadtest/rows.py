@@ -1,4 +1,4 @@
-"""Rows of a numpy record type, appended by the million: packed bytes, and no object of each."""
+"""Rows of a numpy record type, appended by the million: packed bytes, no object per row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Rows:
-    """As `recording.REQUEST` and the like; values in the order of the type's fields."""
+    """Rows such as those of `recording.REQUEST`; values come in the order of the type's fields."""
 
     def __init__(self, dtype: np.dtype[np.void]) -> None:
         codes = [dtype[name].char for name in dtype.names or ()]
@@ -30,9 +30,9 @@ class Rows:
         return bytes(self._bytes)
 
     def since(self, count: int) -> NDArray[np.void]:
-        """[rows] Those behind the first `count`; a copy."""
+        """Return a copy of the rows after the first `count`."""
         return np.frombuffer(bytes(self._bytes[count * self._dtype.itemsize :]), self._dtype)
 
     def array(self) -> NDArray[np.void]:
-        """[rows]; a copy."""
+        """Return a copy of all rows."""
         return np.frombuffer(self.to_bytes(), self._dtype).copy()

@@ -1,6 +1,6 @@
-"""A scenario: all that decides which requests a run sends, where, and when.
+"""Scenarios: all settings that decide which requests a run sends, where, and when.
 
-It is data, flat, and together with the files that it names it fixes every byte and every planned
+A scenario is flat data; together with the files that it names it fixes every byte and every planned
 time of a run. Knows neither clients nor measures.
 """
 
@@ -17,9 +17,9 @@ from engine.settings import build, read_settings
 from loadtest import lengths
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-"""Ready-made ones."""
+"""The folder of ready-made scenarios."""
 MEASURED = ("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream")
-"""Members of a body that measures rest on: only their settings say them."""
+"""Members of a body that measures depend on, so `extra_body` may not set them."""
 
 Arrivals = Literal["synchronous", "concurrent", "constant", "poisson", "ramp", "trace"]
 CLOSED_LOOPS = ("synchronous", "concurrent")
@@ -192,7 +192,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(argv: list[str], prog: str) -> Scenario:
-    """The scenario that a command line names, in what its flags and the environment say of it.
+    """Build the scenario of a command line, with its flags and the environment applied.
 
     Its first argument without a flag is a TOML file, or the name of a ready-made scenario. Raises
     ConfigError.
@@ -201,7 +201,7 @@ def read(argv: list[str], prog: str) -> Scenario:
 
 
 def as_path(kind: type, value: object) -> object:
-    """For decoders of what has a scenario in it: msgspec knows no paths."""
+    """Decode a Path; a hook for decoders of scenarios, since msgspec does not support paths."""
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError(kind)

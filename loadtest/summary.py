@@ -1,4 +1,4 @@
-"""What is said of a run: its measures as data. docs/loadtest-measures.md has the formulas.
+"""The summary of a run: its measures as data. docs/loadtest-measures.md has the formulas.
 
 Reports, sweeps and comparisons read this and nothing else. Times are in seconds.
 """
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Of one measure; all NaN if nothing was measured. Percentiles are of an HDR histogram."""
+    """One measure's statistics; all NaN if it has no values. Percentiles: of an HDR histogram."""
 
     count: int
     mean: float
@@ -27,25 +27,25 @@ class Summary(msgspec.Struct, frozen=True):
     """One run, or one step of a sweep, between warm-up and cool-down."""
 
     name: str
-    """Such as `poisson 40/s` or `concurrent 16`."""
+    """A name such as `poisson 40/s` or `concurrent 16`."""
     window: tuple[float, float]
-    """Seconds since the start that are measured."""
+    """The measured interval, in seconds since the start."""
     planned: int
     """Requests whose planned time is in the window; all counts below are of these."""
     completed: int
     errors: dict[str, int]
-    """How many ended by each kind of error, `none` left out."""
+    """Number of requests by kind of error, without `none`."""
     retried: int
-    """Sent more than once."""
+    """Requests sent more than once."""
     rejected_share: float
-    """Of the planned."""
+    """Share of the planned requests."""
     planned_per_s: float
     completed_per_s: float
-    """Replies that became whole in the window, whenever they were planned."""
+    """Replies that became whole in the window, whenever planned."""
     output_tokens_per_s: float
-    """Tokens received in the window, of whatever request."""
+    """Tokens received in the window, of any request."""
     prompt_tokens_per_s: float
-    """Of requests whose first token came in the window."""
+    """Prompt tokens of requests whose first token came in the window."""
     good_per_s: float
     """Completed requests that meet all objectives; NaN without objectives."""
     good_share: float
@@ -55,7 +55,7 @@ class Summary(msgspec.Struct, frozen=True):
     ttft: Distribution
     """Time to first token, from the planned time."""
     ttft_sent: Distribution
-    """The same from the time of sending, as other tools tell it: leaves out how late that was."""
+    """Time to first token from the time of sending, as other tools report it: without lateness."""
     itl: Distribution
     """Gaps between tokens of one sample; tokens that come together share their gap."""
     gap: Distribution
@@ -63,21 +63,21 @@ class Summary(msgspec.Struct, frozen=True):
     tpot: Distribution
     """Per sample: (last token - first token) / (tokens - 1)."""
     e2e: Distribution
-    """Until the reply is whole, from the planned time."""
+    """Time until the reply is whole, from the planned time."""
     e2e_sent: Distribution
-    """The same from the time of sending."""
+    """Time until the reply is whole, from the time of sending."""
     queue: Distribution
-    """As the server tells it."""
+    """Time in the server's queue, as the server reports it."""
     lateness: Distribution
-    """Of the harness: from the planned time to the sending."""
+    """How late the harness sent requests: from the planned time to the sending."""
     checked: int
-    """Replies whose tokens the client could count and the server told."""
+    """Replies whose tokens both the client and the server counted."""
     miscounted: int
-    """Of these, where both differ."""
+    """Checked replies whose two counts differ."""
     usage_output_tokens: int
     counted_output_tokens: int
     cpu_share: float
-    """Of one core: the busiest client process, mean over the window."""
+    """Share of one core used by the busiest client process, mean over the window."""
     lag_max_s: float
-    """How late the event loop of a client process was, at worst."""
+    """The largest lag of a client process's event loop."""
     objectives: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Traces: when requests of the past came, and how long they were, from a file.
+"""Traces: arrival times and lengths of past requests, read from a file.
 
-Reads three formats, told apart by what is in the file; knows nothing of what is done with them.
+Reads three formats, told apart by the file's content; knows nothing of what is done with them.
 
 - JSONL with `timestamp` in seconds, and perhaps `prompt_tokens`, `output_tokens`, `n`, `hash_ids`.
 - JSONL as Mooncake published it: `timestamp` in milliseconds, `input_length`, `output_length` and
@@ -22,7 +22,7 @@ from msgspec import Meta
 from loadtest import lines
 
 BLOCK_TOKENS = 512
-"""Of a prompt that one of Mooncake's `hash_ids` stands for."""
+"""Prompt tokens that one of Mooncake's `hash_ids` stands for."""
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -30,15 +30,15 @@ _Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
 class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request of a trace. What a trace does not say is None, or no blocks."""
+    """One request of a trace. What the trace does not give is None, or no blocks."""
 
     timestamp: _Time
-    """Seconds, since any time."""
+    """Seconds since an arbitrary time."""
     prompt_tokens: _Length | None = None
     output_tokens: _Length | None = None
     n: _Length | None = None
     blocks: tuple[int, ...] = msgspec.field(default=(), name="hash_ids")
-    """Which tokens the prompt begins with, BLOCK_TOKENS each."""
+    """Ids of the blocks of BLOCK_TOKENS tokens that the prompt begins with."""
 
 
 class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> list[Arrival]:
-    """The requests by time, those of one time as in the file. Raises ConfigError."""
+    """Return the requests sorted by time, ties in the file's order. Raises ConfigError."""
     if path.suffix == ".csv":
         found = _azure(path)
     elif '"input_length"' in lines.text_of(path).lstrip().partition("\n")[0]:

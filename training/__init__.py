@@ -1,1 +1,1 @@
-"""Gradients: the only package that imports torch."""
+"""Training and evaluation: the only package that imports torch."""

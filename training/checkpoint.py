@@ -31,7 +31,7 @@ def save_model(model: SRM, folder: Path) -> None:
 
 
 def load_model(folder: Path) -> SRM:
-    """The model of a folder, in float32. Raises CheckpointError if it is not one."""
+    """Load the model of a folder, in float32. Raises CheckpointError if it is not one."""
     files = read_model(folder)
     model = SRM(files.config)
     model.load_state_dict({name: torch.tensor(value) for name, value in files.tensors.items()})

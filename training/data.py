@@ -2,8 +2,8 @@
 exactly where it stopped, and no batch needs the ones before it.
 
 Most batches hold one problem per row, right-padded; every `PACKED_EVERY`-th fills whole contexts
-with problems one after the other, so that every position is trained and several problems in one
-context are nothing new.
+with consecutive problems, so that every position is trained and the model has seen several problems
+in one context.
 """
 
 from __future__ import annotations
@@ -59,6 +59,6 @@ class ProblemBatches:
 
 
 def encode(tokenizer: Tokenizer, batch: list[Problem]) -> list[list[int]]:
-    """Prompt and solution of each problem, from the begin token to the end token."""
+    """Encode prompt and solution of each problem, from the begin token to the end token."""
     texts = [problem.prompt + problem.solution for problem in batch]
     return [[*encoding.ids, END_ID] for encoding in tokenizer.encode_batch(texts)]

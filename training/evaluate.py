@@ -25,9 +25,9 @@ from engine.weights.checkpoint import load_checkpoint
 from training.tasks import Problem, problems, reward
 
 COMPLETION_TOKENS = 96
-"""More than any solution has."""
+"""Greater than the length of any solution."""
 KS = (1, 10, 100, 1_000, 10_000)
-"""Of pass@k, as far as there are samples."""
+"""The values of k for pass@k, up to the number of samples."""
 
 
 class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """What `srm evaluate` found; written as JSON."""
+    """The result of `srm evaluate`; written as JSON."""
 
     model: str
     fingerprint: str
@@ -67,7 +67,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that at least one of k samples is right, when `right` of `samples` were."""
+    """Return the probability that one of k samples is right, when `right` of `samples` were."""
     if not 0 <= right <= samples or not 1 <= k <= samples:
         raise ValueError(f"needs 0 ≤ right ≤ samples and 1 ≤ k ≤ samples: {right}, {samples}, {k}")
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
@@ -119,7 +119,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 def count_right(
     tokenizer: Tokenizer, drawn: list[Problem], outputs: list[list[Output]]
 ) -> list[int]:
-    """How many of each problem's completions are right."""
+    """Count the right completions of each problem."""
     counts = []
     for problem, samples in zip(drawn, outputs, strict=True):
         ids = [np.frombuffer(output.token_ids, "<i4").tolist() for output in samples]
@@ -129,7 +129,7 @@ def count_right(
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint. Raises CheckpointError if there is none."""
+    """Load the tokenizer of a checkpoint. Raises CheckpointError if there is none."""
     path = model / "tokenizer.json"
     if not path.exists():
         raise CheckpointError(f"{path} is missing")

@@ -1,6 +1,6 @@
 """The training loop: AdamW, warm-up, linear decay, gradient clipping, checkpoint and resume.
 
-Knows no tasks and no files' formats: it takes a model, batches by index and a folder.
+Knows no tasks and no file formats: it takes a model, batches by index and a folder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from training.model import SRM
 
 
 class Batches(Protocol):
-    """Inputs and targets, int64 [rows, length], of step `index`."""
+    """Yields inputs and targets, int64 [rows, length], of step `index`."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """How long and how fast to train."""
+    """Length and learning rates of a training run."""
 
     steps: int
     learning_rate: float
@@ -39,7 +39,7 @@ class Schedule(msgspec.Struct, frozen=True):
     clip_norm: float = 1.0
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step: linear up over the warm-up, then linear down to zero."""
+        """Return a step's learning rate: linear up over the warm-up, then linear down to zero."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
@@ -49,8 +49,8 @@ class Schedule(msgspec.Struct, frozen=True):
 def train(model: SRM, batches: Batches, schedule: Schedule, folder: Path) -> list[float]:
     """Train `model` in place, in bfloat16 autocast; return the loss of every step.
 
-    The run's state is in `folder/run.pt`, written every `save_every` steps; where it exists,
-    training goes on from it.
+    The run's state is saved to `folder/run.pt` every `save_every` steps; if that exists, training
+    resumes from it. Raises ConfigError if it is a run of another model.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay

@@ -1,6 +1,6 @@
 """Token mixers in torch: every variant once, in two forms.
 
-All are made of one kind of unit, a sum that forgets and is weighed on the way in and out,
+All are built from one kind of unit, a decaying sum with weights on its inputs and outputs,
 
     y_t = α_out,t · Σ_{s≤t} decay^(t-s) · α_in,s · x_s + γ_t · x_t + β_t
 
@@ -24,7 +24,7 @@ from engine.weights.tensors import DECAY_RANGE, mixer_shapes, projection_prefixe
 
 @dataclass(frozen=True)
 class Unit:
-    """H = heads, n = n_ctx. A column unit has α_in = 1, a row unit α_out = 1."""
+    """One unit: H = heads, n = n_ctx. A column unit has α_in = 1, a row unit α_out = 1."""
 
     alpha_in: Tensor  # [H, n]
     alpha_out: Tensor  # [H, n]
@@ -39,12 +39,12 @@ class Form(Protocol):
     def run(self, unit: Unit, x: Tensor) -> Tensor: ...
 
     def at(self, scalars: Tensor) -> Tensor:
-        """Of scalars [H, n] those of the positions that x is at, to be multiplied with x."""
+        """Return the scalars [H, n] at the positions of x, shaped to be multiplied with x."""
         ...
 
 
 class Parallel:
-    """x [batch, length, H, e], from position 0 on."""
+    """Runs units over x [batch, length, H, e], from position 0 on."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -60,14 +60,14 @@ class Parallel:
         return scalars[:, : self._length].T.unsqueeze(-1)
 
     def _powers(self, decay: Tensor) -> Tensor:
-        """[H, t, s]: decay ** (t - s), and 0 for s > t, where no power is taken."""
+        """Return decay ** (t - s) as [H, t, s]; 0 for s > t, where no power is taken."""
         gaps = torch.arange(self._length - 1, -1, -1, dtype=decay.dtype, device=decay.device)
         falling = F.pad(decay[:, None] ** gaps, (0, self._length - 1))
         return falling.unfold(-1, self._length, 1).flip(-2)
 
 
 class Recurrent:
-    """x [batch, H, e] at one position; state [units, batch, H * e] of the position before."""
+    """Runs units on x [batch, H, e] at one position, after state [units, batch, H * e]."""
 
     def __init__(self, position: int, state: Tensor) -> None:
         self._position = position
@@ -77,8 +77,9 @@ class Recurrent:
     def run(self, unit: Unit, x: Tensor) -> Tensor:
         before = next(self._states).view(x.shape)
         rounded = unit.decay.to(x.dtype)
-        # What rounding leaves out would add up over the steps, to 1e-5 after 1,000. It is less than
-        # half an ulp of the state, so it is added to the smaller term first, or it were lost again.
+        # The rounding error of decay would add up over the steps, to 1e-5 after 1,000. It is less
+        # than half an ulp of the state, so it is added to the smaller term first, or it would be
+        # lost again.
         left = (unit.decay - rounded).to(x.dtype)
         s = self.at(unit.alpha_in) * x + left[:, None] * before + rounded[:, None] * before
         self._new_states.append(s.flatten(-2))
@@ -88,7 +89,7 @@ class Recurrent:
         return scalars[:, self._position, None]
 
     def new_state(self) -> Tensor:
-        """[units, batch, H * e], once every unit has run."""
+        """Return the new state [units, batch, H * e], once every unit has run."""
         return torch.stack(self._new_states)
 
 
@@ -118,11 +119,11 @@ class TokenMixer(nn.Module):
             module.register_parameter(leaf, nn.Parameter(_initial(name, shape, config)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [batch, length, d] -> [batch, length, d], length ≤ n_ctx."""
+        """Mix x [batch, length, d] to [batch, length, d], length ≤ n_ctx."""
         return self._run(x, Parallel(x.shape[1]))
 
     def step(self, x: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """x [batch, d], state [units, batch, d] -> output [batch, d], new state."""
+        """Mix x [batch, d] with state [units, batch, d]; return output [batch, d] and new state."""
         form = Recurrent(position, state)
         return self._run(x, form), form.new_state()
 
@@ -159,7 +160,7 @@ class TokenMixer(nn.Module):
         return Unit(alpha, torch.ones_like(alpha), decay, self._beta())
 
     def _column_and_row_heads(self) -> Unit:
-        """The first half of the heads are column heads, the second half row heads."""
+        """Return a unit whose first half of the heads is column heads, the other half row heads."""
         alpha, half = self._alpha(), self.config.num_heads // 2
         ones = torch.ones_like(alpha[:half])
         alpha_in, alpha_out = torch.cat([ones, alpha[half:]]), torch.cat([alpha[:half], ones])
@@ -177,7 +178,7 @@ class TokenMixer(nn.Module):
         return Unit(ones, ones, self._decay())
 
     def _taps(self, sums: Tensor, form: Form) -> Tensor:
-        """Output channel j = β + Σ_i α_i · sums of channel j - (k - 1) + i, 0 left of the first."""
+        """Return channels j = β + Σ_i α_i · sums[j - (k - 1) + i], where sums below 0 are 0."""
         size, width = self.config.kernel_size, self.config.d_model
         padded = F.pad(sums, (size - 1, 0))
         y = form.at(self._beta()).to(sums.dtype)
@@ -186,17 +187,17 @@ class TokenMixer(nn.Module):
         return y
 
     def _alpha(self, row: int = 0, stage: str = "") -> Tensor:
-        """[H, n] of one row: heads with two units have two, a kernel has k, others one."""
+        """Return one row of α, [H, n]: heads with two units have two, a kernel k, others one."""
         weight = self._stacked(stage + "weight")
         return weight.reshape(self.config.num_heads, -1, self.config.n_ctx)[:, row]
 
     def _beta(self, stage: str = "") -> Tensor:
-        """[H, n]."""
+        """Return β, [H, n]."""
         bias = self._stacked(stage + "bias")
         return bias.reshape(self.config.num_heads, self.config.n_ctx)
 
     def _decay(self, entry: int = -1, constant: int | None = None) -> Tensor:
-        """f64[H]: the clipped λ ** (1 / c). Where there are two λ and one unit, the second is λ."""
+        """Return the clipped λ ** (1 / c), f64[H]; with two λ and one unit, of the second λ."""
         heads = self.config.num_heads
         if not self.config.decay:
             return torch.ones(heads, dtype=torch.float64, device=next(self.parameters()).device)
@@ -205,7 +206,7 @@ class TokenMixer(nn.Module):
         return decay.expand(heads) ** (1 / (constant or self.config.decay_constant))
 
     def _stacked(self, name: str) -> Tensor:
-        """The scalars of that name, one under the other."""
+        """Stack the scalars of that name over the scalar prefixes."""
         return torch.stack([self.get_parameter(p + name) for p in scalar_prefixes(self.config)])
 
     def _project(self, x: Tensor, prefixes: list[str]) -> Tensor:
@@ -215,7 +216,8 @@ class TokenMixer(nn.Module):
 
 
 def _initial(name: str, shape: tuple[int, ...], config: ModelConfig) -> Tensor:
-    """As published, but heads' decays are spread: some forget within words, one never does."""
+    """Initialize as published, except that decays differ by head: some heads forget within words,
+    one never does."""
     low, high = DECAY_RANGE
     if name.endswith("decay_value"):
         half = max(1, config.num_heads // 2)

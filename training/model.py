@@ -1,9 +1,9 @@
 """The Structured Recurrent Mixer in torch: one set of parameters, two forms. The oracle.
 
 `forward()` works in parallel over the sequence (paper eq. 1-4: a lower-triangular matrix per head);
-`step()` is the same function as a recurrence over a state of plain sums. How tokens are mixed is
-`mixers.py`. Parameter names are those of the published checkpoints (blbadger/mrm), so files move
-between the two without renaming.
+`step()` is the same function as a recurrence over a state of plain sums. `mixers.py` mixes the
+tokens. Parameter names are those of the published checkpoints (blbadger/mrm), so files move between
+the two without renaming.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SRM(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids int64 [batch, length ≤ n_ctx] -> logits [batch, length, vocab]."""
+        """Map ids int64 [batch, length ≤ n_ctx] to logits [batch, length, vocab]."""
         x = self.input_layer(ids)
         for block in self.mixer_blocks:
             x = block(x)
@@ -77,7 +77,8 @@ class SRM(nn.Module):
         return self.output_layer(x), torch.stack(states)
 
     def empty_state(self, batch: int) -> Tensor:
-        """State before the first token: zeros [layers, units, batch, d], as the parameters are."""
+        """Return the state before the first token: zeros [layers, units, batch, d], dtype and
+        device of the parameters."""
         config = self.config
         return self.output_layer.weight.new_zeros(
             config.num_layers, config.units_per_layer, batch, config.d_model

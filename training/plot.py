@@ -22,11 +22,11 @@ SHOWN_CASES = (
     "step bf16, state bf16",
     "step fp16",
 )
-"""Cases of `srm bench precision` that are drawn."""
+"""Cases of `srm bench precision` that are plotted."""
 
 
 def plot_losses(losses: list[float], path: Path) -> None:
-    """Cross-entropy in nats per token by step, on a logarithmic scale, one line per batch kind."""
+    """Plot cross-entropy in nats per token by step, on a log scale, one line per kind of batch."""
     kinds = {
         "one problem per row": [i for i in range(len(losses)) if (i + 1) % PACKED_EVERY],
         "whole contexts of problems": list(range(PACKED_EVERY - 1, len(losses), PACKED_EVERY)),
@@ -44,7 +44,7 @@ def plot_losses(losses: list[float], path: Path) -> None:
 
 
 def plot_divergence(models: list[dict[str, Any]], path: Path) -> None:
-    """RMS error of the logits by position, a panel per model, for the cases that tell most."""
+    """Plot the RMS error of the logits by position, a panel per model, for SHOWN_CASES."""
     columns = min(3, len(models))
     rows = -(-len(models) // columns)
     with mpl.rc_context({"svg.hashsalt": "srm", "svg.fonttype": "none"}):

@@ -1,4 +1,4 @@
-"""`srm train`: a tokenizer and a model, from nothing, on generated word problems."""
+"""`srm train`: trains a tokenizer and a model from scratch on generated word problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 TOKENIZER_PROBLEMS = 100_000
 MIN_VOCAB_SIZE = 258
-"""Every byte, the beginning and the end of a text."""
+"""Every byte, and the begin and end tokens."""
 
 CHAT_TEMPLATE = r"""{%- for message in messages -%}
 {%- if message.role == 'user' -%}
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = r"""{%- for message in messages -%}
 {{- '\nAnswer:' -}}
 {%- endif -%}
 """
-"""Chats as the problems of training: a begin token, a question, its answer, an end token."""
+"""Formats chats as the training problems: a begin token, a question, its answer, an end token."""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,10 +77,10 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("learning_rate", "weight_decay", "seed", "threads"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        self.model(MIN_VOCAB_SIZE)  # what is wrong with the shape is said before any work
+        self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work
 
     def model(self, vocab_size: int) -> ModelConfig:
-        """What is trained. Raises ValueError for a shape that cannot be."""
+        """Return the model's configuration. Raises ValueError for an invalid shape."""
         return ModelConfig(
             d_model=self.d_model,
             num_layers=self.num_layers,
@@ -94,7 +94,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pretrain(config: TrainConfig) -> list[float]:
-    """Train, or go on with the run in `config.output`; leaves a model folder there."""
+    """Train, or resume the run in `config.output`; leaves a model folder there."""
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -1,9 +1,9 @@
-"""The decode step of a model as plain PyTorch: what the engine is measured against.
+"""The decode step of a model in plain PyTorch: the baseline that the engine is measured against.
 
-Made to be quick: every matrix is whole and every scalar laid out per channel beforehand, states
+Optimized for speed: every matrix is whole and every scalar laid out per channel beforehand, states
 change in place, and a token is drawn by one argmax over logits with Gumbel noise, which took less
-time than `torch.multinomial` wherever it was tried. All sequences stand at one position. For models
-whose layers have one unit and nothing beside it.
+time than `torch.multinomial` wherever it was tried. All sequences are at one position. Supports
+only models whose layers have one unit without γ and taps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.weights.weights import LayerWeights, Weights
 
 
 class Recurrence(nn.Module):
-    """Matrices and activations in `dtype`; states and what the mixer multiplies by in float32."""
+    """Holds matrices and activations in `dtype`; states and the mixer's scalars in float32."""
 
     embedding: Tensor
     head: Tensor
@@ -31,23 +31,23 @@ class Recurrence(nn.Module):
         self.layers = nn.ModuleList(_Layer(layer, dtype) for layer in weights.layers)
 
     def forward(self, tokens: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        """Feed i64[batch] at `position` i64[1]; the next tokens, at temperature 1.
+        """Feed i64[batch] at `position` i64[1]; return the next tokens, sampled at temperature 1.
 
-        state f32[layers, batch, d] moves on, zeros before position 0.
+        state f32[layers, batch, d], zeros before position 0, is updated in place.
         """
         logits = self.logits(tokens, state, position).float()
         noise = -torch.log(-torch.log(torch.rand_like(logits)))
         return (logits + noise).argmax(-1)
 
     def logits(self, tokens: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        """The same before sampling: [batch, V]."""
+        """Return the logits [batch, V] of the same step."""
         x = self.embedding[tokens]
         for layer, layer_state in zip(self.layers, state, strict=True):
             x = layer(x, layer_state, position)
         return F.linear(x, self.head)
 
     def empty_state(self, batch: int) -> Tensor:
-        """State before the first token."""
+        """Return the state before the first token."""
         shape = (self.config.num_layers, batch, self.config.d_model)
         return torch.zeros(shape, device=self.embedding.device)
 
@@ -105,5 +105,5 @@ def _turned(matrix: F32, dtype: torch.dtype) -> Tensor:
 
 
 def _per_channel(scalars: F32, width: int) -> Tensor:
-    """[…, H] -> [..., d]."""
+    """Repeat the scalars of a head for each of its channels: […, H] -> [..., d]."""
     return torch.from_numpy(np.repeat(scalars, width // scalars.shape[-1], axis=-1))

@@ -57,7 +57,7 @@ class Problem:
 
 
 def problems(split: Split, seed: int) -> Iterator[Problem]:
-    """An endless stream of distinct-by-chance problems; the same for the same split and seed."""
+    """Yield problems without end, distinct by chance; the same for the same split and seed."""
     random_ = random.Random(f"{split}-{seed}")
     while True:
         problem = random_.choice(KINDS)(random_)
@@ -66,13 +66,13 @@ def problems(split: Split, seed: int) -> Iterator[Problem]:
 
 
 def extract_answer(text: str) -> int | None:
-    """The number after the first "####", or None."""
+    """Return the number after the first "####", or None."""
     match = re.search(r"####\s*(-?\d+)", text)
     return int(match.group(1)) if match else None
 
 
 def reward(problem: Problem, text: str) -> float:
-    """1.0 if `text` ends in the right answer, else 0.0."""
+    """Return 1.0 if `text` gives the right answer, else 0.0."""
     return float(extract_answer(text) == problem.answer)
 
 
@@ -184,7 +184,7 @@ def _shared(r: random.Random) -> Problem:
 
 
 def _number(r: random.Random) -> int:
-    """Often below a hundred, often in the hundreds."""
+    """Draw a number: often below a hundred, often in the hundreds."""
     return r.randint(2, 99) if r.random() < 0.6 else r.randint(100, 500)
 
 

@@ -14,7 +14,7 @@ BEGIN_ID, END_ID = 0, 1
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` entries, every byte among them."""
+    """Train a tokenizer of at most `vocab_size` entries, every byte among them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

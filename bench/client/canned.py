@@ -1,7 +1,8 @@
-"""`python -m bench.client.canned`: a server that answers all requests with one stream, for nothing.
+"""`python -m bench.client.canned`: a server that answers all requests with one canned stream.
 
-What is left is what a client costs. It computes nothing, and holds each reply for as long as it is
-told to between its first token and the others. Several can share a port.
+The server costs next to nothing, so what a benchmark measures is the client. It computes nothing,
+and waits as long as it is told between a reply's first token and the others. Several can share a
+port.
 """
 
 from __future__ import annotations

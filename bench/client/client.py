@@ -1,7 +1,7 @@
 """`srm bench client`: processor time that a streamed request costs a client, ours beside others.
 
 All read the same replies with the same parser of events, so what differs is HTTP. The others are
-measured where they are installed. Knows no scenarios.
+measured if they are installed. Knows no scenarios.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _url(target: Target) -> str:
 async def _all(
     one: Callable[[bytes], Awaitable[int]], config: ClientBenchConfig, bodies: list[bytes]
 ) -> int:
-    """So many at a time; the sum of their tokens."""
+    """Send all bodies, `concurrency` at a time; return the sum of their tokens."""
     left = iter(bodies)
 
     async def some() -> int:

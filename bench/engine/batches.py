@@ -1,6 +1,6 @@
-"""Batches made by hand: steps to be timed that no scheduler would make, or not alone.
+"""Handmade batches: steps to be timed that no scheduler would make, or not alone.
 
-Row i uses slot i. They keep what `engine.steps.batch` promises, `unsampled_rows` but for one thing.
+Row i uses slot i. They keep the promises of `engine.steps.batch`, except for `unsampled_rows`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from engine.steps.batch import I32, SAMPLED, Batch
 
 
 def prefill_rows(token_ids: I32, position: int = 0) -> Batch:
-    """Prompts i32[rows, length], or parts of prompts that begin at `position`; no output head."""
+    """Return prompts i32[rows, length], or parts of prompts from `position` on; no output head."""
     rows, length = token_ids.shape
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(length)
     return _batch(token_ids.ravel(), offsets, position, num_decode=0)
 
 
 def decode_rows(token_ids: I32, position: int, top_p: float = 1.0) -> Batch:
-    """One token i32[rows] of every sequence, the next one sampled at temperature 1."""
+    """Return one token i32[rows] of every sequence; the next one is sampled at temperature 1."""
     rows = len(token_ids)
     batch = _batch(token_ids, np.arange(rows + 1, dtype=np.int32), position, num_decode=rows)
     return replace(batch, top_p=np.full(rows, top_p, np.float32))
 
 
 def unsampled_rows(token_ids: I32) -> Batch:
-    """Sequences i32[rows] of one token that go through the output head, and no further.
+    """Return sequences i32[rows] of one token that pass the output head but are not sampled.
 
-    The engine would score what goes through the head and is not sampled.
+    The engine would score a token that passes the head and is not sampled.
     """
     return replace(prefill_rows(token_ids[:, None]), targets=np.zeros(len(token_ids), np.int32))
 

@@ -1,13 +1,13 @@
-"""Operations and bytes that work takes at least, counted and not measured.
+"""The least operations and bytes that work takes, counted and not measured.
 
-**Operations** of a product [M, K] × [K, N] are 2·M·K·N; bias, SiLU and residual are not counted,
-as in `ModelConfig.flops_per_token`. Of every other op each addition, multiplication, comparison,
+**Operations** of a product [M, K] × [K, N] are 2·M·K·N; bias, SiLU and residual are not counted, as
+in `ModelConfig.flops_per_token`. Of every other op each addition, multiplication, comparison,
 division and exponential is one, for each value it is done to.
 
 **Bytes** of an op are those of its inputs and outputs, each read or written once, wherever they lie
-when it begins: a weight once a call, a state and an activation once a row. An op whose work is in
-the cache can so be above the memory's peak. **Bytes of a step** are those that no cache can
-be asked to keep: every matrix once, and for each row the embedding, the state read and written, and
+when it begins: a weight once a call, a state and an activation once a row. An op whose data is in
+the cache can thus exceed the memory's peak. **Bytes of a step** are those that no cache can be
+expected to keep: every matrix once, and for each row the embedding, the state read and written, and
 the logits written and read; activations between ops are left out, and biases, norms and the mixer's
 scalars, which are less than a hundredth.
 """
@@ -20,49 +20,49 @@ from engine.config import Dtype, ModelConfig
 
 SIZES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 STATE = 4
-"""Bytes of a state's value, whatever the dtype; those of an int32 too."""
+"""Bytes of a state's value, whatever the dtype; also of an int32."""
 KERNEL_SIZE = 4
 """Neighbouring channels that the measured `taps` mixes."""
 PROMPT = 64
-"""Tokens of a prompt, where prompts are mixed."""
+"""Tokens of a prompt in ops that mix prompts."""
 BIASED, SAMPLED, TOP = 8, 64, 5
-"""Of an edited row: tokens with a bias, tokens sampled so far; likeliest tokens that are scored."""
+"""Per edited row: tokens with a bias, tokens sampled so far; likeliest tokens that are scored."""
 
 
 class Count(NamedTuple):
-    """What a call takes at least."""
+    """The least operations and bytes of a call."""
 
     flops: int
     bytes: int
 
 
 class StepBytes(NamedTuple):
-    """Of a step of the model: once, and for each of its rows."""
+    """Bytes of a step of the model: a constant part, and a part for each row."""
 
     once: int
     row: int
 
 
 def logit_size(dtype: Dtype, device: str) -> int:
-    """Bytes of a logit: float32 on a CPU, the activations' dtype on a GPU."""
+    """Return the bytes of a logit: float32 on a CPU, the activations' dtype on a GPU."""
     return SIZES[dtype] if device == "gpu" else STATE
 
 
 def decode_bytes(model: ModelConfig, dtype: Dtype, device: str) -> StepBytes:
-    """Of steps that decode; a weight is one multiply-add of every token."""
+    """Count a decode step's bytes; each weight is one multiply-add of every token."""
     logits = 2 * logit_size(dtype, device) * model.vocab_size
     row = SIZES[dtype] * model.d_model + 2 * STATE * model.state_width + logits
     return StepBytes(SIZES[dtype] * model.flops_per_token // 2, row)
 
 
 def prefill_bytes(model: ModelConfig, dtype: Dtype, tokens: int, prompts: int) -> int:
-    """Of a step of whole prompts: no output head, and states are written, not read."""
+    """Count the bytes of a step of whole prompts: no output head, and states are only written."""
     weights = SIZES[dtype] * model.prefill_flops_per_token // 2
     return weights + tokens * SIZES[dtype] * model.d_model + prompts * STATE * model.state_width
 
 
 def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int) -> Count:
-    """Of one call of an op of `bench.engine.ops` with so many rows (of "mix prompts": tokens)."""
+    """Count a call of an op of `bench.engine.ops` on so many rows (of "mix_prompts": tokens)."""
     d, vocab, size = model.d_model, model.vocab_size, SIZES[dtype]
     logits = rows * vocab * logit_size(dtype, device)
     scalars = 3 * STATE * model.num_heads  # of a token: alpha_in, alpha_out, beta

@@ -1,7 +1,7 @@
-"""How fast the engine decodes, and what of a step's time is the sampler's.
+"""The engine's decode rate, and the sampler's part of a step's time.
 
-Everything a served token needs is in the measured loop (scheduling, the step graph with its state,
-sampling at temperature 1, feedback, completion); only HTTP and text are not.
+The measured loop has everything that a served token needs (scheduling, the step graph with its
+state, sampling at temperature 1, feedback, completion) except HTTP and text.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from engine.steps.batch import I32, Batch
 def settings_for(
     config: BenchConfig, dtype: Dtype, running: int, step_rows: int | None = None
 ) -> EngineConfig:
-    """Of an engine of so many slots, 0 being all that fit, which feeds every prompt anew.
+    """Return settings of an engine with `running` slots (0: all that fit) and no prefix cache.
 
-    It decodes `step_rows` sequences in a step, or all of them.
+    It decodes `step_rows` sequences in a step; None: all of them.
     """
     rows = running if step_rows is None else step_rows
     return EngineConfig(
@@ -50,12 +50,12 @@ def measure_decode(
     turn_rows: int | None = None,
     top_p: float = 1.0,
 ) -> dict[str, Any]:
-    """Tokens a second with `batch_size` sequences running, one repetition after the other.
+    """Measure tokens a second with `batch_size` sequences running, in consecutive repetitions.
 
-    Where there are more than `turn_rows`, they take turns, so many a step.
+    If there are more than `turn_rows`, they take turns, so many a step.
     """
     rows = min(batch_size, turn_rows or batch_size)
-    # Of the settings only those of the scheduler count: the runner is there, whatever its dtype.
+    # Only the scheduler's settings matter: the runner exists already, whatever its dtype.
     engine = Engine(model, runner, settings_for(config, config.dtypes[0], batch_size, rows))
     rates = []
     for repetition in range(config.repetitions):
@@ -88,10 +88,10 @@ def measure_decode(
 def measure_sampler(
     model: ModelConfig, runner: ModelRunner, batch_size: int, config: BenchConfig
 ) -> dict[str, Any]:
-    """Seconds of a step that samples, with top-p off and on, and of one that stops at the logits.
+    """Time a step that samples, with top-p off and on, and one that stops at the logits.
 
-    The same graph and the same rows each time; the three take turns step by step, so that what the
-    machine does meanwhile is in all of them.
+    All use the same graph and the same rows; the three take turns step by step, so that other load
+    on the machine affects all alike.
     """
     (tokens,) = random_tokens(model, 1, batch_size)
     steps = {
@@ -112,7 +112,7 @@ def measure_sampler(
 
 
 def seconds_per_step(runner: ModelRunner, batch: Batch, seconds: float) -> float:
-    """Of the same step over and over, the next one launched ahead, for at least so long."""
+    """Time repeated launches of one step, the next launched ahead, for at least `seconds`."""
     runner.launch(batch).wait()
     under_way, steps, started = runner.launch(batch), 0, time.perf_counter()
     while not steps or time.perf_counter() - started < seconds:
@@ -125,7 +125,7 @@ def seconds_per_step(runner: ModelRunner, batch: Batch, seconds: float) -> float
 
 
 def random_tokens(model: ModelConfig, rows: int, length: int) -> I32:
-    """i32[rows, length], the same every time."""
+    """Return random tokens i32[rows, length], the same every time."""
     drawn = np.random.default_rng(0).integers(model.vocab_size, size=(rows, length))
     return drawn.astype(np.int32)
 

@@ -1,6 +1,6 @@
-"""Arrays for the ops of `bench.engine.ops`, in the order of their inputs: those of a step.
+"""Input arrays for the ops of `bench.engine.ops`, in the order of their inputs, as in a step.
 
-Rows use slots of their own and stand in the middle of their context; prompts begin at position 0.
+Rows use slots of their own and are in the middle of their context; prompts begin at position 0.
 Lists of edits, likeliest tokens and taps are as long as `bench.engine.counts` says.
 """
 
@@ -20,22 +20,22 @@ Array = npt.NDArray[Any]
 
 
 class Feeds:
-    """Of a model of this shape; numpy has no bfloat16, only its bits."""
+    """Makes the arrays of a model of this shape; numpy has no bfloat16, only its bits."""
 
     def __init__(self, model: ModelConfig, *, is_narrow: bool, narrow_logits: bool) -> None:
         self._model, self._is_narrow, self._narrow_logits = model, is_narrow, narrow_logits
         self._rng = np.random.default_rng(0)
 
     def values(self, *shape: int) -> F32:
-        """Normal numbers."""
+        """Return normally distributed numbers."""
         return self._rng.standard_normal(shape, np.float32)
 
     def stored(self, *shape: int) -> Array:
-        """Normal numbers as weights and activations are kept."""
+        """Return normal numbers in the dtype of weights and activations."""
         return self.narrowed(self.values(*shape))
 
     def narrowed(self, values: F32) -> Array:
-        """These numbers as weights and activations are kept."""
+        """Convert numbers to the dtype of weights and activations."""
         return round_bfloat16(values) if self._is_narrow else values
 
     def embed(self, rows: int) -> list[Array]:
@@ -47,7 +47,7 @@ class Feeds:
         return [self.stored(rows, width), self.stored(width), self.stored(width)]
 
     def mix(self, rows: int, length: int = 1) -> list[Array]:
-        """Of so many tokens: sequences of one, or prompts of `length`, the last one cut."""
+        """Return inputs of so many tokens: sequences of one, or prompts of `length`, maybe cut."""
         model = self._model
         offsets = np.append(np.arange(0, rows, length), rows).astype(np.int32)
         slots = _slots(len(offsets) - 1)
@@ -70,7 +70,7 @@ class Feeds:
         return [x, *where, self.values(KERNEL_SIZE, model.n_ctx), self.values(model.n_ctx), x]
 
     def edit(self, rows: int) -> list[Array]:
-        """Biases of some tokens, and penalties for those that each row sampled."""
+        """Return inputs with biases of some tokens, and penalties for those sampled."""
         spans = np.zeros((rows, len(Span), 2), np.int32)
         spans[:, Span.BIASED] = 0, BIASED
         begins = BIASED + SAMPLED * np.arange(rows)
@@ -86,14 +86,14 @@ class Feeds:
         ]
 
     def sample(self, rows: int, top_p: float = 1.0) -> list[Array]:
-        """At temperature 1."""
+        """Return inputs of sampling at temperature 1."""
         ones = np.ones(rows, np.float32)
         draws = [ones, _zeros(rows), top_p * ones, 0 * ones, np.arange(rows, dtype=np.uint64)]
         positions = np.full(rows, self._model.n_ctx // 2, np.int32)
         return [_zeros(rows), self._logits(rows), *draws, positions, _slots(rows)]
 
     def score(self, rows: int) -> list[Array]:
-        """Of the sampled token of every row."""
+        """Return inputs that score the sampled token of every row."""
         targets = np.full(rows, -1, np.int32)
         likeliest = np.full(rows, min(TOP, self._model.vocab_size), np.int32)
         sampled = [np.ones(rows, np.float32), self._tokens(rows), targets]

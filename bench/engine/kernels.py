@@ -1,8 +1,9 @@
 """`srm bench kernels`: every op alone by rows, against the limit that binds it.
 
-Each op is a graph of its own at the shapes of the models, its time a call through MAX, and what it
-takes at least is counted in `bench/engine/counts.py`. The limit is the longer of two times: its
-operations at the dtype's GEMM peak, its bytes at the memory's peak, both measured in the same run.
+Each op is a graph of its own at the shapes of the models. Its time is that of a call through MAX;
+its least operations and bytes are counted in `bench/engine/counts.py`. The limit is the longer of
+two times: its operations at the dtype's GEMM peak, its bytes at the memory's peak, both measured in
+the same run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NAMES = {
     "proj_in": "proj in",
     "proj_out": "proj out",
 }
-"""How tables spell what is no word."""
+"""Names of ops in tables, where they differ from the identifier."""
 
 
 class KernelsBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +81,7 @@ def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig)
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as tables."""
+    """Render the record as tables."""
     runs = [(model, run) for model in record["models"] for run in model["runs"]]
     empty = ", ".join(
         f"{run['call']['seconds'] * 1e6:.0f} µs ({model['name']}, {run['dtype']})"

@@ -1,7 +1,8 @@
-"""What benchmarks of the engine share: which models, how often and long, and the record's frame.
+"""The common part of engine benchmarks: models, repetitions and times, and the record's frame.
 
-Knows no measurement: it is given one, and runs it for every model between two looks at the GEMM
-and memory peaks, so that every figure can be set against what the machine could do in the same run.
+Knows no measurement: it is given one, and runs it for every model between two measurements of the
+GEMM and memory peaks, so that every figure can be compared with the machine's limits in the same
+run.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_sizes(name: str, sizes: tuple[int, ...]) -> None:
-    """Raises ValueError unless there is a size and each is at least 1."""
+    """Raise ValueError unless there is a size and each is at least 1."""
     if not sizes or min(sizes) < 1:
         raise ValueError(f"{name} must be one or more numbers of at least 1, got {sizes}")
 
@@ -65,7 +66,7 @@ def check_sizes(name: str, sizes: tuple[int, ...]) -> None:
 def measure_models(
     config: BenchConfig, command: str, measure: Callable[[Path], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The whole record: machine, settings, peaks before and after what `measure` says of each."""
+    """Return the record: machine, settings, peaks before and after, and `measure` of each model."""
     keep_freed_memory()  # as an engine process does
     record = new_record(command, config.device) | {"settings": settings_of(config)}
     gemm = GemmPeak(config.device, config.cache_dir, config.dtypes)

@@ -1,9 +1,9 @@
-"""Every op of `mojo_kernels/srm` as a graph of its own, and what to feed it, at a model's shapes.
+"""Every op of `mojo_kernels/srm` as a graph of its own, with its inputs, at a model's shapes.
 
-On a GPU, whose products are MAX's, shapes of the model are fixed in a graph as they are in the
-step's; our own ops do not look at that, so on a CPU one compiled module does for all. Inputs are
-what the op gets in a step: rows in the middle of their context, in slots of their own, a layer's
-weights that the calls before have not left in the cache. Knows no time and counts nothing.
+On a GPU, whose products are MAX's, the model's shapes are fixed in a graph as they are in the
+step's; our own ops do not use that, so on a CPU one compiled module serves all models. Inputs are
+those of an op in a step: rows in the middle of their context, in slots of their own, and a layer's
+weights that earlier calls have not left in the cache. Knows no time and counts nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.device.model import graph_shape
 I32, U64, F32 = DType.int32, DType.uint64, DType.float32
 HOST = DeviceRef.CPU()
 COLD_BYTES = 128 * 2**20
-"""Of copies of a weight that calls take in turn: more than a cache holds."""
+"""Total bytes of the copies of a weight that calls use in turn: more than a cache holds."""
 MOST_COPIES = 256
 
 
@@ -40,7 +40,7 @@ Inputs = list[BufferType | TensorType]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """A graph's inputs and what it does with them; the arrays of a call with so many rows."""
+    """An op: its graph's input types, the call that builds it, and its input arrays by rows."""
 
     types: Inputs
     call: Callable[..., Any]
@@ -65,7 +65,7 @@ class Ops:
         self._models = session.init_all(compiled)
 
     def prepare(self, name: str, rows: int) -> Callable[[], object]:
-        """One call of an op on so many rows, to be made over and over."""
+        """Return a function that calls an op on so many rows, to be called repeatedly."""
         op = self.ops[name]
         arrays = op.feed(rows)
         fixed = [self._upload(array, kind) for array, kind in zip(arrays, op.types, strict=True)]
@@ -108,7 +108,7 @@ def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
 
 
 def build_ops(model: ModelConfig, dtype: DType, on: DeviceRef) -> dict[str, Op]:
-    """By name: those that `bench.engine.counts.count_op` counts, and "call", which does nothing."""
+    """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op."""
     d, vocab, state = model.d_model, model.vocab_size, model.state_width
     made = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
 

@@ -1,14 +1,14 @@
-"""`srm bench prefill`: how fast prompts are read, next to how fast tokens are decoded.
+"""`srm bench prefill`: prompt tokens a second, next to decoded tokens a second.
 
-Prompt tokens a second by the length of the prompt, for one prompt and for as many as make a full
-step, as a fraction of the GEMM peak; a prompt's token does not go through the output head, so its
-operations are not counted. Beside it what the engine decodes with as many rows as there are tokens.
+Measures prefill by the length of the prompt, for one prompt and for as many as fill a step, as a
+fraction of the GEMM peak; a prompt's token does not pass the output head, so its operations are not
+counted. Next to it is the engine's decode rate with as many rows as there are tokens.
 
-Then one prompt, from the request to its first sampled token, three ways: through the engine, which
-prefills all but the last token at once; fed token by token as decode rows, head and sampling
-included, which is how a recurrence without a parallel form reads; and token by token as prefill
-rows, which need no head. The last two are steps of the same graph, made by hand and launched ahead,
-so that no scheduling is in their time; in the first it is.
+Then it times one prompt, from the request to its first sampled token, in three ways: through the
+engine, which prefills all but the last token at once; token by token as decode rows, head and
+sampling included, which is how a recurrence without a parallel form reads; and token by token as
+prefill rows, which need no head. The last two are handmade steps of the same graph, launched ahead,
+so their time includes no scheduling; the first does.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _measure_engine(weights: Weights, dtype: Dtype, config: PrefillBenchConfig) 
 
 
 def _counts(length: int, config: PrefillBenchConfig) -> list[int]:
-    """Prompts of that length in a step: one, and as many as fill it."""
+    """Return the numbers of prompts of that length in a step: one, and as many as fill it."""
     return sorted({1, config.step_tokens // length})
 
 
@@ -111,7 +111,7 @@ def _measure_prefill(
     prompts: int,
     config: PrefillBenchConfig,
 ) -> dict[str, Any]:
-    """Prompt tokens a second of steps of whole prompts."""
+    """Measure prompt tokens a second of steps of whole prompts."""
     batch = prefill_rows(random_tokens(model, prompts, length))
     rates = [
         batch.num_tokens / seconds_per_step(runner, batch, config.seconds)
@@ -129,7 +129,7 @@ def _measure_prefill(
 def _measure_prompt(
     model: ModelConfig, runner: ModelRunner, dtype: Dtype, config: PrefillBenchConfig
 ) -> dict[str, Any]:
-    """Seconds from one prompt to its first sampled token, three ways, taking turns."""
+    """Measure seconds from one prompt to its first sampled token in three ways, in turns."""
     (prompt,) = random_tokens(model, 1, min(config.prompt_tokens, model.n_ctx))
     engine = Engine(model, runner, settings_for(config, dtype, config.step_tokens))
     last = [decode_rows(prompt[-1:], len(prompt) - 1)]
@@ -157,7 +157,7 @@ def _run(runner: ModelRunner, batches: list[Batch]) -> None:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as tables."""
+    """Render the record as tables."""
     runs = [(model, run) for model in record["models"] for run in model["runs"]]
     lines = [
         f"{peak_line(record)} Tokens a second are medians; raw "

@@ -1,8 +1,8 @@
-"""`srm bench prefix`: what kept states save prompts that share a header.
+"""`srm bench prefix`: the time that kept states save for prompts that share a header.
 
-The same prompts, a few hundred tokens of header and a question each, are completed with nothing
-kept, with an empty cache, and once more with what that left behind. The record says how long each
-took, how many prompt tokens were fed, and whether every completion was the same.
+The same prompts, a few hundred tokens of header and a question each, are completed without the
+prefix cache, with an empty one, and once more with what that left in it. The record has the time of
+each, the prompt tokens fed, and whether every completion was the same.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(config: PrefixBenchConfig, command: str) -> dict[str, Any]:
-    """The whole record."""
+    """Return the whole record."""
     weights = load_checkpoint(config.model)
     kept = EngineConfig(prefix_slots=2 * config.prompts + 1)
     fed = msgspec.structs.replace(kept, prefix_cache=False)
@@ -97,7 +97,7 @@ def _prompts(config: PrefixBenchConfig, model: ModelConfig, seed: int) -> list[l
 def _run(
     engine: Engine, prompts: list[list[int]], params: SamplingParams
 ) -> tuple[tuple[bytes, ...], dict[str, Any]]:
-    """What was sampled, and the figures."""
+    """Complete the prompts; return the sampled tokens, and the figures."""
     steps, started = engine.num_steps, time.perf_counter()
     outputs = [output for (output,) in engine.generate(prompts, params)]
     seconds = time.perf_counter() - started
@@ -107,7 +107,7 @@ def _run(
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     settings = record["settings"]
     same = "All completions are" if record["same_completions"] else "NOT all completions are"
     lines = [

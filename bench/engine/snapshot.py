@@ -1,8 +1,8 @@
-"""`srm bench snapshot`: what a snapshot of many sequences takes, against what the disk can do.
+"""`srm bench snapshot`: the time that a snapshot of many sequences takes, against the disk's rate.
 
-Sequences of the real engine are read and written while it steps, and the same bytes are written
-plainly in the same run. Another engine goes on from the last snapshot, and the record says whether
-every token is the one that the first engine, left alone, sampled.
+Sequences of the real engine are read and written while it steps, and the same number of bytes is
+written plainly in the same run. A second engine resumes from the last snapshot, and the record says
+whether every token equals the one that the first engine, left alone, sampled.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(config: SnapshotBenchConfig, command: str) -> dict[str, Any]:
-    """The whole record."""
+    """Return the whole record."""
     weights = load_checkpoint(config.model)
     with tempfile.TemporaryDirectory(dir=config.folder or None) as folder:
         served = EngineConfig(
@@ -152,7 +152,7 @@ def _run(
 
 
 def _snapshot(engine: Engine, durable: Durable, outputs: list[Output]) -> Detail:
-    """Take one as the engine process does, stepping meanwhile."""
+    """Take a snapshot as the engine process does, stepping meanwhile."""
     found: list[Detail | SnapshotError] = []
     durable.ask(found.append)
     steps, started = engine.num_steps, time.perf_counter()
@@ -170,7 +170,7 @@ def _snapshot(engine: Engine, durable: Durable, outputs: list[Output]) -> Detail
 
 
 def _plain_write(folder: Path, size: int) -> float:
-    """Seconds that the disk takes for so many bytes: written in a row, then synced."""
+    """Return the seconds to write so many bytes sequentially and sync them."""
     block = np.random.default_rng(0).bytes(2**24)
     path = folder / "plain"
     started = time.perf_counter()
@@ -196,7 +196,7 @@ def _tokens(outputs: list[Output]) -> dict[str, bytes]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     lines = [
         "Sequences are read from the running engine and written while it steps; *pause* is the "
         "reading, which it waits for. *Disk* writes as many bytes in a row and syncs them, in the "

@@ -1,7 +1,7 @@
-"""How long a start takes, from the command to the first sampled token, cold and warm.
+"""Start-up time, from the command to the first sampled token, cold and warm.
 
 `python -m bench.engine.startup` takes the settings of an engine, starts it, samples one token and
-says so. Cold is a start whose caches, ours and MAX's, are empty; warm is one after it.
+reports it. A cold start has empty caches, ours and MAX's; a warm one comes after it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from engine.weights.checkpoint import load_checkpoint
 def measure_startup(
     model: Path, dtype: Dtype, config: BenchConfig, *, cold: bool
 ) -> dict[str, Any]:
-    """Seconds of one cold start, where that is wanted, and of several warm ones.
+    """Measure one cold start, if wanted, and several warm ones, in seconds.
 
-    Without a cold start the step graph is that of `config.cache_dir`.
+    Without a cold start the step graph is taken from `config.cache_dir`.
     """
     settings = [f"--model={model.resolve()}", f"--dtype={dtype}", f"--device={config.device}"]
     if not cold:

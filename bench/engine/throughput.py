@@ -1,7 +1,7 @@
 """`srm bench engine`: tokens a second by batch size, as a fraction of this machine's GEMM peak.
 
-Beside the engine, in the same run: the same model as a PyTorch recurrence, eager and compiled
-(`training/recurrence.py`); how much of a step is the sampler's; how long a start takes.
+The same run also measures the model as a PyTorch recurrence, eager and compiled
+(`training/recurrence.py`), the sampler's part of a step, and the time of a start.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _measure_batch(
 
 
 def _is_plain(weights: Weights) -> bool:
-    """Whether layers have one unit and nothing beside it, as the PyTorch recurrence wants them."""
+    """Whether all layers have one unit without γ and taps, as the PyTorch recurrence requires."""
     units = [unit for layer in weights.layers for unit in layer.units]
     return len(units) == len(weights.layers) and all(
         unit.gamma is None and unit.taps is None for unit in units
@@ -114,7 +114,7 @@ def _is_plain(weights: Weights) -> bool:
 
 
 def _measure_pytorch(path: Path, config: EngineBenchConfig) -> list[dict[str, Any]]:
-    """The runs of `bench.model.recurrence_rate`, in the form of ours."""
+    """Return the runs of `bench.model.recurrence_rate`, in the form of ours."""
     task = {
         "model": str(path.resolve()),
         "device": config.device,
@@ -139,7 +139,7 @@ HEADER = (
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as tables."""
+    """Render the record as tables."""
     runs = [(model, run) for model in record["models"] for run in model["runs"]]
     ours = [(model, run) for model, run in runs if run["by"] == "srm"]
     lines = [

@@ -30,7 +30,7 @@ class LoadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def measure(config: LoadConfig) -> list[float]:
-    """Tokens a second of each repetition, after one small burst to warm up."""
+    """Measure tokens a second in each repetition, after one small burst to warm up."""
     weights, engine_config = load_checkpoint(config.model), EngineConfig()
     engine = Engine(weights.config, ModelRunner(weights, engine_config), engine_config)
     prompts = [[2 + i] for i in range(config.requests)]

@@ -1,10 +1,10 @@
-"""`srm bench host`: what a step costs the host, per decode row, from 1,000 to 1,000,000 sequences.
+"""`srm bench host`: host time of a step per decode row, from 1,000 to 1,000,000 sequences.
 
-The scheduler runs as it does in an engine, each step scheduled before the one before it is
-completed, on results that are there at once: what is left is schedule and complete. Twice: with
-sequences that only go on, and with short ones that end and are replaced all the time. And twice
-again: all running sequences in one step, and in turns. In the same run a step of a model on this
-machine, of which the host's time is a part, and what its memory moves.
+The scheduler runs as it does in an engine, each step scheduled before the previous one is
+completed, on results that are available at once: what remains is schedule and complete. It is
+measured with sequences that only go on, and with short ones that end and are constantly replaced;
+each with all running sequences in one step, and in turns. The same run measures a model's step on
+this machine, to which the host's time is compared, and the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 
 WARM_UP = 4
-"""Turns before each measurement: the pipeline fills, and every sequence has forked."""
+"""Turns before each measurement, until the pipeline is full and every sequence has forked."""
 
 
 class HostBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
 
 
 def _measure_step(config: HostBenchConfig) -> dict[str, Any]:
-    """A decode step of the model with as many rows as a processor's steps have by default."""
+    """Measure a decode step of the model with a CPU's default number of rows."""
     weights = load_checkpoint(config.model)
     served = EngineConfig(num_slots=CPU_STEP_ROWS, prefix_slots=1, cache_dir=config.cache_dir)
     runner = ModelRunner(weights, served)
@@ -102,7 +102,7 @@ def _measure_step(config: HostBenchConfig) -> dict[str, Any]:
 
 
 def _cases(running: int, config: HostBenchConfig) -> list[dict[str, Any]]:
-    """All in one step and in turns, going on and being replaced."""
+    """Measure all in one step and in turns, going on and being replaced."""
     return [
         _measure(running, rows, length, config)
         for rows in sorted({running, min(running, config.turn_rows)}, reverse=True)
@@ -143,7 +143,7 @@ def _name(case: dict[str, Any]) -> str:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     cases, step = record["cases"], record["step"]
     lines = [
         "Host time per decode row on one core, in nanoseconds, with results that are there at "

@@ -1,8 +1,8 @@
 """`python -m bench.host.instant`: the engine process on a runner that has all results at once.
 
-Takes the flags of `python -m engine`; of the checkpoint it reads only `config.json`. Made-up
-tokens, none of which ends a sequence, at the speed of the scheduler: what is measured with it is
-all that lies between engine and socket.
+Takes the flags of `python -m engine`; of the checkpoint it reads only `config.json`. It returns
+made-up tokens, none of which ends a sequence, at the speed of the scheduler: benchmarks with it
+measure all that lies between engine and socket.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.steps.batch import I64, Batch, SlotStates, StepResult
 from engine.weights.weights import Weights
 
 DEFAULT_SLOTS = 65_536
-"""Where num_slots is 0."""
+"""Slots if num_slots is 0."""
 
 
 class InstantRunner:
@@ -49,14 +49,14 @@ class InstantRunner:
         return SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
 
     def write_slots(self, slots: I64, states: SlotStates) -> None:
-        """It has none."""
+        """Do nothing: it has no states."""
 
     def load_weights(self, weights: Weights) -> None:
-        """It has none either."""
+        """Do nothing: it has no weights."""
 
 
 class InstantStep:
-    """A step that was done when it began."""
+    """A step that is done when it begins."""
 
     def __init__(self, result: StepResult) -> None:
         self._result = result
@@ -66,7 +66,7 @@ class InstantStep:
 
 
 def main(argv: list[str]) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until told to stop; return the exit code."""
     keep_freed_memory()
     try:
         config = load(EngineConfig, argv, prog="python -m bench.host.instant")

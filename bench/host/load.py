@@ -1,7 +1,7 @@
-"""A scheduler that is kept busy with made-up results, and what that cost the host.
+"""A scheduler kept busy with made-up results, and its cost on the host.
 
-Steps are scheduled as in an engine, each before the one before it is completed; results are there
-at once, so that what is left is the scheduler's. Knows no device and no weights.
+Steps are scheduled as in an engine, each before the previous one is completed; results are
+available at once, so that what remains is the scheduler's time. Knows no device and no weights.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import F32, I32, Batch, StepResult
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
-"""Of the width nothing depends here."""
+"""The model's shape; no result here depends on its width."""
 PROMPT_LENGTH = 8
 LEAST_STEPS = 8
-"""Of a measurement, however long they take."""
+"""The fewest steps of a measurement, however long they take."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """Seconds by what they went to, and what they bought."""
+    """Seconds by activity, and the rows, ended sequences and steps done."""
 
     add: float = 0.0
     schedule: float = 0.0
@@ -36,7 +36,7 @@ class Cost:
     steps: int = 0
 
     def entry(self) -> dict[str, float]:
-        """Times in nanoseconds a decode row."""
+        """Return times in nanoseconds per decode row, and the counts."""
         times = {name: getattr(self, name) for name in ("add", "schedule", "wait", "complete")}
         return {name: 1e9 * seconds / self.rows for name, seconds in times.items()} | {
             "ended_per_row": self.ended / self.rows,
@@ -48,7 +48,7 @@ class Cost:
 class Load:
     """A scheduler with `running` sequences, and a runner that has every result at once.
 
-    Sequences of `length` tokens are replaced when they end; of None, they fill the context.
+    Sequences of `length` tokens are replaced when they end; None: they fill the context.
     """
 
     def __init__(self, running: int, rows: int, length: int | None, samples: int) -> None:
@@ -79,7 +79,7 @@ class Load:
                 self._add(self._samples, length - age)
 
     def run(self, seconds: float, least_steps: int, most_steps: int | None = None) -> Cost:
-        """Step for so long, and for so many steps."""
+        """Run for at least `seconds` and `least_steps`, and at most `most_steps`."""
         cost, began = Cost(), time.perf_counter()
         while cost.steps < least_steps or time.perf_counter() - began < seconds:
             self._step(cost)
@@ -117,16 +117,16 @@ class Load:
         cost.steps += 1
 
     def launch(self, batch: Batch | None) -> None:
-        """Begin a step: no device does anything with it."""
+        """Begin a step; does nothing, since there is no device."""
 
     def result(self, batch: Batch) -> StepResult:
-        """What a step sampled."""
+        """Return the tokens that a step sampled."""
         return StepResult(self._tokens[: batch.num_decode], self._logprobs[: batch.num_decode])
 
     def bytes_per_row(self) -> float:
-        """Of the step under way's arrays, which the host writes, and the result's, which it reads.
+        """Return the least bytes that a step moves in the host's memory, per decode row.
 
-        The least that a step moves in the host's memory, for each decode row.
+        These are the step's arrays, which the host writes, and the result's, which it reads.
         """
         batch = self._landing
         assert batch is not None

@@ -1,4 +1,4 @@
-"""`srm serve` in processes of its own, as a user starts it: for benchmarks that speak HTTP."""
+"""Runs `srm serve` in processes of its own, as a user starts it, for benchmarks that speak HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Serving(NamedTuple):
 
 @contextmanager
 def serving(*flags: str, engine_module: str = "engine") -> Iterator[Serving]:
-    """Started with these flags, and stopped afterwards. Raises ConfigError if it does not start."""
+    """Start a server with these flags, and stop it at the end. Raises ConfigError if that fails."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _START, engine_module, *flags, "--port=0"],
         cwd=ROOT,

@@ -1,9 +1,9 @@
-"""`srm bench simulate`: a GPU that is counted, driven by the scheduler that serves.
+"""`srm bench simulate`: the real scheduler driving a simulated GPU.
 
-What the host costs is real and measured. The device is a clock: a step takes as long as its matrix
-products would at the given rate, plus what memory traffic cannot be hidden behind them. Steps are
-scheduled while the one before is under way, as in an engine, so the host costs nothing until it is
-slower than the device. The faster the device is assumed, the harder it is on the host.
+The host's time is real and measured. The device is a clock: a step takes as long as its matrix
+products would at the given rate, plus the memory traffic that cannot overlap with them. Steps are
+scheduled while the previous one is under way, as in an engine, so the host costs nothing until it
+is slower than the device. The faster the assumed device, the harder it is on the host.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class SimulationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def device_s_per_token(model: ModelConfig, tflops: float, tb_per_s: float) -> float:
-    """Seconds of a decoded token on a device: its products, then what streams through its memory.
+    """Return a device's seconds per decoded token: its products, then its memory traffic.
 
-    The stream is the state, read and written in float32, and the logits, written and read in
-    bfloat16; activations are taken to stay in the cache.
+    The traffic is the state, read and written in float32, and the logits, written and read in
+    bfloat16; activations are assumed to stay in the cache.
     """
     moved = 2 * 4 * model.state_width + 2 * 2 * model.vocab_size
     return model.flops_per_token / (tflops * 1e12) + moved / (tb_per_s * 1e12)
@@ -122,7 +122,7 @@ def _simulate(width: int, rows: int, efficiency: float, config: SimulationConfig
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     settings = record["settings"]
     lines = [
         f"{settings['running']:,} running sequences of {settings['length']} tokens. The device is "

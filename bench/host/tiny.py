@@ -1,6 +1,6 @@
-"""`python -m bench.host.tiny FOLDER`: a model so small that what is around it shows.
+"""`python -m bench.host.tiny FOLDER`: writes a model so small that the work around it dominates.
 
-Random weights, two narrow layers; vocabulary, tokenizer and context are the demo model's.
+It has random weights and two narrow layers; vocabulary, tokenizer and context are the demo model's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.weights.random_model import write_random_model
 
 
 def main(argv: list[str]) -> int:
-    """Write it."""
+    """Write the model."""
     folder = Path(argv[0])
     demo = msgspec.json.decode((DEMO_MODEL / "config.json").read_bytes(), type=ModelConfig)
     write_random_model(folder, msgspec.structs.replace(demo, d_model=32, num_layers=2, num_heads=2))

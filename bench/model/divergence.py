@@ -1,4 +1,4 @@
-"""How far a model's logits are from those of an oracle, position by position.
+"""Divergence of a model's logits from those of an oracle, position by position.
 
 KL is the Kullback-Leibler divergence of the sampled distribution at temperature 1 from the
 oracle's, in nats. Positions are counted from 1. Knows no models.
@@ -27,7 +27,7 @@ class Oracle:
         self.largest_logit = float(logits.abs().max())
 
     def compare(self, logits: Tensor) -> Divergence:
-        """Logits f32[T, B, V] of the same tokens, with the oracle's."""
+        """Compare logits f32[T, B, V] of the same tokens with the oracle's."""
         found = logits.double()
         error = (found - self._logits) / self.largest_logit
         terms = self._probabilities * (self._logprobs - found.log_softmax(-1))
@@ -42,7 +42,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Divergence:
-    """What differs, per position and sequence. Errors are in units of the largest exact logit."""
+    """Differences per position and sequence. Errors are in units of the largest exact logit."""
 
     largest: Tensor  # f64[T, B] largest |error| over the vocabulary
     square: Tensor  # f64[T, B] mean square error over the vocabulary
@@ -50,7 +50,7 @@ class Divergence:
     kl: Tensor  # f64[T, B]
 
     def summary(self, first: int = 1, last: int | None = None) -> Summary:
-        """Over positions first … last and all sequences, to four digits."""
+        """Return the measures over positions first … last and all sequences, to four digits."""
         here = slice(first - 1, last)
         kl = self.kl[here].flatten()
         exact = {
@@ -63,19 +63,19 @@ class Divergence:
         return {name: float(f"{float(value):.4g}") for name, value in exact.items()}
 
     def by_position(self) -> dict[str, list[float]]:
-        """By measure, its value in each of `octaves`."""
+        """Return each measure's values over `octaves`."""
         found = [self.summary(first, last) for first, last in octaves(len(self.kl))]
         return {name: [one[name] for one in found] for name in found[0]}
 
 
 def octaves(length: int) -> Iterator[tuple[int, int]]:
-    """(1, 1), (2, 2), (3, 4), (5, 8) … up to `length`."""
+    """Yield (1, 1), (2, 2), (3, 4), (5, 8) … up to `length`."""
     ends = [0, *(1 << power for power in range((length - 1).bit_length())), length]
     yield from ((before + 1, end) for before, end in pairwise(ends))
 
 
 def largest_value(model: torch.nn.Module, ids: Tensor) -> tuple[Tensor, float]:
-    """A model's logits, and the largest magnitude that any module in it gave."""
+    """Return a model's logits, and the largest magnitude that any module in it returned."""
     seen = [0.0]
 
     def look(_module: torch.nn.Module, _inputs: object, output: Tensor) -> None:

@@ -1,8 +1,8 @@
 """`python -m bench.model.gemm_peak TASK`: GEMM rates of torch, as JSON.
 
-A second opinion on what this machine can do, for `srm bench`, which gives TASK as JSON: torch's own
-linear layer, on a CPU beside oneDNN with weights packed beforehand, which has no bfloat16 on a
-processor without AVX512 or its like.
+A second measurement of this machine's peak, for `srm bench`, which gives TASK as JSON: torch's own
+linear layer, and on a CPU also oneDNN with weights packed beforehand, which has no bfloat16 on a
+processor without AVX512 or similar.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils import mkldnn
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to measure: products [rows, inner] x [inner, columns]."""
+    """The products to measure, [rows, inner] x [inner, columns]."""
 
     device: Literal["cpu", "gpu"]
     dtypes: tuple[Literal["float32", "bfloat16"], ...]
@@ -69,7 +69,7 @@ def _product(layer: nn.Module, x: torch.Tensor) -> Callable[[], object]:
 
 
 def _seconds(run: Callable[[], object], device: str) -> float:
-    """Of one call, of as many as take 0.2 s and are waited for."""
+    """Return the time of one call, averaged over a loop of at least 0.2 s."""
     run()
     calls, elapsed = 1, 0.0
     while elapsed < 0.2:

@@ -1,7 +1,7 @@
 """`python3 -m bench.model.gpu_peak`: a GPU's two peaks as torch reaches them.
 
-Matrix products in bfloat16 and a copy within its memory, so that every later figure can be read as
-a fraction of them. The first part of `deploy/gpu/run.sh`.
+Measures matrix products in bfloat16 and a copy within its memory, so that every later figure can be
+read as a fraction of them. The first part of `deploy/gpu/run.sh`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GEMM_SHAPES = ((65_536, 512, 2_048), (65_536, 1_024, 4_096), (8_192, 8_192, 8_19
 
 
 def seconds(run: Callable[[], object], repetitions: int = 10) -> float:
-    """Median time of a run, after three to warm up."""
+    """Return the median time of a run, after three to warm up."""
     times = []
     for repetition in range(repetitions + 3):
         torch.cuda.synchronize()

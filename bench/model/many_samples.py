@@ -1,6 +1,6 @@
 """`srm bench samples`: very many samples of one prompt, in one request, and their pass@k.
 
-Every prompt is fed once, whatever `samples` is: the benchmark stops if it is not. Time is that of
+Every prompt must be fed once, whatever `samples` is; otherwise the benchmark stops. Time is that of
 the engine, from the request to its last sample; texts and rewards come after.
 """
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(config: SamplesBenchConfig, command: str) -> dict[str, Any]:
-    """The whole record."""
+    """Return the whole record."""
     served = {name: getattr(config, name) for name in ("model", "device", "dtype")}
     settings = build(EngineConfig, served | {"max_waiting": max(config.samples, 100_000)})
     weights, tokenizer = load_checkpoint(config.model), load_tokenizer(config.model)
@@ -73,7 +73,7 @@ def measure(config: SamplesBenchConfig, command: str) -> dict[str, Any]:
     Engine(weights.config, runner, settings).generate([[weights.config.bos_token_id]], warm)
     loaded_bytes, runs = most_memory(), []
     for number, problem in enumerate(drawn):
-        engine = Engine(weights.config, runner, settings)  # that has kept nothing
+        engine = Engine(weights.config, runner, settings)  # with an empty cache
         runs.append(sample(engine, tokenizer, problem, config.samples, config.seed + number))
     runner.close()
     return new_record(command) | {
@@ -92,7 +92,7 @@ def measure(config: SamplesBenchConfig, command: str) -> dict[str, Any]:
 def sample(
     engine: Engine, tokenizer: Tokenizer, problem: Problem, samples: int, seed: int
 ) -> dict[str, Any]:
-    """What a request for so many completions gave and took; its prompt must be new to `engine`."""
+    """Measure a request for so many completions; its prompt must be new to `engine`."""
     prompt = tokenizer.encode(problem.prompt).ids
     params = SamplingParams(max_tokens=COMPLETION_TOKENS, n=samples, temperature=1.0, seed=seed)
     fed, steps, started = _prefilled(), engine.num_steps, time.perf_counter()
@@ -120,17 +120,17 @@ def sample(
 
 
 def _prefilled() -> int:
-    """Prompt tokens that all engines of this process have fed so far."""
+    """Return the prompt tokens that all engines of this process have fed so far."""
     return int(REGISTRY.get_sample_value("srm_engine_prefill_tokens_total") or 0)
 
 
 def most_memory() -> int:
-    """Bytes: the most that this process has had so far."""
+    """Return the peak memory of this process so far, in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts in KiB
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as two tables."""
+    """Render the record as two tables."""
     runs = record["runs"]
     pool, most, before = (
         f"{record[name] / 1e9:.2f} GB"

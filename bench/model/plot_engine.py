@@ -1,4 +1,4 @@
-"""A record of `srm bench engine` as a picture."""
+"""Draws a record of `srm bench engine`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DASHES = {"float32": "--", "bfloat16": "-"}
 
 
 def draw_engine(record: dict[str, Any]) -> Figure:
-    """Per model, by batch size: tokens a second, a step's time, and the fraction of each peak."""
+    """Draw per model, by batch size: tokens a second, a step's time, the fraction of each peak."""
     models = record["models"]
     size = (4 * len(models), 8.5)
     figure, grid = plt.subplots(3, len(models), figsize=size, sharex="col", squeeze=False)

@@ -1,5 +1,4 @@
-"""`python -m bench.model.plot_records KIND RECORD.json`: a benchmark's record as a picture beside
-it.
+"""`python -m bench.model.plot_records KIND RECORD.json`: plots a benchmark's record beside it.
 
 A kind is what the record's name ends with.
 """
@@ -25,7 +24,7 @@ Record = dict[str, Any]
 
 
 def draw_prefill(record: Record) -> Figure:
-    """Per model and dtype: the fraction of the GEMM peak by the length of a prompt."""
+    """Draw per model and dtype the fraction of the GEMM peak by the length of a prompt."""
     models = record["models"]
     figure, grid = plt.subplots(1, len(models), figsize=(4 * len(models), 4), squeeze=False)
     for model, axes in zip(models, grid[0], strict=True):
@@ -70,7 +69,7 @@ def _draw_prompts(record: Record, model: Record, run: Record, axes: Any) -> None
 
 
 def draw_prefix_reuse(record: Record) -> Figure:
-    """Seconds that all prompts took and prompt tokens fed, by what was kept of earlier ones."""
+    """Draw the seconds of all prompts and the prompt tokens fed, by what the cache held."""
     names = {"off": "nothing kept", "empty": "nothing at first", "filled": "all kept"}
     figure, (times, fed) = plt.subplots(1, 2, figsize=(9, 3.5))
     for axes, figure_name, label, digits in (
@@ -87,7 +86,7 @@ def draw_prefix_reuse(record: Record) -> Figure:
 
 
 def draw_simulation(record: Record) -> Figure:
-    """Tokens a second of the counted device, and what the measured host lets through."""
+    """Draw tokens a second of the simulated device alone, and with the measured host."""
     cases = record["cases"]
     figure, axes = plt.subplots(figsize=(8, 4))
     labels = [
@@ -108,7 +107,7 @@ def draw_simulation(record: Record) -> Figure:
 
 
 def draw_samples(record: Record) -> Figure:
-    """pass@k of each problem, and tokens a second."""
+    """Draw pass@k of each problem, and tokens a second."""
     figure, (chances, rates) = plt.subplots(1, 2, figsize=(9, 4), width_ratios=(2, 1))
     names = [f"{number}. {run['kind']}" for number, run in enumerate(record["runs"], 1)]
     for name, run in zip(names, record["runs"], strict=True):
@@ -125,7 +124,7 @@ def draw_samples(record: Record) -> Figure:
 
 
 def draw_host(record: Record) -> Figure:
-    """Schedule and complete per row by running sequences, a line for each kind of case."""
+    """Draw schedule and complete per row by running sequences, a line for each kind of case."""
     figure, axes = plt.subplots(figsize=(7, 4))
     lines: dict[str, list[tuple[int, float]]] = {}
     for case in record["cases"]:
@@ -145,7 +144,7 @@ def draw_host(record: Record) -> Figure:
 
 
 def draw_kernels(record: Record) -> Figure:
-    """Per model and dtype: the fraction of the limit that binds an op, a bar for each row count."""
+    """Draw per model and dtype each op's fraction of its limit, a bar for each row count."""
     runs = [(model, run) for model in record["models"] for run in model["runs"]]
     figure, grid = plt.subplots(1, len(runs), figsize=(4 * len(runs) + 1, 6), squeeze=False)
     for (model, run), axes in zip(runs, grid[0], strict=True):
@@ -182,11 +181,11 @@ KINDS: dict[str, tuple[Callable[[Record], Figure], str]] = {
     "simulate": (draw_simulation, "Tokens a second of the device and with the host"),
     "samples": (draw_samples, "pass@k and tokens a second"),
 }
-"""What draws a kind of record, and what its picture shows."""
+"""The function that draws each kind of record, and the picture's caption."""
 
 
 def main(argv: list[str]) -> int:
-    """Write the picture beside the record, and show it in the report that stands there."""
+    """Write the picture beside the record, and embed it in the record's Markdown report."""
     kind, record = argv[0], Path(argv[1])
     draw, caption = KINDS[kind]
     picture, report = record.with_suffix(".svg"), record.with_suffix(".md")

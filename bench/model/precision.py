@@ -1,9 +1,9 @@
-"""`srm bench precision`: what narrow dtypes cost, by kind of tensor and position.
+"""`srm bench precision`: errors from narrow dtypes, by kind of tensor and position.
 
 Every case runs the engine's step with its roundings (`rounded.py`) on the same tokens as an oracle,
 the torch model in float64 on the same weights. Cases vary one kind of tensor at a time, then
-combine them as devices would; combinations that no device would choose are left out. Of random
-weights only the errors mean something: their distributions are nearly flat.
+combine them as devices would; combinations that no device would choose are left out. With random
+weights only the errors are meaningful: the distributions are nearly flat.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def _cases() -> dict[str, Precision]:
 CASES = _cases()
 """By name: first one kind of tensor at a time, then combinations.
 
-"products" narrows what is multiplied, as a CPU would; "step" all that the graph writes, as a GPU
-does, and the state only where it says so.
+"products" narrows the operands of products, as a CPU would; "step" all that the graph writes, as a
+GPU does, except the state unless the name says so.
 """
 ANSWERING = [name for name in CASES if name.startswith(("float32", "state", "products", "step"))]
-"""Cases in which the checkpoint also answers."""
+"""Cases in which the checkpoint also answers problems."""
 
 
 class PrecisionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(config: PrecisionConfig) -> dict[str, Any]:
-    """The cases, and what each does to each model."""
+    """Return the cases, and the divergence of each model in each."""
     cases = {
         name: {kind: str(dtype).removeprefix("torch.") for kind, dtype in asdict(one).items()}
         for name, one in CASES.items()
@@ -161,7 +161,7 @@ def _random_shape(width: int, mixer: Mixer) -> ModelConfig:
 
 
 def measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
-    """What every case does to the model in `folder` on int64 tokens [T, B]."""
+    """Measure every case on the model in `folder` with int64 tokens [T, B]."""
     files = read_model(folder)
     weights = fold(files.config, files.tensors, files.fingerprint)
     logits, largest = largest_value(load_model(folder).double(), ids.T)
@@ -190,7 +190,7 @@ def measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
 
 
 def _measure_demo(config: PrecisionConfig) -> list[dict[str, Any]]:
-    """The checkpoint on problems' text and on what it samples itself; and its answers."""
+    """Measure the checkpoint on problems' text and on its own samples, and its answers."""
     folder, count, seed = config.demo_model, config.sequences, config.seed
     weights = load_checkpoint(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

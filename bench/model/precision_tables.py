@@ -15,7 +15,7 @@ distributions are nearly flat: there only the errors mean something.
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """What the cases are; for each model all positions together, then the error by position."""
+    """Render the cases; then for each model the measures over all positions, and by position."""
     stem = f"{record['date']}-{record['commit']}-precision"
     parts = [LEGEND, f"![error by position]({stem}.svg)\n", _cases(record["cases"])]
     for model in record["models"]:

@@ -1,7 +1,7 @@
 """`python -m bench.model.recurrence_rate TASK`: tokens a second of the PyTorch recurrence, as JSON.
 
-For `srm bench engine`, which knows no torch. TASK is JSON. Each of dtypes, eager and compiled,
-decodes at temperature 1 and feeds back what it sampled, with as many sequences as asked.
+For `srm bench engine`, which does not import torch. TASK is JSON. Each dtype, eager and compiled,
+decodes at temperature 1 with each of the batch sizes and feeds back the sampled tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to measure."""
+    """The measurements to make."""
 
     model: str
     device: Literal["cpu", "gpu"]
@@ -64,7 +64,7 @@ def _rates(name: str, model: Recurrence, step: Step, task: Task) -> dict[str, An
 
 
 def _decode(model: Recurrence, step: Step, batch_size: int, seconds: float) -> float:
-    """Tokens a second of steps for at least so long, one step at least."""
+    """Return tokens a second over at least `seconds` and at least one step."""
     state = model.empty_state(batch_size)
     tokens = torch.zeros(batch_size, dtype=torch.int64, device=state.device)
     positions = torch.arange(model.config.n_ctx, device=state.device)[:, None]

@@ -1,12 +1,12 @@
-"""The engine's step in torch, rounding where a device would: what a narrow dtype costs.
+"""The engine's step in torch with a device's roundings, to measure the error of narrow dtypes.
 
 Runs on the folded weights, op by op as `engine.device.model` joins them. All arithmetic is float32;
 where an op of the step graph reads or writes a tensor of a narrow dtype, the values are rounded to
-it. So a matrix product is one of narrow operands, summed in float32 and rounded once. The mixer's
+it. So a matrix product has narrow operands, is summed in float32 and rounded once. The mixer's
 scalars, decay above all, stay float32 whatever the precision.
 
-No op but the recurrence looks at another position, so many positions go through a layer together:
-the roundings are those of token by token.
+No op but the recurrence reads another position, so many positions go through a layer together: the
+roundings are those of decoding token by token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.steps.batch import F32
 from engine.weights.weights import MixerUnit, Weights, named_tensors
 
 EPSILON = 1e-5
-"""What a layer norm adds to the variance."""
+"""The constant that a layer norm adds to the variance."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class Precision:
     weights: torch.dtype = torch.float32
     """Matrices, biases, layer norms and the embedding; not the mixer's scalars."""
     operands: torch.dtype = torch.float32
-    """What a matrix is multiplied by."""
+    """The input of a matrix product."""
     activations: torch.dtype = torch.float32
-    """What an op writes: norms, products, products plus biases, SiLU, the last unit of a layer."""
+    """The outputs of ops: norms, products, products plus biases, SiLU, the last unit of a layer."""
     units: torch.dtype = torch.float32
-    """What the first of two units writes, and a kernel's sums before its taps."""
+    """The output of the first of two units, and a kernel's sums before its taps."""
     residual: torch.dtype = torch.float32
     """The stream that every block adds to."""
     logits: torch.dtype = torch.float32
-    """What sampler and scores see."""
+    """The logits that sampler and scores read."""
     state: torch.dtype = torch.float32
     """A unit's sums, between one token and the next."""
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest values of `dtype`, ties to even, as float32."""
+    """Round to the nearest value of `dtype`, ties to even; return float32."""
     return x if dtype == torch.float32 else x.to(dtype).float()
 
 
@@ -66,12 +66,12 @@ class RoundedModel:
         ]
 
     def empty_state(self, batch: int) -> Tensor:
-        """f32[L, U, B, d]: zeros, from which position 0 starts."""
+        """Return the zero state f32[L, U, B, d] before position 0."""
         config = self._config
         return torch.zeros(config.num_layers, config.units_per_layer, batch, config.d_model)
 
     def run(self, ids: Tensor, state: Tensor, position: int = 0) -> Tensor:
-        """Feed int64 [T, B] from `position` on; logits f32[T, B, V]. Changes `state` in place."""
+        """Feed int64 [T, B] from `position` on; return logits f32[T, B, V]. Updates `state`."""
         x = rounded(F.embedding(ids, self._weights["embedding"]), self._precision.residual)
         for index, layer_state in enumerate(state):
             x = self._mix_channels(index, x)
@@ -130,25 +130,25 @@ class Unit:
 
     scalars: MixerUnit
     width: int
-    """d: channels, H heads of as many each."""
+    """The number of channels d, equally divided among the H heads."""
 
     def run(self, x: Tensor, state: Tensor, position: int, dtype: torch.dtype) -> Tensor:
-        """f32[T, B, d] in and out, from `position` on; the state [B, d] moves on in place.
+        """Map f32[T, B, d] to f32[T, B, d] from `position` on; updates the state [B, d] in place.
 
-        The state is rounded to `dtype` between tokens; an output is made of the sum that was not.
+        The state is rounded to `dtype` between tokens; outputs use the unrounded sum.
         """
         given = self._at("alpha_in", x, position) * x
         decay, rest = (self._spread(part) for part in self.scalars.decay)
         sums = torch.empty_like(x)
         for new, row in zip(sums, given, strict=True):
-            # What float32 left of decay is added to the smaller term, or it were lost.
+            # float32's rounding error of decay is added to the smaller term, or it would be lost.
             torch.addcmul(torch.addcmul(row, rest, state), decay, state, out=new)
             state.copy_(rounded(new, dtype))
         y = self._at("alpha_out", x, position) * sums + self._at("beta", x, position)
         return y if self.scalars.gamma is None else y + self._at("gamma", x, position) * x
 
     def tap(self, sums: Tensor, position: int) -> Tensor:
-        """f32[T, B, d]: channel j of neighbours j - (k - 1) … j, 0 left of the first."""
+        """Return f32[T, B, d]: channel j from neighbours j - (k - 1) … j, 0 left of the first."""
         assert self.scalars.taps is not None and self.scalars.taps_beta is not None
         size, here = len(self.scalars.taps), slice(position, position + len(sums))
         padded = F.pad(sums, (size - 1, 0))
@@ -158,10 +158,10 @@ class Unit:
         return y
 
     def _at(self, name: str, x: Tensor, position: int) -> Tensor:
-        """f32[T, 1, d]: scalars of the positions that x is at."""
+        """Return the scalars f32[T, 1, d] at the positions of x."""
         scalars: F32 = getattr(self.scalars, name)
         return self._spread(scalars[:, position : position + len(x)]).T[:, None]
 
     def _spread(self, scalars: F32) -> Tensor:
-        """[H, …] -> [d, …]: each channel those of its head."""
+        """Repeat the scalars of a head for each of its channels: [H, …] -> [d, …]."""
         return torch.from_numpy(scalars).repeat_interleave(self.width // len(scalars), dim=0)

@@ -1,4 +1,4 @@
-"""What `srm bench precision` feeds a model: problems, its own samples, random tokens; and answers.
+"""Input tokens of `srm bench precision` (problems, a model's samples, random), and its answers.
 
 Tokens are int64 [T, B]: B sequences of a whole context each, the same for the same seed.
 """
@@ -17,17 +17,17 @@ from training.tasks import Problem, problems
 from training.tokenizer import END_ID
 
 ANSWER_TOKENS = 96
-"""More than any solution has."""
+"""Greater than the length of any solution."""
 
 
 def random_tokens(shape: ModelConfig, count: int, seed: int) -> Tensor:
-    """All tokens alike."""
+    """Return uniformly random tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, shape.vocab_size, (shape.n_ctx, count), generator=generator)
 
 
 def problem_tokens(shape: ModelConfig, tokenizer: Tokenizer, count: int, seed: int) -> Tensor:
-    """Held-out problems with their solutions, one after the other."""
+    """Return held-out problems with their solutions, concatenated."""
     ids: list[int] = []
     stream = problems("held-out", seed)
     while len(ids) < count * shape.n_ctx:
@@ -36,7 +36,7 @@ def problem_tokens(shape: ModelConfig, tokenizer: Tokenizer, count: int, seed: i
 
 
 def sampled_tokens(weights: Weights, count: int, seed: int) -> Tensor:
-    """What the model samples at temperature 1 in float32, texts one after the other."""
+    """Return texts that the model samples at temperature 1 in float32, concatenated."""
     shape = weights.config
     generator = torch.Generator().manual_seed(seed)
     model = RoundedModel(weights, Precision())
@@ -52,7 +52,7 @@ def sampled_tokens(weights: Weights, count: int, seed: int) -> Tensor:
 def answers(
     model: RoundedModel, shape: ModelConfig, tokenizer: Tokenizer, drawn: list[Problem]
 ) -> list[str]:
-    """The greedy completion of each problem, all of them token by token together."""
+    """Return the greedy completion of each problem; all are decoded together, token by token."""
     prompts = [encoding.ids for encoding in tokenizer.encode_batch([p.prompt for p in drawn])]
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     length = min(shape.n_ctx, int(lengths.max()) + ANSWER_TOKENS)

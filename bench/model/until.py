@@ -1,8 +1,8 @@
 """`srm bench until`: samples drawn until enough are right, against drawing all, through HTTP.
 
-The samples are the same ones: the benchmark stops if a reply with `until` is not the beginning of
-the whole one. Each request runs alone, on a server that this starts, with few slots and with many:
-what is saved is what has not begun, and what has not ended.
+The samples are the same: the benchmark stops unless a reply with `until` is the beginning of the
+whole one. Each request runs alone, on a server that this starts, with few slots and with many: the
+savings are samples that have not begun, and those that have not ended.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(config: UntilBenchConfig, command: str) -> dict[str, Any]:
-    """The whole record."""
+    """Return the whole record."""
     drawn = list(islice(problems("held-out", config.seed), config.problems))
     cases = []
     for num_slots in config.num_slots:
@@ -93,7 +93,7 @@ class _Server:
         self._connection = HTTPConnection(host, port, timeout=3600)
 
     def complete(self, problem: Problem, **fields: Any) -> _Reply:
-        """The reply to a request of one problem, with how long it took."""
+        """Return the reply to a request of one problem, with its time in seconds."""
         body = {"prompt": problem.prompt, **fields}
         started = time.perf_counter()
         self._connection.request("POST", "/v1/completions", msgspec.json.encode(body))
@@ -107,7 +107,7 @@ class _Server:
 
 
 def run(server: _Server, config: UntilBenchConfig, problem: Problem, seed: int) -> dict[str, Any]:
-    """One problem: all samples, and until enough are right."""
+    """Measure one problem: all samples, and until enough are right."""
     asked = {"n": config.samples, "max_tokens": COMPLETION_TOKENS, "seed": seed}
     whole = server.complete(problem, **asked)
     texts = [choice["text"] for choice in whole["choices"]]
@@ -131,7 +131,7 @@ def run(server: _Server, config: UntilBenchConfig, problem: Problem, seed: int) 
 
 
 def until(reply: _Reply, count: int, texts: list[str], is_right: list[bool]) -> dict[str, Any]:
-    """What a reply with `until` gave and took; its samples must be the first of all."""
+    """Summarize a reply with `until`; its samples must be the first of all."""
     (samples,), choices, usage = reply["samples"], reply["choices"], reply["usage"]
     drawn = samples["drawn"]
     assert [choice["text"] for choice in choices] == texts[:drawn], "they are other samples"
@@ -153,10 +153,10 @@ def until(reply: _Reply, count: int, texts: list[str], is_right: list[bool]) -> 
 
 
 def pass_at_k_until(drawn: int, right: int, reached: bool, k: int) -> float:
-    """The unbiased estimate of pass@k from samples drawn until `right` of them were right.
+    """Return the unbiased estimate of pass@k from samples drawn until `right` of them were right.
 
-    The last one drawn is right, if so many were reached, and the order of the others says nothing:
-    the first k are all wrong in C(drawn - 1 - k, right - 1) of C(drawn - 1, right - 1) orders.
+    If `reached`, the last sample drawn is right, and the order of the others is random: the first k
+    are all wrong in C(drawn - 1 - k, right - 1) of C(drawn - 1, right - 1) orders.
     """
     if not reached:
         return pass_at_k(drawn, right, k)
@@ -166,7 +166,7 @@ def pass_at_k_until(drawn: int, right: int, reached: bool, k: int) -> float:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as tables: what it takes, and what pass@k comes out as."""
+    """Render the record as tables: the cost, and the estimates of pass@k."""
     settings, cases = record["settings"], record["cases"]
     lines = [
         f"{settings['problems']} problems, {settings['samples']:,} samples of each asked for, "

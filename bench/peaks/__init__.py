@@ -1,1 +1,1 @@
-"""Rates that this machine reaches: matrix products and memory."""
+"""Peak rates of this machine: matrix products and memory."""

@@ -1,9 +1,9 @@
-"""What a device can do at best: matrix products, timed in the run that they judge.
+"""A device's peak rate of matrix products, measured in the run that it is compared with.
 
-On a CPU ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is there; on a GPU MAX's, which
-are the step's, and PyTorch's. The best of a dtype is its peak, so a figure is never flattered by
-our own product being slow. `python -m bench.peaks.gemm` compiles the graphs ahead, with the
-settings of `engine.device.precompile`.
+On a CPU it times ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is installed; on a GPU
+MAX's, which are the step's, and PyTorch's. The best of a dtype is its peak, so no figure looks
+better because our own product is slow. `python -m bench.peaks.gemm` compiles the graphs ahead, with
+the settings of `engine.device.precompile`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from engine.steps.batch import F32
 ROWS = {"cpu": (256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
 SHAPES = ((512, 2048), (1024, 4096))
 LEAST_S = 0.2
-"""Of a repetition."""
+"""Least seconds of a repetition."""
 KINDS = {
     "cpu": {
         "srm": (DType.float32, "srm_linear"),
@@ -53,7 +53,7 @@ KINDS = {
     },
     "gpu": {"max_bfloat16": (DType.bfloat16, "MAX matmul")},
 }
-"""Graphs by device, and what a record calls them."""
+"""Graphs by device: dtype, and the name in a record."""
 
 Product = tuple[str, str, Callable[[], object]]  # by whom, dtype, one call
 
@@ -68,7 +68,7 @@ class GemmPeak:
         self._models = session.init_all(compiled)
 
     def measure(self, repetitions: int) -> list[dict[str, Any]]:
-        """A list of {by, dtype, shape [rows, inner, columns], gflops}."""
+        """Return a list of {by, dtype, shape [rows, inner, columns], gflops}."""
         found = []
         for shape in SHAPES:
             for rows in ROWS[self._kind]:
@@ -118,7 +118,7 @@ class GemmPeak:
 
 
 def compile_gemm(session: InferenceSession, device: Device, folder: Path) -> CompiledModel:
-    """Every graph of KINDS in every shape, from `folder` where they are there."""
+    """Return every graph of KINDS in every shape, from `folder` if they are cached there."""
     on = DeviceRef.from_device(device)
     kinds = KINDS["cpu" if device.is_host else "gpu"]
 
@@ -155,7 +155,7 @@ def _add_graph(
 def seconds_per_call(
     run: Callable[[], object], wait: Callable[[], None], repetitions: int, least_s: float
 ) -> list[float]:
-    """Of one call, for each repetition: as many calls as take `least_s`, waited for together."""
+    """Return the seconds of one call, per repetition, each averaged over at least `least_s`."""
     run()
     calls = 1
     while _time(run, wait, calls) < least_s:

@@ -1,9 +1,9 @@
-"""What a device's memory moves at best: streams far larger than its caches, as STREAM counts them.
+"""A device's peak memory bandwidth: streams far larger than its caches, as STREAM counts them.
 
-On a CPU numpy in a thread for each core: copy (b = a) and add (c = a + b), every array read or
-written once and counted once, and a read that keeps only the largest value. What a write reads
-first is not counted, so a store that has to fetch its line costs us the fraction, not the peak. On
-a GPU a copy by MAX's driver.
+On a CPU they are numpy's, in a thread per core: copy (b = a) and add (c = a + b), every array read
+or written once and counted once, and a read that keeps only the largest value. The line that a
+store may fetch first is not counted: this lowers the fractions of ops, not the peak. On a GPU it is
+a copy by MAX's driver.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Stream = tuple[str, str, int, Callable[[], object]]  # by whom, its name, bytes 
 
 
 def measure_memory(kind: str, repetitions: int, values: int = CPU_VALUES) -> list[dict[str, Any]]:
-    """A list of {by, stream, bytes, gb_per_s, raw}, of a "cpu" or a "gpu"; the best run counts.
+    """Return a list of {by, stream, bytes, gb_per_s, raw} for a "cpu" or a "gpu".
 
-    The best, as STREAM has it: it is a limit that is looked for.
+    `gb_per_s` is the best run, as in STREAM, since a limit is wanted; the median is there as well.
     """
     found = []
     for by, name, moved, run in _cpu_streams(values) if kind == "cpu" else _gpu_streams():

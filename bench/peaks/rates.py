@@ -1,7 +1,7 @@
 """Measured figures against the machine's two limits, as cells and tables of Markdown.
 
 The limits are the best matrix product of a dtype and the best stream through memory, both measured
-in the run that they judge. Knows how a record spells them, and no device.
+in the same run. Knows the format of a record, and no device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Record = dict[str, Any]
 
 
 def peaks(products: list[Record]) -> dict[str, float]:
-    """The best GFLOP/s by dtype."""
+    """Return the best GFLOP/s by dtype."""
     dtypes = {entry["dtype"] for entry in products}
     return {
         dtype: max(entry["gflops"] for entry in products if entry["dtype"] == dtype)
@@ -21,12 +21,12 @@ def peaks(products: list[Record]) -> dict[str, float]:
 
 
 def memory_peak(streams: list[Record]) -> float:
-    """The best GB/s of all streams."""
+    """Return the best GB/s of all streams."""
     return float(max(entry["gb_per_s"] for entry in streams))
 
 
 def peak_line(record: Record) -> str:
-    """The peaks of a record as a sentence."""
+    """Return the peaks of a record as a sentence."""
     named = [f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in record["peak_gflops"].items()]
     if "peak_gb_per_s" in record:  # records before it have none
         named.append(f"memory {record['peak_gb_per_s']:.1f} GB/s")
@@ -34,19 +34,19 @@ def peak_line(record: Record) -> str:
 
 
 def rate_cells(record: Record, dtype: str, tokens_per_s: float, flops: int) -> str:
-    """Tokens a second, GFLOP/s and the fraction of the dtype's peak as cells of a table."""
+    """Return tokens a second, GFLOP/s and the fraction of the dtype's peak as cells of a table."""
     gflops = tokens_per_s * flops / 1e9
     return f"{tokens_per_s:,.0f} | {gflops:,.0f} | {share(record, dtype, tokens_per_s, flops)}"
 
 
 def share(record: Record, dtype: str, tokens_per_s: float, flops: int) -> str:
-    """The fraction of the dtype's peak; "–" where the run measured none."""
+    """Return the fraction of the dtype's peak; "–" if the run measured none."""
     peak = record["peak_gflops"].get(dtype)
     return "–" if peak is None else f"{tokens_per_s * flops / 1e9 / peak:.0%}"
 
 
 def byte_cells(record: Record, moved: int | None, seconds: float) -> str:
-    """GB/s and the fraction of the memory's peak as cells; "–" where no bytes were counted."""
+    """Return GB/s and the fraction of the memory's peak as cells; "–" if no bytes were counted."""
     peak = record.get("peak_gb_per_s")
     if moved is None or peak is None:
         return "– | –"
@@ -54,14 +54,14 @@ def byte_cells(record: Record, moved: int | None, seconds: float) -> str:
 
 
 def limit(record: Record, dtype: str, flops: int, moved: int) -> tuple[str, float]:
-    """Which peak binds work of so many operations and bytes, and the seconds it takes at best."""
+    """Return the peak that binds so many operations and bytes, and the seconds at that peak."""
     by_flops = flops / record["peak_gflops"][dtype] / 1e9
     by_bytes = moved / record["peak_gb_per_s"] / 1e9
     return ("GEMM", by_flops) if by_flops > by_bytes else ("memory", by_bytes)
 
 
 def peak_tables(record: Record) -> list[str]:
-    """Products and streams of a record, before and after what they judge, as Markdown."""
+    """Render the products and streams of a record, measured before and after, as Markdown."""
     lines = ["| GEMM by | dtype | shape | GFLOP/s before | after |", "|---|---|---|---|---|"]
     for before, after in zip(record["gemm_before"], record["gemm_after"], strict=True):
         shape = "×".join(map(str, before["shape"]))
@@ -73,7 +73,7 @@ def peak_tables(record: Record) -> list[str]:
 
 
 def memory_table(record: Record) -> list[str]:
-    """The streams of a record alone."""
+    """Render the streams of a record alone."""
     lines = ["| memory by | stream | MiB moved | GB/s before | after |", "|---|---|---|---|---|"]
     for before, after in zip(record["memory_before"], record["memory_after"], strict=True):
         lines.append(

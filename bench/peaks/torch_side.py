@@ -1,7 +1,7 @@
-"""What benchmarks ask of `training`, in processes of its own: the engine knows no torch.
+"""Runs modules that need torch in processes of their own: the engine does not import torch.
 
-Knows whether the packages that takes are installed. Where they are not, a record lacks what they
-would have said, and nothing else changes.
+Knows whether torch and matplotlib are installed. If they are not, a record lacks their part, and
+nothing else changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def has_torch() -> bool:
 
 
 def ask_torch(module: str, *arguments: str) -> bytes:
-    """What `python -m bench.model.<module> ARGUMENTS` prints, compiling everything anew."""
+    """Return the output of `python -m bench.model.<module> ARGUMENTS`, compiling without caches."""
     return subprocess.run(
         [sys.executable, "-m", f"bench.model.{module}", *arguments],
         cwd=ROOT,
@@ -32,6 +32,6 @@ def ask_torch(module: str, *arguments: str) -> bytes:
 
 
 def plot_record(kind: str, report: Path) -> None:
-    """Draw a record beside its report and show it there, if matplotlib is installed."""
+    """Draw a record beside its report and embed it there, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is not None:
         ask_torch("plot_records", kind, str(report.resolve().with_suffix(".json")))

@@ -1,1 +1,1 @@
-"""Other engines on this machine, beside ours, in one run: installed, loaded, and written down."""
+"""Other engines on this machine beside ours, in one run: installed, loaded, and recorded."""

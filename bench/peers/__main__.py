@@ -1,7 +1,7 @@
-"""`python -m bench.peers setup|run|list`: other engines installed, and all measured in one run.
+"""`python -m bench.peers setup|run|list`: installs other engines, and measures all in one run.
 
-`run` goes through the peers one after the other, between two looks at what the machine can do. Who
-has a result in `results` is not run again, so a run that was ended goes on where it was.
+`run` measures the peers one after the other, between two measurements of the machine's peaks. A
+peer with a result in `results` is not run again, so an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GEMM_S = 1.0
 
 
 def main(argv: list[str]) -> int:
-    """One command; its exit code."""
+    """Run one command and return its exit code."""
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if name in {"--help", "-h"}:
         sys.stdout.write(USAGE)
@@ -82,7 +82,7 @@ def _run(peers: list[Peer], config: PeersConfig, command: str) -> None:
 
 
 def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
-    """The best GFLOP/s by dtype."""
+    """Return the best GFLOP/s by dtype."""
     found: dict[str, float] = {}
     for one in products:
         found[one["dtype"]] = max(one["gflops"], found.get(one["dtype"], 0.0))
@@ -90,7 +90,10 @@ def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _result(peer: Peer, config: PeersConfig) -> Result:
-    """As it was written before with the same settings, or measured now and written."""
+    """Return the saved result of the same settings, or measure and save one.
+
+    Raises ConfigError if the saved result is of other settings.
+    """
     path = config.results / f"{peer.name}.json"
     if path.exists():
         known = msgspec.json.decode(path.read_bytes(), type=Result)
@@ -113,7 +116,7 @@ def _result(peer: Peer, config: PeersConfig) -> Result:
 
 
 def _gemm(config: PeersConfig) -> list[dict[str, Any]]:
-    """Of `programs/measure_gemm.py`, and what others did meanwhile."""
+    """Return the rates that `programs/measure_gemm.py` prints; report foreign CPU use."""
     task = {"dtype": config.dtype, "threads": config.cores, "seconds": _GEMM_S}
     command = [python_of("", config.folder), "-m", f"{PROGRAMS}measure_gemm", json.dumps(task)]
     with Watch() as watch:

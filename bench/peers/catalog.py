@@ -1,7 +1,7 @@
-"""Who is compared, as data: how each is started, with which model, and what load it gets.
+"""The peers to compare, as data: how each is started, with which model, and under what load.
 
-A name between braces is filled in when a peer is run (`placeholders` in `running.py`). Why each
-setting is what it is stands in docs/peers.md.
+A name between braces is filled in when a peer is run (`placeholders` in `running.py`). The reasons
+for each setting are in docs/peers.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OURS: dict[int, tuple[_Tried, _Tried, _Tried]] = {
     512: ((64, 256, 1024), (256, 1024), (64, 256)),
     1024: ((16, 64, 256), (64, 256), (64,)),
 }
-"""By width: sequences at once over HTTP, offline, and in PyTorch."""
+"""By width: numbers of concurrent sequences over HTTP, offline, and in PyTorch."""
 _LLAMA: dict[str, Any] = {"model": "llama-512", "how": "http"}
 
 
@@ -66,7 +66,7 @@ SLOTS = Peer(
     task={"one_prompt": True, "output_tokens": 3, "warm_tokens": 1, "seconds": 0},
     concurrency=(131_072,),
 )
-"""How many sequences run at once in one process of ours: each has its own state."""
+"""Measures how many sequences run at once in one process of ours, each with its own state."""
 
 SERVERS = (
     Peer(
@@ -219,11 +219,14 @@ PEERS = (
     *SERVERS,
     *OFFLINE,
 )
-"""In the order in which they are run."""
+"""All peers, in the order in which they are run."""
 
 
 def chosen(names: tuple[str, ...]) -> list[Peer]:
-    """Those whose names begin with one of these; all for none. Raises ConfigError."""
+    """Return the peers whose names begin with one of these; all if none is given.
+
+    Raises ConfigError for a name that matches no peer.
+    """
     for name in names:
         if not any(peer.name.startswith(name) for peer in PEERS):
             known = ", ".join(peer.name for peer in PEERS)

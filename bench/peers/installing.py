@@ -1,7 +1,7 @@
 """`python -m bench.peers setup`: other engines, each in an environment of its own, pinned.
 
-A list of packages is complete, so each is installed without looking for what it depends on: some
-of these engines ask for what cannot be had together, or for a GPU's packages. Knows no model.
+A list of packages is complete, so each is installed without its dependencies: some of these engines
+require conflicting packages, or a GPU's. Knows no model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LLAMA_CMAKE = (
 
 
 def install(name: str, folder: Path) -> None:
-    """Make the environment `folder/name`, if it is not there as its list says now."""
+    """Make the environment `folder/name`, unless it exists and matches its current list."""
     wanted = (LISTS / f"{name}.txt").read_text()
     environment = folder / name
     marker = environment / "installed.txt"
@@ -43,9 +43,9 @@ def install(name: str, folder: Path) -> None:
 
 
 def _compile_llama(environment: Path, wanted: str) -> None:
-    """llama-server, and the library beside it that llama-cpp-python is told to load.
+    """Compile llama-server, and the library that llama-cpp-python is told to load.
 
-    Out of llama-cpp-python's own source package, which has all of llama.cpp in it.
+    Both are built from llama-cpp-python's source package, which contains all of llama.cpp.
     """
     found = re.search(r"^llama[_-]cpp[_-]python==(\S+)$", wanted, re.MULTILINE)
     if not found:

@@ -1,4 +1,4 @@
-"""A peer's server, started and loaded by `srm loadtest` at one concurrency after the other."""
+"""Starts a peer's server and loads it by `srm loadtest` at one concurrency after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.records import ROOT
 
 _PROBE_TOKENS = 4
-"""Asked of a server to see that it is there."""
+"""Tokens of the completion that checks whether a server is ready."""
 
 
 def measure_server(
@@ -69,7 +69,7 @@ def _load(
     output: Path,
     deadline: float,
 ) -> dict[str, Any]:
-    """The summary of a run of `srm loadtest`, with its warnings."""
+    """Run `srm loadtest`; return its summary, with its warnings."""
     flags: dict[str, object] = {
         "url": f"http://127.0.0.1:{port}",
         "served-model-name": served,
@@ -113,7 +113,7 @@ def _load(
 def http_point(
     summary: dict[str, Any], concurrency: int, watch: Watch, began: float, ended: float
 ) -> Point:
-    """Of a summary of the harness whose window is the whole run."""
+    """Return the point of a loadtest summary whose window is the whole run."""
     start, end = summary["window"]
     if not summary["output_tokens_per_s"]:
         raise ConfigError("no tokens came")
@@ -132,7 +132,7 @@ def http_point(
 
 
 def waves(tokens_per_s: float | None, concurrency: int, config: PeersConfig) -> int:
-    """How many times all of a point's requests are sent, for about `seconds`; 1 if unknown."""
+    """Return how often to send a point's requests to take about `seconds`; 1 if unknown."""
     if tokens_per_s is None:
         return 1
     return max(1, round(config.seconds * tokens_per_s / (concurrency * config.output_tokens)))

@@ -32,12 +32,12 @@ write_random_model(Path(sys.argv[1]), shape)
 
 
 def python_of(environment: str, folder: Path) -> str:
-    """The interpreter of an environment; our own of none."""
+    """Return the interpreter of an environment; our own for the empty name."""
     return str(folder / environment / "bin" / "python") if environment else sys.executable
 
 
 def surroundings(environment: str, folder: Path) -> dict[str, str]:
-    """Variables of whatever runs in an environment, which has no business in the network."""
+    """Return the variables of programs in an environment; they keep it off the network."""
     found = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     if environment:
         found["PATH"] = f"{folder / environment / 'bin'}:{found.get('PATH', '')}"
@@ -47,12 +47,12 @@ def surroundings(environment: str, folder: Path) -> dict[str, str]:
 
 
 def model_path(peer: Peer, folder: Path) -> Path:
-    """Where a peer's model is, or will be."""
+    """Return the path of a peer's model, whether it exists or not."""
     return folder / "models" / f"{peer.model}{peer.suffix}"
 
 
 def make_model(peer: Peer, folder: Path) -> Path:
-    """The same, made if it is not there. Raises ConfigError."""
+    """Return the path of a peer's model, made if it does not exist. Raises ConfigError."""
     path = model_path(peer, folder)
     if path.exists():
         return path

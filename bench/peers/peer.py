@@ -1,4 +1,4 @@
-"""What is said of a peer so that it can be run, as data."""
+"""The description of a peer, as data from which it can be run."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     engine: str
-    """As tables say it."""
+    """As named in tables."""
     how: Literal["http", "offline"]
-    """Loaded by `srm loadtest`, or a program in the engine's environment that is timed there."""
+    """http: loaded by `srm loadtest`; offline: a timed program in the engine's environment."""
     package: str = ""
-    """Whose version is recorded; ours has none."""
+    """The package whose version is recorded; ours has none."""
     environment: str = ""
-    """Of `installing.ENVIRONMENTS`; empty: this one."""
+    """One of `installing.ENVIRONMENTS`; empty: this one."""
     model: str
-    """A shape's name (`shapes.py`)."""
+    """The name of a shape (`shapes.py`)."""
     suffix: str = ""
-    """What the model's file is called behind that."""
+    """The suffix of the model's file, after the shape's name."""
     command: tuple[str, ...]
-    """Of a server; offline, the program in `programs/` alone."""
+    """The server's command; offline, only the name of the program in `programs/`."""
     variables: dict[str, str] = {}
     concurrency: tuple[int, ...]
-    """Tried one after the other; the best is the peer's figure."""
+    """Numbers of concurrent sequences, tried in turn; the best is the peer's figure."""
     served: str = ""
-    """What requests call the model; empty: by its shape's name."""
+    """The model's name in requests; empty: the shape's name."""
     streams: bool = True
-    """Ends a stream as OpenAI's API does; else whole replies are asked for, which have no TTFT."""
+    """Whether it ends streams as OpenAI's API does; else replies are whole and have no TTFT."""
     ignores_eos: bool = True
-    """Takes `ignore_eos`; else a sample may end early, which random weights rarely do."""
+    """Whether it takes `ignore_eos`; else samples may end early, with random weights rarely."""
     task: dict[str, Any] = {}
-    """What its program is told besides."""
+    """Further members of its program's task."""
     has_text: bool = False
-    """Its prompts must be texts, not token ids."""
+    """Whether its prompts must be texts, not token ids."""
     is_narrow: bool = True
-    """Computes in bfloat16 on a CPU too."""
+    """Whether it computes in bfloat16 on a CPU too."""
     state_width: int = 4
-    """Bytes of a number that a sequence keeps."""
+    """Bytes of each number in a sequence's state."""
     most: int = 0
-    """Sequences that it can run at once, whatever the memory; 0: no limit known."""
+    """Most sequences that it can run at once, whatever the memory; 0: no limit known."""

@@ -1,4 +1,4 @@
-"""The record of a comparison as a picture, from its data alone."""
+"""Draws the record of a comparison, from its data alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS, _THEIRS, _PLAIN = "tab:blue", "tab:gray", "tab:green"
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Best tok/s over HTTP and offline, and tok/s by sequences at once."""
+    """Draw the best tok/s over HTTP and offline, and tok/s by concurrent sequences."""
     results = [one for one in msgspec.convert(record["results"], list[Result]) if one.best]
     ways = [how for how in ("http", "offline") if any(one.how == how for one in results)]
     rows = max((sum(one.how == how for one in results) for how in ways), default=1)

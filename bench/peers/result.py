@@ -1,4 +1,4 @@
-"""What is known of a peer after its run, as data."""
+"""The result of a peer's run, as data."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import msgspec
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One concurrency. Times are seconds; null is what offline programs cannot know."""
+    """The measurement at one concurrency. Times are seconds; offline programs leave some null."""
 
     concurrency: int
     tokens_per_s: float
-    """Generated tokens by the whole time of whole waves of requests, prompts included."""
+    """Generated tokens divided by the whole time of whole waves of requests, prompts included."""
     seconds: list[float]
-    """Of each repetition."""
+    """The time of each repetition."""
     rss_bytes: int
-    """The most that the engine's processes had."""
+    """Peak memory of the engine's processes."""
     foreign_cpus: float | None
-    """Cores' worth of work by other processes meanwhile; null: too short to see."""
+    """Cores used by other processes meanwhile; null: too short to measure."""
     ttft_p50: float | None = None
     ttft_p99: float | None = None
     itl_p50: float | None = None
     client_cpu: float | None = None
-    """Of one core, of the busiest client process."""
+    """Share of one core used by the busiest client process."""
     warnings: tuple[str, ...] = ()
-    """What the load generator says against its own figures."""
+    """Warnings of the load generator about its own figures."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One peer."""
+    """The result of one peer."""
 
     name: str
     engine: str
@@ -37,23 +37,23 @@ class Result(msgspec.Struct, frozen=True):
     dtype: str
     flops_per_token: int
     state_bytes: int
-    """Of one sequence of the whole context, computed from shapes."""
+    """Bytes of one sequence's state at the whole context, computed from shapes."""
     most: int
-    """Sequences that the engine can run at once, whatever the memory; 0: no limit known."""
+    """Most sequences that the engine can run at once, whatever the memory; 0: no limit known."""
     command: str
     settings: str
-    """What the run was asked for; a result of other settings is not taken over."""
+    """The run's settings; a result of other settings is not reused."""
     points: tuple[Point, ...]
     failure: str = ""
-    """Why there is no more."""
+    """Why the run ended early; empty: it did not."""
 
     @property
     def best(self) -> Point | None:
-        """The fastest."""
+        """The point with the highest rate."""
         return max(self.points, key=lambda point: point.tokens_per_s, default=None)
 
     def useful(self, share: float, memory_bytes: float) -> int:
-        """Most sequences at once, of those tried, at that share of its best, in that memory.
+        """Return the most sequences tried that reach `share` of the best rate within that memory.
 
         Requests beyond what the engine can run at once wait, and are not counted.
         """
@@ -69,6 +69,6 @@ class Result(msgspec.Struct, frozen=True):
         return min(found, self.most) if self.most else found
 
     def fitting(self, memory_bytes: float) -> int:
-        """Sequences whose states fit that memory, nothing else counted, within `most`."""
+        """Return how many states fit that memory, nothing else counted, within `most`."""
         found = int(memory_bytes // self.state_bytes)
         return min(found, self.most) if self.most else found

@@ -1,4 +1,4 @@
-"""One peer, from its start to its result: its server loaded point by point, or its program timed.
+"""Runs one peer to its result: loads its server point by point, or times its program.
 
 Knows neither tables nor plots.
 """
@@ -24,7 +24,7 @@ _VERSION = "import sys, importlib.metadata as found; print(found.version(sys.arg
 
 
 def run_peer(peer: Peer, config: PeersConfig) -> Result:
-    """All its concurrencies, as far as its time goes; what ends it early stands in the result."""
+    """Measure all concurrencies that its time allows; the result says what ended it early."""
     points: list[Point] = []
     model, failure, version = make_model(peer, config.folder), "", _version(peer, config)
     values = placeholders(peer, config, model)
@@ -57,13 +57,13 @@ def run_peer(peer: Peer, config: PeersConfig) -> Result:
 
 
 def settings(config: PeersConfig) -> str:
-    """Of what is measured: results are comparable if these are the same."""
+    """Describe the settings that affect results: equal ones make results comparable."""
     names = ("dtype", "prompt_tokens", "output_tokens", "seconds", "cores")
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
 
 
 def placeholders(peer: Peer, config: PeersConfig, model: Path) -> dict[str, str]:
-    """What stands between braces in a peer's command."""
+    """Return the values of the placeholders in a peer's command."""
     slots = max(peer.concurrency)
     return {
         "python": python_of(peer.environment, config.folder),

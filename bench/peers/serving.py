@@ -1,4 +1,4 @@
-"""A server in processes of its own, from its start until it is gone. Knows no engine."""
+"""A server in processes of its own, from its start to its end. Knows no engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAID = 600
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listened on just now."""
+    """Return a currently free port of the loopback interface."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -37,10 +37,10 @@ def server(
     log: Path,
     start_s: float,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Started, and waited for until it answers a completion; ended with all its processes.
+    """Start a server and wait until it answers a completion; end it with all its processes.
 
-    `ask` is the body that it is asked. Some servers answer other routes long before this one.
-    Raises ConfigError, with the end of its log, if it ends or does not answer within `start_s`.
+    `ask` is the body of that request. Some servers answer other routes long before this one. Raises
+    ConfigError, with the end of its log, if it ends or does not answer within `start_s`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -79,7 +79,7 @@ def _wait_until_ready(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Its whole session; what does not go is killed."""
+    """End the server's whole session; kill what does not end."""
     for number, wait_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,7 +1,7 @@
-"""The models that are compared: what a token costs in each, and what a sequence keeps.
+"""The compared models: the cost of a token in each, and the size of a sequence's state.
 
-Counted, not measured. FLOP are multiply-adds of matrix products with weights, as two each, output
-head included. What attention and scans compute besides is left out. Knows no engine.
+Counted, not measured. FLOP are multiply-adds of matrix products with weights, two each, output head
+included; the further work of attention and scans is left out. Knows no engine.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import msgspec
 
 KINDS = ("srm", "llama", "mamba", "mamba2", "rwkv4", "rwkv7")
 LAYERS, HEADS, VOCAB_SIZE, N_CTX = 8, 4, 8192, 512
-"""Of every model, as in the paper."""
+"""The same in every model, as in the paper."""
 
 _MAMBA_STATE, _MAMBA_CONV, _MAMBA2_HEADS = 16, 4, 8
 _RWKV_HEAD, _RWKV_RANK = 64, 64
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """One model."""
+    """The shape of one model."""
 
     kind: str
-    """Of KINDS. `mamba2` has the paper's state of d_model / 2 in 8 heads, `mamba` one of 16."""
+    """One of KINDS. `mamba2` has the paper's state of d_model / 2 in 8 heads, `mamba` one of 16."""
     d_model: int
 
     @property
     def name(self) -> str:
-        """Such as `llama-512`."""
+        """The name, such as `llama-512`."""
         return f"{self.kind}-{self.d_model}"
 
     @property
     def flops_per_token(self) -> int:
-        """Of decoding one token."""
+        """FLOP of decoding one token."""
         head = self.d_model * VOCAB_SIZE
         return 2 * (LAYERS * self._weights_per_layer + head)
 
@@ -53,7 +53,7 @@ class Shape(msgspec.Struct, frozen=True):
         return (4 + 8) * d * d + 8 * d * _RWKV_RANK  # the same without receptance; 4 low ranks
 
     def state_bytes(self, width: int = 4) -> int:
-        """What one sequence of N_CTX tokens keeps between steps, numbers of `width` bytes."""
+        """Return the bytes of a state of N_CTX tokens, in numbers of `width` bytes."""
         d = self.d_model
         numbers = {
             "srm": d,
@@ -66,7 +66,7 @@ class Shape(msgspec.Struct, frozen=True):
         return LAYERS * numbers * width
 
     def task(self) -> dict[str, int]:
-        """As the programs of peers are told."""
+        """Return the shape in the form that the programs of peers take."""
         return {
             "d_model": self.d_model,
             "num_layers": LAYERS,
@@ -77,6 +77,6 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def shape_of(name: str) -> Shape:
-    """Of `llama-512` and the like."""
+    """Return the shape of a name such as `llama-512`."""
     kind, _, width = name.partition("-")
     return Shape(kind, int(width))

@@ -1,4 +1,4 @@
-"""The record of a comparison as tables, from its data alone."""
+"""Renders the record of a comparison as tables, from its data alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bench.peers.result import Point, Result
 from bench.peers.shapes import Shape
 
 USEFUL = 0.9
-"""Of an engine's own best: what a concurrency must reach to count as useful."""
+"""Share of an engine's own best rate that a concurrency must reach to count as useful."""
 QUIET = 0.2
 """Foreign CPUs above which a figure is marked."""
 _HOW = {"http": "Over HTTP, loaded by `srm loadtest`", "offline": "Offline, in one process"}
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """All tables."""
+    """Render all tables."""
     results = msgspec.convert(record["results"], list[Result])
     peak = record["peak_gflops"]
     settings = record["settings"]
@@ -78,7 +78,7 @@ def _rate(result: Result) -> float:
 
 
 def _ratios(results: list[Result], ours: list[Result]) -> list[str]:
-    """Our tok/s by theirs, at the best of each, and beside it the same by the FLOP of a token."""
+    """Render the ratios of our tok/s to theirs, each at its best, and the same ratios of FLOP/s."""
     ours = [one for one in ours if one.best]
     others = [one for one in results if one.best and one.version != "this commit"]
     if not ours or not others:

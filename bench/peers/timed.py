@@ -1,4 +1,4 @@
-"""A peer's program, run in its engine's environment, and what it says of each concurrency."""
+"""Runs a peer's program in its engine's environment, and reads its result at each concurrency."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def measure_program(
 
 
 def offline_point(found: dict[str, Any], watch: Watch) -> Point:
-    """Of a line of `programs/timing.py`."""
+    """Return the point of a line that `programs/timing.py` printed."""
     return Point(
         concurrency=found["concurrency"],
         tokens_per_s=found["tokens"] / median(found["seconds"]),

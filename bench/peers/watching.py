@@ -1,6 +1,6 @@
-"""What processes take while others are measured: memory of one tree, and CPU of strangers.
+"""Measures processes during a benchmark: memory of one tree, and CPU of all others.
 
-Reads /proc a couple of times a second. Knows no engine.
+Reads /proc twice a second. Knows no engine.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ _PROC = Path("/proc")
 
 
 class Process(NamedTuple):
-    """One line of the table of processes."""
+    """One process of the process table."""
 
     parent: int
     cpu_s: float
-    """Its own and that of its children that have ended."""
+    """CPU time of the process and of its children that have ended."""
     rss_bytes: int
 
 
 class Sample(NamedTuple):
-    """One look."""
+    """One sample of the machine's processes."""
 
     time: float
-    """On the monotonic clock."""
+    """Seconds on the monotonic clock."""
     busy_s: float
-    """CPU that all of the machine has taken since it started."""
+    """CPU time that the whole machine has used since boot."""
     own_s: float
-    """Of that, this process and all below it."""
+    """The part of it used by this process and its descendants."""
     rss_bytes: int
-    """Of the watched process and all below it; pages that they share count for each."""
+    """Memory of the watched process and its descendants; shared pages count for each."""
 
 
 class Watch:
-    """Samples from `with` on until its end."""
+    """Samples while the `with` block runs."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.pid = 0
-        """Whose memory is summed up; 0: nobody's."""
+        """The process whose memory is summed up, with its descendants; 0: none."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -64,11 +64,11 @@ class Watch:
         self._thread.join()
 
     def peak_rss(self, began: float, ended: float) -> int:
-        """The most memory in that time, in bytes; 0 if nothing was seen."""
+        """Return the peak memory in that time, in bytes; 0 if there is no sample."""
         return max((one.rss_bytes for one in self.samples if began <= one.time <= ended), default=0)
 
     def foreign_cpus(self, began: float, ended: float) -> float | None:
-        """Cores' worth of work by others meanwhile; None if it was too short to see."""
+        """Return the cores used by other processes meanwhile; None: too short to measure."""
         within = [one for one in self.samples if began <= one.time <= ended]
         if len(within) < 2:
             return None
@@ -93,7 +93,7 @@ class Watch:
 
 
 def processes() -> dict[int, Process]:
-    """Every process that there is, by its id."""
+    """Return all processes by id."""
     found = {}
     for entry in _PROC.iterdir():
         if entry.name.isdecimal():
@@ -107,7 +107,7 @@ def processes() -> dict[int, Process]:
 
 
 def below(pid: int, table: dict[int, Process]) -> set[int]:
-    """A process and all that descend from it, as far as they are in the table."""
+    """Return a process and its descendants, as far as they are in the table."""
     found = {pid} & table.keys()
     while more := {one for one, process in table.items() if process.parent in found} - found:
         found |= more

@@ -1,1 +1,1 @@
-"""Tables and cards that are made from benchmark records."""
+"""Tables and cards made from benchmark records."""

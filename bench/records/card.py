@@ -1,4 +1,4 @@
-"""What a model's card says of its folder, out of the files there. Knows no page."""
+"""The parts of a model's card that are made from the files in its folder. Knows no page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from engine.weights.inspect_model import inspect_model
 
 LAST = 100
-"""Steps of training whose mean loss is shown."""
+"""The last training steps whose mean loss is shown."""
 
 
 def _model(folder: Path) -> list[str]:
-    """What `srm inspect` says."""
+    """Render the output of `srm inspect`."""
     rows = [f"| {name} | {value} |" for name, value in inspect_model(folder).items()]
     return ["| | |", "|---|---|", *rows]
 
@@ -30,7 +30,7 @@ def _training(folder: Path) -> list[str]:
 
 
 def _accuracy(folder: Path) -> list[str]:
-    """What `srm evaluate` found."""
+    """Render the result of `srm evaluate`."""
     found: dict[str, Any] = msgspec.json.decode((folder / "evaluation.json").read_bytes())
     ks = [f"pass@{int(k):,}" for k in found["pass_at"]]
     rates = [found["greedy"], *found["pass_at"].values()]
@@ -54,4 +54,4 @@ CARD: dict[str, Callable[[Path], list[str]]] = {
     "training": _training,
     "accuracy": _accuracy,
 }
-"""By the name that a card gives: the lines, out of its folder."""
+"""By the name used in a card: the function that returns the lines for its folder."""

@@ -1,7 +1,7 @@
-"""Records as the figures that pages show: for each, a kind of record and what is made of it.
+"""Figures that pages show, made from records: for each, the kind of record and its rendering.
 
-A record is a file that a benchmark wrote; of earlier forms it may lack what was not measured then,
-which is shown as "–". Knows no page and no folder.
+A record is a file that a benchmark wrote; earlier ones may lack values not measured then, which are
+shown as "–". Knows no page and no folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from bench.peaks.rates import limit, peak_line
 
 Record = dict[str, Any]
 MODELS = {"demo", "random d 512"}
-"""That a record of models must have to be shown: one of a single model is no summary."""
+"""Models that a record must have to be shown: one of a single model is no summary."""
 
 
 def is_whole(record: Record) -> bool:
-    """Whether a record has what its figures are made of."""
+    """Whether a record has all that its figures need."""
     if "models" in record:
         names = {model["name"] for model in record["models"]}
         return names >= MODELS and all("runs" in model for model in record["models"])
@@ -29,7 +29,7 @@ def is_whole(record: Record) -> bool:
 
 
 def _engine(record: Record) -> list[str]:
-    """The best batch size of each model and dtype, beside PyTorch's."""
+    """Render the best batch size of each model and dtype, beside PyTorch's."""
     lines = [
         f"Best batch size of each; {peak_line(record)[0].lower()}{peak_line(record)[1:]}",
         "",
@@ -53,7 +53,7 @@ def _engine(record: Record) -> list[str]:
 
 
 def _steps(record: Record) -> list[str]:
-    """A step's time by batch size."""
+    """Render a step's time by batch size."""
     ours = [(model, run) for model, run in _runs(record) if run["by"] == "srm"]
     sizes = [batch["batch_size"] for batch in ours[0][1]["batches"]]
     lines = [
@@ -82,7 +82,7 @@ def _step(record: Record, model: Record, run: Record, batch: Record) -> tuple[fl
 
 
 def _starts(record: Record) -> list[str]:
-    """From the command to the first token."""
+    """Render the times from the command to the first token."""
     lines = ["| start | cold | warm |", "|---|---|---|"]
     for model, run in _runs(record):
         if run["by"] == "srm":
@@ -93,7 +93,7 @@ def _starts(record: Record) -> list[str]:
 
 
 def _kernels(record: Record) -> list[str]:
-    """Each op by rows, of the first random model: time and fraction of the limit that binds it."""
+    """Render each op by rows, for the first random model: time, and fraction of its limit."""
     ((model, run), *_) = ((m, r) for m, r in _runs(record) if m["name"] == "random d 512")
     counts = sorted({entry["rows"] for entry in run["ops"]})
     lines = [
@@ -116,7 +116,7 @@ def _kernels(record: Record) -> list[str]:
 
 
 def _prefill(record: Record) -> list[str]:
-    """Prompts: many at once, and one of them prefilled and token by token."""
+    """Render prefill rates: many prompts at once, and one prefilled and token by token."""
     lines = [
         "| model | dtype | prompts | tok/s | of the GEMM peak | one prompt | token by token |",
         "|---|---|---|---|---|---|---|",
@@ -136,7 +136,7 @@ def _prefill(record: Record) -> list[str]:
 
 
 def _host(record: Record) -> list[str]:
-    """What the scheduler costs by running sequences."""
+    """Render the scheduler's cost by running sequences."""
     step, peak = record.get("step"), record.get("peak_gb_per_s")
     lines = [
         "| running | rows of a step | going on | replaced all the time | of a step | GB/s |",
@@ -157,7 +157,7 @@ def _host(record: Record) -> list[str]:
 
 
 def _http(record: Record) -> list[str]:
-    """Bursts through HTTP as a part of what the engine alone gives."""
+    """Render bursts through HTTP as a fraction of the engine's rate alone."""
     tokens = record["settings"]["max_tokens"]
     lines = [
         f"| requests × n, {tokens} tokens | reply | engine alone | through HTTP | part |",
@@ -174,7 +174,7 @@ def _http(record: Record) -> list[str]:
 
 
 def _text(record: Record) -> list[str]:
-    """What lies between engine and socket."""
+    """Render the rates of the work between engine and socket."""
     tokens = record["settings"]["max_tokens"]
     lines = [f"| requests × n, {tokens} tokens | burst | tok/s |", "|---|---|---|"]
     for case in record["cases"]:
@@ -184,7 +184,7 @@ def _text(record: Record) -> list[str]:
 
 
 def _peers(record: Record) -> list[str]:
-    """Every engine that speaks HTTP, with each of its models at its best concurrency."""
+    """Render every engine that speaks HTTP, with each of its models at its best concurrency."""
     lines = [
         "| engine, over HTTP | model | requests at once | tok/s | GFLOP/s |",
         "|---|---|---|---|---|",
@@ -216,4 +216,4 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "text": ("text", _text),
     "peers": ("peers", _peers),
 }
-"""By the name that a page gives: the kind of record, and its lines."""
+"""By the name used in a page: the kind of record, and the function that returns the lines."""

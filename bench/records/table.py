@@ -1,9 +1,9 @@
-"""`srm bench table`: the newest records' figures, written into the pages that state them.
+"""`srm bench table`: writes the newest records' figures into the pages that state them.
 
 A page has `<!-- figures: NAME -->` and `<!-- end of figures -->`, and between them what
 `bench.records.figures` makes of the newest whole record of that kind, with its command and a link;
 in a model's card, what `bench.records.card` makes of the files beside it. So no figure there is
-typed, and `--check` says whether any has drifted.
+typed, and `--check` says whether any is out of date.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def main(argv: list[str]) -> int:
-    """Write the pages, or say which are out of date; 1 if one is and nothing was to be written."""
+    """Write the pages, or with `check` say which are out of date; then return 1 if any is."""
     config = load(TableConfig, argv, prog="srm bench table")
     stale = [page for page in PAGES if written(page, RECORDS) != page.read_text()]
     for page in stale:
@@ -48,9 +48,9 @@ def main(argv: list[str]) -> int:
 
 
 def written(page: Path, records: Path) -> str:
-    """The page's text with its figures as the records have them.
+    """Return the page's text with the figures of the records.
 
-    Raises ConfigError where a page asks for figures that nobody makes.
+    Raises ConfigError if a page asks for unknown figures.
     """
 
     def block(found: re.Match[str]) -> str:
@@ -75,9 +75,9 @@ def written(page: Path, records: Path) -> str:
 
 
 def newest(kind: str, records: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The last record of a kind that is whole, if there is any.
+    """Return the newest whole record of a kind, if there is any.
 
-    Those of one day are told apart by their time, which earlier records do not have.
+    Records of one day are ordered by their time, which earlier records lack.
     """
     found = [
         (record.get("time", record["date"]), path, record)

@@ -1,8 +1,8 @@
-"""`srm bench background`: what people wait for, while a batch takes all that is left.
+"""`srm bench background`: latency of streams while a batch takes all free capacity.
 
 Starts `srm serve` and sends streams at fixed times, whether earlier ones have ended or not: first
-alone, then beside a batch that has more lines than there are slots. Time to the first token and to
-the last; the client shares the machine. Records go to docs/benchmarks/.
+alone, then beside a batch that has more lines than there are slots. Measures time to the first
+token and to the last; the client shares the machine. Records go to docs/benchmarks/.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.settings import load
 
 _WARM_UP_S = 5.0
 _SETTLE_S = 5.0
-"""From the first result of the batch until it is taken to have all slots."""
+"""Seconds from the batch's first result until it is assumed to occupy all slots."""
 
 
 class BackgroundBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
 
 
 def _streams(url: str, config: BackgroundBenchConfig, seconds: float) -> dict[str, Any]:
-    """Times to first and last token of each stream, in seconds."""
+    """Return the times to first and last token of each stream, in seconds."""
     at = urlsplit(url)
     assert at.hostname is not None and at.port is not None
     count = max(1, round(seconds * config.requests_per_s))
@@ -120,7 +120,7 @@ async def _send_all(
 
 
 async def _send(host: str, port: int, body: bytes, due: float) -> tuple[float, float]:
-    """Seconds from when it was due to its first and its last token. Raises ConfigError."""
+    """Return seconds from the due time to the first and the last token. Raises ConfigError."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
@@ -139,7 +139,7 @@ async def _send(host: str, port: int, body: bytes, due: float) -> tuple[float, f
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     settings = record["settings"]
     lines = [
         f"{settings['requests_per_s']:g} streams a second of {settings['max_tokens']} tokens, "

@@ -1,4 +1,4 @@
-"""A batch as a client of a server makes it, for benchmarks: uploaded, started, waited for, read.
+"""A client's view of a batch, for benchmarks: uploaded, started, waited for, read.
 
 Holds no file in memory.
 """
@@ -19,7 +19,7 @@ _RUNNING = {"validating", "in_progress", "finalizing", "cancelling"}
 
 
 def write_lines(path: Path, count: int, max_tokens: int, **body: Any) -> None:
-    """An input file of short lines, each a completion of exactly `max_tokens` tokens."""
+    """Write an input file of short lines, each a completion of exactly `max_tokens` tokens."""
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
         for number in range(count):
@@ -38,7 +38,7 @@ def write_lines(path: Path, count: int, max_tokens: int, **body: Any) -> None:
 
 
 class BatchClient:
-    """Of one server. Raises ConfigError for what the server refuses."""
+    """The client of one server. Raises ConfigError if the server refuses a request."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=3600)
@@ -50,7 +50,7 @@ class BatchClient:
         self._http.close()
 
     def start(self, path: Path) -> str:
-        """Upload a file and start it as a batch; its id."""
+        """Upload a file and start it as a batch; return its id."""
         with path.open("rb") as file:
             upload = {"file": ("in.jsonl", file, "application/jsonl")}
             source = self._ask("POST", "/v1/files", files=upload, data={"purpose": "batch"})
@@ -65,7 +65,7 @@ class BatchClient:
         return self._ask("GET", f"/v1/batches/{id}")
 
     def wait(self, id: str) -> dict[str, Any]:
-        """The batch, at its end."""
+        """Wait for the batch's end and return it."""
         while (batch := self.get(id))["status"] in _RUNNING:
             time.sleep(_POLL_S)
         return batch
@@ -74,7 +74,7 @@ class BatchClient:
         self._ask("POST", f"/v1/batches/{id}/cancel")
 
     def download(self, file_id: str) -> tuple[int, int]:
-        """How many lines and bytes a file has, as they come."""
+        """Download a file without keeping it; return its number of lines and bytes."""
         lines = size = 0
         with self._http.stream("GET", f"/v1/files/{file_id}/content") as reply:
             for part in reply.iter_bytes():

@@ -1,6 +1,7 @@
 """The bursts of `srm bench text` and `srm bench server`: requests of any size, all at once.
 
-Any OpenAI-style server takes them that knows `ignore_eos`: without, completions end when they like.
+They work with any OpenAI-style server that knows `ignore_eos`; without it, completions may end
+early.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bench.server.served import completion
 
 
 class BurstSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How large the bursts are."""
+    """Sizes of the bursts."""
 
     streams: int = 1_024
     """Requests of one completion each, sent at once."""
@@ -39,16 +40,16 @@ class Burst(NamedTuple):
     name: str
     is_stream: bool
     is_many: bool
-    """One completion a request, or n."""
+    """Whether a request asks for n completions, or for one."""
     fields: dict[str, Any]
-    """Of its requests, beside those that all have."""
+    """Members of its requests' bodies besides the common ones."""
 
     def shape(self, sizes: BurstSizes) -> tuple[int, int]:
-        """Requests, and completions of each."""
+        """Return the number of requests, and of completions of each."""
         return (sizes.requests, sizes.n) if self.is_many else (sizes.streams, 1)
 
     def bodies(self, sizes: BurstSizes, max_tokens: int) -> Iterator[dict[str, Any]]:
-        """Of its requests, whose prompts are one token each."""
+        """Yield the bodies of its requests, whose prompts are one token each."""
         requests, n = self.shape(sizes)
         for index in range(requests):
             body = completion(2 + index % 64, n, max_tokens, index, self.is_stream)

@@ -1,6 +1,6 @@
 """`srm bench http`: the same requests through HTTP and through the engine alone.
 
-Starts `srm serve` as a user would, sends bursts of requests, and sets the tokens a second beside
+Starts `srm serve` as a user would, sends bursts of requests, and compares the tokens a second with
 those of the engine in process: streams of one completion each, and few requests of many. Engine,
 server and client share this machine, so the client's own work is in the figures. Records go to
 docs/benchmarks/.
@@ -116,7 +116,7 @@ def _http_rates(
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     tokens = record["settings"]["max_tokens"]
     lines = [
         f"Tokens a second, {tokens} tokens a completion; the ratio is that of the medians.",

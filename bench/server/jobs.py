@@ -1,8 +1,8 @@
-"""`srm bench jobs`: batches of more and more short lines, and what each process takes for them.
+"""`srm bench jobs`: batches of more and more short lines, and the resources of each process.
 
 Starts `srm serve` anew for each number of lines, with a model that costs next to nothing, and runs
-one batch through HTTP: what is measured is all that lies around the model, and whether it stays the
-same when the file grows. Records go to docs/benchmarks/.
+one batch through HTTP: this measures all that lies around the model, and whether its cost per line
+stays the same when the file grows. Records go to docs/benchmarks/.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _measure(config: JobsBenchConfig, model: str, folder: Path, count: int) -> d
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     settings, cases = record["settings"], record["cases"]
     names = sorted({name for case in cases for name in case["processes"]})
     lines = [

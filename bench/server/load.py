@@ -1,8 +1,8 @@
-"""`python -m bench.server.load`: many requests at once over raw sockets, and what came back.
+"""`python -m bench.server.load`: sends many requests at once over raw sockets, and counts replies.
 
 The client's half of the HTTP benchmarks, in a process of its own: it counts bytes and events and
 reads no JSON but the usage at the end, so that the server is what is measured. Takes a Load as JSON
-on standard input and answers with a Result, or ends with what it met on standard error.
+on standard input and answers with a Result, or exits with the error on standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 
 _TAIL = 4096
-"""Bytes at the end of a reply that the usage is looked for in."""
+"""Bytes at the end of a reply in which the usage is searched."""
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 _HEAD = (
@@ -32,23 +32,23 @@ class Load(msgspec.Struct):
     host: str
     port: int
     bodies: list[msgspec.Raw]
-    """Of POST /v1/completions; streams must include their usage."""
+    """Bodies of POST /v1/completions; streams must include their usage."""
 
 
 class Result(msgspec.Struct):
     """Sums over all replies."""
 
     seconds: float
-    """From the first request's first byte to the last reply's last."""
+    """Seconds from the first request's first byte to the last reply's last."""
     tokens: int
-    """That the replies say they have."""
+    """Sum of the replies' usage."""
     num_bytes: int
     events: int
-    """Of streams, the last ones of each without a choice included."""
+    """Events of streams, including each stream's last ones without a choice."""
 
 
 class _Reply(asyncio.Protocol):
-    """Sends one request and counts what comes until the server closes."""
+    """Sends one request and counts the reply until the server closes."""
 
     def __init__(self, body: bytes) -> None:
         self._request = b"%bcontent-length: %d\r\n\r\n%b" % (_HEAD, len(body), body)
@@ -81,7 +81,7 @@ class _Reply(asyncio.Protocol):
 
     @property
     def tokens(self) -> int:
-        """Raises RuntimeError for a reply that was cut short."""
+        """The usage's completion tokens. Raises RuntimeError for a reply that was cut short."""
         found = _USAGE.findall(self._tail)
         if not found:
             raise RuntimeError(f"a reply without usage ends in {self._tail!r}")
@@ -89,7 +89,7 @@ class _Reply(asyncio.Protocol):
 
 
 async def send(load: Load) -> Result:
-    """Connect everybody first, then send everything."""
+    """Open all connections first, then send all requests."""
     loop = asyncio.get_running_loop()
     replies: list[_Reply] = []
     for body in load.bodies:

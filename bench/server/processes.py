@@ -1,4 +1,4 @@
-"""How much processor time and memory the processes of a server have taken. Reads Linux's /proc.
+"""Processor time and memory that the processes of a server have used. Reads Linux's /proc.
 
 Knows nothing of what they are but how they were started.
 """
@@ -17,9 +17,9 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds(pid: int) -> dict[str, float]:
-    """So far, of this process and all that it started, summed by what they run.
+    """Return the processor seconds so far of this process and its descendants, summed by module.
 
-    That is the module of `python -m MODULE`, else the program. Raises ConfigError if there is no
+    The key is the module of `python -m MODULE`, else the program. Raises ConfigError if there is no
     such process.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -30,9 +30,9 @@ def processor_seconds(pid: int) -> dict[str, float]:
 
 
 def seconds_and_peaks(pid: int) -> dict[str, tuple[float, int]]:
-    """Processor seconds and the most memory in bytes, each of a supervisor and all it started.
+    """Return processor seconds and peak memory in bytes, of a supervisor and each descendant.
 
-    By module and command, such as `server jobs`; of several of one name, of the last.
+    Keys are module and command, such as `server jobs`; of several with one name the last counts.
     """
     found = {}
     for process, words in _tree(pid):
@@ -44,7 +44,7 @@ def seconds_and_peaks(pid: int) -> dict[str, tuple[float, int]]:
 
 
 def _tree(pid: int) -> Iterator[tuple[Path, list[str]]]:
-    """Every process of a tree, with its command line."""
+    """Yield every process of a tree, with its command line."""
     found = [pid]
     while found:
         process = Path(f"/proc/{(one := found.pop())}")
@@ -63,7 +63,7 @@ def _module(words: list[str]) -> str:
 
 
 def _command(words: list[str]) -> list[str]:
-    """What follows the module, if that is a word."""
+    """Return the word after the module, if it is a command."""
     rest = words[words.index("-m") + 2 :] if "-m" in words else []
     return [word for word in rest[:1] if word.isalpha()]
 

@@ -29,16 +29,16 @@ class Served:
         return send(self._host, self._port, bodies)
 
     def seconds_and_peaks(self) -> dict[str, tuple[float, int]]:
-        """Of each process so far: processor seconds, and the most memory in bytes."""
+        """Return processor seconds and peak memory in bytes of each process so far."""
         return seconds_and_peaks(self._pid)
 
     def api_seconds(self) -> float:
-        """Processor time that the API processes have taken so far."""
+        """Return the processor time that the API processes have used so far."""
         return processor_seconds(self._pid).get("server", 0.0)
 
 
 def send(host: str, port: int, bodies: list[dict[str, Any]]) -> Result:
-    """These requests at once, from a process of its own. Raises ConfigError for what it met."""
+    """Send these requests at once, from a process of its own. Raises ConfigError if that fails."""
     raw = [msgspec.Raw(msgspec.json.encode(body)) for body in bodies]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "bench.server.load"],
@@ -55,13 +55,13 @@ def send(host: str, port: int, bodies: list[dict[str, Any]]) -> Result:
 
 @contextmanager
 def served(engine_module: str, *flags: str) -> Iterator[Served]:
-    """Started with these flags, and stopped afterwards. Raises ConfigError if it does not start."""
+    """Start a server with these flags, and stop it at the end. Raises ConfigError if that fails."""
     with serving(*flags, engine_module=engine_module) as server:
         yield Served(server)
 
 
 def completion(prompt: int, n: int, max_tokens: int, seed: int, is_stream: bool) -> dict[str, Any]:
-    """A request for completions of exactly `max_tokens` tokens, whose reply says how many."""
+    """Return a request for completions of exactly `max_tokens` tokens, with usage."""
     body = {
         "prompt": [prompt],
         "n": n,

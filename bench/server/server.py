@@ -1,7 +1,8 @@
-"""`srm bench server`: the bursts of `srm bench text` against any OpenAI-style server that runs.
+"""`srm bench server`: the bursts of `srm bench text` against any running OpenAI-style server.
 
-Tokens a second of the clock, and of the processor time that the server's processes took, where they
-are on this machine. Its engine is in the figures, whatever it is. Records go to docs/benchmarks/.
+Measures tokens per second of wall time, and per second of the server processes' processor time if
+they are on this machine. The figures include the server's engine, whatever it is. Records go to
+docs/benchmarks/.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _processor_seconds(config: ServerBenchConfig) -> dict[str, float]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     settings, cases = record["settings"], record["cases"]
     taken = [one["processor_s"] for case in cases for one in case["raw"]]
     names = sorted({name for seconds in taken for name in seconds if seconds[name]})
@@ -120,7 +121,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def _rate(raw: list[dict[str, Any]], names: list[str]) -> str:
-    """Tokens a second of these processes, if they took any time."""
+    """Return tokens per second of these processes' time; empty if they took none."""
     seconds = [sum(one["processor_s"].get(name, 0) for name in names) for one in raw]
     if not all(seconds):
         return ""

@@ -1,9 +1,9 @@
-"""`srm bench text`: what an API process makes of tokens, when the engine costs nothing.
+"""`srm bench text`: the rate at which an API process handles tokens when the engine costs nothing.
 
 Starts `srm serve` with an engine whose steps are done when they begin, and sends bursts: many
 streams of one completion, and few requests of many, streamed, whole, and watched for a stop string.
-Tokens a second of the clock, and of the processor time that the API processes took, which other
-processes of this machine do not disturb as much. Records go to docs/benchmarks/.
+Measures tokens per second of wall time, and per second of the API processes' processor time, which
+other processes of this machine affect less. Records go to docs/benchmarks/.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load
 
 _NEVER = "\N{SNOWMAN}\N{SNOWMAN}"
-"""A stop string that no text has."""
+"""A stop string that occurs in no text."""
 
 
 class TextBenchConfig(BurstSizes, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ def _measure(server: Served, config: TextBenchConfig, burst: Burst) -> dict[str,
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """The record as a table."""
+    """Render the record as a table."""
     settings = record["settings"]
     lines = [
         f"Tokens a second with an engine whose steps cost nothing, {settings['max_tokens']} tokens "

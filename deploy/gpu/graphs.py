@@ -1,7 +1,7 @@
-"""`python -m deploy.gpu.graphs`: every compiled graph of the kit, listed and compiled in one place.
+"""`python -m deploy.gpu.graphs`: lists and compiles every compiled graph of the kit.
 
-Each in a process of its own, which says how far it is; those that are there already are kept. One
-that fails does not stop the others; the exit status counts the failures.
+Each is compiled in a process of its own, which reports its progress; graphs that exist already are
+kept. A failure does not stop the others; the exit status counts the failures.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ GRAPHS = {
     "d 512, 16 layers": "engine.device.precompile --d-model 512 --num-layers 16",
     "d 1,024, 16 layers": "engine.device.precompile --d-model 1024 --num-layers 16",
 }
-"""What each is, and the module that compiles it, with its own settings; all in bfloat16."""
+"""By description: the module that compiles the graphs, with its own settings; all in bfloat16."""
 
 
 def main(argv: list[str]) -> int:
-    """Compile them all; returns how many failed."""
+    """Compile all graphs and return how many failed."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     parser = argparse.ArgumentParser(prog="python -m deploy.gpu.graphs", allow_abbrev=False)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="what for")

@@ -20,28 +20,28 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """Sorted by request, sample and time. Arrays of [chunks]."""
+    """Arrays of [chunks], sorted by request, sample and time."""
 
     row: Counts
-    """Of its request among the recorded requests."""
+    """Index of the chunk's request among the recorded requests."""
     time: Times
     tokens: Counts
-    """As counted in events; at least 1."""
+    """Tokens as counted in events; at least 1."""
     scale: Times
-    """What to multiply `tokens` by, so that those of a request add up to its count."""
+    """The factor that makes the `tokens` of a request add up to its token count."""
     starts: Counts
-    """[samples] Which chunks are the first of their sample."""
+    """[samples] Indices of the first chunk of each sample."""
 
     @property
     def later(self) -> Counts:
-        """Which chunks are not the first of their sample."""
+        """Indices of the chunks that are not the first of their sample."""
         later = np.ones(len(self.row), bool)
         later[self.starts] = False
         return np.flatnonzero(later)
 
 
 def chunks(recording: Recording) -> Chunks:
-    """Raises ConfigError for a recording whose rows are not what they should be."""
+    """Return the chunks of a recording. Raises ConfigError if its rows are inconsistent."""
     requests, events = recording.requests, recording.events
     if (np.diff(requests["index"]) <= 0).any():
         raise ConfigError("the recording's requests are not sorted by index")
@@ -74,7 +74,7 @@ def chunks(recording: Recording) -> Chunks:
 
 
 def _sorted(key: Counts) -> tuple[Counts, Counts]:
-    """The keys sorted, and where each was; equal ones stay in their order.
+    """Sort the keys; return them and their former indices. The sort is stable.
 
     Sorts one number made of both, which takes a third of the time of a stable `argsort`.
     """
@@ -88,14 +88,14 @@ def _sorted(key: Counts) -> tuple[Counts, Counts]:
 
 
 def _changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
-    """[values] Which differ from the one before; the first does."""
+    """[values] Whether each differs from the one before; true for the first."""
     changes = np.ones(len(values), bool)
     changes[1:] = values[1:] != values[:-1]
     return changes
 
 
 def _scales(requests: NDArray[np.void], row: Counts, tokens: Counts) -> Times:
-    """[requests] Tokens by the client's count, else by the server's, for each token of events."""
+    """[requests] Tokens by the client's count, else the server's, per token of events."""
     seen = np.bincount(row, tokens, len(requests))
     told = np.where(
         requests["output_tokens"] >= 0, requests["output_tokens"], requests["usage_output_tokens"]

@@ -1,15 +1,15 @@
-"""How sure a measure of one run is, and a difference between two: batch means and quantiles.
+"""Confidence intervals of a run's measures, and of differences between two runs.
 
 A window is cut into BATCHES equal parts in time. With θ the measure over the whole window and θᵢ
 over part i, its standard error is s/√k, s² = Σ(θᵢ - θ)²/(k - 1), k = BATCHES: for means this is the
 method of batch means, for medians that of sectioning (Asmussen and Glynn, Stochastic Simulation,
 III.5a; Nakayama 2014). Parts are long enough to be nearly independent, which single requests in a
-queue are not; so a bootstrap over requests would be too sure of itself.
+queue are not; a bootstrap over requests would therefore give intervals that are too narrow.
 
 The difference of runs a and b has the interval (θb - θa) ± T·√(sa²/k + sb²/k), where T is Student's
 0.975 quantile with k - 1 degrees of freedom, the fewest that Welch's formula can give. This knows
-what varies inside of the runs only, not what varies between them; therefore less than SMALLEST of
-the first value is never called a difference.
+only what varies within the runs, not between them; therefore less than SMALLEST of the first value
+is never called a difference.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from loadtest.recording import ERRORS
 
 BATCHES = 10
 STUDENT = 2.262
-"""Of 9 degrees of freedom."""
+"""Student's 0.975 quantile with 9 degrees of freedom."""
 FEWEST = 10
-"""Values that each part must have, for its median to say something."""
+"""Values that each part needs for its median to be meaningful."""
 SMALLEST = 0.02
-"""Runs of one server on one machine often differ by a percent or two."""
+"""The least relative difference: runs of one server often differ by a percent or two."""
 
 ESTIMATED = ("output_tokens_per_s", "completed_per_s", "ttft_p50", "itl_p50", "e2e_p50")
-"""Measures that are estimated so; tails are not: a part has too few values in them."""
+"""Measures with confidence intervals. Tails have none: a part has too few values in them."""
 
 Verdict = Literal["more", "less", "no clear difference", "not tested"]
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Of a measure, b - a. Limits are NaN where it was not tested."""
+    """The interval of b - a for one measure. Limits are NaN if it was not tested."""
 
     low: float
     high: float
@@ -47,10 +47,10 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def parts(observed: Observed) -> dict[str, list[float]]:
-    """The measures of ESTIMATED in each part of the window; nothing if parts are too short.
+    """Return the measures of ESTIMATED in each part of the window; empty if parts are too short.
 
-    Too short is: shorter than half of the requests take, since what happens in one part then goes
-    on in the next.
+    A part is too short if it is shorter than the median request, since what happens in one part
+    then goes on in the next.
     """
     window = observed.window
     edges = np.linspace(*window, BATCHES + 1)
@@ -80,20 +80,20 @@ def parts(observed: Observed) -> dict[str, list[float]]:
 
 
 def weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    """The least value that half of the weight is not above."""
+    """Return the least value at or below which half of the weight lies."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
 
 
 def standard_error(value: float, of_parts: list[float]) -> float:
-    """s/√k of the module's text."""
+    """Return s/√k as defined in the module's docstring."""
     k = len(of_parts)
     return math.sqrt(math.fsum((part - value) ** 2 for part in of_parts) / (k - 1) / k)
 
 
 def difference(a: float, b: float, parts_a: list[float], parts_b: list[float]) -> Difference:
-    """Whether b is more or less than a; not tested where either has no parts."""
+    """Test whether b is more or less than a; not tested if either has no parts."""
     if not parts_a or not parts_b or not math.isfinite(b - a):
         return Difference(math.nan, math.nan, "not tested")
     margin = STUDENT * math.hypot(standard_error(a, parts_a), standard_error(b, parts_b))

@@ -1,4 +1,4 @@
-"""Which requests meet the objectives of their scenario. Knows no windows."""
+"""Goodput: the requests that meet the objectives of their scenario. Knows no windows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from loadtest.recording import Recording
 
 
 def good_requests(recording: Recording, parts: Chunks) -> Flags:
-    """[requests] Which meet all objectives, whatever else became of them.
+    """[requests] Whether each meets all objectives, regardless of how it ended.
 
-    A request without a first token does not meet an objective of TTFT; one that has no second
-    token cannot fail those of TPOT and ITL.
+    A request without a first token does not meet an objective of TTFT; one without a second token
+    cannot fail those of TPOT and ITL. Raises ConfigError for an objective that needs a stream if
+    there is none.
     """
     requests, scenario = recording.requests, recording.about.scenario
     good = np.ones(len(requests), bool)
@@ -37,7 +38,7 @@ def good_requests(recording: Recording, parts: Chunks) -> Flags:
 
 
 def _per_request(measure: str, requests: Rows, parts: Chunks) -> Times:
-    """[requests] What an objective is about."""
+    """[requests] The values that an objective compares."""
     if measure == "ttft":
         return since_planned(requests, first_tokens(requests, parts))
     if measure == "tpot":

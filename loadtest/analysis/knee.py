@@ -1,11 +1,11 @@
-"""Where a server is full: which load to measure next, and what the measured ones say.
+"""Search for the load at which a server is full: the next load to measure, and the result so far.
 
-The knee is the smallest load whose throughput is at least `knee_share` of the most that any load
-brought. With objectives there is another answer: the largest load up to which at least `good_share`
-of the requests met them. Both are a turn: false for small loads, true for large ones. So
-both are searched alike: twice the load until the turn is past, then the geometric middle of its two
-neighbours until they are `resolution` apart. A load counts by the median of its measurements, and
-what decides is measured `repeats` times before it is believed. Pure: sends nothing.
+The knee is the smallest load whose throughput is at least `knee_share` of the largest measured.
+With objectives there is another answer: the largest load up to which at least `good_share` of the
+requests met them. Each is a turn of a predicate: false for small loads, true for large ones. So
+both are searched alike: double the load until the turn is past, then take the geometric mean of its
+two neighbours until they are `resolution` apart. A load counts by the median of its measurements,
+and the deciding loads are measured `repeats` times. Pure: sends nothing.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import NamedTuple
 import msgspec
 
 _FLAT = 1.05
-"""Two loads in a row that bring less than this much more than all before: it grows no further."""
+"""Throughput has stopped growing if two loads in a row bring less than this times the best."""
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What one step of a sweep measured."""
+    """The measurement of one step of a sweep."""
 
     load: float
     throughput: float
-    """Output tokens a second, or requests, where no tokens were counted."""
+    """Output tokens a second, or requests a second if no tokens were counted."""
     good_share: float
     """NaN without objectives."""
 
 
 class Search(NamedTuple):
-    """What is looked for, and how closely."""
+    """The target and the precision of a search."""
 
     loads: tuple[float, ...]
-    """These and no others, ascending; empty: found by doubling and halving."""
+    """The loads to measure, ascending; empty: found by doubling and bisection."""
     first: float
     most: float
     whole: bool
     """Whether loads are whole numbers."""
     resolution: float
-    """How far apart, as a part of the smaller, the two loads may be between which it lies."""
+    """The largest relative gap allowed between the two loads around the turn."""
     repeats: int
     by_objectives: bool
     knee_share: float
@@ -49,16 +49,16 @@ class Search(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Between which loads a sweep turned; None: not within what was measured."""
+    """The loads between which the predicate turned; None: not within what was measured."""
 
     below: float | None
-    """The largest before it turned."""
+    """The largest load before the turn."""
     above: float | None
-    """The smallest after."""
+    """The smallest load after the turn."""
 
 
 def next_load(points: list[Point], search: Search) -> float | None:
-    """The load to measure next; None when the answer stands."""
+    """Return the load to measure next; None when the search is done."""
     measured = _measured(points)
     for load in search.loads:
         if load not in measured:
@@ -78,14 +78,14 @@ def next_load(points: list[Point], search: Search) -> float | None:
 
 
 def knee(points: list[Point], knee_share: float) -> float | None:
-    """The smallest load that brings this share of the most throughput; None if nothing came."""
+    """Return the smallest load with this share of the largest throughput; None if nothing came."""
     if not any(point.throughput > 0 for point in points):
         return None
     return _turned(_measured(points), _full(_measured(points), knee_share)).above
 
 
 def largest_good(points: list[Point], good_share: float) -> float | None:
-    """The largest load up to which the objectives held; None if they never did."""
+    """Return the largest load up to which the objectives held; None if they never did."""
     measured = _measured(points)
     turn = _turned(measured, _broken(measured, good_share))
     return max(measured) if turn.above is None else turn.below
@@ -100,7 +100,7 @@ def grows_still(points: list[Point]) -> bool:
 
 
 def _measured(points: list[Point]) -> dict[float, list[Point]]:
-    """By load, ascending."""
+    """Group the points by load, ascending."""
     loads = sorted({point.load for point in points})
     return {load: [point for point in points if point.load == load] for load in loads}
 
@@ -148,7 +148,7 @@ def _goes_on(measured: dict[float, list[Point]], turn: Turn, search: Search) -> 
 
 
 def _between(turn: Turn, search: Search) -> float | None:
-    """The geometric middle of the two loads that it turned between, if they are not near yet."""
+    """Return the geometric mean of the two loads around the turn; None if they are close enough."""
     if turn.below is None or turn.above is None:
         return None
     if turn.above <= turn.below * (1 + search.resolution):

@@ -1,8 +1,8 @@
 """Every measure as arrays, derived from a recording and a window of time.
 
-docs/loadtest-measures.md has the formulas. A window holds its first moment and not its last one.
-What is said of requests is said of those planned in the window; what is said of tokens, of those
-received in it, whatever became of their request. NaN stands for what was not measured.
+docs/loadtest-measures.md has the formulas. A window includes its start and excludes its end.
+Measures of requests cover those planned in the window; measures of tokens cover those received in
+it, however their request ended. NaN stands for what was not measured.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Rows = NDArray[np.void]
 
 
 def within(times: Times, window: Window) -> Flags:
-    """NaN is in no window."""
+    """Whether each time is in the window; NaN never is."""
     inside: Flags = (times >= window[0]) & (times < window[1])
     return inside
 
 
 def since_planned(requests: Rows, times: Times) -> Times:
-    """[requests] From the planned times, so that what waited for its turn counts it."""
+    """[requests] Times counted from the planned times, so that waiting for a turn is included."""
     return np.asarray(times - requests["planned"], np.float64)
 
 
 def token_gaps(chunks: Chunks, window: Window) -> tuple[Times, Counts, Times]:
-    """Of chunks read in the window that are not the first of their sample.
+    """Return the gaps of chunks read in the window that are not the first of their sample.
 
-    Returns the time since the sample's chunk before; the tokens that came with the chunk; and the
-    ITL that each of these tokens has: gap / (tokens · scale).
+    Returns three arrays: the time since the sample's previous chunk; the tokens that came with the
+    chunk; and the ITL that each of these tokens has: gap / (tokens · scale).
     """
     later = chunks.later[within(chunks.time[chunks.later], window)]
     gaps = chunks.time[later] - chunks.time[later - 1]
@@ -44,10 +44,11 @@ def token_gaps(chunks: Chunks, window: Window) -> tuple[Times, Counts, Times]:
 
 
 def samples(chunks: Chunks) -> tuple[Counts, Times]:
-    """[samples] The request's row, and TPOT: (last token - first) / (tokens - 1).
+    """[samples] Return the row of each sample's request, and TPOT: (last token - first) / (tokens -
+    1).
 
-    NaN for samples that came in one chunk, since how long their tokens took was not seen, and for
-    those that scaling leaves no second token.
+    TPOT is NaN for samples that came in one chunk, since how long their tokens took was not seen,
+    and for those that scaling leaves no second token.
     """
     starts = chunks.starts
     ends = np.append(starts[1:], len(chunks.row))[: len(starts)] - 1
@@ -61,21 +62,21 @@ def samples(chunks: Chunks) -> tuple[Counts, Times]:
 
 
 def first_tokens(requests: Rows, chunks: Chunks) -> Times:
-    """[requests] When the first token of any sample was read."""
+    """[requests] When the first token of any sample was read; NaN: never."""
     first = np.full(len(requests), np.nan)
     np.fmin.at(first, chunks.row[chunks.starts], chunks.time[chunks.starts])
     return first
 
 
 def worst_tpot(requests: Rows, chunks: Chunks) -> Times:
-    """[requests] The largest TPOT of the samples of each."""
+    """[requests] The largest TPOT of each request's samples."""
     worst = np.full(len(requests), np.nan)
     np.fmax.at(worst, *samples(chunks))
     return worst
 
 
 def mean_itl(requests: Rows, chunks: Chunks) -> Times:
-    """[requests] Over all tokens but those of first chunks, of all samples."""
+    """[requests] The mean over all tokens, of all samples, that are not in a first chunk."""
     later = chunks.later
     row = chunks.row[later]
     gaps = chunks.time[later] - chunks.time[later - 1]
@@ -87,7 +88,7 @@ def mean_itl(requests: Rows, chunks: Chunks) -> Times:
 
 
 def prompt_tokens(requests: Rows) -> Times:
-    """[requests] As the client made them, else as the server counts them."""
+    """[requests] Prompt tokens as the client made them, else as the server counts them."""
     known = np.where(
         requests["prompt_tokens"] >= 0, requests["prompt_tokens"], requests["usage_prompt_tokens"]
     )
@@ -95,9 +96,9 @@ def prompt_tokens(requests: Rows) -> Times:
 
 
 def concurrency(begins: Times, ends: Times, window: Window) -> tuple[float, int]:
-    """Mean over the window's time, and maximum, of how many are in [begin, end) at once.
+    """Return mean over the window's time, and maximum, of how many are in [begin, end) at once.
 
-    Those with NaN never began.
+    Those whose begin is NaN never began.
     """
     there = ~np.isnan(begins)
     begins, ends = np.sort(begins[there]), np.sort(ends[there])
@@ -107,16 +108,16 @@ def concurrency(begins: Times, ends: Times, window: Window) -> tuple[float, int]
 
 
 def under_way(begins: Times, ends: Times, moments: Times) -> Counts:
-    """How many are in [begin, end) at each of the moments; begins and ends are sorted."""
+    """Count those in [begin, end) at each of the moments; begins and ends are sorted."""
     begun: Counts = np.searchsorted(begins, moments, "right")
     return begun - np.searchsorted(ends, moments, "right")
 
 
 def client_load(clients: NDArray[np.void], window: Window) -> tuple[float, float]:
-    """The CPU share of the busiest process, mean over the window, and the worst lag of any.
+    """Return the mean CPU share of the busiest process in the window, and the worst lag of any.
 
-    An interval that is partly in the window counts by that part. The first of a process began with
-    the run.
+    An interval that is partly in the window counts by that part. The first interval of a process
+    began with the run.
     """
     assert clients.dtype == CLIENT
     shares, lags = [], []

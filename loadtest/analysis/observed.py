@@ -1,4 +1,4 @@
-"""What a report shows of a recording beyond its summary: values one by one, and when they were."""
+"""Details that a report shows beyond the summary: single values and their times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Times = NDArray[np.float64]
 
 
 class Values(NamedTuple):
-    """Of one measure in the window: when each was, and how many tokens or replies it stands for."""
+    """Values of one measure in the window, each with its time and number of tokens or replies."""
 
     time: Times
     value: Times
@@ -26,7 +26,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """A recording, its chunks, and what is derived once for all parts of a report."""
+    """A recording, its chunks, and derived arrays that all parts of a report share."""
 
     recording: Recording
     window: Window
@@ -34,10 +34,10 @@ class Observed:
     first: Times
     """[requests] When the first token was read; NaN: never."""
     last: Times
-    """[requests] When the last one was."""
+    """[requests] When the last token was read; NaN: never."""
 
     def replies(self, ends: Times) -> Values:
-        """From the planned time to `ends`, of the whole replies planned in the window."""
+        """Return times from planned to `ends`, of the whole replies planned in the window."""
         requests = self.recording.requests
         whole = requests["error"] == ERRORS.index("none")
         keep = within(requests["planned"], self.window) & whole & ~np.isnan(ends)
@@ -51,7 +51,7 @@ class Observed:
         return self.replies(self.recording.requests["ended"])
 
     def itl(self) -> Values:
-        """By the time at which its tokens were read."""
+        """Return the ITLs, by the time at which their tokens were read."""
         parts = self.chunks
         later = parts.later[within(parts.time[parts.later], self.window)]
         _, tokens, itl = token_gaps(parts, self.window)
@@ -59,7 +59,7 @@ class Observed:
 
 
 def observe(recording: Recording, window: Window) -> Observed:
-    """Raises ConfigError for a recording whose rows are not what they should be."""
+    """Derive what reports share. Raises ConfigError if the recording's rows are inconsistent."""
     parts, requests = chunks(recording), recording.requests
     last = np.full(len(requests), np.nan)
     np.fmax.at(last, parts.row, parts.time)

@@ -1,4 +1,4 @@
-"""From a recording to its summary: which window is measured, and every measure in it."""
+"""Computes the summary of a recording: which window is measured, and every measure in it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ COMPLETED = ERRORS.index("none")
 def summarize(
     recording: Recording, name: str | None = None, window: Window | None = None
 ) -> Summary:
-    """Every measure of a run, or of a part of it.
+    """Compute every measure of a run, or of a part of it.
 
     Args:
         recording: the run.
-        name: what reports call it; by default its load, such as `poisson 40/s`.
-        window: [start, end) in seconds since the start; by default what `default_window` says.
+        name: its name in reports; by default its load, such as `poisson 40/s`.
+        window: [start, end) in seconds since the start; by default as `default_window` says.
 
     Raises:
         ConfigError: nothing is left to measure, the recording is broken, or the scenario has an
-            objective that is none or cannot be judged.
+            objective that is invalid or cannot be judged.
     """
     scenario = recording.about.scenario
     window = default_window(recording) if window is None else checked_window(window)
@@ -104,7 +104,7 @@ def summarize(
 def histograms(
     recording: Recording, window: Window, parts: Chunks | None = None
 ) -> dict[str, Histogram]:
-    """Of every measure that a summary has the distribution of, by its name there."""
+    """Return the histogram of every distribution in a summary, by its name there."""
     requests = recording.requests
     parts = chunks(recording) if parts is None else parts
     planned = within(requests["planned"], window)

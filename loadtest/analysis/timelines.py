@@ -1,7 +1,7 @@
-"""What happened when: a recording and the server's /metrics, summed up in intervals.
+"""Timelines: a recording and the server's /metrics, aggregated in intervals.
 
-At most INTERVALS of them, whatever the length of a run, so that what is plotted stays small. Knows
-nothing of percentiles over a whole run and draws nothing.
+There are at most INTERVALS of them, however long the run, so that plots stay small. Knows nothing
+of percentiles over a whole run and draws nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SERVER_NAMES = {
     "output_tokens": ("srm_engine_decode_tokens_total", "vllm:generation_tokens_total"),
     "prompt_tokens": ("srm_engine_prompt_tokens_total", "vllm:prompt_tokens_total"),
 }
-"""Metrics of servers that are drawn: ours, then vLLM's; the first that is there is taken."""
+"""Metrics of servers that are drawn: ours, then vLLM's; the first that exists is taken."""
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Columns of one row an interval, as the client saw it. NaN where nothing happened."""
+    """Columns with one value per interval, as the client saw it. NaN where nothing happened."""
 
     width_s: float
     start_s: list[float]
@@ -40,31 +40,31 @@ class Timeline(msgspec.Struct, frozen=True):
     in_flight: list[float]
     """Requests sent and not ended, mean over the interval."""
     ttft_p50: list[float]
-    """Of the requests planned in the interval."""
+    """The median over the requests planned in the interval."""
     ttft_p99: list[float]
     lateness_max: list[float]
-    """Of the requests planned in the interval: how late the harness sent them, at worst."""
+    """The largest lateness of the requests planned in the interval."""
     cpu_share: list[float]
-    """Of one core: the busiest client process."""
+    """Share of one core used by the busiest client process."""
     lag_max: list[float]
-    """How late an event loop of the harness was, at worst."""
+    """The largest lag of an event loop of the harness."""
 
 
 class ServerTimeline(msgspec.Struct, frozen=True):
-    """Columns of one row a sample of /metrics, at most INTERVALS. Empty if there were none."""
+    """Columns with one value per sample of /metrics, at most INTERVALS. Empty without samples."""
 
     names: dict[str, str]
-    """Which metrics of the server these are; columns that it does not have are empty."""
+    """The server's metric behind each column; columns without a metric are empty."""
     time_s: list[float]
     running: list[float]
     waiting: list[float]
     output_tokens_per_s: list[float]
-    """Differences of the counter by time, since the sample before."""
+    """Increase of the counter since the previous sample, per second."""
     prompt_tokens_per_s: list[float]
 
 
 def timeline(observed: Observed) -> Timeline:
-    """Intervals of a second, or of more whole seconds if the run is long."""
+    """Aggregate over intervals of a second, or of more whole seconds if the run is long."""
     recording = observed.recording
     seconds = max(recording.about.seconds, 1e-9)
     width = float(max(1, math.ceil(seconds / INTERVALS)))
@@ -102,7 +102,7 @@ def timeline(observed: Observed) -> Timeline:
 
 
 def _in_flight(requests: NDArray[np.void], seconds: float, width: float, count: int) -> list[float]:
-    """Differences of ∫₀ᵗ under way = Σ max(0, t - sent) - max(0, t - ended), by time."""
+    """Return means per interval, by ∫₀ᵗ under way = Σ max(0, t - sent) - max(0, t - ended)."""
     sent = requests[~np.isnan(requests["sent"])]
     edges = np.minimum(width * np.arange(count + 1), seconds)
 
@@ -136,7 +136,7 @@ def _largest(places: NDArray[np.int64], values: Floats, count: int) -> list[floa
 
 
 def _cpu_shares(clients: NDArray[np.void]) -> Floats:
-    """Of each interval of each process: its CPU time by the time since that process' last row."""
+    """[rows] CPU time of each row, divided by the time since that process's previous row."""
     shares = np.full(len(clients), NAN)
     for worker in np.unique(clients["worker"]):
         rows = np.flatnonzero(clients["worker"] == worker)
@@ -146,7 +146,7 @@ def _cpu_shares(clients: NDArray[np.void]) -> Floats:
 
 
 def server_timeline(samples: list[Sample]) -> ServerTimeline:
-    """What the server said of itself; counters that fall, as after a restart, leave a gap."""
+    """Return the server's metrics; a falling counter, as after a restart, leaves a gap."""
     samples = sorted(samples, key=lambda sample: sample.time)
     step = max(1, math.ceil(len(samples) / INTERVALS))
     samples = samples[::step]

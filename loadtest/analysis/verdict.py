@@ -1,4 +1,4 @@
-"""Whether the figures of a summary can be trusted: what speaks against it, in plain sentences."""
+"""Warnings: reasons not to trust a summary's figures, in plain sentences."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from loadtest.recording import ERRORS, Recording
 from loadtest.summary import Summary
 
 BUSY = 0.8
-"""Of one core, from which a client process may be the limit."""
+"""Share of one core above which a client process may be the bottleneck."""
 LATE_S, LATE_SHARE = 0.01, 0.1
-"""Lateness, in seconds and of the median TTFT, from which requests were not sent when planned."""
+"""Lateness, in seconds and as a share of the median TTFT, above which a warning says so."""
 LAG_S = 0.1
-"""From which an event loop that was late shows in times."""
+"""Seconds of event loop lag above which measured times are affected."""
 FOR_P999 = 1000
-"""Fewer times than this have none above their p99.9."""
+"""The fewest values for which a p99.9 is below the maximum."""
 WINDOW_E2E = 20
-"""How many times longer than a request a window is, so that requests across its edges matter
-little."""
+"""Median requests that a window should last, so that those across its edges matter little."""
 GROWTH_DEVIATIONS, GROWTH_SHARE = 2.5, 0.1
-"""Growth of concurrency from which it is no chance: in standard deviations, and of the mean."""
+"""Growth of concurrency that is significant: in standard deviations, and as a share of the mean."""
 
 
 def warnings(summary: Summary, recording: Recording) -> list[str]:
-    """What a reader must know before believing the summary; empty if nothing."""
+    """Return what a reader must know before believing the summary; empty if nothing."""
     if not summary.planned:
         return ["No request was planned in the window: nothing was measured."]
     return [
@@ -118,7 +117,7 @@ def _counts(summary: Summary, recording: Recording) -> Iterator[str]:
 
 def _overload(summary: Summary, recording: Recording) -> Iterator[str]:
     if recording.about.scenario.arrivals not in {"constant", "poisson"}:
-        return  # of closed loops it is bounded; with ramps and traces the load itself may grow
+        return  # bounded in closed loops; in ramps and traces the load itself may grow
     requests = recording.requests
     grown, mean = growth(requests["planned"], requests["ended"], summary.window)
     if grown > max(GROWTH_DEVIATIONS * math.sqrt(2 * mean), GROWTH_SHARE * mean):
@@ -130,11 +129,11 @@ def _overload(summary: Summary, recording: Recording) -> Iterator[str]:
 
 
 def growth(planned: Times, ended: Times, window: Window) -> tuple[float, float]:
-    """By how much requests under way, from their planned times, grew in the window's second half.
+    """Return how much requests under way grew in the window's second half, and their mean.
 
-    By a line of least squares through 100 moments; also returns their mean. Where the load is
-    steady and requests do not hinder each other, the difference of two moments has a variance of
-    at most twice the mean.
+    Counts requests from their planned times and fits a line by least squares through 100 moments.
+    Where the load is steady and requests do not hinder each other, the difference of two moments
+    has a variance of at most twice the mean.
     """
     moments = np.linspace((window[0] + window[1]) / 2, window[1], 100)
     counts = under_way(np.sort(planned), np.sort(ended), moments)

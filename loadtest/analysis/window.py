@@ -1,4 +1,4 @@
-"""Which part of a run is measured, and what its load is called."""
+"""The window of a run that is measured, and the name of its load."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Window = tuple[float, float]
 
 
 def default_window(recording: Recording) -> Window:
-    """From the end of warm-up until `cooldown_s` before arrivals end.
+    """Return the window from the end of warm-up until `cooldown_s` before arrivals end.
 
-    Arrivals end after `duration_s`. Where something else ended them: in an open loop a mean
-    interval after the last one; in a closed loop, whose requests are then an amount of work, and
-    where there is only one time to go by, with the run.
+    Arrivals end after `duration_s`. If something else ended them: in an open loop they end a mean
+    interval after the last one; in a closed loop, whose requests are then a fixed amount of work,
+    and where all planned times are equal, they end with the run.
     """
     about = recording.about
     scenario, planned = about.scenario, recording.requests["planned"]
-    end = math.nextafter(about.seconds, math.inf)  # what ends with the run is in it
+    end = math.nextafter(about.seconds, math.inf)  # includes events at the end of the run
     if about.stopped_by == "duration":
         end = scenario.duration_s
     elif scenario.open_loop and len(planned) and planned.max() > planned.min():
@@ -40,7 +40,7 @@ def checked_window(window: Window) -> Window:
 
 
 def load_name(scenario: Scenario) -> str:
-    """Such as `poisson 40/s` or `concurrent 16`."""
+    """Return a name such as `poisson 40/s` or `concurrent 16`."""
     loads = {
         "synchronous": "synchronous",
         "concurrent": f"concurrent {scenario.concurrency}",

@@ -1,1 +1,1 @@
-"""Sends requests and records what comes back. Imports loadtest/workload."""
+"""Sends requests and records the replies. Imports loadtest/workload."""

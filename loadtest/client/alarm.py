@@ -1,4 +1,4 @@
-"""An alarm on the monotonic clock, to microseconds: timers of event loops know milliseconds.
+"""An alarm on the monotonic clock with microsecond resolution; event loop timers have milliseconds.
 
 Linux only, by a timerfd; Python has those from 3.13 on. Knows nothing of requests.
 """
@@ -17,7 +17,7 @@ _ABSOLUTE = 1
 
 
 class _Spec(ctypes.Structure):
-    """struct itimerspec: no interval, and an absolute time."""
+    """A struct itimerspec without interval, with an absolute time."""
 
     _fields_ = [
         ("interval_s", ctypes.c_long),
@@ -31,7 +31,7 @@ class Alarm:
     """Calls back once after each `set`. Must be closed."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
-        """In a running loop. Raises OSError without file descriptors left."""
+        """Must be called in a running loop. Raises OSError if no file descriptor is left."""
         self._callback = callback
         self._loop = asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +41,7 @@ class Alarm:
         self._loop.add_reader(self._fd, self._ring)
 
     def set(self, at: float) -> None:
-        """For this time.monotonic(), which may be past; in place of the time it was set for."""
+        """Ring at this time.monotonic(), which may be past, instead of at the time set before."""
         whole = int(at)
         nanoseconds = max(int((at - whole) * 1e9), 1)  # all zeros would turn it off
         spec = _Spec(0, 0, whole, nanoseconds)

@@ -1,4 +1,4 @@
-"""Sends requests over as few connections as it can, and records what comes back.
+"""Sends requests over as few connections as it can, and records the replies.
 
 All of it happens in callbacks of the event loop: a request costs no task unless it needs a new
 connection. Knows neither plans nor how many requests there are.
@@ -25,7 +25,7 @@ from loadtest.workload.workload import RequestPlan
 
 
 class Rules(NamedTuple):
-    """What of a scenario the client goes by."""
+    """The settings of a scenario that the client follows."""
 
     stream: bool
     timeout_s: float
@@ -34,7 +34,7 @@ class Rules(NamedTuple):
 
 
 class Client:
-    """Of one process. `requests` and `events` grow as replies come."""
+    """The HTTP client of one process. `requests` and `events` grow as replies come."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Client:
     ) -> None:
         """`started` is the time.monotonic() that all recorded times count from.
 
-        `on_end` hears of each request once, with its kind of error; `on_fatal` when this machine
+        `on_end` is called once per request, with its kind of error; `on_fatal` when this machine
         cannot go on.
         """
         self._target = target
@@ -67,7 +67,7 @@ class Client:
         self.requests = Rows(recording.REQUEST)
         self.events = Rows(recording.EVENT)
         self.texts: dict[int, list[str]] = {}
-        """By request: what came of each choice, where it must be counted afterwards."""
+        """By request: the text of each choice, if tokens must be counted afterwards."""
         self.output_tokens = 0
         self.last_error = ""
 
@@ -76,20 +76,20 @@ class Client:
         return len(self._under_way)
 
     def send(self, index: int, planned: float, asked: RequestPlan) -> None:
-        """To be called in the order of `planned`, seconds since the start."""
+        """Send a request. Calls must be in the order of `planned`, in seconds since the start."""
         exchange = RequestAttempt(index, planned, asked)
         self._under_way[index] = exchange
         self._arm()
         self._dispatch(exchange)
 
     def cut(self) -> None:
-        """End all that is under way, as `cut`."""
+        """End all requests under way, with the error `cut`."""
         now = time.monotonic()
         for exchange in list(self._under_way.values()):
             self._fail(exchange, "cut", "", now)
 
     async def close(self) -> None:
-        """Nothing may be under way. Returns when all connections are closed."""
+        """Close all connections and wait until they are closed. No request may be under way."""
         assert not self._under_way
         if self._deadline is not None:
             self._deadline.cancel()
@@ -199,7 +199,7 @@ class Client:
             self._dispatch(exchange)
 
     def _arm(self) -> None:
-        """One timer for all: the first that is under way is the next whose time is over."""
+        """Set one timer for all requests: the oldest under way is the next to time out."""
         if self._deadline is None and self._under_way:
             left = self._left(next(iter(self._under_way.values())))
             self._deadline = self._loop.call_later(max(left, 0.001), self._expire)
@@ -215,7 +215,7 @@ class Client:
         self._arm()
 
     def _fail(self, exchange: RequestAttempt, kind: str, message: str, now: float) -> None:
-        """End it whatever its connection is doing."""
+        """End the request, whatever its connection is doing."""
         if (connection := exchange.connection) is not None:
             exchange.status = max(connection.status, 0)
             exchange.connection = None

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: a request's bytes out, and the one reply that answers them in.
+"""One HTTP/1.1 connection: sends a request's bytes, and reads the one reply to it.
 
 An asyncio protocol around httptools' parser. Knows no JSON, no retries, and not what a reply means.
 """
@@ -17,7 +17,7 @@ UNREAD = -1
 
 
 class Receiver(Protocol):
-    """Whom a connection tells of a reply; `now` is time.monotonic() when its bytes were read."""
+    """Receives a connection's reply; `now` is the time.monotonic() at which its bytes were read."""
 
     def body(self, connection: Connection, data: bytes, now: float) -> None: ...
 
@@ -25,18 +25,18 @@ class Receiver(Protocol):
         """The reply has ended; the connection may be used again if `is_reusable`."""
 
     def broken(self, connection: Connection, kind: str, message: str, now: float) -> None:
-        """The reply will not be whole: `disconnected`, or `protocol` if it is no HTTP."""
+        """The reply will not be whole: `disconnected`, or `protocol` if it is not HTTP."""
 
 
 class Connection(asyncio.Protocol):
     """Carries one request at a time. `status` and `headers` are of the reply being read."""
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
-        """`on_lost` hears of its end, whoever ended it."""
+        """`on_lost` is called when the connection ends, whoever ended it."""
         self._on_lost = on_lost
         self.status = UNREAD
         self.headers: dict[bytes, bytes] = {}
-        """By names in lower case; the last of several."""
+        """By lower-case name; of a repeated header, the last."""
         self.is_reusable = True
         self.uses = 0
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -47,11 +47,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_unanswered_reuse(self) -> bool:
-        """Not the first request on it, and not a byte of a reply: it may have been closed."""
+        """Whether a request after the first got no byte: the server may have closed earlier."""
         return self.uses > 1 and self._now == 0.0
 
     def send(self, data: bytes, receiver: Receiver) -> None:
-        """A whole request. The receiver hears of its reply until `whole` or `broken`."""
+        """Send a whole request. The receiver is told of its reply until `whole` or `broken`."""
         assert self._receiver is None, "one request at a time"
         self._receiver = receiver
         self.uses += 1
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def abort(self) -> None:
-        """Close at once; nobody hears of it."""
+        """Close at once; the receiver is not told."""
         self._receiver = None
         self.is_reusable = False
         self._transport.abort()
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_lost(self)
-        parser, self._parser = self._parser, None  # which refers to us
+        parser, self._parser = self._parser, None  # it refers to us
         self.is_reusable = False
         if self._receiver is None or parser is None:
             return
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         receiver, self._receiver = self._receiver, None
-        if receiver is not None:  # which may have aborted meanwhile
+        if receiver is not None:  # it may have aborted meanwhile
             receiver.whole(self, self._now)
 
     def _break(self, kind: str, message: str) -> None:
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         if receiver is not None:
             receiver.broken(self, kind, message, time.monotonic())
 
-    # What the parser calls. Any of them may be called before the reply proper, for a 1xx.
+    # Callbacks of the parser. Any of them may be called before the reply proper, for a 1xx.
 
     def on_message_begin(self) -> None:
         if self._is_whole:

@@ -1,7 +1,7 @@
-"""Server-sent events out of bytes that come in any pieces: the data of each event, in order.
+"""Parses server-sent events from bytes in arbitrary pieces: the data of each event, in order.
 
-Follows the `text/event-stream` section of the HTML standard, with one exception: what the stream
-ends in is an event even without the empty line. Knows no JSON.
+Follows the `text/event-stream` section of the HTML standard, with one exception: an event at the
+end of the stream counts even without the empty line. Knows no JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ _DATA = b"data: "
 
 
 class EventStream:
-    """Of one reply. The common event, one line of data ended by LF LF, costs a split and a slice.
+    """The parser of one reply. The common event, one line of data ended by LF LF, costs a split and
+    a slice.
 
     `named_error` is whether an event of the type `error` has come.
     """
@@ -19,13 +20,13 @@ class EventStream:
     __slots__ = ("_after_cr", "_held", "_is_first", "named_error")
 
     def __init__(self) -> None:
-        self._held = bytearray()  # of an event that is not whole
+        self._held = bytearray()  # an incomplete event
         self._after_cr = False
         self._is_first = True
         self.named_error = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of events that these bytes complete; lines of one event joined by LF."""
+        """Return the data of events that these bytes complete, an event's lines joined by LF."""
         if self._after_cr or b"\r" in data:
             data = self._with_lf(data)
         if self._held:
@@ -49,11 +50,11 @@ class EventStream:
         return found
 
     def finish(self) -> list[bytes]:
-        """The same of what is left at the end."""
+        """Return the data of an event left unfinished at the end."""
         return self.feed(b"\n\n")
 
     def _with_lf(self, data: bytes) -> bytes:
-        """CR LF and CR made LF; a CR at the end may be half of CR LF, and is LF already."""
+        """Replace CR LF and CR by LF, a CR at the end too, though it may be half of a CR LF."""
         if not data:
             return data
         if self._after_cr and data[0] == 0x0A:
@@ -62,7 +63,7 @@ class EventStream:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _lines(self, part: bytes) -> bytes | None:
-        """The data of any event; None if it has none, such as a comment."""
+        """Return the data of any event; None if it has none, as a comment."""
         if self._is_first:
             part = part.removeprefix(_BOM)
         lines = []

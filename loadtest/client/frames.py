@@ -1,4 +1,4 @@
-"""What a run and its client processes say to each other over pipes: a length, then msgpack.
+"""Messages between a run and its client processes over pipes: a length, then msgpack.
 
 Knows nothing of requests.
 """
@@ -18,7 +18,7 @@ _LENGTH = 8
 
 
 class Setup(msgspec.Struct, tag=True):
-    """The first to a client process: what it is to do."""
+    """The first message to a client process: what it is to do."""
 
     scenario: Scenario
     target: Target
@@ -27,14 +27,14 @@ class Setup(msgspec.Struct, tag=True):
 
 
 class Go(msgspec.Struct, tag=True):
-    """All are ready."""
+    """All client processes are ready: begin."""
 
     started: float
-    """time.monotonic(), which processes of a machine share, of second 0."""
+    """The time.monotonic() of second 0; processes of a machine share this clock."""
 
 
 class Stop(msgspec.Struct, tag=True):
-    """End early. So does the end of the pipe, since then nobody waits for the result."""
+    """End early. The end of the pipe means the same, since then nobody waits for the result."""
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -42,7 +42,7 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Counts(msgspec.Struct, tag=True):
-    """How far it is."""
+    """Progress of a client process."""
 
     planned: int = 0
     sent: int = 0
@@ -55,15 +55,15 @@ class Counts(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """It cannot go on."""
+    """A client process cannot go on."""
 
     message: str
     is_outside: bool
-    """Whether a caller, a file or this machine is the reason; else it is a bug."""
+    """Whether the cause is a caller, a file or this machine; else it is a bug."""
 
 
 class Result(msgspec.Struct, tag=True):
-    """All it has recorded: rows of recording.REQUEST, EVENT and CLIENT."""
+    """Everything a client process recorded: rows of recording.REQUEST, EVENT and CLIENT."""
 
     requests: bytes
     events: bytes
@@ -83,21 +83,21 @@ def encode(message: ToWorker | FromWorker) -> bytes:
 
 
 def write(fd: int, message: FromWorker) -> None:
-    """Of a client process. Waits until the pipe has taken all of it."""
+    """Write a message from a client process; blocks until the pipe has taken all of it."""
     left = memoryview(encode(message))
     while left:
         left = left[os.write(fd, left) :]
 
 
 def read(fd: int) -> ToWorker | None:
-    """Of a client process: waits for the next; None at the end of the pipe."""
+    """Wait, in a client process, for the next message; None at the end of the pipe."""
     head = _read_exactly(fd, _LENGTH)
     body = _read_exactly(fd, int.from_bytes(head, "little")) if head else b""
     return _to_worker.decode(body) if body else None
 
 
 async def receive(stream: asyncio.StreamReader) -> FromWorker | None:
-    """The same of the run."""
+    """Wait, in the run, for a client process's next message; None at the end of the pipe."""
     try:
         head = await stream.readexactly(_LENGTH)
         body = await stream.readexactly(int.from_bytes(head, "little"))
@@ -108,7 +108,7 @@ async def receive(stream: asyncio.StreamReader) -> FromWorker | None:
 
 
 def _read_exactly(fd: int, count: int) -> bytes:
-    """Nothing if the pipe ends before."""
+    """Read `count` bytes; return empty bytes if the pipe ends before."""
     parts = []
     while count:
         part = os.read(fd, count)

@@ -1,4 +1,4 @@
-"""What the operating system must allow for connections: open files and local ports.
+"""Limits of the operating system on connections: open files and local ports.
 
 Knows nothing of requests.
 """
@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from loadtest.scenario import Scenario
 
 _SPARE_FILES = 64
-"""Beside connections."""
+"""Open files that a process needs besides connections."""
 _EXHAUSTED = {
     errno.EMFILE: "open files a process (RLIMIT_NOFILE)",
     errno.ENFILE: "open files of the machine (fs.file-max)",
@@ -20,19 +20,19 @@ _EXHAUSTED = {
     errno.ENOBUFS: "memory of sockets",
     errno.ENOMEM: "memory of sockets",
 }
-"""What this machine, and not the server, can lack for one more connection."""
+"""Resources that this machine, not the server, can run out of when it opens a connection."""
 
 
 def own_concurrency(scenario: Scenario, worker: int, workers: int) -> int:
-    """Of a closed loop's requests under way, those of one process."""
+    """Return one process's share of a closed loop's concurrent requests."""
     total = 1 if scenario.arrivals == "synchronous" else scenario.concurrency
     return total // workers + (worker < total % workers)
 
 
 def allow_files(scenario: Scenario, worker: int, workers: int) -> None:
-    """Let this process open as many files as the OS lets it.
+    """Raise this process's limit of open files to the hard limit.
 
-    Raises ConfigError if a closed loop needs more; an open loop's need shows on the way.
+    Raises ConfigError if a closed loop needs more; an open loop's need shows during the run.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -46,7 +46,7 @@ def allow_files(scenario: Scenario, worker: int, workers: int) -> None:
 
 
 def exhausted(error: OSError, worker: int, connections: int) -> ConfigError | None:
-    """What to say if a connection failed for lack of something here; None if it did not."""
+    """Return the error to report if a connection failed for lack of local resources, else None."""
     if error.errno not in _EXHAUSTED:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

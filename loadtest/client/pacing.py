@@ -1,4 +1,4 @@
-"""When requests of one process begin: at times fixed before, or when an earlier one has ended.
+"""Schedules the requests of one process: at fixed times, or each when an earlier one has ended.
 
 Open loops look at the clock alone, so a server that stalls cannot hold requests back. Knows neither
 connections nor what a reply is.
@@ -19,20 +19,20 @@ from loadtest.client.alarm import Alarm
 from loadtest.workload.workload import RequestPlan, Workload
 
 _AT_ONCE = 64
-"""Requests that begin before sockets are looked at again."""
+"""Requests that begin before the event loop runs again."""
 _AHEAD = 256
-"""Bodies that are made before their turn."""
+"""Request bodies that are made in advance."""
 _PAUSE_S = 0.1
-"""Before a closed loop asks again where it could not even connect."""
+"""Pause of a closed loop after a failed connection."""
 
 Send = Callable[[int, float, RequestPlan], None]
-"""Of an index, its planned time in seconds since the start, and the request."""
+"""Sends a request, given its index, its planned time in seconds since the start, and its plan."""
 Finished = Callable[[float], None]
-"""Told once that no more will begin, with the second of the run from which grace counts."""
+"""Called once when no more will begin, with the second of the run from which grace counts."""
 
 
 class Ahead:
-    """Requests of one process in the order of its indices, some of them made in advance."""
+    """The requests of one process in the order of its indices, some made in advance."""
 
     def __init__(self, workload: Workload, indices: Iterator[int]) -> None:
         self._workload = workload
@@ -41,22 +41,22 @@ class Ahead:
         self.fill(_AHEAD)
 
     def fill(self, most: int) -> None:
-        """Make up to so many more, as long as there is room."""
+        """Make up to so many more, while there is room."""
         for index in islice(self._indices, min(most, _AHEAD - len(self._made))):
             self._made.append((index, self._workload.request(index)))
 
     def take(self) -> tuple[int, RequestPlan] | None:
-        """The next; None after the last."""
+        """Return the next request; None after the last."""
         if not self._made:
             self.fill(1)
         return self._made.popleft() if self._made else None
 
 
 class OpenLoop:
-    """Begins each request at its time; more than a few that are late go out in several turns."""
+    """Begins each request at its time; a backlog is sent over several turns of the event loop."""
 
     def __init__(self, times: NDArray[np.float64], own: slice, workload: Workload) -> None:
-        """`times` [requests] of the whole plan, of which this process has `own`."""
+        """`times` [requests] are of the whole plan; `own` selects those of this process."""
         self._own = times[own]
         self._last = float(times[-1]) if len(times) else 0.0
         self._ahead = Ahead(workload, iter(range(len(times))[own]))
@@ -64,17 +64,17 @@ class OpenLoop:
         self._is_over = False
 
     def start(self, started: float, send: Send, finished: Finished) -> None:
-        """`started` is the time.monotonic() of second 0."""
+        """Begin. `started` is the time.monotonic() of second 0."""
         self._started, self._send, self._finished = started, send, finished
         self._alarm = Alarm(self._due)
         self._due()
 
     def planned(self, now: float) -> int:
-        """How many of them should have begun by this second."""
+        """Return how many of this process's requests should have begun by this second."""
         return int(np.searchsorted(self._own, now, side="right"))
 
     def ended(self, _kind: str) -> None:
-        """Changes nothing."""
+        """Do nothing: an open loop does not depend on replies."""
 
     def stop(self) -> None:
         """Begin no more."""
@@ -103,20 +103,20 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Keeps so many requests under way; each begins when another has ended."""
+    """Keeps a fixed number of requests under way; each begins when another has ended."""
 
     def __init__(
         self, concurrency: int, indices: Iterator[int], workload: Workload, duration_s: float
     ) -> None:
-        """`duration_s` is when the last may begin; 0: when indices end."""
+        """`duration_s` is when the last request may begin; 0: no limit but the indices."""
         self._ahead = Ahead(workload, indices)
-        self._turns = deque([0.0] * concurrency)  # that have come; seconds of the run
+        self._turns = deque([0.0] * concurrency)  # begin times that are due; seconds of the run
         self._duration_s = duration_s
         self._begun = 0
         self._is_over = False
 
     def start(self, started: float, send: Send, finished: Finished) -> None:
-        """`started` is the time.monotonic() of second 0."""
+        """Begin. `started` is the time.monotonic() of second 0."""
         self._started, self._send, self._finished = started, send, finished
         self._loop = asyncio.get_running_loop()
         if self._duration_s:
@@ -124,11 +124,11 @@ class ClosedLoop:
         self._begin()
 
     def planned(self, _now: float) -> int:
-        """How many have begun."""
+        """Return how many have begun."""
         return self._begun
 
     def ended(self, kind: str) -> None:
-        """Another's turn; a little later if nothing listens any more."""
+        """Begin another request; after a pause if the connection failed."""
         if kind == "connect":
             self._loop.call_later(_PAUSE_S, self._another)
         else:

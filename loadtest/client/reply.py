@@ -1,4 +1,4 @@
-"""What comes back of one request: tokens by choice, usage, and whether it is a whole answer.
+"""Parses the reply to one request: tokens by choice, usage, and whether it is complete.
 
 Reads only the fields it counts by, of a stream's events or of a whole reply. Knows no HTTP.
 """
@@ -15,21 +15,21 @@ from loadtest.client.event_stream import EventStream
 
 _NOTHING = {b"", b'""', b"null"}
 UNKNOWN = -1
-"""Where a server does not say, or a client cannot count."""
+"""The server does not say, or the client cannot count."""
 
 
 class _Logprobs(msgspec.Struct, gc=False):
     tokens: list[Raw] | None = None
-    """Of completions."""
+    """Present in completions."""
     content: list[Raw] | None = None
-    """Of chats."""
+    """Present in chats."""
 
 
 class _Message(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same under another name; some servers send both."""
+    """The same text under another name; some servers send both."""
 
     @property
     def text(self) -> str:
@@ -43,7 +43,7 @@ class _Choice(msgspec.Struct, gc=False):
     delta: _Message | None = None
     message: _Message | None = None
     token_ids: Raw = Raw()
-    """A list if the server sends them; counted by its commas."""
+    """A list if the server sends token ids; counted by its commas."""
     logprobs: _Logprobs | None = None
 
 
@@ -51,12 +51,12 @@ class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     queue_time: float | None = None
-    """Seconds, as Groq says it."""
+    """Seconds, as Groq reports it."""
 
 
 class _Times(msgspec.Struct, gc=False):
     queue_time: float | None = None
-    """Seconds, as Cerebras says it."""
+    """Seconds, as Cerebras reports it."""
 
 
 class _Document(msgspec.Struct, gc=False):
@@ -69,15 +69,15 @@ class _Document(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Document).decode
 
 News = list[tuple[int, int]]
-"""Choices and how many tokens each has new."""
+"""New tokens: pairs of choice and count."""
 
 
 class BadReply(Exception):
-    """What came is not what an OpenAI-compatible server answers, or says that it failed."""
+    """The reply is not one of an OpenAI-compatible server, or reports a failure."""
 
 
 class Reply:
-    """Of one request; fed with its body as it comes."""
+    """The reply to one request; fed with its body as it comes."""
 
     __slots__ = (
         "_body",
@@ -99,7 +99,7 @@ class Reply:
         self._guessed = False
         self.is_done = False
         self.texts: dict[int, list[str]] | None = {} if keep_text else None
-        """What came of each choice, where text is kept."""
+        """The text of each choice, if text is kept."""
         self.tokens = 0
         self.queue_s = math.nan
         self.usage_prompt_tokens = UNKNOWN
@@ -107,18 +107,18 @@ class Reply:
 
     @property
     def is_counted(self) -> bool:
-        """Whether `tokens` is what the server sent: every part with tokens said how many."""
+        """Whether `tokens` is exact: every part with tokens said how many."""
         return self._told and not self._guessed
 
     def feed(self, data: bytes) -> News:
-        """Raises BadReply. Of a whole reply, nothing is known before `finish`."""
+        """Take a piece of the body. Raises BadReply. Without a stream, only `finish` has news."""
         if self._events is None:
             self._body.append(data)
             return []
         return self._take(self._events.feed(data))
 
     def finish(self) -> News:
-        """What the end of the body tells. Raises BadReply unless the reply is whole."""
+        """Return the news at the body's end. Raises BadReply unless the reply is whole."""
         if self._events is None:
             return self._whole(self._read(b"".join(self._body)))
         news = self._take(self._events.finish())
@@ -162,7 +162,7 @@ class Reply:
         return document
 
     def _count(self, choice: _Choice) -> int:
-        """New tokens: their ids, else their scores, else 1 if there is text."""
+        """Count new tokens: by their ids, else their logprobs, else 1 if there is text."""
         count = _told(choice)
         if count is not None and self.texts is None:
             self._told = True
@@ -180,7 +180,7 @@ class Reply:
         return 1
 
     def _whole(self, document: _Document) -> News:
-        """Of each choice its own count; the usage in equal parts if one does not say."""
+        """Count each choice by itself, or split the usage equally if one gives no count."""
         choices = document.choices
         if not choices:
             raise BadReply("a reply without choices")
@@ -198,7 +198,7 @@ class Reply:
 
 
 def _told(choice: _Choice) -> int | None:
-    """How many tokens it says it has new; None if it does not say."""
+    """Return how many new tokens the choice reports; None if it does not say."""
     if choice.token_ids:
         ids = bytes(choice.token_ids)
         if ids[:1] == b"[":

@@ -1,6 +1,6 @@
-"""One request of the plan from its sending to its row in the recording, over however many tries.
+"""One request of the plan from its sending to its row in the recording, over all its tries.
 
-Judges replies: which kind of error each is, and whether it is worth another try. Knows no sockets.
+Judges replies: which kind of error each is, and whether to retry. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from loadtest.workload.workload import RequestPlan
 
 RETRIED = (429, 503)
 _RETRY_AFTER_S = 1.0
-"""Where a refusal does not say when to come back."""
+"""Used if a refusal has no Retry-After."""
 _SHOWN = 300
-"""Bytes of a refusal that are kept to show why."""
+"""Bytes of a refusal that are kept for the error message."""
 
 
 class Verdict(NamedTuple):
@@ -29,11 +29,11 @@ class Verdict(NamedTuple):
     """One of ERRORS."""
     message: str = ""
     retry_after_s: float = math.nan
-    """NaN unless the server asks to come back."""
+    """Seconds until a retry; NaN unless the server asks for one."""
 
 
 class RequestAttempt:
-    """The times are seconds since the start of the run."""
+    """The state of one request. Times are seconds since the start of the run."""
 
     __slots__ = (
         "asked",
@@ -56,16 +56,16 @@ class RequestAttempt:
         self.planned = planned
         self.asked = asked
         self.connection: Connection | None = None
-        """That it waits for a reply on."""
+        """The connection on which it waits for a reply."""
         self.is_over = False
         self.is_resent = False
-        """Once, after the server had closed the connection it was first sent on."""
+        """Whether it was resent, at most once, because the server had closed the connection."""
         self.sent = math.nan
         self.retries = 0
         self.begin()
 
     def begin(self) -> None:
-        """Of each try: nothing has come yet."""
+        """Reset the state of the reply; called at the start of each try."""
         self.reply: Reply | None = None
         self.refusal = b""
         self.status = 0
@@ -73,7 +73,7 @@ class RequestAttempt:
         self.num_bytes = 0
 
     def take(self, data: bytes, connection: Connection, stream: bool, keep_text: bool) -> News:
-        """A piece of the body. Raises BadReply."""
+        """Take a piece of the body. Raises BadReply."""
         self.num_bytes += len(data)
         if self.reply is None:
             self.status = connection.status
@@ -84,7 +84,7 @@ class RequestAttempt:
         return self.reply.feed(data)
 
     def finish(self, connection: Connection) -> tuple[Verdict, News]:
-        """The body is whole."""
+        """Judge the reply at the end of its body."""
         self.status = status = connection.status
         if 200 <= status < 300:
             try:
@@ -102,7 +102,7 @@ class RequestAttempt:
         return Verdict("client" if status >= 400 else "protocol", message), []
 
     def row(self, worker: int, ended: float, kind: str, queue_s: float) -> tuple[float, ...]:
-        """As recording.REQUEST has it."""
+        """Return the fields of recording.REQUEST."""
         reply, asked = self.reply, self.asked
         return (
             self.index,
@@ -126,7 +126,7 @@ class RequestAttempt:
 
 
 def queue_seconds(headers: dict[bytes, bytes]) -> float:
-    """How long a request waited, as text-generation-inference says it, in milliseconds; or NaN."""
+    """Return the queue time that text-generation-inference sends in milliseconds; NaN without."""
     try:
         return float(headers[b"x-queue-time"]) / 1e3
     except (KeyError, ValueError):
@@ -134,7 +134,7 @@ def queue_seconds(headers: dict[bytes, bytes]) -> float:
 
 
 def retry_after(value: bytes) -> float:
-    """Seconds; the header has them, or a date."""
+    """Parse a Retry-After header, which has seconds or a date, to seconds."""
     text = value.decode("latin-1").strip()
     try:
         seconds = float(text)

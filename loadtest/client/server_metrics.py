@@ -1,7 +1,7 @@
-"""The server's own view: its /metrics, read once a second while a run goes on.
+"""The server's own metrics: its /metrics, read once a second during a run.
 
 Read by a thread of its own, only the few families below, so that the run is not disturbed. Knows
-the names that servers give what runs, waits and was made; nothing of requests.
+the names that servers give to running, waiting and generated; nothing of requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAMILIES = (
     "tgi_batch_current_size",
     "tgi_queue_size",
 )
-"""What is read, of whatever server: samples of these names, summed over their labels."""
+"""Metrics that are read of any server: samples of these names, summed over their labels."""
 RUNNING = (
     "srm_engine_running_sequences",
     "vllm:num_requests_running",
@@ -49,13 +49,13 @@ RUNNING = (
     "llamacpp:requests_processing",
     "tgi_batch_current_size",
 )
-"""What says how many sequences run, the first that a server has."""
+"""Metrics of running sequences; the first that a server has is used."""
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0
 
 
 def read(text: str) -> dict[str, float]:
-    """Values by name, summed over labels. Raises ValueError for what is no Prometheus text."""
+    """Return sums over labels by name. Raises ValueError if this is no Prometheus text."""
     lines = [line for line in text.splitlines() if line.startswith(FAMILIES)]
     values: dict[str, float] = {}
     for family in text_string_to_metric_families("".join(f"{line}\n" for line in lines)):
@@ -66,17 +66,17 @@ def read(text: str) -> dict[str, float]:
 
 
 def running(values: dict[str, float]) -> float | None:
-    """How many sequences ran, as a sample says; None if it does not."""
+    """Return how many sequences ran according to a sample; None if it does not say."""
     return next((values[name] for name in RUNNING if name in values), None)
 
 
 class Sampling(AbstractContextManager["Sampling"]):
-    """Samples while the block runs. One that fails is left out; the first failure is noted."""
+    """Samples /metrics while the block runs. Omits failed samples; notes the first failure."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        """`url`: of the server, without /metrics; empty: nothing is sampled."""
+        """`url` is the server's, without /metrics; empty: nothing is sampled."""
         self.note = ""
-        """Why there are no samples, or fewer."""
+        """Why samples are missing."""
         self.latest: dict[str, float] = {}
         self._url = url
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -96,7 +96,7 @@ class Sampling(AbstractContextManager["Sampling"]):
             self._thread.join()
 
     def samples(self, started_unix: float, seconds: float) -> list[Sample]:
-        """Those of a run that began then, in seconds since its start."""
+        """Return the samples of a run that began then, in seconds since its start."""
         offset = self._unix_0 - started_unix
         return [
             Sample(time + offset, values)

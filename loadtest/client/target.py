@@ -1,7 +1,7 @@
-"""Where requests go: the server's address, the route, the model and the headers, found out once.
+"""The target of requests: the server's address, route, model and headers, resolved once.
 
-Asks little, before the run, so that a wrong setting is an error and not a run of failed requests.
-Knows neither workloads nor connections.
+Asks the server little, before the run, so that a wrong setting is an error and not a run of failed
+requests. Knows neither workloads nor connections.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from loadtest.scenario import Scenario
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _WITHIN_S = 30.0
-"""How long a server may take over each of our questions."""
+"""Time-out of each query to the server."""
 _SHOWN = 300
 """Characters of a refusal that an error quotes."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """All that a client needs to send a body there. It can be sent to another process."""
+    """All that a client needs to send a body. It can be sent to another process."""
 
     address: str
-    """Of IP: names are looked up once and not by each connection."""
+    """The IP address, so that names are looked up once and not by each connection."""
     port: int
     server_name: str
-    """What the certificate must be for; empty without TLS."""
+    """The host name to verify the certificate against; empty without TLS."""
     head: bytes
     """Request line and headers, up to the value of content-length."""
     model: str
@@ -40,14 +40,14 @@ class Target(msgspec.Struct, frozen=True):
     """As /version or the `server` header says; empty: neither does."""
 
     def context(self) -> ssl.SSLContext | None:
-        """For TLS; None without. SSL_CERT_FILE names further authorities."""
+        """Return a TLS context; None without TLS. SSL_CERT_FILE names further authorities."""
         return ssl.create_default_context() if self.server_name else None
 
 
 async def resolve(scenario: Scenario) -> Target:
-    """Look the host up, and ask the server for its model, its version and its route.
+    """Look up the host, and ask the server for its model, its version and its route.
 
-    Raises ConfigError if the url is none, if nothing listens there, or if the server refuses.
+    Raises ConfigError if the url is invalid, if nothing listens there, or if the server refuses.
     """
     parts = urlsplit(scenario.url)
     try:
@@ -95,7 +95,7 @@ async def resolve(scenario: Scenario) -> Target:
 
 
 async def _address(url: str, host: str, port: int) -> str:
-    """The first that answers to the name, so that `localhost` may be either family."""
+    """Return the first address that accepts a connection: `localhost` may be either family."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -118,12 +118,12 @@ async def _address(url: str, host: str, port: int) -> str:
 
 
 def base_url(scenario: Scenario) -> str:
-    """What all paths are put behind; `url` may end with /v1, as SDKs want theirs."""
+    """Return the prefix of all paths; `url` may end with /v1, as SDKs want theirs."""
     return scenario.url.rstrip("/").removesuffix("/v1")
 
 
 def api_key(scenario: Scenario) -> str:
-    """Empty: none is sent. Raises ConfigError for what cannot be a header."""
+    """Return the key; empty: none is sent. Raises ConfigError if it cannot be a header."""
     key = os.environ.get(scenario.api_key_env, "") if scenario.api_key_env else ""
     if not key.isprintable() or not key.isascii():
         raise ConfigError(f"environment: {scenario.api_key_env} is no key: not printable ASCII")
@@ -151,7 +151,7 @@ def _no_model(reply: httpx.Response) -> str:
 
 
 async def _version(http: httpx.AsyncClient) -> str:
-    """As far as the server says; vLLM, SGLang and ours have the route."""
+    """Return the version if the server says; vLLM, SGLang and ours have the route."""
     reply = await http.get("/version")
     try:
         return str(reply.json()["version"])
@@ -160,7 +160,7 @@ async def _version(http: httpx.AsyncClient) -> str:
 
 
 async def _check_route(http: httpx.AsyncClient, scenario: Scenario, model: str) -> None:
-    """With a request that lacks its prompt: whatever route is there refuses it, or does little."""
+    """Check the route by a request without a prompt: the server refuses it, or does little."""
     path = PATHS[scenario.api]
     reply = await http.post(path, json={"model": model, "max_tokens": 1})
     _check_key(reply)

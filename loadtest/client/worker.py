@@ -1,8 +1,7 @@
-"""`python -m loadtest.client.worker`: one client process of a run, told what to do by its standard
-input.
+"""`python -m loadtest.client.worker`: one client process of a run, controlled by stdin.
 
-It makes its part of the requests, sends them at their times, and tells what it recorded when all
-have ended. Knows its own part alone.
+It makes its part of the requests, sends them at their times, and sends back what it recorded when
+all have ended. Knows its own part alone.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from loadtest.workload import arrivals
 from loadtest.workload.workload import Workload
 
 _TICK_S = 0.01
-"""How often the event loop's lag is looked at."""
+"""Seconds between two measurements of the event loop's lag."""
 _TELL_S = 0.5
 _ROW_S = 1.0
 
 
 def main() -> None:
-    """Until the result is told. Exit code 1 if the run has gone."""
+    """Run until the result is sent. The exit code is 1 if the run has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is asked, and asks us
     out = os.dup(1)
-    os.dup2(2, 1)  # what anything prints is no message
+    os.dup2(2, 1)  # keeps prints out of the messages
     setup = frames.read(0)
     if not isinstance(setup, frames.Setup):
         raise SystemExit(1)
@@ -48,7 +47,7 @@ def main() -> None:
         loop = pace_of(setup, workload)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(100_000, 50, 100)  # what a request leaves goes with its last reference
+        gc.set_threshold(100_000, 50, 100)  # requests leave no cycles to collect
         frames.write(out, frames.Ready())
         go = frames.read(0)
         if not isinstance(go, frames.Go):
@@ -73,7 +72,7 @@ def pace_of(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:
 
 
 class Part:
-    """Of a run, that of one process: from the start to its last request's end."""
+    """One process's part of a run: from the start to the end of its last request."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class Part:
         self._fatal: SRMError | None = None
 
     async def result(self) -> frames.Result:
-        """Raises ConfigError if this machine cannot go on."""
+        """Run to the end. Raises ConfigError if this machine cannot go on."""
         scenario = self._setup.scenario
         self._asyncio = asyncio.get_running_loop()
         self._asyncio.set_exception_handler(self._bug)
@@ -141,7 +140,7 @@ class Part:
         self._look()
 
     def _finished(self, until: float) -> None:
-        """No more begin; those under way have their grace."""
+        """Begin no more requests; those under way have their grace."""
         self._is_beginning = False
         left = self._started + until + self._setup.scenario.grace_s - time.monotonic()
         self._asyncio.call_later(max(left, 0.0), self._client.cut)
@@ -152,7 +151,7 @@ class Part:
             self._over.set()
 
     def _stop(self, error: SRMError | None = None) -> None:
-        """End now, and in order."""
+        """End now, in order."""
         self._fatal = self._fatal or error
         self._pace.stop()
         self._client.cut()
@@ -164,12 +163,12 @@ class Part:
         self._stop()
 
     def _bug(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What a callback raised ends the run: a recording with holes would be no recording."""
+        """End the run after an exception in a callback: the recording would have holes."""
         self._asyncio.default_exception_handler(context)
         self._stop(SRMError(f"client process {self._setup.worker}: {context.get('exception')!r}"))
 
     async def _watch(self) -> None:
-        """Note how late the loop is and how busy the process, and tell how far it is."""
+        """Record the loop's lag and the process's CPU time, and report progress."""
         told = self._since
         while True:
             due = time.monotonic() + _TICK_S
@@ -207,7 +206,7 @@ class Part:
         frames.write(self._out, counts)
 
     def _recorded(self) -> frames.Result:
-        """With tokens counted of what was received as text."""
+        """Return the result, with the tokens of received text counted."""
         requests = self._client.requests.array()
         if self._client.texts:
             rows = {index: row for row, index in enumerate(requests["index"].tolist())}

@@ -1,4 +1,4 @@
-"""One run of a scenario: client processes that share a clock, and what they record put together.
+"""One run of a scenario: client processes that share a clock, and their recordings merged.
 
 Knows neither measures nor displays.
 """
@@ -29,30 +29,30 @@ from loadtest.workload import arrivals
 
 _ROOT = Path(__file__).resolve().parents[2]
 _HEAD_START_S = 0.1
-"""From telling all processes when second 0 is until then."""
+"""Seconds from sending Go to second 0."""
 _PROGRESS_S = 0.5
 
 
 class Progress(NamedTuple):
-    """How far a run is, over all client processes."""
+    """Progress of a run, over all client processes."""
 
     seconds: float
     planned: int
-    """That should have begun by now; in a closed loop, that have."""
+    """Requests that should have begun by now; in a closed loop, that have begun."""
     sent: int
     in_flight: int
     completed: int
     failed: int
     output_tokens: int
     last_error: str
-    """Kind and message of a request that failed lately; empty: none did."""
+    """Kind and message of a recent failure; empty: none."""
     first_byte_p50: float
     """Seconds from the planned time, of requests that have ended; NaN: none has."""
     first_byte_p99: float
     lateness_s: float
-    """How late a request was sent in the last half second, at worst."""
+    """The largest lateness of requests that ended in the last half second."""
     cpu_share: float
-    """Of one core: the busiest client process."""
+    """Share of one core used by the busiest client process."""
 
 
 async def run(
@@ -61,12 +61,13 @@ async def run(
     command: str,
     stop: asyncio.Event | None = None,
 ) -> Recording:
-    """Run it to its end, or until `stop` is set: then what is under way is cut, and recorded so.
+    """Run the scenario to its end, or until `stop` is set: requests under way are then recorded as
+    cut.
 
-    `on_progress` is called twice a second. `command` is what the recording says it was made by;
-    the server's /metrics in it are left to the caller. If the task is cancelled, client processes
-    are killed and nothing is kept. Raises ConfigError if the server does not answer, refuses the
-    key, or has no such model, and for what this machine lacks; SRMError if a client process dies.
+    `on_progress` is called twice a second. `command` is recorded as the run's command; the server's
+    /metrics are left to the caller. If the task is cancelled, client processes are killed and
+    nothing is kept. Raises ConfigError if the server does not answer, refuses the key, or has no
+    such model, and if this machine lacks resources; SRMError if a client process dies.
     """
     target = await resolve(scenario)
     scenario = msgspec.structs.replace(scenario, served_model_name=target.model)
@@ -101,14 +102,14 @@ async def run(
 
 
 def num_workers(scenario: Scenario) -> int:
-    """No more than a closed loop has requests under way: each process has indices of its own."""
+    """Return how many processes to use: at most the concurrency of a closed loop."""
     if scenario.arrivals == "synchronous":
         return 1
     return scenario.workers if scenario.open_loop else min(scenario.workers, scenario.concurrency)
 
 
 class _Worker:
-    """A client process, as the run sees it."""
+    """The run's handle of a client process."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
         self.number = number
@@ -116,13 +117,13 @@ class _Worker:
         self._process = process
 
     async def set_up(self, setup: frames.Setup) -> None:
-        """Returns when it can begin."""
+        """Send the setup and wait until the process is ready."""
         self.say(setup)
         if not isinstance(await self._hear(), frames.Ready):
             raise SRMError(f"client process {self.number} did not get ready")
 
     async def result(self) -> frames.Result:
-        """Returns when all its requests have ended."""
+        """Wait until all its requests have ended."""
         while not isinstance(heard := await self._hear(), frames.Result):
             if isinstance(heard, frames.Counts):
                 self.counts = heard
@@ -134,7 +135,7 @@ class _Worker:
             self._process.stdin.write(frames.encode(message))
 
     async def end(self) -> None:
-        """Whatever it is doing."""
+        """Kill the process if it still runs."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
@@ -239,7 +240,7 @@ def put_together(
 
 
 def _stopped_by(scenario: Scenario, num_requests: int) -> str:
-    """Which of the limits ended a run that nobody stopped."""
+    """Return which limit ended a run that nobody stopped."""
     if scenario.requests and num_requests >= scenario.requests:
         return "requests"
     if scenario.arrivals != "trace":

@@ -1,7 +1,7 @@
-"""`srm loadtest offline`: how fast a server is when nobody waits for single answers.
+"""`srm loadtest offline`: a server's throughput when nobody waits for single answers.
 
-Either one request for very many samples of one prompt, or a file of requests through /v1/batches.
-What comes out is how long the whole took and how many tokens that is a second.
+Sends either one request for very many samples of one prompt, or a file of requests through
+/v1/batches. The result is how long the whole took and how many tokens that is a second.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def one_request(self, scenario: Scenario) -> Scenario:
-        """A run of one request, for all samples."""
+        """Return a scenario of one request, for all samples."""
         stream, members = FORMS[self.form]
         extra = msgspec.json.decode(scenario.extra_body, type=dict[str, Any])
         return msgspec.structs.replace(
@@ -63,7 +63,7 @@ class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Offline(msgspec.Struct, frozen=True):
-    """What came out: offline.json. Times are seconds since the first byte was sent."""
+    """The result, saved as offline.json. Times are seconds since the first byte was sent."""
 
     kind: str
     form: str
@@ -81,24 +81,24 @@ class Offline(msgspec.Struct, frozen=True):
     output_tokens: int
     """As the server says; -1: it does not."""
     num_bytes: int
-    """Received."""
+    """Bytes received."""
     first_sample_s: float | None
-    """When the first sample was whole. None: not known, since the reply was not streamed."""
+    """When the first sample was whole. None: unknown, since the reply was not streamed."""
     upload_s: float | None
-    """Of a batch: until the file was there."""
+    """In a batch, seconds until the file was uploaded."""
     run_s: float | None
-    """Of a batch: from then until it had ended, as far as asking every quarter second shows."""
+    """In a batch, seconds from the upload until the end, polled every quarter second."""
     download_s: float | None
-    """Of a batch: reading the results."""
+    """In a batch, seconds that reading the results took."""
     seconds: float
-    """Until everything was there."""
+    """Seconds until everything was received."""
     output_tokens_per_s: float | None
     samples_per_s: float
     first_error: str = ""
 
 
 def of_recording(config: OfflineConfig, recording: Recording) -> Offline:
-    """Of a run of one request."""
+    """Return the result of a run of one request."""
     about = recording.about
     (request,) = recording.requests
     failed = request["error"] != 0

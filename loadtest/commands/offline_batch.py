@@ -1,4 +1,4 @@
-"""A batch of a scenario's requests, from the file to its results, and how long each part took."""
+"""Runs a scenario's requests as a batch, from the file to its results, and times each part."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def run_batch(
     command: str,
     say: Callable[[str], None],
 ) -> Offline:
-    """Raises ConfigError if the server has no batches, or none of the lines was answered.
+    """Run the batch. Raises ConfigError if the server has no batches, or answers none of the lines.
 
-    Ended by Ctrl-C, it cancels the batch. The files on the server are deleted in any case.
+    Ctrl-C cancels the batch. The files on the server are deleted in any case.
     """
     with tempfile.TemporaryDirectory(prefix="srm-loadtest-") as folder:
         path = Path(folder) / "lines.jsonl"
@@ -108,7 +108,7 @@ def _until_ended(client: BatchClient, id: str, say: Callable[[str], None]) -> di
 
 
 def _delete(client: BatchClient, file_id: str, say: Callable[[str], None]) -> None:
-    """A server that cannot has still been measured."""
+    """Delete a file on the server; if that fails, say so and go on."""
     try:
         client.delete(file_id)
     except ConfigError as error:

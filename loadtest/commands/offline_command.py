@@ -1,4 +1,4 @@
-"""`srm loadtest offline`: the run or the batch, its outcome printed and written."""
+"""`srm loadtest offline`: runs the request or the batch, prints and writes its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadtest.workload.batch_file import BatchClient
 
 
 def offline(argv: list[str], command: str) -> int:
-    """Measure, print and report; the exit code."""
+    """Measure, print and report; return the exit code."""
     settings = (Scenario, OfflineConfig)
     given = read_settings(settings, argv, prog="srm loadtest offline", presets=SCENARIOS)
     scenario, config = build(Scenario, given), build(OfflineConfig, given)

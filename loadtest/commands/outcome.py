@@ -1,4 +1,4 @@
-"""What is printed when a run is over: a few lines of plain text, for people and for pipes."""
+"""The outcome of a run as printed: a few lines of plain text, for people and for pipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEP = ("completed_per_s", "output_tokens_per_s", "good_share", "ttft_p50", "tt
 
 
 def of_run(run: Run, failed: list[str]) -> str:
-    """One run, and conditions of `fail_if` that hold."""
+    """Describe one run, and the conditions of `fail_if` that hold."""
     summary = run.summary
     begin, end = summary.window
     lines = [
@@ -42,14 +42,14 @@ def of_run(run: Run, failed: list[str]) -> str:
 
 
 def of_step(run: Run) -> str:
-    """One step of a sweep, on a line."""
+    """Describe one step of a sweep in a line."""
     shown = [f"{MEASURES[key].label} {_shown(run.summary, key)}" for key in _STEP
              if value_of(run.summary, key) == value_of(run.summary, key)]  # fmt: skip
     return f"{run.summary.name}: {', '.join(shown)}"
 
 
 def of_offline(found: Offline) -> str:
-    """A table in Markdown, which offline.md has as well."""
+    """Return a table in Markdown, which offline.md has as well."""
     rows = {
         "answered": f"{found.completed:,} of {found.completed + found.failed:,}",
         "samples": f"{found.samples:,}",
@@ -71,7 +71,6 @@ def of_offline(found: Offline) -> str:
 
 
 def where(folder: Path) -> str:
-    """Where the report is."""
     return f"report: {folder / 'report.html'}\n"
 
 

@@ -1,4 +1,4 @@
-"""One run from its scenario to what is known of it: steered, shown, saved, summed up."""
+"""One run from its scenario to its summary: controlled, shown, saved, summed up."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from loadtest.report.report_files import Run
 from loadtest.scenario import Scenario
 
 INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended, as a shell expects it."""
+"""Exit code after Ctrl-C, as a shell expects it."""
 
 
 def say(text: str) -> None:
-    """To people, beside what is printed."""
+    """Write a line to standard error, apart from the output proper."""
     sys.stderr.write(text + "\n")
 
 
 def check(scenario: Scenario) -> None:
-    """What would only be found out after the run. Raises ConfigError."""
+    """Raise ConfigError for objectives and conditions that would fail only after the run."""
     for text in scenario.objectives:
         objectives.parse(text)
     for text in scenario.fail_if:
@@ -37,7 +37,7 @@ def check(scenario: Scenario) -> None:
 
 
 def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Recording:
-    """Run it, show how far it is, and save what was recorded. Raises ConfigError."""
+    """Run the scenario, show progress, and save the recording. Raises ConfigError."""
     with (
         Sampling(_metrics_url(scenario), api_key(scenario)) as sampling,
         shown(name or load_name(scenario), sampling) as on_progress,
@@ -52,7 +52,7 @@ def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Re
 
 
 async def _until_over(scenario: Scenario, on_progress: OnProgress, command: str) -> Recording:
-    """Ctrl-C ends the run in order; a second one ends the program."""
+    """Run to the end. Ctrl-C ends the run in order; a second one ends the program."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def interrupt() -> None:
@@ -71,18 +71,18 @@ async def _until_over(scenario: Scenario, on_progress: OnProgress, command: str)
 
 
 def summed_up(recording: Recording, name: str | None = None, window: Window | None = None) -> Run:
-    """Raises ConfigError if nothing is left to measure."""
+    """Summarize a recording. Raises ConfigError if nothing is left to measure."""
     summary = summarize(recording, name, window)
     return Run(summary, recording, warnings(summary, recording))
 
 
 def failed(run: Run) -> list[str]:
-    """Conditions of `fail_if` that hold, in words."""
+    """Return the conditions of `fail_if` that hold, in words."""
     return objectives.check(run.summary, run.recording.about.scenario.fail_if)
 
 
 def exit_code(runs: list[Run]) -> int:
-    """1 if a condition of `fail_if` holds, or if nothing at all was answered."""
+    """Return 1 if a condition of `fail_if` holds, or if no request was answered; else 0."""
     answered = any(run.summary.completed for run in runs)
     return int(not answered or any(failed(run) for run in runs))
 

@@ -1,7 +1,7 @@
-"""`srm loadtest sweep`: one scenario under growing load, until the server is full, and where.
+"""`srm loadtest sweep`: one scenario under growing load, to find where the server is full.
 
-Each step is a run of its own, with its recording; `loadtest/analysis/knee.py` says which load is
-next.
+Each step is a run of its own, with its recording; `loadtest/analysis/knee.py` chooses the next
+load.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be {allowed} for a {self.sweep}, got {load}")
 
     def search(self, scenario: Scenario) -> Search:
-        """What is looked for: the knee, or with objectives the largest good load."""
+        """Return the search for the knee, or with objectives for the largest good load."""
         return Search(
             loads=tuple(sorted(set(self.loads))),
             first=self.first_load,
@@ -83,7 +83,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def step(self, scenario: Scenario, load: float) -> Scenario:
-        """The scenario under this load."""
+        """Return the scenario under this load."""
         times = {
             "warmup_s": scenario.warmup_s + self.settle_s,
             "duration_s": scenario.duration_s and scenario.duration_s + self.settle_s,
@@ -98,21 +98,21 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What a sweep found: sweep.json."""
+    """The result of a sweep, saved as sweep.json."""
 
     config: SweepConfig
     objectives: tuple[str, ...]
     points: list[Point]
-    """One of each step, in the order in which they ran."""
+    """One per step, in the order in which they ran."""
     knee: float | None
-    """The load; None: nothing was answered."""
+    """The load at the knee; None: nothing was answered."""
     knee_may_lie_beyond: bool
-    """Throughput still grew at the largest load."""
+    """Whether throughput still grew at the largest load."""
     largest_good: float | None
-    """The load; None: no objectives, or they never held."""
+    """The largest load up to which the objectives held; None: no objectives, or never."""
 
     def sentences(self) -> list[str]:
-        """For people."""
+        """Describe the result for people."""
         unit = "requests under way" if self.config.sweep == "concurrency" else "requests a second"
         if self.knee is None:
             return ["Nothing was answered, so there is no knee."]
@@ -130,7 +130,7 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 def swept(config: SweepConfig, scenario: Scenario, runs: list[Run]) -> Swept:
-    """What these steps say, of which there is one at least."""
+    """Return the result of these steps, at least one."""
     points = [point(run.summary, load_of(run.recording.about.scenario)) for run in runs]
     good = largest_good(points, config.good_share) if scenario.objectives else None
     return Swept(
@@ -146,9 +146,9 @@ def swept(config: SweepConfig, scenario: Scenario, runs: list[Run]) -> Swept:
 def steps(
     config: SweepConfig, scenario: Scenario, measure: Callable[[Scenario, str], Run | None]
 ) -> Iterator[Run]:
-    """Run one step after the other; `measure` gets its scenario and its name, and says None to end.
+    """Run one step after the other and yield each when it is over.
 
-    What comes is each step when it is over.
+    `measure` gets a step's scenario and name, and returns None to end the sweep.
     """
     search, points = config.search(scenario), list[Point]()
     while (load := next_load(points, search)) is not None:
@@ -161,15 +161,15 @@ def steps(
 
 
 def step_name(scenario: Scenario, before: int) -> str:
-    """Such as `concurrent 16`, and `concurrent 16 #2` where it was measured before."""
+    """Return a name such as `concurrent 16`, or `concurrent 16 #2` if that was measured before."""
     return load_name(scenario) + (f" #{before + 1}" if before else "")
 
 
 def load_of(scenario: Scenario) -> float:
-    """Of one step."""
+    """Return the load of one step."""
     return scenario.rate if scenario.open_loop else float(scenario.concurrency)
 
 
 def point(summary: Summary, load: float) -> Point:
-    """What of a summary decides."""
+    """Return the numbers of a summary that decide the search."""
     return Point(load, summary.output_tokens_per_s or summary.completed_per_s, summary.good_share)

@@ -1,4 +1,4 @@
-"""`srm loadtest sweep`: its steps one after the other, each with its recording, and one report."""
+"""`srm loadtest sweep`: runs the steps in turn, each with its recording, and writes one report."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from loadtest.report.report_files import Run, write_reports
 from loadtest.scenario import SCENARIOS, Scenario
 
 STEPS = "steps"
-"""Where in a sweep's folder its recordings are."""
+"""The subfolder of a sweep's recordings."""
 SAVED = "sweep.json"
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What sweep.json says, as far as reports are made from it again."""
+    """The part of sweep.json from which reports are made again."""
 
     config: SweepConfig
     names: list[str]
     folders: list[str]
-    """One of each step."""
+    """One per step."""
 
 
 def sweep(argv: list[str], command: str) -> int:
-    """Measure, print and report; the exit code. An error in one step does not lose those before."""
+    """Measure, print and report; return the exit code. An error keeps the steps before it."""
     settings = (Scenario, SweepConfig)
     given = read_settings(settings, argv, prog="srm loadtest sweep", presets=SCENARIOS)
     scenario, config = build(Scenario, given), build(SweepConfig, given)
@@ -70,15 +70,15 @@ def sweep(argv: list[str], command: str) -> int:
 
 
 def show_step(run: Run) -> None:
-    """At once, for whoever waits at the other end of a pipe."""
+    """Print a step at once, flushed for readers of a pipe."""
     sys.stdout.write(outcome.of_step(run) + "\n")
     sys.stdout.flush()
 
 
 def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
-    """Print what was found and write the report; the exit code.
+    """Print the result and write the report; return the exit code.
 
-    Conditions of `fail_if` are about the knee, since beyond it a server may be as slow as it likes.
+    Conditions of `fail_if` apply to the knee, since beyond it a server may be arbitrarily slow.
     """
     at_knee = [run for run in runs if load_of(run.recording.about.scenario) == found.knee]
     at_knee = at_knee[-1:]
@@ -92,7 +92,7 @@ def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
 
 
 def read_saved(folder: Path) -> Saved:
-    """Raises ConfigError for a folder that no sweep wrote."""
+    """Read a sweep's sweep.json. Raises ConfigError for a folder that no sweep wrote."""
     try:
         return msgspec.json.decode((folder / SAVED).read_bytes(), type=Saved)
     except (OSError, *UNDECODABLE) as error:

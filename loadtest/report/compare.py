@@ -1,8 +1,7 @@
-"""Two reports beside each other: what was measured, what differs, and what may be noise.
+"""Compares two reports: their measures, their differences, and what may be noise.
 
 Steps of sweeps are matched by their names. Only measures whose spread within a run is known are
-called different (`loadtest/analysis/confidence.py`); of all others the numbers are shown, and that
-is all.
+called different (`loadtest/analysis/confidence.py`); of all others only the numbers are shown.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ COMPARED = (
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One measure of both, in SI units; what neither measured is left out."""
+    """One measure of both, in SI units; measures that neither has are left out."""
 
     key: str
     a: float
     b: float
     ratio: float
-    """b / a; NaN where a is 0."""
+    """b / a; NaN if a is 0."""
     difference: Difference
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` for b, where that is known; else what the difference says."""
+        """Return `better` or `worse` for b if that is known; else the difference's verdict."""
         found, better = self.difference.verdict, MEASURES[self.key].better
         if found not in {"more", "less"} or not better:
             return found
@@ -59,7 +58,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A run of a and the run of b that is set beside it."""
+    """A run of a and the matching run of b."""
 
     name: str
     a: RunReport
@@ -68,26 +67,26 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Of b with a."""
+    """The comparison of report b with report a."""
 
     label_a: str
     label_b: str
     steps: tuple[Step, ...]
     only_a: tuple[str, ...]
-    """Steps without one of the same name in b."""
+    """Steps of a without one of the same name in b."""
     only_b: tuple[str, ...]
     conditions: tuple[tuple[str, str, str], ...]
-    """What differs but for what was measured: its name, and what it is in a and in b."""
+    """Settings, machines and versions that differ: name, value in a, value in b."""
     warnings: tuple[str, ...]
 
     @property
     def is_clear(self) -> bool:
-        """Whether any measure is called different."""
+        """Whether any measure is better or worse."""
         return any(row.verdict in {"better", "worse"} for step in self.steps for row in step.rows)
 
 
 def compare(folder_a: Path, folder_b: Path) -> Comparison:
-    """Raises ConfigError for a folder without a report of this schema."""
+    """Compare two folders' reports. Raises ConfigError for a folder without one of this schema."""
     a, b = read_report(folder_a), read_report(folder_b)
     labels = [folder_a.resolve().name, folder_b.resolve().name]
     if labels[0] == labels[1]:
@@ -96,7 +95,7 @@ def compare(folder_a: Path, folder_b: Path) -> Comparison:
 
 
 def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B") -> Comparison:
-    """Single runs are compared whatever their names; steps of sweeps by name."""
+    """Compare two reports: single runs whatever their names, steps of sweeps by name."""
     if label_a == label_b:  # a folder with itself
         label_a, label_b = f"{label_a} (A)", f"{label_b} (B)"
     if len(a.runs) == len(b.runs) == 1:
@@ -125,7 +124,7 @@ def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B"
 
 
 def _named(runs: Sequence[RunReport]) -> dict[str, RunReport]:
-    """By name; where one was measured again, with its number behind."""
+    """Return the runs by name; repeated names get a number."""
     seen: Counter[str] = Counter()
     found = {}
     for run in runs:
@@ -149,7 +148,7 @@ def _rows(one: RunReport, other: RunReport) -> tuple[Row, ...]:
 def _conditions(
     pairs: Sequence[tuple[str, RunReport, RunReport]],
 ) -> tuple[tuple[str, str, str], ...]:
-    """Settings, machines and versions that are not the same, each once."""
+    """Return the settings, machines and versions that differ, each once."""
     found: dict[tuple[str, str, str], None] = {}
     for _, one, other in pairs:
         said = [("machine", one.machine, other.machine)]

@@ -23,7 +23,7 @@ HOW = (
 
 
 def step_table(comparison: Comparison, step: Step) -> Table:
-    """Every row in the unit that its larger value wants."""
+    """Return a table with every row in the unit that suits its larger value."""
     head = [
         "Measure",
         "Unit",
@@ -56,14 +56,14 @@ def step_table(comparison: Comparison, step: Step) -> Table:
 
 
 def conditions_table(comparison: Comparison) -> Table:
-    """What differs but for what was measured."""
+    """Return a table of the conditions that differ."""
     head = ["Setting", comparison.label_a, comparison.label_b]
     rows = [list(row) for row in comparison.conditions]
     return Table("What else differs", head, rows, words=True)
 
 
 def text(comparison: Comparison) -> str:
-    """For a terminal."""
+    """Render the comparison for a terminal."""
     blocks = [f"{comparison.label_b} compared with {comparison.label_a}"]
     blocks += [f"! {warning}" for warning in (*comparison.warnings, *_unmatched(comparison))]
     tables = [step_table(comparison, step) for step in comparison.steps]
@@ -74,7 +74,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """To be put into an issue."""
+    """Render the comparison to be put into an issue."""
     blocks = [f"# {escaped(comparison.label_b)} compared with {escaped(comparison.label_a)}"]
     said = (*comparison.warnings, *_unmatched(comparison))
     blocks += ["\n".join(f"> ⚠ {escaped(one)}" for one in said)] if said else []
@@ -87,7 +87,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def html(comparison: Comparison) -> str:
-    """A page like that of a report."""
+    """Render the comparison as a page like that of a report."""
     return TEMPLATES.get_template("compare.html").render(
         title=f"{comparison.label_b} compared with {comparison.label_a}",
         warnings=[*comparison.warnings, *_unmatched(comparison)],

@@ -1,6 +1,7 @@
-"""requests.csv, one row a request, and summary.csv, one row a run; an empty cell is no value.
+"""Writes requests.csv, a row per request, and summary.csv, a row per run; no value is an empty
+cell.
 
-Numbers are as measured, in seconds and per second, not rounded for people.
+Numbers are as measured, in seconds and per second, not rounded.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from loadtest.recording import ERRORS
 from loadtest.report.report import RunReport
 
 _COUNTS = ("prompt_tokens", "output_tokens", "usage_prompt_tokens", "usage_output_tokens")
-"""Where -1 is: unknown."""
+"""Columns in which -1 means unknown."""
 
 
 def write_summary(path: Path, runs: Sequence[RunReport]) -> None:
-    """Every measure of MEASURES, times with `_s` behind their names."""
+    """Write every measure of MEASURES; names of times end in `_s`."""
     heads = [
         f"{key}_s" if measure.kind == "seconds" and not key.endswith("_s") else key
         for key, measure in MEASURES.items()
@@ -37,7 +38,7 @@ def write_summary(path: Path, runs: Sequence[RunReport]) -> None:
 
 
 def write_requests(path: Path, runs: Iterable[tuple[str, Observed]]) -> None:
-    """All requests of all runs, those outside of the window included."""
+    """Write all requests of all runs, including those outside of the window."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         for index, (name, observed) in enumerate(runs):
@@ -76,7 +77,7 @@ def _columns(observed: Observed) -> dict[str, list[Any]]:
 
 
 def _times(values: NDArray[np.float64]) -> list[Any]:
-    """To the microsecond, which no client measures better than."""
+    """Round to the microsecond, since no client measures better."""
     return [_cell(value) for value in np.round(values, 6).tolist()]
 
 

@@ -1,6 +1,6 @@
-"""A report as one HTML page: no script, nothing from elsewhere, and all text escaped.
+"""A report as one HTML page: no script, no external resources, and all text escaped.
 
-Its look is report.html, a template of jinja2, beside this file.
+Its layout is report.html, a template of jinja2, beside this file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TEMPLATES.filters["code"] = lambda text: Markup(
 
 
 def html(report: Report) -> str:
-    """The whole page."""
+    """Render the whole page."""
     single = len(report.runs) == 1
     first = report.runs[0]
     return TEMPLATES.get_template("report.html").render(
@@ -69,7 +69,7 @@ def html(report: Report) -> str:
 
 
 def _of_sweep(report: Report) -> list[str]:
-    """What a reader must know of the knee; what there is to know of other steps is said there."""
+    """Return the warnings of the knee's step, and how many other steps have warnings."""
     warned = [run for run in report.runs if run.warnings]
     found = [
         f"{run.summary.name}: {warning}"
@@ -111,7 +111,7 @@ def _run(run: RunReport, name: str) -> dict[str, Any]:
 
 
 def _tiles(run: RunReport) -> list[tuple[str, str, str]]:
-    """Label, value and unit of what is looked at first."""
+    """Return label, value and unit of the headline measures."""
     found = []
     for key in _TILES:
         measure, value = MEASURES[key], value_of(run.summary, key)

@@ -1,4 +1,4 @@
-"""How far a run is, while it goes on: a table on a terminal, a line every few seconds elsewhere.
+"""Live progress of a run: a table on a terminal, a line every few seconds elsewhere.
 
 All of it goes to standard error. Knows only counts.
 """
@@ -19,23 +19,23 @@ from loadtest.client.server_metrics import Sampling, running
 from loadtest.client.workers import Progress
 
 _LINE_S = 5.0
-"""Between two lines, where there is no terminal."""
+"""Seconds between two lines, without a terminal."""
 _WINDOW_S = 5.0
-"""Over which the present rate of tokens is taken."""
+"""Seconds over which the current token rate is taken."""
 
 OnProgress = Callable[[Progress], None]
 
 
 class Meter:
-    """What is shown, from one progress after the other."""
+    """Turns successive progress reports into rows to show."""
 
     def __init__(self, running: Callable[[], float | None]) -> None:
-        """`running` is how many sequences the server runs now, if it says."""
+        """`running` returns how many sequences the server runs now, if it says."""
         self._running = running
         self._seen: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def rows(self, progress: Progress) -> list[tuple[str, str]]:
-        """What it is, and how much."""
+        """Return pairs of label and value."""
         self._seen.append((progress.seconds, progress.output_tokens))
         while len(self._seen) > 2 and progress.seconds - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
@@ -68,7 +68,7 @@ class Meter:
 
 @contextmanager
 def shown(title: str, sampling: Sampling) -> Iterator[OnProgress]:
-    """What to call with each progress of the run of that name."""
+    """Yield the callback that shows the progress of the run with this title."""
     meter = Meter(lambda: running(sampling.latest))
     console = Console(stderr=True)
     if console.is_terminal:

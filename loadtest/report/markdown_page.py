@@ -20,7 +20,7 @@ from loadtest.report.tables import (
 
 
 def markdown(report: Report) -> str:
-    """Warnings, what was measured, and how to do it again."""
+    """Render warnings, measures, and how to repeat the run."""
     blocks = [f"# {escaped(report.title)}", *(_warnings(run, report) for run in report.runs)]
     if len(report.runs) > 1:
         blocks.append(table(steps_table(report.runs)))
@@ -60,7 +60,7 @@ def _warnings(run: RunReport, report: Report) -> str:
 
 
 def table(content: Table) -> str:
-    """A table, numbers to the right; nothing for one without rows."""
+    """Render a table, numbers aligned right; empty for one without rows."""
     if not content.rows:
         return ""
     ruler = ["---", *("---" if content.words else "--:" for _ in content.head[1:])]
@@ -70,13 +70,13 @@ def table(content: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown takes for nothing else: no table cell ends, no tag and no link begins."""
+    """Escape text for Markdown: it ends no table cell and begins no tag and no link."""
     one_line = " ".join(text.split())
     return re.sub(r"([\\|*_`\[\]#])", r"\\\1", one_line).replace("<", "&lt;")
 
 
 def fenced(text: str, info: str) -> str:
-    """A block of code, whatever backticks are in it."""
+    """Render a block of code, whatever backticks it contains."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{info}\n{text}\n{fence}"

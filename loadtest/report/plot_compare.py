@@ -1,4 +1,4 @@
-"""Plots of two reports over each other: curves of sweeps, percentiles of single runs."""
+"""Plots of two reports in one figure: curves of sweeps, percentiles of single runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEASURES = ("ttft", "itl", "e2e")
 
 
 def comparison_pictures(comparison: Comparison) -> list[Picture]:
-    """TTFT, ITL and E2E: against throughput where there are steps, else by percentile."""
+    """Plot TTFT, ITL and E2E: against throughput if there are several steps, else by percentile."""
     if not comparison.steps:
         return []
     sides = {

@@ -28,7 +28,7 @@ _PERCENTILES = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999])
 
 
 def latency_pictures(run: RunReport, name: str) -> list[Picture]:
-    """Histograms of TTFT, ITL and E2E, and percentiles of all three in one plot."""
+    """Return histograms of TTFT, ITL and E2E, and one plot with percentiles of all three."""
     shown: list[str] = [measure for measure in ("ttft", "itl", "e2e") if measure in run.histograms]
     pictures = [_histogram(run, measure, f"{name}-{measure}") for measure in shown]
     return [*pictures, _percentiles(run, shown, f"{name}-percentiles")] if shown else []
@@ -89,7 +89,7 @@ def _histogram(run: RunReport, measure: str, name: str) -> Picture:
 
 
 def _edges(middles: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bars of one width on a logarithmic axis; wide enough to be seen if all values are alike."""
+    """Return log-spaced edges; wide enough to be seen if all values are alike."""
     low, high = max(float(middles.min()), 1e-9) * 0.97, max(float(middles.max()), 1e-9) * 1.03
     if high < 2 * low:
         middle = (low * high) ** 0.5
@@ -98,7 +98,7 @@ def _edges(middles: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _percentiles(run: RunReport, shown: list[str], name: str) -> Picture:
-    """Time by rank, ranks as distances from 100 %: each tenth of what is left is as wide."""
+    """Plot time by rank on an axis of 1 / (1 - rank), so that each further nine is as wide."""
     unit = unit_for("seconds", [getattr(run.summary, measure).p99 for measure in shown])
     with axes_of(f"{unit.name}, log scale", "percentile") as axes:
         ranks = percentile_axis(axes)
@@ -125,7 +125,7 @@ def _percentiles(run: RunReport, shown: list[str], name: str) -> Picture:
 
 
 def at_ranks(buckets: Buckets, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The upper ends of the buckets that the ranks fall in."""
+    """Return the upper ends of the buckets that contain the ranks."""
     reached = np.cumsum(buckets.counts)
     places = np.searchsorted(reached, np.maximum(ranks * reached[-1], 1e-9))
     found: NDArray[np.float64] = np.array(buckets.end_s)[np.minimum(places, len(reached) - 1)]

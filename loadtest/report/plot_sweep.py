@@ -1,6 +1,6 @@
 """Plots over the steps of a sweep: latency against throughput and load, and the knee.
 
-Lines go through the medians of steps of one load, which stand beside them as dots.
+Lines go through the medians of steps of one load; dots beside them are the single steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from loadtest.report.tables import columns
 
 
 def sweep_pictures(report: Report) -> list[Picture]:
-    """Nothing for a report of one run."""
+    """Return the plots of a sweep; none for a report of one run."""
     if len(report.runs) < 2:
         return []
     runs = by_load(report.runs)
@@ -49,12 +49,12 @@ def sweep_pictures(report: Report) -> list[Picture]:
 
 
 def by_load(runs: Sequence[RunReport]) -> list[RunReport]:
-    """In the order in which lines go through them."""
+    """Sort the runs by load, the order in which lines go through them."""
     return sorted(runs, key=lambda run: value_of(run.summary, _load(runs)))
 
 
 def _repeats(runs: Sequence[RunReport]) -> list[list[int]]:
-    """The places of runs that were asked for the same load, in their order."""
+    """Group the indices of runs that were asked for the same load, in their order."""
     found: dict[float, list[int]] = {}
     for place, run in enumerate(runs):
         asked = run.scenario.rate if run.scenario.open_loop else run.scenario.concurrency
@@ -63,7 +63,7 @@ def _repeats(runs: Sequence[RunReport]) -> list[list[int]]:
 
 
 def _load(runs: Sequence[RunReport]) -> str:
-    """What says how much was asked of the server: a rate, or how much was under way."""
+    """Return the key of the load measure: the rate in open loops, else the concurrency."""
     is_open = all(run.scenario.open_loop for run in runs)
     return "planned_per_s" if is_open else "concurrency"
 

@@ -1,4 +1,4 @@
-"""Plots of what happened when: as the client saw it, as the server says, and the harness itself."""
+"""Plots over time: of the client's view, of the server's metrics, and of the harness itself."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from loadtest.report.report import RunReport
 from loadtest.report.tables import columns
 
 ROWS = 24
-"""Of the table of a timeline, at most: means of what is drawn, most for what is a most."""
+"""Most rows in a timeline's table; each is a mean of the plotted values, or a maximum of maxima."""
 
 
 class Line(NamedTuple):
-    """One series of a timeline; its values are placed at the ends of `times`."""
+    """One series of a timeline; with `steps`, a value holds from its time until the next."""
 
     label: str
     colour: str
@@ -39,11 +39,11 @@ class Line(NamedTuple):
     values: Sequence[float]
     steps: bool = True
     most: bool = False
-    """Whether values sum up by their largest, not by their mean."""
+    """Whether values are aggregated by their maximum, not by their mean."""
 
 
 def timeline_pictures(run: RunReport, name: str) -> list[Picture]:
-    """Those of which there is anything to see."""
+    """Return the plots that have data."""
     client, server = run.timeline, run.server
     at = client.start_s
 
@@ -134,7 +134,7 @@ def _draw(axes: Panel, one: Line, factor: float, run: RunReport) -> None:
 
 
 def _shade(axes: Panel, run: RunReport) -> None:
-    """What warm-up, cool-down and the end are: outside of the window that is measured."""
+    """Shade warm-up, cool-down and the end: all that is outside of the measured window."""
     end = max(run.seconds, run.summary.window[1])
     axes.set_xlim(0, end)
     low, high = run.summary.window

@@ -1,4 +1,4 @@
-"""How every plot of a report looks: figures of matplotlib as inline SVG that follows its page.
+"""The common style of a report's plots: matplotlib figures as inline SVG that adapts to its page.
 
 Colours are variables of the page's style sheet and text has its font, so one picture fits a light
 and a dark page. Knows no measure.
@@ -40,9 +40,9 @@ except ImportError:
     ) from None
 
 Panel = Axes
-"""What plots are drawn on."""
+"""The type that plots are drawn on."""
 SIZE = (4.6, 2.75)
-"""Inches: so small that 9 points are still read on a phone."""
+"""Inches: small enough that 9 points are still legible on a phone."""
 _VARIABLES = {
     "#010101": "currentColor",
     "#020202": "var(--line)",
@@ -52,7 +52,7 @@ _VARIABLES = {
     "#0a0003": "var(--series-3)",
     "#0a0004": "var(--bad)",
 }
-"""Colours that matplotlib is told, and what the page makes of them."""
+"""Placeholder colours for matplotlib, and the page's CSS values that replace them."""
 INK, LINE, SOFT, FIRST, SECOND, THIRD, BAD = _VARIABLES
 SERIES = (FIRST, SECOND, THIRD)
 _STYLE: Any = {
@@ -90,7 +90,7 @@ _STYLE: Any = {
 
 
 class Picture(NamedTuple):
-    """A plot with all that stands for it where it is not seen."""
+    """A plot with its alternative text and its data as a table."""
 
     title: str
     svg: str
@@ -101,7 +101,7 @@ class Picture(NamedTuple):
 
 @contextmanager
 def axes_of(unit: str, across: str) -> Iterator[Panel]:
-    """Axes to draw on; the unit of what goes up stands above them, what goes across below."""
+    """Yield axes to draw on; the unit of y stands above them, the label of x below."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=SIZE)
         FigureCanvasSVG(figure)
@@ -113,13 +113,13 @@ def axes_of(unit: str, across: str) -> Iterator[Panel]:
 
 
 def plain(axis: Axis, most: int = 6) -> None:
-    """A linear axis with numbers as people write them."""
+    """Make an axis linear with plainly written numbers."""
     axis.set_major_locator(MaxNLocator(most))
     axis.set_major_formatter(FuncFormatter(_tick))
 
 
 def logarithmic(axes: Panel, which: str) -> None:
-    """Axis `x` or `y` by powers of ten, with as many labels as there is room for."""
+    """Make axis `x` or `y` logarithmic, with as many labels as there is room for."""
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
@@ -135,7 +135,7 @@ def logarithmic(axes: Panel, which: str) -> None:
 
 
 def percentile_axis(axes: Panel) -> NDArray[np.float64]:
-    """Have x be 1 / (1 - rank), to p99.9; returns the ranks to draw."""
+    """Make x the axis of 1 / (1 - rank), to p99.9; return the ranks to draw."""
     axes.set_xscale("log")
     axes.set_xlim(1, 1000)
     labels = {2: "p50", 10: "p90", 100: "p99", 1000: "p99.9"}
@@ -152,14 +152,14 @@ def _tick(value: float, _position: int) -> str:
 
 
 def legend(axes: Panel) -> None:
-    """Names of the series, above the axes, where there is more than one."""
+    """Put the names of the series above the axes if there is more than one."""
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
         axes.legend(handles, labels, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=4)
 
 
 def svg_of(axes: Panel, name: str, alt: str) -> str:
-    """The picture as an element of an HTML page; `name` is its own on the page."""
+    """Return the picture as an element of an HTML page; `name` must be unique on the page."""
     figure = axes.figure
     written = io.StringIO()
     with mpl.rc_context(_STYLE):
@@ -170,7 +170,7 @@ def svg_of(axes: Panel, name: str, alt: str) -> str:
 
 
 def inline(svg: str, name: str, alt: str) -> str:
-    """Without what a file has and an element of a page has not, such as addresses of a DTD."""
+    """Strip what only an SVG file needs, such as DTD addresses; prefix ids by `name`."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.S)
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.S)

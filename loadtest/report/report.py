@@ -1,4 +1,4 @@
-"""A report as data: what report.json holds, and all that other forms of it are made from.
+"""A report as data: the content of report.json, from which all its other forms are made.
 
 Its schema is the structs below, under the number SCHEMA: fields may be added within it, but none
 changes its meaning or goes away. Times are in seconds; null is a number that was not measured.
@@ -30,7 +30,7 @@ SCHEMA = "srm-loadtest-1"
 
 
 class Buckets(msgspec.Struct, frozen=True):
-    """Of an HDR histogram, those that are not empty, sorted."""
+    """The buckets of an HDR histogram that are not empty, sorted."""
 
     start_s: list[float]
     end_s: list[float]
@@ -49,15 +49,15 @@ class RunReport(msgspec.Struct, frozen=True):
     machine: str
     versions: dict[str, str]
     warnings: tuple[str, ...]
-    """What a reader must know before believing the numbers, in sentences."""
+    """Warnings to read before believing the numbers, in sentences."""
     objectives: dict[str, float]
-    """Which share of the requests planned in the window meets each."""
+    """By objective: the share of the requests planned in the window that meets it."""
     failed: tuple[str, ...]
     """Conditions of `fail_if` that hold, and why."""
     histograms: dict[str, Buckets]
-    """By the names that a summary has for distributions; those without values are left out."""
+    """By name of a summary's distribution; those without values are left out."""
     parts: dict[str, list[float]]
-    """By measure: in each tenth of the window (`loadtest/analysis/confidence.py`)."""
+    """By measure: its value in each tenth of the window (`loadtest/analysis/confidence.py`)."""
     timeline: Timeline
     server: ServerTimeline
 
@@ -70,11 +70,11 @@ class Report(msgspec.Struct, frozen=True):
     command: str
     runs: tuple[RunReport, ...]
     knee: str | None = None
-    """The name of the step after which latency grows and throughput no longer does."""
+    """The name of the step at the knee; beyond it latency grows and throughput no longer does."""
 
 
 def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()) -> RunReport:
-    """Sum a run up. Raises ConfigError for an objective or condition that is none."""
+    """Build the report of a run. Raises ConfigError for an invalid objective or condition."""
     about = observed.recording.about
     found = histograms(observed.recording, summary.window, observed.chunks)
     return RunReport(
@@ -114,13 +114,13 @@ def _objectives(observed: Observed) -> dict[str, float]:
 
 
 def encode(report: Report) -> bytes:
-    """The content of report.json."""
+    """Return the content of report.json."""
     encoded = msgspec.json.encode(report, enc_hook=os.fspath)
     return msgspec.json.format(encoded, indent=0) + b"\n"
 
 
 def read_report(folder: Path) -> Report:
-    """Raises ConfigError for a folder without a report of this schema."""
+    """Read a report. Raises ConfigError for a folder without a report of this schema."""
     path = folder / "report.json" if folder.is_dir() else folder
     try:
         content = msgspec.json.decode(path.read_bytes())
@@ -136,7 +136,7 @@ def read_report(folder: Path) -> Report:
 
 
 def _numbers(content: Any) -> Any:
-    """JSON has no NaN: it is written as null, and null is none of the other values of these."""
+    """Replace null by NaN, which JSON lacks; in these parts null means nothing else."""
     if content is None:
         return NAN
     if isinstance(content, dict):

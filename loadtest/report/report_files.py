@@ -1,4 +1,4 @@
-"""The files of a report: written all at once from what was recorded, in one folder."""
+"""Writes the files of a report into one folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from loadtest.summary import Summary
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured in one run, or in one step of a sweep."""
+    """The measurements of one run, or of one step of a sweep."""
 
     summary: Summary
     recording: Recording
     warnings: Sequence[str] = ()
-    """What a reader must know before believing the numbers, in sentences."""
+    """Warnings to read before believing the numbers, in sentences."""
 
 
 def write_reports(

@@ -1,4 +1,4 @@
-"""Tables of a report, for Markdown and HTML alike: heads with units, cells as people write."""
+"""Tables of a report, for Markdown and HTML alike: heads with units, formatted cells."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _HARNESS = ("cpu_share", "lag_max_s", "lateness_p50", "lateness_p99", "lateness_
 def columns(
     caption: str, label: str, names: Sequence[str], data: Sequence[tuple[str, Unit, list[float]]]
 ) -> Table:
-    """A table from columns of numbers: each with its label, unit and one value a name."""
+    """Build a table from columns of numbers: each with its label, unit and one value per name."""
     head = [label, *(unit.head(title) for title, unit, _ in data)]
     rows = [
         [name, *(unit.write(values[index]) for _, unit, values in data)]
@@ -72,7 +72,7 @@ def columns(
 
 
 def steps_table(runs: Sequence[RunReport]) -> Table:
-    """The runs of a sweep below each other; columns that nothing was measured of are left out."""
+    """Return a table with one row per step; columns without any value are left out."""
     data = []
     for key in _STEP_MEASURES:
         values = [value_of(run.summary, key) for run in runs]
@@ -83,7 +83,7 @@ def steps_table(runs: Sequence[RunReport]) -> Table:
 
 
 def latency_table(run: RunReport) -> Table:
-    """All distributions, in one unit."""
+    """Return a table of all distributions, in one unit."""
     found = {name: getattr(run.summary, name) for name in DISTRIBUTIONS}
     found = {name: one for name, one in found.items() if one.count}
     unit = unit_for("seconds", [one.p99 for one in found.values()])
@@ -96,12 +96,12 @@ def latency_table(run: RunReport) -> Table:
 
 
 def throughput_table(run: RunReport) -> Table:
-    """Rates and counts, a unit each."""
+    """Return a table of rates and counts, each in its own unit."""
     return _values_table("Throughput and counts", run, _THROUGHPUT)
 
 
 def harness_table(run: RunReport) -> Table:
-    """Whether it was the harness that was slow, and whether both sides count alike."""
+    """Return a table that shows whether the harness was slow, and whether token counts agree."""
     table = _values_table("The harness itself", run, _HARNESS)
     summary = run.summary
     said = f"{summary.counted_output_tokens:,} here, {summary.usage_output_tokens:,} by the server"
@@ -122,7 +122,7 @@ def _values_table(caption: str, run: RunReport, keys: Sequence[str]) -> Table:
 
 
 def errors_table(run: RunReport) -> Table:
-    """How requests ended, by kind."""
+    """Return a table of how requests ended, by kind."""
     summary = run.summary
     kinds = {"whole reply": summary.completed, **summary.errors}
     total = max(summary.planned, 1)
@@ -135,7 +135,7 @@ def errors_table(run: RunReport) -> Table:
 
 
 def objectives_table(run: RunReport) -> Table:
-    """Each objective and each condition of `fail_if`, and whether it passes."""
+    """Return a table of objectives and conditions of `fail_if`, and whether each passes."""
     rows = [
         [objective, number(100 * share), _verdict(share >= ENOUGH)]
         for objective, share in run.objectives.items()
@@ -153,7 +153,7 @@ def _verdict(passes: bool) -> str:
 
 
 def conditions_table(runs: Sequence[RunReport]) -> Table:
-    """Where, when and with what, and what of the scenario differs between the runs."""
+    """Return a table of server, machine, versions, and settings that differ between the runs."""
     first = runs[0]
     rows = [
         ["Server", first.scenario.url],
@@ -168,7 +168,7 @@ def conditions_table(runs: Sequence[RunReport]) -> Table:
 
 
 def scenario_toml(scenario: Scenario) -> str:
-    """The settings that are not at their defaults, as a file for `srm loadtest run`."""
+    """Write the settings that are not at their defaults, as a file for `srm loadtest run`."""
     lines = []
     for field in msgspec.structs.fields(Scenario):
         value = getattr(scenario, field.name)

@@ -1,1 +1,1 @@
-"""Which requests are sent and when. Imports the root of loadtest/."""
+"""Decides which requests are sent and when. Imports the root of loadtest/."""

@@ -1,4 +1,4 @@
-"""When the requests of an open loop begin: absolute times, all known before the run.
+"""Arrival times of an open loop's requests: absolute, all known before the run.
 
 So a server that stalls cannot delay them. Knows neither requests nor clocks.
 """
@@ -16,17 +16,18 @@ from loadtest.counter_rng import ARRIVALS, Draws, shares
 from loadtest.scenario import Scenario
 
 MOST = 100_000_000
-"""Requests of one run; their times alone are 800 MB."""
+"""Most requests of one run; their times alone are 800 MB."""
 _CHUNK = 65_536
 
 Times = NDArray[np.float64]
 
 
 def times(scenario: Scenario) -> Times:
-    """Seconds since the start [requests] at which requests are planned, sorted; of an open loop.
+    """Return when an open loop's requests are planned [requests], in seconds since the start,
+    sorted.
 
-    All are before `duration_s`, if that is not 0, and at most `requests`, if that is not 0.
-    Raises ConfigError for a trace that cannot be read, and for more than MOST.
+    All are before `duration_s`, if that is not 0, and at most `requests`, if that is not 0. Raises
+    ConfigError for a trace that cannot be read, and for more than MOST.
     """
     assert scenario.open_loop, f"{scenario.arrivals}: a closed loop plans no times"
     planned: Times
@@ -46,7 +47,7 @@ def times(scenario: Scenario) -> Times:
 
 
 def _most(scenario: Scenario, mean_rate: float) -> int:
-    """How many requests there are at this rate on average, perhaps one too many.
+    """Return how many requests there are at this mean rate, perhaps one too many.
 
     Raises ConfigError for more than MOST.
     """
@@ -59,7 +60,8 @@ def _most(scenario: Scenario, mean_rate: float) -> int:
 
 
 def _ramp(scenario: Scenario) -> Times:
-    """Where rate·t + (rate_end - rate)·t² / (2·duration_s), the rate's integral, is 0, 1, 2, …"""
+    """Return the times at which rate·t + (rate_end - rate)·t² / (2·duration_s), the rate's
+    integral, is 0, 1, 2, …"""
     first, last = scenario.rate, scenario.rate_end
     curve = (last - first) / (2 * scenario.duration_s)
     count = np.arange(_most(scenario, (first + last) / 2))
@@ -70,9 +72,10 @@ def _ramp(scenario: Scenario) -> Times:
 
 
 def _poisson(scenario: Scenario) -> Times:
-    """Sums of exponential gaps: -ln(u) / rate.
+    """Return sums of exponential gaps: -ln(u) / rate.
 
-    The gaps do not depend on rate, duration and number: more of a run is more of the same times.
+    The random numbers do not depend on rate, duration and number: a longer run extends a shorter
+    one.
     """
     _most(scenario, scenario.rate)  # refuses too many before any is drawn
     draws, gaps, total = Draws(scenario.seed), list[Times](), 0.0

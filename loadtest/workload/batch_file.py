@@ -1,5 +1,4 @@
-"""A file of requests through /v1/files and /v1/batches, as OpenAI defines them: written, uploaded,
-waited for, read.
+"""A batch file of requests, sent through OpenAI's /v1/files and /v1/batches, and its results.
 
 Holds no file in memory. Knows nothing of what requests say.
 """
@@ -22,17 +21,17 @@ _UNDER_WAY = {"validating", "in_progress", "finalizing", "cancelling"}
 
 
 class Output(msgspec.Struct):
-    """What the lines of output files say, added up."""
+    """Totals over the lines of output files."""
 
     lines: int = 0
-    """Answered with 200."""
+    """Lines answered with 200."""
     failed: int = 0
     choices: int = 0
     prompt_tokens: int = 0
-    """As `usage` of the lines says."""
+    """According to the lines' `usage`."""
     output_tokens: int = 0
     without_usage: int = 0
-    """Lines whose tokens are not known, therefore."""
+    """Lines without usage, whose tokens are unknown."""
     num_bytes: int = 0
     first_error: str = ""
 
@@ -58,7 +57,7 @@ class _Line(msgspec.Struct):
 
 
 def write_lines(path: Path, route: str, bodies: Iterable[dict[str, Any]]) -> int:
-    """An input file; `route` is such as /v1/completions. How many lines it has."""
+    """Write an input file for a `route` such as /v1/completions; return its number of lines."""
     encode = msgspec.json.Encoder().encode
     count = 0
     with path.open("wb") as file:
@@ -69,7 +68,7 @@ def write_lines(path: Path, route: str, bodies: Iterable[dict[str, Any]]) -> int
 
 
 class BatchClient:
-    """Of one server. Raises ConfigError for what the server refuses, or if it cannot be reached."""
+    """The client of one server. Raises ConfigError if the server refuses or cannot be reached."""
 
     def __init__(
         self, url: str, api_key: str = "", transport: httpx.BaseTransport | None = None
@@ -87,18 +86,18 @@ class BatchClient:
         self._http.close()
 
     def upload(self, path: Path) -> str:
-        """The file's id."""
+        """Upload the file and return its id."""
         with path.open("rb") as file:
             form = {"file": (path.name, file, "application/jsonl")}
             return str(self._ask("POST", "/v1/files", files=form, data={"purpose": "batch"})["id"])
 
     def start(self, file_id: str, route: str) -> str:
-        """The batch's id."""
+        """Start a batch and return its id."""
         fields = {"input_file_id": file_id, "endpoint": route, "completion_window": "24h"}
         return str(self._ask("POST", "/v1/batches", json=fields)["id"])
 
     def wait(self, id: str, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """The batch at its end; what it says meanwhile goes to `on_progress`."""
+        """Wait for the batch's end and return it; `on_progress` gets each polled state."""
         while True:
             batch = self._ask("GET", f"/v1/batches/{id}")
             on_progress(batch)

@@ -1,4 +1,4 @@
-"""Prompts from a file, a JSON object a line, in an order that the seed fixes.
+"""Prompts from a file, one JSON object a line, in an order that the seed fixes.
 
 Each pass through the file has an order of its own. Knows no random prompts.
 """
@@ -33,10 +33,10 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One of the file. What it does not say is None."""
+    """One prompt of the file. Fields that it lacks are None."""
 
     fields: dict[str, Any]
-    """Of the body: `prompt`, or `messages`."""
+    """The body's member `prompt` or `messages`."""
     num_tokens: int
     """-1: unknown."""
     max_tokens: int | None
@@ -44,7 +44,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Prompts:
-    """All of a file."""
+    """All prompts of a file."""
 
     def __init__(
         self, path: Path, api: Literal["completions", "chat"], words: Words | None, draws: Draws
@@ -59,7 +59,7 @@ class Prompts:
         self._order: NDArray[np.intp] = np.arange(0)
 
     def of(self, index: int) -> Prompt:
-        """The prompt of one request."""
+        """Return the prompt of one request."""
         which, place = divmod(index, len(self._prompts))
         if which != self._pass:
             numbers = self._draws.raw(ORDER, which, len(self._prompts))

@@ -1,8 +1,8 @@
-"""Text of exactly so many tokens, and the count of tokens in text, by a tokenizer.json.
+"""Makes text of an exact number of tokens, and counts tokens in text, by a tokenizer.json.
 
-A text is a row of words that are one token each and stay so wherever they stand, since no token of
-the vocabulary reaches over their seams: a text of k words has k tokens. That is made sure of once,
-so that no request need be encoded again. Knows neither requests nor servers.
+A text is a sequence of words that are one token each wherever they stand, since no token of the
+vocabulary spans their boundaries: a text of k words has k tokens. This is verified once, so that
+requests need not be encoded again. Knows neither requests nor servers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loadtest.counter_rng import TOKENIZER, Draws
 
 _MOST_WORDS = 4096
 _TRIED = 8192
-"""Words in the text that all of it is tried with."""
+"""Random words in the text that verifies all of them."""
 _WORD = re.compile("[Ġ▁]?([A-Za-z]+)(?:</w>)?")
 _OVER_A_SPACE = re.compile("[Ġ▁ A-Za-z]*[A-Za-z][Ġ▁ ][Ġ▁ A-Za-z]*")
 _SEVERAL_LETTERS = re.compile("(?:##)?[A-Za-z]{2,}(?:</w>)?")
@@ -27,10 +27,10 @@ _LETTERS = [chr(first + place) for first in (ord("a"), ord("A")) for place in ra
 
 
 class Words:
-    """Those of one tokenizer: words with a space before each, or letters if it has none."""
+    """The words of one tokenizer: with a space before each, or single letters if it has none."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: a tokenizer.json, or a folder with one. Raises ConfigError."""
+        """`path` is a tokenizer.json, or a folder with one. Raises ConfigError."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
@@ -40,7 +40,7 @@ class Words:
         self._tokenizer.no_padding()
         self._cut = 0
         self.words = self._spaced() or self._letters()
-        """What texts are made of."""
+        """The words that texts are made of."""
         if len(self.words) < 2:
             raise ConfigError(
                 f"tokenizer: {file} has neither words nor letters that are one token wherever they "
@@ -51,11 +51,11 @@ class Words:
         """How many tokens the tokenizer adds to a text, such as one for its beginning."""
 
     def text(self, words: Iterable[str]) -> str:
-        """Of as many tokens as words."""
+        """Join the words to a text of as many tokens."""
         return "".join(words)[self._cut :]
 
     def count(self, text: str, special: bool = False) -> int:
-        """Tokens of a text; those that the tokenizer adds to it only if `special`."""
+        """Count the tokens of a text; those that the tokenizer adds to it only if `special`."""
         return len(self._tokenizer.encode(text, add_special_tokens=special))
 
     def _spaced(self) -> list[str]:
@@ -79,7 +79,7 @@ class Words:
         return [] if over else self._that_stand(_LETTERS)
 
     def _that_stand(self, words: list[str]) -> list[str]:
-        """Those that are one token alone, and two twice; none if they are not so among others."""
+        """Keep words that are one token alone and two when doubled; none if a mixed text fails."""
         texts = [self.text([word] * times) for word in words for times in (1, 2)]
         found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         pairs = zip(words, found[::2], found[1::2], strict=True)

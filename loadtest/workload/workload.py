@@ -22,31 +22,31 @@ from loadtest.workload.words import Words
 
 _SEED = 5
 _NUM_OWN = 6
-"""Numbers of each request before those of its prompt: prompt length, output length, samples,
-whether it has a shared prefix, which, and its seed. Always so many, used or not, so that setting
-one distribution changes nothing else."""
+"""Random numbers of each request before those of its prompt: prompt length, output length, samples,
+whether it has a shared prefix, which, and its seed. Always drawn, used or not, so that changing one
+distribution changes nothing else."""
 _KEPT_BLOCKS = 1024
 
 
 class RequestPlan(msgspec.Struct, frozen=True):
-    """One request, and what its body asks for."""
+    """One request, and the parameters in its body."""
 
     body: bytes
     """JSON."""
     n: int
-    """Samples."""
+    """Samples asked for."""
     prompt_tokens: int
-    """As the server should count them, special tokens included; in a chat, of what messages say
-    alone, without what the template puts around it; -1: unknown."""
+    """As the server should count them, special tokens included; in a chat, of the messages' content
+    alone, without the template; -1: unknown."""
     max_tokens: int
-    """Of each sample."""
+    """Tokens asked for in each sample."""
 
 
 class Workload:
     """All requests of a scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Reads the files that the scenario names. Raises ConfigError."""
+        """Read the files that the scenario names. Raises ConfigError."""
         self._draws = Draws(scenario.seed)
         self._words = Words(scenario.tokenizer) if scenario.tokenizer else None
         self._chat = scenario.api == "chat"
@@ -75,7 +75,7 @@ class Workload:
         self._check(scenario)
 
     def request(self, index: int) -> RequestPlan:
-        """The request of one index in the plan, ≥ 0; of a trace, its line by time."""
+        """Return the request of one index in the plan, ≥ 0; with a trace, of that line by time."""
         own = self._draws.raw(REQUEST, index, _NUM_OWN)
         share = shares(own).tolist()
         line = self._trace[index] if self._trace else None
@@ -103,16 +103,16 @@ class Workload:
         return RequestPlan(self._encoder.encode(made), n, num_tokens, max_tokens)
 
     def count_tokens(self, text: str) -> int | None:
-        """Of text that was received, by the tokenizer; None without one.
+        """Count the tokens of received text by the tokenizer; None without one.
 
-        What was sampled may have been other tokens of the same text.
+        The server may have sampled other tokens of the same text.
         """
         return self._words.count(text) if self._words else None
 
     def _random(
         self, index: int, length: int, share: list[float], line: trace.Arrival | None
     ) -> dict[str, Any]:
-        """A random prompt of so many tokens, or a message of such text, as members of a body."""
+        """Return the body's members for a random prompt, or message, of so many tokens."""
         if line and line.blocks:
             first = np.concatenate([self._block(number) for number in line.blocks])[:length]
         elif self._prefixes and share[3] < self._share:
@@ -130,12 +130,12 @@ class Workload:
         return {"messages": [{"role": "user", "content": text}]} if self._chat else {"prompt": text}
 
     def _symbols(self, purpose: int, index: int, count: int, skip: int = 0) -> NDArray[np.uint64]:
-        """Random token ids, or places in the list of words [count]."""
+        """Return random token ids, or indices into the list of words [count]."""
         raw = self._draws.raw(purpose, index, skip + count)[skip:]
         return raw % np.uint64(self._num_symbols)
 
     def _check(self, scenario: Scenario) -> None:
-        """What only the files can tell."""
+        """Check the settings that depend on the content of files. Raises ConfigError."""
         has_blocks = any(line.blocks for line in self._trace)
         if has_blocks and scenario.prefixes:
             raise ConfigError("prefixes must be 0 where the trace has hash_ids of its own")
@@ -156,7 +156,7 @@ class Workload:
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
-    """Members that are the same in all bodies."""
+    """Return the members that are the same in all bodies."""
     fields: dict[str, Any] = {"model": scenario.served_model_name}
     if not scenario.served_model_name:
         del fields["model"]
