@@ -184,7 +184,7 @@ def test_every_setting_is_there_with_its_default_and_meaning(heading: str) -> No
 
 
 def test_every_settings_struct_is_one_of_these() -> None:
-    sources = [path for package in ("engine", "server", "training", "loadtest") for path in
+    sources = [path for package in ("engine", "server", "training", "loadtest", "bench") for path in
                (ROOT / package).rglob("*.py")]  # fmt: skip
     found = {
         name
