@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -58,6 +59,14 @@ def write_text_model(folder: Path, model: ModelConfig = TEXT_MODEL) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_bytes(msgspec.json.encode(model))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def tries() -> Iterator[None]:
+    """For what may have ended before it is met, or is still to come: again, for a while."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        yield
+    raise AssertionError("what was waited for never came")
 
 
 def free_port() -> int:

@@ -67,12 +67,12 @@ async def test_a_full_queue_is_waited_out_by_the_clients_own_retries(demo: Serve
             assert int(response.headers["retry-after"]) >= 1
             is_refused.set()
 
-    http = httpx2.AsyncClient(event_hooks={"response": [note]}, timeout=60)
+    http = httpx2.AsyncClient(event_hooks={"response": [note]}, timeout=600)
     one_more = openai.AsyncOpenAI(
         base_url=f"{demo.url}/v1", api_key="none", max_retries=4, http_client=http
     )
     body = {"prompt": PROMPT, "n": MAX_WAITING, "max_tokens": 100, "ignore_eos": True}
-    async with one_more, httpx.AsyncClient(base_url=demo.url, timeout=60) as filler:
+    async with one_more, httpx.AsyncClient(base_url=demo.url, timeout=600) as filler:
         async with filler.stream("POST", "/v1/completions", json=body | {"stream": True}) as full:
             assert full.status_code == HTTPStatus.OK
             wanted = asyncio.create_task(

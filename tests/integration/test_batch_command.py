@@ -338,7 +338,7 @@ def test_an_engine_that_dies_is_started_again(text_model: Path, tmp_path: Path) 
         children = psutil.Process(process.pid).children()
         (engine,) = (one for one in children if "tests.numpy_engine" in one.cmdline())
         engine.kill()
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
         assert process.stderr is not None
         assert b"the engine ended (exit code -9): restart in" in process.stderr.read()
     assert sorted(by_number(output.read_bytes())) == list(range(1, 2_001))
@@ -366,7 +366,8 @@ def test_a_reader_that_goes_ends_it_quietly(text_model: Path, tmp_path: Path) ->
         assert process.stdout.readline().startswith(b'{"id":"batch_req_')
         process.stdout.close()
         assert process.wait(120) == BROKEN_PIPE
-        assert process.stderr.read() == b""
+        said = process.stderr.read().splitlines()
+        assert not [line for line in said if not line.endswith(b" left")]  # of a slow machine
 
 
 def test_what_cannot_be_is_refused_before_the_engine_starts(

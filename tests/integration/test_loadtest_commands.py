@@ -88,7 +88,7 @@ def test_a_wrong_setting_is_found_before_anything_is_sent(
 def test_nothing_that_listens_is_a_wrong_setting(tmp_path: Path) -> None:
     for command in ("run", "sweep", "offline"):
         process = started(command, "--url=http://127.0.0.1:9", f"--output={tmp_path / command}")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == ConfigError.exit_code and out == ""
         assert "srm loadtest: nothing listens at http://127.0.0.1:9" in err
         assert "Traceback" not in err
@@ -119,7 +119,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "elapsed" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == INTERRUPTED, err
     assert "Traceback" not in err
     assert "ended by interrupt" in out

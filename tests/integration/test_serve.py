@@ -58,7 +58,12 @@ def children(server: Server) -> dict[str, int]:
     pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
     found = {}
     for pid in map(int, pids.split()):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):  # it has just gone
+            continue
+        if command == [b""]:  # the same, and nobody has waited for it yet
+            continue
         (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
         found[name.decode()] = pid
     return found
@@ -257,7 +262,9 @@ def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
 def start(*flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """`srm serve` that is expected to fail."""
     command = [sys.executable, str(ROOT / "srm.py"), "serve", *flags]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 def test_a_missing_checkpoint_ends_it_with_3_and_says_which(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import openai
 import pytest
 
 from tests.integration.test_streams_http import connect, read_all
-from tests.serving import SERVER_FLAGS, Server, complete
+from tests.serving import SERVER_FLAGS, Server, complete, tries
 
 N = 200
 SAMPLING: dict[str, Any] = {"prompt": "the cat", "n": N, "max_tokens": 8, "seed": 5}
@@ -88,10 +89,12 @@ def test_a_stream_that_nobody_reads_stops_its_samples_all_the_same(server: Serve
     until = {"match": "(?s).*", "count": 150}
     # Some 7 MB, far more than the connection holds.
     fields = {"n": 200, "max_tokens": 60, "logprobs": 20, "until": until, "stream_whole": True}
-    connection = connect(server, **fields)
-    server.wait_until_idle()
-    assert server.metric("srm_engine_sequences_total", "stop") > stopped
-    assert b'"samples":[{"requested":200,"drawn":150,' in read_all(connection)
+    with closing(connect(server, **fields)) as connection:
+        for _ in tries():
+            if server.metric("srm_engine_sequences_total", "stop") > stopped:
+                break
+        server.wait_until_idle()
+        assert b'"samples":[{"requested":200,"drawn":150,' in read_all(connection)
 
 
 def test_each_prompt_has_its_own_end(server: Server) -> None:

@@ -19,7 +19,7 @@ import pytest
 import srm
 from tests.held_engine import held, release
 from tests.integration.test_serve import Asked, children, wait_until_ready
-from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete, free_port
+from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete, free_port, tries
 
 WEIGHTS = "/v1/admin/weights"
 HEADER = "the cat sat on the mat with the other cat and the other cat sat on the mat"
@@ -138,14 +138,6 @@ def test_a_stream_says_of_each_event_which_weights(
     prints = {event["weights_version"]: event["system_fingerprint"] for event in said}
     assert prints[before] != prints[before + 1] == done["fingerprint"]
     swapping.wait_until_idle()
-
-
-def tries() -> Iterator[None]:
-    """For what may have ended before it is met, or is still to come: again, for a while."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        yield
-    raise AssertionError("what was waited for never came")
 
 
 @pytest.mark.parametrize("stop", [None, ["no such text"]], ids=["final", "columns"])

@@ -16,7 +16,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     head = "import time\nfrom engine.process.watchdog import Watchdog\n"
     command = [sys.executable, "-c", head + script]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
 
 
