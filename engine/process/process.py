@@ -218,8 +218,7 @@ class EngineProcess:
             self._owner[message.id] = client
 
     def _change_weights(self) -> None:
-        """Change the weights if it is time to, between steps and after all Outputs of the old
-        ones."""
+        """Change the weights between steps, if due, after all outputs of the old ones."""
         if (message := self._swaps.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
@@ -376,8 +375,7 @@ class EngineProcess:
 
 
 def serve(engine: Engine, config: EngineConfig, load: LoadFolder = load_checkpoint) -> int:
-    """Serve the engine until SIGTERM or SIGINT; return the process's exit code. Main thread
-    only."""
+    """Serve until SIGTERM or SIGINT; return the exit code. For the main thread only."""
     watchdog = Watchdog(config.step_timeout_s)
     heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None
 
