@@ -25,7 +25,7 @@ def configure(level: LogLevel, form: LogFormat) -> None:
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-31 12:00:00,000 INFO server.boundary: message name=value …`."""
+    """`2026-01-31 12:00:00,000 INFO server.http.request_middleware: message name=value …`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

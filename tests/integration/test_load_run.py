@@ -17,6 +17,7 @@ from loadtest.client.target import resolve
 from loadtest.client.workers import Progress, run
 from loadtest.recording import ERRORS, Recording
 from loadtest.scenario import Scenario
+from server.routes.service import VERSION
 from tests.raw_server import DONE, Handler, Peer, event, raw_server, stream, text_event, whole
 from tests.serving import Server
 
@@ -235,7 +236,7 @@ async def test_our_server(server: Server, text_model: Path, api: Any, stream: bo
     requests = recording.requests
     assert kinds(recording) == {"none"}
     assert recording.about.scenario.served_model_name == "tiny"
-    assert recording.about.versions["server"] == "0.1.0"
+    assert recording.about.versions["server"] == VERSION
     assert (requests["usage_output_tokens"] == 10).all()
     if api == "completions":
         assert (requests["output_tokens"] == 10).all()

@@ -41,9 +41,8 @@ def test_a_json_line_has_the_exception() -> None:
 
 def test_a_text_line_ends_in_the_fields() -> None:
     made = record("answered", fields={"status": 200, "seconds": 0.5})
-    assert (
-        TextLines().format(made).endswith(" INFO server.boundary: answered status=200 seconds=0.5")
-    )
+    said = f" INFO {made.name}: answered status=200 seconds=0.5"
+    assert TextLines().format(made).endswith(said)
 
 
 def test_configuring_sets_level_and_form() -> None:

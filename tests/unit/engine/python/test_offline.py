@@ -226,6 +226,15 @@ def test_settings_are_those_of_the_engine(tmp_path: Path) -> None:
         Engine(tmp_path)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where a shell started the tests in the background, ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_step_and_the_engine_stays_whole(llm: Engine) -> None:
     steps = 0
 
