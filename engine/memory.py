@@ -1,4 +1,4 @@
-"""How much memory this machine has left, and how a process of many steps collects its garbage.
+"""Measures the memory this machine has left, and sets how often Python collects garbage.
 
 A process's own settings are made once, by the program that it runs.
 """

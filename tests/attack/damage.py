@@ -1,4 +1,4 @@
-"""What is done to a server besides asking it: kills, a full disk, a turned clock, flipped bits."""
+"""Damages a server from outside: a full disk, a turned clock, flipped bits."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ class Call:
 
 @dataclass
 class Known:
-    """What exists on the server and may be asked for."""
+    """Files, batches and weights that exist on the server."""
 
     files: list[str]
     batches: list[str]
     folders: list[str]
-    """Of weights, good and bad."""
+    """Folders of weights, good and bad."""
 
 
 def random_call(rng: random.Random, known: Known) -> Call:

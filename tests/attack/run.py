@@ -61,7 +61,7 @@ class AttackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_mib: int = 320
     """Size of the disk for what the server stores, of which uploads leave 256 MiB."""
     seed: int = 0
-    """Of requests and damage."""
+    """Seed from which requests and damage are drawn."""
     output: Path = RECORDS
     """Folder for the record."""
 
@@ -275,7 +275,7 @@ class Attack:
         self.fault(f"left over after half a minute of quiet: {held}")
 
     def read_log(self) -> None:
-        """What is new in it must tell of no bug."""
+        """Fail if the new lines of the log tell of a bug."""
         with self.log.open("rb") as file:
             file.seek(self._log_at)
             new = file.read().decode(errors="replace")
@@ -298,7 +298,7 @@ def _metric(text: str, name: str) -> float:
 
 
 def markdown(attack: Attack) -> str:
-    """What was done, what was answered, and what was wrong."""
+    """The report: the damage done, the statuses answered, the faults found."""
     statuses: Counter[str] = Counter()
     for name, count in attack.statuses.items():
         statuses[name.rsplit(" ", 1)[-1]] += count

@@ -53,7 +53,7 @@ def replies(folder: Path, name: str) -> Answers:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Answers]]]:
-    """What the servers answer, by fixture, of those that a test is to be run for."""
+    """Answers of a server for each fixture that a selected test needs."""
     groups: defaultdict[object, dict[str, Path]] = defaultdict(dict)
     here = [item for item in request.session.items if item.path == request.path]
     wanted = {name for name in NAMES if any(f"[{name}]" in item.name for item in here)}
