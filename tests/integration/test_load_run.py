@@ -91,7 +91,7 @@ async def test_requests_under_way_are_cut_after_the_grace() -> None:
     recording = await run_against(silent, concurrency=3, duration_s=0.1, grace_s=0.1)
     assert len(recording.requests) == 3
     assert kinds(recording) == {"cut"}
-    assert (recording.requests["ended"] >= 0.2).all()
+    assert (recording.requests["ended"] >= 0.195).all()  # event loop timers have milliseconds
     assert recording.about.stopped_by == "duration"
 
 
