@@ -68,7 +68,7 @@ fuzz: .venv/dev  ## property tests with fresh seeds, round after round, for SECO
 	  $(BIN)/python -m pytest -q -x --hypothesis-profile=fuzz tests/property || exit 1; done
 
 mutants: .venv/dev  ## change COUNT=60 single tokens, drawn with SEED=14; do tests notice?
-	@COUNT=$(COUNT) SEED=$(SEED) JOBS=$(JOBS) $(BIN)/python -m tests.mutants
+	@COUNT=$(COUNT) SEED=$(SEED) JOBS=$(JOBS) $(BIN)/python -m tests.tools.mutants
 
 chaos: .venv/dev  ## kill processes at random during a job of 20,000 lines; writes docs/benchmarks/
 	$(BIN)/python -m tests.chaos.run
@@ -108,7 +108,7 @@ bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
 	$(BIN)/python srm.py bench table
 
 load: .venv/dev  ## a short load test of a server that is started here: MODEL=dir
-	$(BIN)/python -m tests.load_local $(MODEL)
+	$(BIN)/python -m tests.tools.load_local $(MODEL)
 
 peers-setup: .venv/dev  ## other engines and all models, below ~/.cache/srm-peers
 	$(BIN)/python -m bench.peers setup

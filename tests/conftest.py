@@ -15,7 +15,7 @@ from engine.device.telemetry import turn_off_telemetry
 from engine.messages import Request, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.weights import Weights
-from tests.numpy_runner import NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
 
 # Neither load nor luck fails a test; `make fuzz` draws other examples each time.

@@ -82,7 +82,7 @@ class Server:
         self,
         folder: Path,
         *flags: str,
-        engine_module: str = "tests.numpy_engine",
+        engine_module: str = "tests.engines.numpy_engine",
         start_s: float = _START_S,
     ) -> None:
         """Waits until it is ready, for `start_s` seconds at most.

@@ -79,8 +79,8 @@ from server.supervise.launch import load_settings
 from server.text import template_process
 from server.text.chat_template import RENDER_S
 from server.text.text import Text
-from tests import field_tables
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
+from tests.tools import field_tables
 from training.evaluate import EvaluateConfig
 from training.pretrain import TrainConfig
 
@@ -312,7 +312,7 @@ def test_every_field_of_a_message_is_there() -> None:
 
 @pytest.mark.parametrize("page", field_tables.PAGES, ids=lambda path: path.name)
 def test_tables_of_fields_are_those_of_the_code(page: Path) -> None:
-    assert field_tables.written(page) == page.read_text(), "python -m tests.field_tables"
+    assert field_tables.written(page) == page.read_text(), "python -m tests.tools.field_tables"
 
 
 def test_every_field_at_a_neutral_value_is_there() -> None:

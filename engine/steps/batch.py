@@ -196,7 +196,7 @@ class Launched(Protocol):
 
 
 class Runner(Protocol):
-    """Runs batches. `engine.device.runner.ModelRunner` (MAX) and `tests/numpy_runner.py` are the
+    """Runs batches. `engine.device.runner.ModelRunner` (MAX) and `tests/engines/numpy_runner.py` are the
     two."""
 
     @property

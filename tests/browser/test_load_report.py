@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 from loadtest.report.compare import compare
 from loadtest.report.compare_report import html
 from loadtest.report.report_files import write_reports
-from tests.recorded_run import run_of
+from tests.loads.recorded_run import run_of
 
 OpenFile = Callable[..., Page]
 WIDE = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).length"

@@ -128,7 +128,7 @@ class KilledServer:
         model: Path,
         data_dir: Path,
         *flags: str,
-        engine_module: str = "tests.numpy_engine",
+        engine_module: str = "tests.engines.numpy_engine",
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:

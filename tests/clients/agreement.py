@@ -33,9 +33,9 @@ from tests.clients.figures import (
     by_srm,
     by_toy,
 )
-from tests.stalled import RATE, SECONDS, STALL_S, STREAMS, stalled
-from tests.theory import Times
-from tests.toy_server import ToyConfig, ToyServer
+from tests.loads.stalled import RATE, SECONDS, STALL_S, STREAMS, stalled
+from tests.loads.theory import Times
+from tests.loads.toy_server import ToyConfig, ToyServer
 
 TOOLS: dict[str, Callable[[Path, str, Load], Figures]] = {"srm": by_srm, "guidellm": by_guidellm}
 TOY = ToyConfig(ttft_s=0.5, itl_s=0.025)

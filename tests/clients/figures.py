@@ -20,8 +20,8 @@ import numpy as np
 
 from engine.config import DEMO_MODEL
 from tests.clients.conftest import run_client, write_tokenizer
-from tests.loaded import loaded
-from tests.toy_server import Served
+from tests.loads.run_loadtest import loaded
+from tests.loads.toy_server import Served
 
 
 @dataclass(frozen=True)

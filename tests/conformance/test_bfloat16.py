@@ -22,8 +22,8 @@ from engine.settings import load
 from engine.steps.batch import F32
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import LayerWeights, MixerUnit, Weights, fold
-from tests.forms import ROUNDED, compiled, tensors
-from tests.numpy_runner import F64, feed
+from tests.engines.numpy_runner import F64, feed
+from tests.models.forms import ROUNDED, compiled, tensors
 
 MODELS = {name: fold(shape, tensors(name, shape), name) for name, shape in ROUNDED.items()}
 

@@ -16,7 +16,7 @@ from engine.steps.batch import Runner
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
 from tests.conformance.test_scores import CONFIG
-from tests.numpy_runner import NumpyRunner
+from tests.engines.numpy_runner import NumpyRunner
 
 OLD, NEW = (fold(CONFIG, random_tensors(CONFIG, seed), f"random-{seed}") for seed in (0, 7))
 pytestmark = pytest.mark.slow  # the numpy engine is held to the same in the ordinary suite

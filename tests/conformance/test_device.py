@@ -2,7 +2,7 @@
 
 What rounding does was measured by emulation (`srm bench precision`); its record gives the bounds.
 This is what a GPU, where nothing else of the model is tested, has to pass first; the same code runs
-on the CPU. The oracle is `tests.numpy_runner`.
+on the CPU. The oracle is `tests.engines.numpy_runner`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.records import RECORDS
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
-from tests.numpy_runner import F64, feed
+from tests.engines.numpy_runner import F64, feed
 from training.tasks import problems
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]

@@ -18,8 +18,8 @@ from engine.process.engine import Engine
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
-from tests.edited import edited
-from tests.numpy_runner import F64, feed, tiny_weights
+from tests.bodies.edited import edited
+from tests.engines.numpy_runner import F64, feed, tiny_weights
 
 CONFIG = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=96, vocab_size=301)
 EOS = CONFIG.eos_token_id

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from engine.weights.checkpoint import load_checkpoint
-from tests.logits_model import LogitsModel, compile_logits
-from tests.published import NAMES, TOLERANCE, cases, convert_fixture, parametrized, relative_error
+from tests.engines.logits_model import LogitsModel, compile_logits
+from tests.models.published import (
+    NAMES,
+    TOLERANCE,
+    cases,
+    convert_fixture,
+    parametrized,
+    relative_error,
+)
 
 
 @pytest.fixture(scope="module")

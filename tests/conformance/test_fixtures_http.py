@@ -23,7 +23,7 @@ from max.dtype import DType
 
 from engine.device.model import graph_shape
 from engine.weights.checkpoint import read_model
-from tests.published import NAMES, TOLERANCE, cases, convert_fixture, parametrized
+from tests.models.published import NAMES, TOLERANCE, cases, convert_fixture, parametrized
 from tests.serving import Server
 
 F64 = npt.NDArray[np.float64]

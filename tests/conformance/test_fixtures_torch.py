@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.weights.tensors import is_scalar
-from tests.published import TOLERANCE, cases, convert_fixture, parametrized, relative_error
+from tests.models.published import TOLERANCE, cases, convert_fixture, parametrized, relative_error
 from training.checkpoint import load_model
 from training.model import SRM
 

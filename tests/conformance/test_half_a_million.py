@@ -18,7 +18,7 @@ from engine.device.runner import ModelRunner
 from engine.device.state_pool import slot_bytes
 from engine.messages import Output, Request, SamplingParams
 from engine.process.engine import Engine
-from tests.numpy_runner import tiny_weights
+from tests.engines.numpy_runner import tiny_weights
 
 MODEL = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=16, vocab_size=256)
 NUM_REQUESTS, SAMPLES, MAX_TOKENS = 500, 1_000, 10

@@ -15,8 +15,8 @@ from engine.messages import SamplingParams
 from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights, fold
-from tests.forms import CONFIGS, LENGTHS, TOLERANCE, Forms, all_forms, error, tensors
-from tests.numpy_runner import NumpyRunner
+from tests.engines.numpy_runner import NumpyRunner
+from tests.models.forms import CONFIGS, LENGTHS, TOLERANCE, Forms, all_forms, error, tensors
 from training.checkpoint import load_model
 from training.model import SRM
 

@@ -1,7 +1,7 @@
 """No process of a server calls anybody: with the MAX engine, from the start to an answered request.
 
-The engine and the API process run behind the wall of `tests/walled.py`; the supervisor, which asks
-the API process whether it is ready, is watched instead.
+The engine and the API process run behind the wall of `tests/tools/no_network.py`; the
+supervisor, which asks the API process whether it is ready, is watched instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from engine.config import DEMO_MODEL
 from engine.device.telemetry import SWITCHES
 from tests.serving import ROOT
-from tests.walled import cannot_wall
+from tests.tools.no_network import cannot_wall
 
 pytestmark = pytest.mark.skipif(bool(cannot_wall()), reason=cannot_wall() or "it can be done")
 
@@ -39,7 +39,7 @@ CALLS = {
 
 
 def behind_the_wall(*command: str) -> list[str]:
-    return [sys.executable, "-m", "tests.walled", *command]
+    return [sys.executable, "-m", "tests.tools.no_network", *command]
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def hook(event, arguments):
         hosts.add(str(arguments[0]))
 sys.addaudithook(hook)
 from server.supervise.launch import main
-code = main(sys.argv[1:], engine_module="tests.numpy_engine")
+code = main(sys.argv[1:], engine_module="tests.engines.numpy_engine")
 print(json.dumps({"hosts": sorted(hosts)}))
 sys.exit(code)
 """

@@ -18,7 +18,7 @@ from engine.scheduler.parking import parkable
 from engine.settings import load
 from engine.state.parked import Parked, merged
 from engine.weights.checkpoint import load_checkpoint
-from tests.stepped import run, tokens
+from tests.engines.run_engine import run, tokens
 from training.tasks import problems
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]

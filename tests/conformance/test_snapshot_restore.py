@@ -21,7 +21,7 @@ from engine.messages import Request, SamplingParams
 from engine.process.engine import Engine
 from engine.process.snapshot import NAME
 from engine.weights.checkpoint import load_checkpoint
-from tests.served_engine import collect, connected
+from tests.engines.served_engine import collect, connected
 from tests.serving import ROOT
 
 COUNT = 5_000

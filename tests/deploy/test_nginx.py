@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.raw_server import DONE, END, HEAD, chunk, text_event
+from tests.loads.raw_server import DONE, END, HEAD, chunk, text_event
 from tests.serving import ROOT, Server, free_port
 
 SAMPLE = ROOT / "deploy" / "nginx" / "srm.conf"

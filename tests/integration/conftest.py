@@ -12,8 +12,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.process.engine import Engine
 from engine.weights.weights import Weights
-from tests.numpy_runner import NumpyRunner
-from tests.served_engine import NUM_SLOTS, RawClient, Serve, Served
+from tests.engines.numpy_runner import NumpyRunner
+from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, Served
 
 
 @pytest.fixture

@@ -57,13 +57,13 @@ def as_jsonl(lines: list[Record]) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
-def run(folder: Path, *flags: str, engine: str = "tests.numpy_engine") -> int:
+def run(folder: Path, *flags: str, engine: str = "tests.engines.numpy_engine") -> int:
     """In this process, with an engine of its own."""
     return main([f"--model={folder}", *FLAGS, *flags], engine_module=engine)
 
 
 def start(
-    folder: Path, *flags: str, engine: str = "tests.numpy_engine", **options: Any
+    folder: Path, *flags: str, engine: str = "tests.engines.numpy_engine", **options: Any
 ) -> subprocess.Popen[bytes]:
     program = (
         "import sys; from server.commands.batch import main; from engine.errors import SRMError\n"
@@ -260,10 +260,10 @@ def test_lines_under_way_go_on_at_their_tokens(
     assert run(text_model, str(source), "-o", str(whole)) == 0
     snapshot = tmp_path / "out.jsonl.snapshot" / "durable.snapshot"
     flags = (str(source), "-o", str(output), "--resume", "--snapshot-interval-s=0.05")
-    with start(text_model, *flags, engine="tests.slow_engine") as process:
+    with start(text_model, *flags, engine="tests.engines.slow_engine") as process:
         wait_for(snapshot)
         process.kill()
-    with start(text_model, *flags, engine="tests.slow_engine") as process:
+    with start(text_model, *flags, engine="tests.engines.slow_engine") as process:
         wait_for(output)
         snapshot.unlink()
         process.send_signal(signal.SIGINT)
@@ -275,7 +275,7 @@ def test_lines_under_way_go_on_at_their_tokens(
     assert f"  srm batch --model={text_model} " in said and said.endswith("=0.05\n")
     assert snapshot.exists(), "written at the stop"
     capfd.readouterr()
-    assert run(text_model, *flags, engine="tests.slow_engine") == 0
+    assert run(text_model, *flags, engine="tests.engines.slow_engine") == 0
     for log in (said, capfd.readouterr().err):  # after SIGKILL, and after Ctrl-C
         assert re.search(r"has [1-9]\d* sequences to go on with", log)
     assert by_number(output.read_bytes()) == by_number(whole.read_bytes())
@@ -336,7 +336,7 @@ def test_an_engine_that_dies_is_started_again(text_model: Path, tmp_path: Path) 
     with start(text_model, str(source), "-o", str(output)) as process:
         wait_for(output)
         children = psutil.Process(process.pid).children()
-        (engine,) = (one for one in children if "tests.numpy_engine" in one.cmdline())
+        (engine,) = (one for one in children if "tests.engines.numpy_engine" in one.cmdline())
         engine.kill()
         assert process.wait(600) == 0
         assert process.stderr is not None

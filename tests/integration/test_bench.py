@@ -130,11 +130,11 @@ def test_any_server_can_be_measured(server: Server, tmp_path: Path) -> None:
     table = path.with_suffix(".md").read_text()
     assert "SRM 1.0 (numpy). Tiny." in table
     assert "| streams of many | 2 × 5 | 200 |" in table
-    assert "| of `tests.numpy_engine` |" in table
+    assert "| of `tests.engines.numpy_engine` |" in table
 
 
 def test_processor_time_is_told_by_what_processes_run(server: Server) -> None:
-    assert {"server", "tests.numpy_engine"} <= set(processor_seconds(server.process.pid))
+    assert {"server", "tests.engines.numpy_engine"} <= set(processor_seconds(server.process.pid))
     with pytest.raises(ConfigError, match="no process"):
         processor_seconds(2**22 + 1)  # above the largest that Linux gives
 

@@ -22,7 +22,7 @@ from engine.client.client import EngineClient
 from server.config import ServerConfig
 from server.routes.app import create_app
 from server.text.text import Text
-from tests.served_engine import NUM_SLOTS, Serve, until
+from tests.engines.served_engine import NUM_SLOTS, Serve, until
 
 SDK = [(b"x-stainless-read-timeout", b"600"), (b"x-stainless-retry-count", b"1")]
 REQUESTS: list[dict[str, Any]] = [

@@ -14,12 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fault_proxy import FaultProxy
-from tests.loaded import Loaded, simulated
-from tests.stalled import RATE, SECONDS, STALL_AT, STALL_S, STREAMS, TOKENS, TOY, simulated_stall
-from tests.theory import Times, queued
-from tests.toy_server import Fault, ToyConfig, ToyServer
-from tests.virtual import virtually
+from tests.loads.fault_proxy import FaultProxy
+from tests.loads.run_loadtest import Loaded, simulated
+from tests.loads.stalled import (
+    RATE,
+    SECONDS,
+    STALL_AT,
+    STALL_S,
+    STREAMS,
+    TOKENS,
+    TOY,
+    simulated_stall,
+)
+from tests.loads.theory import Times, queued
+from tests.loads.toy_server import Fault, ToyConfig, ToyServer
+from tests.loads.virtual import virtually
 
 EXACT_S = 1e-6
 

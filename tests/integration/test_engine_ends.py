@@ -24,8 +24,8 @@ from engine.process.process import serve as serve_engine
 from engine.steps.batch import Batch
 from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
-from tests.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
-from tests.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
+from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
 
 
 class BrokenRunner(NumpyRunner):

@@ -27,8 +27,8 @@ from engine.process.engine import Engine
 from engine.steps.token_deltas import merge
 from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
-from tests.numpy_runner import NumpyRunner
-from tests.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
+from tests.engines.numpy_runner import NumpyRunner
+from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
 
 
 async def test_generate_returns_what_an_engine_in_process_returns(

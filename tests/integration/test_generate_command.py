@@ -24,7 +24,7 @@ def start(folder: Path, *flags: str, **options: Any) -> subprocess.Popen[bytes]:
     program = (
         "import sys; from server.commands.generate import main\n"
         "from engine.errors import SRMError\n"
-        "try: code = main(sys.argv[1:], engine_module='tests.numpy_engine')\n"
+        "try: code = main(sys.argv[1:], engine_module='tests.engines.numpy_engine')\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"
     )
@@ -90,7 +90,10 @@ def test_what_only_the_model_can_refuse_is_a_bad_argument_too(text_model: Path) 
         (["the cat" * 400], "prompt has "),
     ):
         with pytest.raises(ConfigError, match=message):
-            main([f"--model={text_model}", *FLAGS, *flags], engine_module="tests.numpy_engine")
+            main(
+                [f"--model={text_model}", *FLAGS, *flags],
+                engine_module="tests.engines.numpy_engine",
+            )
 
 
 def test_an_engine_that_does_not_start_is_said(text_model: Path) -> None:

@@ -25,9 +25,9 @@ from server import errors
 from server.http.draining import Draining
 from server.routes import health
 from tests.conftest import MakeRequest
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.engines.served_engine import Serve, collect, connected, until
 from tests.integration.test_serve import children
-from tests.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.served_engine import Serve, collect, connected, until
 from tests.serving import SERVER_FLAGS, Server
 
 STALL_S = 0.3

@@ -18,7 +18,7 @@ from loadtest.client.workers import Progress, run
 from loadtest.recording import ERRORS, Recording
 from loadtest.scenario import Scenario
 from server.routes.service import VERSION
-from tests.raw_server import DONE, Handler, Peer, event, raw_server, stream, text_event, whole
+from tests.loads.raw_server import DONE, Handler, Peer, event, raw_server, stream, text_event, whole
 from tests.serving import Server
 
 USAGE = event(choices=[], usage={"prompt_tokens": 2, "completion_tokens": 2})

@@ -17,8 +17,8 @@ from loadtest.__main__ import main
 from loadtest.commands.run_command import INTERRUPTED
 from loadtest.recording import load
 from loadtest.report.report import read_report
+from tests.loads.toy_server import ToyConfig, ToyServer
 from tests.serving import ROOT, Server
-from tests.toy_server import ToyConfig, ToyServer
 
 SHORT = ("--duration-s=1", "--concurrency=4", "--output-tokens=4", "--prompt-tokens=6")
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from loadtest.analysis.summarize import summarize
-from tests.loaded import loaded
+from tests.loads.run_loadtest import loaded
 from tests.serving import Server
 
 _BUSY_S = 0.25

@@ -13,8 +13,8 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.commands.run_command import INTERRUPTED
 from loadtest.report.report import read_report
+from tests.loads.toy_server import ToyConfig, ToyServer
 from tests.serving import ROOT
-from tests.toy_server import ToyConfig, ToyServer
 
 SLOTS = 6
 TOKENS = 8

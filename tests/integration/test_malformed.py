@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from server.routes.app import OPERATIONS
-from tests import garbage
+from tests.bodies import garbage
 from tests.serving import Server
 
 VALID = {"prompt": "the cat", "messages": [{"role": "user", "content": "hi"}], "tokens": [5]}

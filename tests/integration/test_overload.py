@@ -8,9 +8,9 @@ import pytest
 
 from engine.errors import Overloaded, TimedOut
 from tests.conftest import MakeEngine, MakeRequest
-from tests.held_engine import held
+from tests.engines.held_engine import held
+from tests.engines.served_engine import Serve, collect, connected, until
 from tests.integration.test_serve import HELD_FLAGS, Asked
-from tests.served_engine import Serve, collect, connected, until
 from tests.serving import Server
 
 
@@ -70,7 +70,7 @@ async def test_what_takes_too_long_is_ended(
 
 
 def test_a_full_queue_is_a_503_that_says_when(text_model: Path) -> None:
-    with Server(text_model, *HELD_FLAGS, engine_module="tests.held_engine") as running:
+    with Server(text_model, *HELD_FLAGS, engine_module="tests.engines.held_engine") as running:
         with held(text_model):
             asked = Asked(running, n=3_000, max_tokens=2)
             refused = running.post(n=3_000)
@@ -85,7 +85,7 @@ def test_a_request_that_takes_too_long_is_a_504_and_its_stream_an_error(text_mod
     long = {"max_tokens": 120, "ignore_eos": True}
     flags = (*HELD_FLAGS, "--request-timeout-s=2")  # a stream must begin before
     with (
-        Server(text_model, *flags, engine_module="tests.held_engine") as running,
+        Server(text_model, *flags, engine_module="tests.engines.held_engine") as running,
         held(text_model),
     ):
         late = running.post(**long)

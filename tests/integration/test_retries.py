@@ -15,15 +15,15 @@ import httpx2
 import openai
 import pytest
 
-from tests.held_engine import held
-from tests.served_engine import until
+from tests.engines.held_engine import held
+from tests.engines.served_engine import until
 from tests.serving import SERVER_FLAGS, Server
 
 BODY = {"model": "tiny", "prompt": "the cat", "n": 5, "max_tokens": 20, "ignore_eos": True}
 OVER = 1e-6
 """Seconds: a time-out that has passed as soon as a request runs."""
 PATIENT = (*SERVER_FLAGS, "--retry-grace-s=3600", "--stall-s=1000")
-HELD = "tests.held_engine"
+HELD = "tests.engines.held_engine"
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.errors import CheckpointError, ConfigError
-from tests.numpy_runner import feed, tiny_weights
+from tests.engines.numpy_runner import feed, tiny_weights
 from tests.serving import ROOT, TEXT_MODEL
 
 WEIGHTS = tiny_weights(config=TEXT_MODEL)
 """Those of the numpy engine."""
 
 
-def command(model: Path, *flags: str, engine_module: str = "tests.numpy_engine") -> list[str]:
+def command(
+    model: Path, *flags: str, engine_module: str = "tests.engines.numpy_engine"
+) -> list[str]:
     program = (
         "import sys; from server.commands.score import main; from engine.errors import SRMError\n"
         f"try: code = main(sys.argv[1:], engine_module={engine_module!r})\n"
@@ -36,7 +38,7 @@ def command(model: Path, *flags: str, engine_module: str = "tests.numpy_engine")
 
 
 def run(
-    model: Path, *flags: str, given: bytes = b"", engine_module: str = "tests.numpy_engine"
+    model: Path, *flags: str, given: bytes = b"", engine_module: str = "tests.engines.numpy_engine"
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         command(model, *flags, engine_module=engine_module),

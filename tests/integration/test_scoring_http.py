@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from server.schema.sampling_fields import MAX_SCORES
-from tests.numpy_runner import feed, tiny_weights
+from tests.engines.numpy_runner import feed, tiny_weights
 from tests.serving import SERVER_FLAGS, TEXT_MODEL, Server, choice_of, complete
 
 WEIGHTS = tiny_weights(config=TEXT_MODEL)

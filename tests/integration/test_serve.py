@@ -19,8 +19,8 @@ import pytest
 from engine.errors import EngineUnavailable
 from engine.messages import Request, SamplingParams
 from engine.process.snapshot import NAME
-from tests.held_engine import held
-from tests.served_engine import collect, connected
+from tests.engines.held_engine import held
+from tests.engines.served_engine import collect, connected
 from tests.serving import NUM_SLOTS, ROOT, SERVER_FLAGS, Server
 
 LONG = {"max_tokens": 120, "ignore_eos": True}
@@ -30,7 +30,7 @@ HELD_FLAGS = (*SERVER_FLAGS, "--stall-s=1000")
 @pytest.fixture
 def own_server(text_model: Path) -> Iterator[Server]:
     """One that the test may break."""
-    with Server(text_model, *HELD_FLAGS, engine_module="tests.held_engine") as running:
+    with Server(text_model, *HELD_FLAGS, engine_module="tests.engines.held_engine") as running:
         yield running
 
 
@@ -141,7 +141,7 @@ def test_a_killed_api_comes_back_on_the_same_port(own_server: Server) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_finishes_what_runs_and_leaves_nothing(text_model: Path, signum: int) -> None:
     flags = (*HELD_FLAGS, "--drain-s=1000")
-    running = Server(text_model, *flags, engine_module="tests.held_engine")
+    running = Server(text_model, *flags, engine_module="tests.engines.held_engine")
     pids = children(running)
     with held(text_model):
         asked = Asked(running, n=5)
@@ -156,7 +156,7 @@ def test_a_stop_finishes_what_runs_and_leaves_nothing(text_model: Path, signum: 
 
 def test_a_stop_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
     flags = (*HELD_FLAGS, "--drain-s=0.5")
-    running = Server(text_model, *flags, engine_module="tests.held_engine")
+    running = Server(text_model, *flags, engine_module="tests.engines.held_engine")
     with held(text_model):
         asked = Asked(running)
         assert running.stop() == 0
@@ -170,7 +170,7 @@ def test_a_stop_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
 
 def test_a_stop_that_waits_no_longer_ends_a_stream_with_an_error_event(text_model: Path) -> None:
     flags = (*HELD_FLAGS, "--drain-s=0.5")
-    running = Server(text_model, *flags, engine_module="tests.held_engine")
+    running = Server(text_model, *flags, engine_module="tests.engines.held_engine")
     request = {"prompt": "the cat", "stream": True, **LONG}
     with (
         held(text_model, steps=9),
@@ -296,7 +296,7 @@ def test_a_port_in_use_ends_it_with_2_and_is_named(server: Server, text_model: P
 
 def test_a_stop_says_so_to_whoever_comes_until_all_is_finished(text_model: Path) -> None:
     flags = (*HELD_FLAGS, "--drain-s=1000")
-    with Server(text_model, *flags, engine_module="tests.held_engine") as running:
+    with Server(text_model, *flags, engine_module="tests.engines.held_engine") as running:
         with held(text_model):
             asked = Asked(running)
             assert running.get("/ready").status_code == 200

@@ -25,9 +25,9 @@ from engine.process.process import serve as serve_engine
 from engine.process.snapshot import NAME
 from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
-from tests.held_engine import HeldEngine, held, hold, release
-from tests.numpy_runner import NumpyRunner, tiny_weights
-from tests.served_engine import NUM_SLOTS, Serve, Served, collect, connected, until
+from tests.engines.held_engine import HeldEngine, held, hold, release
+from tests.engines.numpy_runner import NumpyRunner, tiny_weights
+from tests.engines.served_engine import NUM_SLOTS, Serve, Served, collect, connected, until
 
 MAX_TOKENS = 50
 

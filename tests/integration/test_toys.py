@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fault_proxy import FaultProxy
-from tests.toy_server import Fault, ToyConfig, ToyServer
+from tests.loads.fault_proxy import FaultProxy
+from tests.loads.toy_server import Fault, ToyConfig, ToyServer
 
 _QUICK = ToyConfig(ttft_s=0.02, itl_s=0.005)
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import srm
-from tests.held_engine import held, release
+from tests.engines.held_engine import held, release
 from tests.integration.test_serve import Asked, children, wait_until_ready
 from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete, free_port, tries
 
@@ -40,7 +40,7 @@ def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def swapping(folders: Path) -> Iterator[Server]:
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
              f"--admin-port={free_port()}", "--stall-s=1000", "--api-processes=2")  # fmt: skip
-    with Server(folders / "first", *flags, engine_module="tests.held_engine") as running:
+    with Server(folders / "first", *flags, engine_module="tests.engines.held_engine") as running:
         yield running
 
 

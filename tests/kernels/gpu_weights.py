@@ -20,8 +20,8 @@ from engine.device.precompile import PrecompileConfig, leave, open_target
 from engine.device.runner import host_weights
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
-from tests.numpy_runner import TINY
-from tests.variants import HEADLESS
+from tests.engines.numpy_runner import TINY
+from tests.models.variants import HEADLESS
 
 
 class _Gpu:

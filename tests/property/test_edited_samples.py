@@ -14,10 +14,10 @@ from engine.errors import InvalidRequest
 from engine.messages import Request, SamplingParams
 from engine.process.engine import Engine
 from engine.state.sequence import sample_seeds
-from tests.edited import edited
+from tests.bodies.edit_strategies import wanted
+from tests.bodies.edited import edited
+from tests.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
 from tests.kernels import oracle
-from tests.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
-from tests.wanted import wanted
 
 WEIGHTS = tiny_weights()
 EOS = TINY.eos_token_id

@@ -59,8 +59,8 @@ from engine.state.prefixes import NO_SLOT, Prefix
 from engine.state.sequence import STREAMS
 from engine.state.slots import FREE
 from engine.steps.batch import Batch
-from tests.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
-from tests.wanted import wanted
+from tests.bodies.edit_strategies import wanted
+from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
 
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too

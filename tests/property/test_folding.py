@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.config import ModelConfig
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
-from tests.numpy_runner import feed
-from tests.variants import configs
+from tests.engines.numpy_runner import feed
+from tests.models.variants import configs
 from training.model import SRM
 
 

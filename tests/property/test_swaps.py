@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.messages import PROMPT, Output, Request, Running, SamplingParams, join
 from engine.process.engine import Engine
-from tests.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 
 VERSIONS = [tiny_weights(seed) for seed in range(3)]
 HEADER = np.random.default_rng(3).integers(0, 31, 40).tolist()

@@ -18,8 +18,8 @@ from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
-from tests.numpy_runner import NumpyRunner
-from tests.variants import configs
+from tests.engines.numpy_runner import NumpyRunner
+from tests.models.variants import configs
 from training.model import SRM
 
 TOLERANCE = 1e-5

@@ -26,8 +26,8 @@ from loadtest.report.report import SCHEMA, read_report
 from server.http.keys import load_keys
 from server.text.text import Text
 from server.text.tokenizer_files import chat_template, special_tokens
-from tests.numpy_runner import TINY, tiny_weights
-from tests.recorded import recording as recorded
+from tests.engines.numpy_runner import TINY, tiny_weights
+from tests.loads.recorded import recording as recorded
 from tests.serving import write_text_model
 from tests.unit.engine.device.test_graph_notes import keep
 from tests.unit.engine.process.test_snapshot import read_all, write

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.config import Mixer, ModelConfig
 from engine.weights.tensors import is_scalar, tensor_shapes
-from tests.variants import configs, mixed_tokens
+from tests.models.variants import configs, mixed_tokens
 from training.mixers import TokenMixer
 from training.model import SRM
 

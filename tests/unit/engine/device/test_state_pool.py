@@ -17,7 +17,7 @@ from engine.device.state_pool import CPU_SLOTS, StatePool, count_slots, slot_byt
 from engine.errors import ConfigError
 from engine.state.slots import SlotTable
 from engine.steps.batch import SlotStates
-from tests.numpy_runner import TINY
+from tests.engines.numpy_runner import TINY
 
 SLOT = slot_bytes(TINY) + SlotTable(1, TINY.n_ctx).nbytes
 

@@ -16,7 +16,7 @@ from engine.process.durable import REFUSED, Detail, Durable
 from engine.process.engine import Engine
 from engine.process.snapshot import NAME
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_runner import tiny_weights
+from tests.engines.numpy_runner import tiny_weights
 
 Tokens = dict[tuple[str, int], bytes]
 LATER = 10**6

@@ -13,7 +13,7 @@ from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_runner import TINY, feed, tiny_weights
+from tests.engines.numpy_runner import TINY, feed, tiny_weights
 
 
 def metric(name: str, **labels: str) -> float:

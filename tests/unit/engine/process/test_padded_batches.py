@@ -7,7 +7,7 @@ from engine.messages import SamplingParams
 from engine.process.engine import Engine
 from engine.steps.batch import Batch, StepResult, padded
 from engine.weights.weights import Weights
-from tests.numpy_runner import NumpyRunner
+from tests.engines.numpy_runner import NumpyRunner
 
 CONFIG = EngineConfig(num_slots=4, max_step_rows=4, max_step_tokens=5, prefix_slots=2)
 

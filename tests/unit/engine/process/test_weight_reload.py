@@ -20,8 +20,8 @@ from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
 from engine.weights.weights import Weights
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_engine import load
-from tests.numpy_runner import TINY, feed, tiny_weights
+from tests.engines.numpy_engine import load
+from tests.engines.numpy_runner import TINY, feed, tiny_weights
 
 NEW = tiny_weights(seed=1)
 HEADER = np.random.default_rng(2).integers(2, 31, 30).tolist()
@@ -163,7 +163,7 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> MakeFolder:
-    """make_folder("b", seed=1, n_ctx=32): a model folder that tests.numpy_engine reads."""
+    """make_folder("b", seed=1, n_ctx=32): a model folder that tests.engines.numpy_engine reads."""
 
     def make(name: str, seed: int = 1, **changed: int) -> Path:
         folder = tmp_path / name

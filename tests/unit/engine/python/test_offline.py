@@ -26,7 +26,7 @@ from engine.process.engine import Engine as SteppedEngine
 from engine.python.offline import Engine, Progress
 from engine.python.request_output import Completion
 from server.text.text import Text
-from tests.numpy_runner import NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import TEXT_MODEL, Server, complete
 
 SLOTS = 16

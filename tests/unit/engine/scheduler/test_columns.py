@@ -10,8 +10,8 @@ from engine.messages import REASONS, Columns
 from engine.scheduler.outputs import NewTokens
 from engine.scheduler.scheduler import Scheduler
 from engine.state.sequence import STREAMS
-from tests.calls import calls_of
 from tests.conftest import MakeEngine, MakeRequest
+from tests.tools.calls import calls_of
 from tests.unit.engine.scheduler.test_scheduler import complete, make_scheduler, scheduled, step
 
 LENGTH, ERROR = REASONS.index("length"), REASONS.index("error")

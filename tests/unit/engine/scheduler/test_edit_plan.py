@@ -13,7 +13,7 @@ from engine.scheduler.accept import accept
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import NO_EDITS, Batch, Edits, Span, StepResult
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_runner import TINY, check_batch
+from tests.engines.numpy_runner import TINY, check_batch
 
 EOS = TINY.eos_token_id
 V = TINY.vocab_size

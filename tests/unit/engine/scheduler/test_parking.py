@@ -17,8 +17,8 @@ from engine.scheduler.parking import check_fits, parkable
 from engine.state.parked import Parked, merged
 from engine.steps.batch import SlotStates
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_runner import TINY
-from tests.stepped import run, tokens
+from tests.engines.numpy_runner import TINY
+from tests.engines.run_engine import run, tokens
 
 NOBODY = np.empty(0, np.int32)
 

@@ -12,7 +12,7 @@ from engine.process.engine import Engine
 from engine.scheduler.prefill import MIN_SPLIT
 from engine.steps.batch import Batch
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 
 HEADER = [2 + i % 29 for i in range(30)]
 

@@ -10,8 +10,8 @@ from engine import metrics
 from engine.scheduler.scheduler import Scheduler
 from engine.state.inter_token_latency import MIXED
 from engine.steps.batch import SlotStates
-from tests.calls import calls_of
 from tests.conftest import MakeRequest
+from tests.tools.calls import calls_of
 from tests.unit.engine.scheduler.test_scheduler import complete, make_scheduler, scheduled
 from tests.unit.engine.state.test_latency import Clocked, Grown
 

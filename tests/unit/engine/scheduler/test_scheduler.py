@@ -15,7 +15,7 @@ from engine.messages import Output
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import FROM_DEVICE, Batch, StepResult
 from tests.conftest import MakeRequest
-from tests.numpy_runner import TINY, check_batch
+from tests.engines.numpy_runner import TINY, check_batch
 
 
 def make_scheduler(

@@ -13,7 +13,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import SAMPLED, Batch, Scores, StepResult
 from engine.weights.weights import Weights
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_runner import TINY, check_batch, feed
+from tests.engines.numpy_runner import TINY, check_batch, feed
 
 
 def make_scheduler(num_slots: int = 8, max_step_tokens: int = 64) -> Scheduler:

@@ -8,9 +8,9 @@ from engine.config import EngineConfig
 from engine.messages import Output
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import StepResult
-from tests.calls import calls_of
 from tests.conftest import MakeRequest
-from tests.numpy_runner import TINY
+from tests.engines.numpy_runner import TINY
+from tests.tools.calls import calls_of
 
 NUM_SLOTS = 16_384
 

@@ -15,9 +15,9 @@ from engine.scheduler.wait_queues import ShareLine
 from engine.state.fair_share import FairShare, FairShares
 from engine.state.sequence import SequenceGroup
 from engine.steps.batch import SlotStates
-from tests.calls import calls_of
 from tests.conftest import MakeRequest
-from tests.numpy_runner import TINY
+from tests.engines.numpy_runner import TINY
+from tests.tools.calls import calls_of
 from tests.unit.engine.scheduler.test_scheduler import complete, make_scheduler, scheduled, step
 
 

@@ -14,7 +14,7 @@ from engine.process.engine import Engine
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import StepResult
 from tests.conftest import MakeEngine, MakeRequest
-from tests.numpy_runner import TINY
+from tests.engines.numpy_runner import TINY
 
 
 class Clocked:

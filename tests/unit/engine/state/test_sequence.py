@@ -11,7 +11,7 @@ from engine.scheduler.accept import accept
 from engine.scheduler.wait_queues import Line
 from engine.state.sequence import SequenceGroup, sample_seeds
 from tests.conftest import MakeRequest
-from tests.numpy_runner import TINY
+from tests.engines.numpy_runner import TINY
 
 
 @pytest.mark.parametrize(

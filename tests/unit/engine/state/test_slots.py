@@ -12,7 +12,7 @@ from engine.state.prefixes import Prefix
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import FREE, SlotTable, StopSets
 from tests.conftest import MakeRequest
-from tests.numpy_runner import TINY
+from tests.engines.numpy_runner import TINY
 
 
 def accepted(request: Request, first_id: int) -> SequenceGroup:

@@ -23,7 +23,7 @@ from engine.steps.batch import F32
 from engine.weights.convert import convert
 from engine.weights.random_model import random_tensors
 from engine.weights.tensors import tensor_shapes
-from tests.variants import configs
+from tests.models.variants import configs
 from training.checkpoint import load_model
 from training.model import SRM
 

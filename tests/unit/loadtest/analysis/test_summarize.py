@@ -16,7 +16,7 @@ from loadtest.analysis.summarize import summarize
 from loadtest.analysis.window import default_window, load_name
 from loadtest.recording import Recording, load
 from loadtest.summary import Distribution
-from tests.recorded import NAN, recording, request
+from tests.loads.recorded import NAN, recording, request
 
 
 def test_one_request_by_hand() -> None:

@@ -11,7 +11,7 @@ import pytest
 from loadtest.analysis.summarize import summarize
 from loadtest.analysis.verdict import growth, warnings
 from loadtest.recording import Recording
-from tests.recorded import NAN, recording, request
+from tests.loads.recorded import NAN, recording, request
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -19,7 +19,7 @@ from loadtest.client.request_attempt import RequestAttempt, retry_after
 from loadtest.client.target import Target
 from loadtest.recording import ERRORS
 from loadtest.workload.workload import RequestPlan
-from tests.raw_server import (
+from tests.loads.raw_server import (
     DONE,
     END,
     HEAD,

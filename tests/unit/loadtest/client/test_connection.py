@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.connection import Connection
-from tests.raw_server import END, HEAD, chunk, whole
+from tests.loads.raw_server import END, HEAD, chunk, whole
 
 
 class Pipe(asyncio.Transport):

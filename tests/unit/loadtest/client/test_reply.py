@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.reply import BadReply, News, Reply
-from tests.raw_server import DONE, event, text_event
+from tests.loads.raw_server import DONE, event, text_event
 
 CHOICE = st.fixed_dictionaries(
     {"index": st.integers(0, 3)},

@@ -17,7 +17,7 @@ from loadtest.report.compare import compare, compare_reports
 from loadtest.report.compare_report import html, markdown, text
 from loadtest.report.report import SCHEMA, Report, encode, report_of
 from loadtest.report.report_files import Run
-from tests.recorded_run import run_of
+from tests.loads.recorded_run import run_of
 
 
 def report(*runs: Run) -> Report:

@@ -25,7 +25,7 @@ from loadtest.report.report import SCHEMA, Report, read_report, report_of
 from loadtest.report.report_files import Run, write_reports
 from loadtest.report.tables import objectives_table, scenario_toml
 from loadtest.scenario import Scenario
-from tests.recorded_run import recorded, run_of
+from tests.loads.recorded_run import recorded, run_of
 
 ROOT = Path(__file__).resolve().parents[4]
 VOID = {"meta", "br", "path", "use"}

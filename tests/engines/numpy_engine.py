@@ -1,4 +1,4 @@
-"""`python -m tests.numpy_engine`: the engine process on the numpy runner with random weights.
+"""`python -m tests.engines.numpy_engine`: the engine process on numpy, with random weights.
 
 Takes the flags of `python -m engine`; a folder may have a `seed` in place of weights.
 """
@@ -18,7 +18,7 @@ from engine.process.weight_reload import first_weights
 from engine.settings import load as load_config
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
-from tests.numpy_runner import NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 
 
 def load(folder: Path) -> Weights:
@@ -39,7 +39,7 @@ def main(
     make_engine: type[Engine] = Engine,
 ) -> int:
     try:
-        config = load_config(EngineConfig, argv, prog="python -m tests.numpy_engine")
+        config = load_config(EngineConfig, argv, prog="python -m tests.engines.numpy_engine")
         weights, version = first_weights(config, load)
         runner = make_runner(weights, config.num_slots or config.max_slots)
         engine = make_engine(weights.config, runner, config, weights.fingerprint, version)

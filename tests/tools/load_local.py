@@ -1,6 +1,7 @@
 """`make load`: `srm serve` on this machine, loaded by the ci scenario, and stopped.
 
-`python -m tests.load_local MODEL [flags of srm loadtest run]`; the exit code is that of the latter.
+`python -m tests.tools.load_local MODEL [flags of srm loadtest run]`; the exit code is the
+latter's.
 """
 
 from __future__ import annotations

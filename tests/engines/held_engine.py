@@ -1,4 +1,4 @@
-"""`python -m tests.held_engine`: tests.numpy_engine, which a test can hold between two steps.
+"""`python -m tests.engines.held_engine`: numpy_engine, which a test can hold between two steps.
 
 What is under way then goes no further, however long anything else takes. All but steps goes on:
 requests come and are ended, weights are changed, questions are answered.
@@ -17,7 +17,7 @@ from engine import logs
 from engine.config import EngineConfig
 from engine.messages import Output
 from engine.process.engine import Engine
-from tests.numpy_engine import main
+from tests.engines.numpy_engine import main
 
 _FILE = "hold"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.fault_proxy import Stall
+from tests.loads.fault_proxy import Stall
 
 Times = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WITHIN_CPU_S = 60
 """Of a run of tests: a change that makes them go on for ever is noticed."""
 UNIT, WHOLE = "tests/unit", "tests/integration"

@@ -5,7 +5,7 @@ most `slots` requests are in service, the others wait in the order they came. It
 it really did and when, on the monotonic clock that all processes of a machine share.
 Knows no model.
 
-By hand: `python -m tests.toy_server --port 8123 --ttft-s 0.05 --itl-s 0.01 --slots 16`.
+By hand: `python -m tests.loads.toy_server --port 8123 --ttft-s 0.05 --itl-s 0.01 --slots 16`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
-from tests import toy_http as wire
-from tests.toy import Toy
+from tests.loads import toy_http as wire
+from tests.loads.toy import Toy
 
 Fault = Literal[
     "429",

@@ -15,7 +15,7 @@ from engine.config import ModelConfig
 from engine.steps.batch import F32, I32
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
-from tests.logits_model import LogitsModel, compile_logits
+from tests.engines.logits_model import LogitsModel, compile_logits
 from training.model import SRM
 
 F64 = npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""`python -m tests.slow_engine`: tests.numpy_engine, slow enough to be caught in the middle, and
+"""`python -m tests.engines.slow_engine`: numpy_engine, slow enough to be caught in the middle, and
 saying what it does."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ import sys
 import time
 
 from engine import logs
-from tests.numpy_engine import main
-from tests.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.engines.numpy_engine import main
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 
 
 class SlowRunner(NumpyRunner):

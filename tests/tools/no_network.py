@@ -1,4 +1,4 @@
-"""`python -m tests.walled MODULE …`: a module's `main`, in a process that may make no socket to IP.
+"""`python -m tests.tools.no_network MODULE …`: a module's `main` in a process without IP sockets.
 
 The kernel kills the process at the first `socket(AF_INET…)` or `socket(AF_INET6…)` of any of its
 threads or children, whoever asks for it: Python, a library in C++, the resolver of host names. So

@@ -1,4 +1,4 @@
-"""`python -m tests.field_tables` writes the tables of request fields that docs/ makes of the code.
+"""`python -m tests.tools.field_tables` writes the tables of request fields in docs/.
 
 They stand between `<!-- fields: NAME -->` and `<!-- end of fields -->`; `tests/test_docs.py` says
 whether one has drifted. The names of vLLM are those of its request classes and routers.

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tests.toy import Toy
+from tests.loads.toy import Toy
 
 _CHUNK = 1 << 16
 

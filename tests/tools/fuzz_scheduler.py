@@ -1,6 +1,6 @@
 """Random histories of an engine, by the thousand: each sample says what its request says alone.
 
-    python -m tests.fuzz_scheduler --runs 10000 --first 0
+    python -m tests.tools.fuzz_scheduler --runs 10000 --first 0
 
 A history is drawn from its number alone: requests of several priorities and shares, stopped, cut,
 aborted, parked, sent again with another weight, moved to another engine, among changes of weights.
@@ -27,7 +27,7 @@ from engine.messages import Output, Request, Running, SamplingParams, join
 from engine.process.engine import Engine
 from engine.scheduler.parking import parkable
 from engine.state.parked import Parked, merged
-from tests.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 
 WEIGHTS = [tiny_weights(seed) for seed in range(2)]
 OPERATIONS = 16
@@ -274,7 +274,7 @@ def tried(number: int) -> Counter[str]:
     try:
         return History(number).run()
     except Exception as error:
-        error.add_note(f"python -m tests.fuzz_scheduler --first {number} --runs 1")
+        error.add_note(f"python -m tests.tools.fuzz_scheduler --first {number} --runs 1")
         raise
 
 

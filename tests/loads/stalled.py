@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.fault_proxy import FaultProxy
-from tests.loaded import Loaded, loaded, simulated
-from tests.theory import Times, received
-from tests.toy_server import ToyConfig, ToyServer
+from tests.loads.fault_proxy import FaultProxy
+from tests.loads.run_loadtest import Loaded, loaded, simulated
+from tests.loads.theory import Times, received
+from tests.loads.toy_server import ToyConfig, ToyServer
 
 TTFT_S, ITL_S, TOKENS = 0.0203, 0.0051, 5  # so that no two things happen at once
 TOY = ToyConfig(ttft_s=TTFT_S, itl_s=ITL_S)

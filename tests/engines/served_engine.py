@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.messages import FromEngine, Output, Request
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
-from tests.numpy_engine import load
+from tests.engines.numpy_engine import load
 
 NUM_SLOTS = 8
 
