@@ -64,7 +64,7 @@ from server.commands.score_lines import Score
 from server.config import ServerConfig
 from server.errors import ErrorDetail, srm_error
 from server.generation import dedup_counts, matching
-from server.routes import admin, batch_replies, batches, dashboard, files, scrape, tokenize
+from server.routes import admin, batch_replies, batches, files, pages, scrape, tokenize
 from server.routes.app import create_app
 from server.schema import (
     chat_request,
@@ -427,7 +427,7 @@ def test_pages_and_dashboards_name_metrics_that_exist() -> None:
     known = {exposed(metric) for metric in every_metric()}
     board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    page = (dashboard.FOLDER / "watch.js").read_text()
+    page = (pages.FOLDER / "watch.js").read_text()
     alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
     for text in (read("dashboard.md"), page, "\n".join(asked), alerts):
         named = re.findall(r"\b(?:srm|http)_\w+", text)

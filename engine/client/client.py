@@ -164,7 +164,7 @@ class EngineClient:
         with self.open([request]) as stream:
             while stream.unfinished:
                 await stream.wait()
-                for _, output in stream.take().outputs:
+                for _, output in stream.take_outputs():
                     yield output
 
     @contextmanager

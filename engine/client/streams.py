@@ -28,7 +28,7 @@ from engine.messages import (
     ToEngine,
 )
 from engine.steps.batch import I64
-from engine.steps.token_deltas import TokenDeltas
+from engine.steps.token_deltas import TokenDeltas, merge, of_outputs
 
 Send = Callable[[ToEngine], None]
 
@@ -36,10 +36,10 @@ Send = Callable[[ToEngine], None]
 class Delivery(NamedTuple):
     """Everything a stream received since the last `take`."""
 
-    outputs: list[tuple[int, Output]]
-    """Outputs, each with the place of its request in the stream."""
     news: TokenDeltas
-    """Tokens of requests with `emit` = "columns"; index = place of the request x n + completion."""
+    """New tokens of completions; index = place of the request x n + completion."""
+    scores: list[tuple[int, Output]]
+    """Scores of prompts, each with the place of its request in the stream."""
     weights_version: int = 1
     """Version of the weights that made the last of these tokens."""
 
@@ -50,7 +50,7 @@ class Stream:
     def __init__(self, streams: Streams, requests: Sequence[Request], number: int) -> None:
         self.n = requests[0].params.n
         self.cached_tokens = [0] * len(requests)
-        """By request: cached prompt tokens, known from its first token on."""
+        """By request: cached prompt tokens; known from its first token on."""
         self.unfinished = self.n * len(requests)
         """Completions whose end has not been taken."""
         self._streams = streams
@@ -91,12 +91,21 @@ class Stream:
     def take(self, only_ended: bool = False) -> Delivery:
         """Return everything new since the last call. `only_ended` leaves the columns of completions
         that still run, so that each one comes whole."""
+        news = self._streams.table.take(self._first, self._size, only_ended)
+        self.unfinished -= int(np.count_nonzero(news.reasons))
+        outputs = self.take_outputs()
+        scores = [(place, output) for place, output in outputs if output.index == PROMPT]
+        if len(scores) < len(outputs):
+            samples = [(p * self.n + one.index, one) for p, one in outputs if one.index != PROMPT]
+            news = merge([news, of_outputs(samples)])
+        return Delivery(news, scores, int(self._streams.versions[self._number]))
+
+    def take_outputs(self) -> list[tuple[int, Output]]:
+        """Return all Outputs since the last call, as they came, each with its request's place."""
         self._streams.has_news[self._number] = False
         outputs, self._outputs = self._outputs, []
-        news = self._streams.table.take(self._first, self._size, only_ended)
-        ends = sum(output.finish_reason is not None for _, output in outputs)
-        self.unfinished -= ends + int(np.count_nonzero(news.reasons))
-        return Delivery(outputs, news, int(self._streams.versions[self._number]))
+        self.unfinished -= sum(output.finish_reason is not None for _, output in outputs)
+        return outputs
 
     def stop(self, indices: I64) -> None:
         """End these completions: nothing more comes of them, and the engine frees their slots.
@@ -148,6 +157,7 @@ class Stream:
                 return
             if output.finish_reason is not None:
                 table.mute(self._first, np.array([index]))
+            self.cached_tokens[place] = output.cached_tokens
         self._outputs.append((place, output))
 
     def add_cached(self, number: int, count: int) -> None:

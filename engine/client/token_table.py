@@ -13,10 +13,10 @@ from collections import deque
 import numpy as np
 
 from engine.client.row_ranges import Stretches
-from engine.client.token_queues import NO_LOGPROBS, NO_TOKENS, TokenQueues
+from engine.client.token_queues import TokenQueues
 from engine.errors import InvalidRequest, Overloaded
 from engine.steps.batch import F32, I32, I64, Bool
-from engine.steps.token_deltas import U8, TokenDeltas
+from engine.steps.token_deltas import NO_NEWS, U8, TokenDeltas
 
 INDEX_BITS = 20
 """Low bits of a stream number: which of its reader's completions it is. The bits above name the
@@ -207,4 +207,3 @@ class TokenTable:
 
 _INDEX = (1 << INDEX_BITS) - 1
 ONE_INDEX: I64 = np.zeros(1, np.int64)
-NO_NEWS = TokenDeltas(ONE_INDEX[:0], ONE_INDEX, NO_TOKENS, NO_LOGPROBS, np.empty(0, np.uint8))

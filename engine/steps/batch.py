@@ -196,8 +196,8 @@ class Launched(Protocol):
 
 
 class Runner(Protocol):
-    """Runs batches. `engine.device.runner.ModelRunner` (MAX) and `tests/engines/numpy_runner.py` are the
-    two."""
+    """Runs batches. `engine.device.runner.ModelRunner` (MAX) and `tests/engines/numpy_runner.py`
+    are the two."""
 
     @property
     def num_slots(self) -> int:

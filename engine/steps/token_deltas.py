@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.messages import REASONS, FinishReason, Output
 from engine.steps.batch import F32, I32, I64
 
 U8 = npt.NDArray[np.uint8]
+NO_TOP_IDS: I32 = np.empty((0, 0), np.int32)
+NO_TOP_LOGPROBS: F32 = np.empty((0, 0), np.float32)
+
+
+class Entry(NamedTuple):
+    """New tokens of one completion; the fields are those of an Output."""
+
+    token_ids: bytes
+    logprobs: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,21 +36,60 @@ class TokenDeltas:
     token_ids: I32  # i32[tokens]
     logprobs: F32  # f32[tokens], or none where nobody asked
     reasons: U8  # u8[completions] index into REASONS; not 0 at a completion's end
+    top_ids: I32 = field(default_factory=lambda: NO_TOP_IDS)  # i32[tokens, k], or none
+    top_logprobs: F32 = field(default_factory=lambda: NO_TOP_LOGPROBS)  # f32[tokens, k], or none
 
     def tokens_of(self, entry: int) -> bytes:
         """One completion's tokens, int32 little-endian."""
         return self.token_ids[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
 
-    def logprobs_of(self, entry: int) -> bytes:
-        """One completion's log-probabilities, float32 little-endian; none where nobody asked."""
-        return self.logprobs[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
+    def entry(self, entry: int) -> Entry:
+        """One completion's new tokens."""
+        tokens = slice(self.offsets[entry], self.offsets[entry + 1])
+        return Entry(
+            token_ids=self.token_ids[tokens].tobytes(),
+            logprobs=self.logprobs[tokens].tobytes(),
+            top_ids=self.top_ids[tokens].tobytes(),
+            top_logprobs=self.top_logprobs[tokens].tobytes(),
+            finish_reason=REASONS[self.reasons[entry]],
+        )
+
+
+NO_NEWS = TokenDeltas(
+    indices=np.empty(0, np.int64),
+    offsets=np.zeros(1, np.int64),
+    token_ids=np.empty(0, np.int32),
+    logprobs=np.empty(0, np.float32),
+    reasons=np.empty(0, np.uint8),
+)
+
+
+def of_outputs(outputs: Sequence[tuple[int, Output]]) -> TokenDeltas:
+    """Make arrays of Outputs in the order in which they came, each with its completion's index."""
+    parts = [output for _, output in outputs]
+    token_ids = np.frombuffer(b"".join(part.token_ids for part in parts), "<i4")
+    counts = [len(part.token_ids) // 4 for part in parts]
+    shape = len(token_ids), -1 if len(token_ids) else 0
+    found = TokenDeltas(
+        indices=np.array([index for index, _ in outputs], np.int64),
+        offsets=np.cumsum([0, *counts]),
+        token_ids=token_ids,
+        logprobs=np.frombuffer(b"".join(part.logprobs for part in parts), "<f4"),
+        reasons=np.array([REASONS.index(part.finish_reason) for part in parts], np.uint8),
+        top_ids=np.frombuffer(b"".join(part.top_ids for part in parts), "<i4").reshape(shape),
+        top_logprobs=np.frombuffer(b"".join(p.top_logprobs for p in parts), "<f4").reshape(shape),
+    )
+    return found if (found.indices[1:] > found.indices[:-1]).all() else _in_order([found])
 
 
 def merge(parts: Sequence[TokenDeltas]) -> TokenDeltas:
     """Merge several, which came in this order, into one."""
     parts = [part for part in parts if len(part.indices)] or parts[:1]
-    if len(parts) == 1:
-        return parts[0]
+    return parts[0] if len(parts) == 1 else _in_order(parts)
+
+
+def _in_order(parts: Sequence[TokenDeltas]) -> TokenDeltas:
+    """Sort entries by completion, and join those of one in the order in which they came."""
     indices = np.concatenate([part.indices for part in parts])
     order = np.argsort(indices, kind="stable")
     counts = np.concatenate([np.diff(part.offsets) for part in parts])[order]
@@ -46,18 +99,24 @@ def merge(parts: Sequence[TokenDeltas]) -> TokenDeltas:
     )[order]
     ends = np.cumsum(counts)
     places = np.repeat(begins - ends + counts, counts) + np.arange(ends[-1])
-    logprobs = np.concatenate([part.logprobs for part in parts])
     token_ids = np.concatenate([part.token_ids for part in parts])
     found, firsts = np.unique(indices[order], return_index=True)
     lasts = np.append(firsts[1:], len(order))  # of each completion's entries
     reasons = np.concatenate([part.reasons for part in parts])[order]
+
+    def sorted_by_token(arrays: list[Any]) -> Any:
+        values = np.concatenate([array for array in arrays if len(array)] or arrays[:1])
+        # Others may have begun to ask meanwhile: then not all parts have them.
+        return values[places] if len(values) == len(places) else values[:0]
+
     return TokenDeltas(
         indices=found,
         offsets=np.concatenate([[0], ends[lasts - 1]]).astype(np.int64),
         token_ids=token_ids[places],
-        # Others may have begun to ask meanwhile: then not all parts have them.
-        logprobs=logprobs[places] if len(logprobs) == len(places) else logprobs[:0],
+        logprobs=sorted_by_token([part.logprobs for part in parts]),
         reasons=reasons[lasts - 1],
+        top_ids=sorted_by_token([part.top_ids for part in parts]),
+        top_logprobs=sorted_by_token([part.top_logprobs for part in parts]),
     )
 
 
@@ -72,4 +131,6 @@ def slices(news: TokenDeltas, size: int) -> Iterator[TokenDeltas]:
             token_ids=news.token_ids[tokens],
             logprobs=news.logprobs[tokens],
             reasons=news.reasons[begin:end],
+            top_ids=news.top_ids[tokens],
+            top_logprobs=news.top_logprobs[tokens],
         )

@@ -31,11 +31,8 @@ from server.batch.engine_retry import EngineRetry
 from server.batch.job import BatchJob, Workplace
 from server.batch.lines import Answerer
 from server.config import ServerConfig
-from server.generation.responder import Responder
 from server.model_identity import digest
-from server.routes.chat import Chat
-from server.routes.completions import Completions
-from server.routes.models import Models
+from server.routes.services import services
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
 from server.storage.store import Store
@@ -67,14 +64,8 @@ class BatchServices:
         text = Text(config.model)
         source = chat_template_source(config.model, config.chat_template)
         self._template = None if source is None else ChatTemplate(source, text.special_tokens)
-        served = Models(config.model_name, text.model.n_ctx)
-        answers = Responder(self.client)
-        completions = Completions(self.client, text, served, answers)
-        chat = Chat(self.client, text, served, completions, self._template, answers)
-        self.answerers: dict[str, Answerer] = {
-            "/v1/completions": completions,
-            "/v1/chat/completions": chat,
-        }
+        _, completions, chat = services(self.client, text, config.model_name, self._template)
+        self.answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
         self.sending = EngineRetry(self.client)
 
     async def close(self) -> None:

@@ -157,8 +157,8 @@ async def _print_text(completions: Completions, client: EngineClient, body: dict
     ended: set[int] = set()
     turn = 0
     async with aclosing(generation.deltas(client)) as batches:
-        async for deltas in batches:
-            for delta in deltas:
+        async for news in batches:
+            for delta in generation.texts(news):
                 texts[delta.index] += delta.text
                 if delta.finish_reason is not None:
                     ended.add(delta.index)

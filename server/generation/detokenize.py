@@ -1,14 +1,15 @@
-"""Routes the engine's outputs to the samples of a request, and returns what is new of each.
+"""Makes text of the new tokens of a request's samples.
 
-A sample is kept from its first output to its last one. Knows no engine but its Outputs.
+A sample is kept from its first tokens to its last ones. Knows no engine.
 """
 
 from __future__ import annotations
 
-from engine.messages import Output, SamplingParams
+from engine.messages import SamplingParams
+from engine.steps.token_deltas import TokenDeltas
 from server.schema.completion_request import CompletionRequest
 from server.text.packed import PackedSample
-from server.text.sample import Delta, Sample, StopStrings, join
+from server.text.sample import Delta, Sample, StopStrings
 from server.text.text import Text
 
 _ENDED, _CUT = 1, 2
@@ -36,10 +37,11 @@ class Detokenizer:
         self._samples: dict[int, Sample | PackedSample] = {}
         self._is_over = bytearray(len(prompts) * request.num_samples)  # by sample; 0: it is not
 
-    def feed(self, outputs: list[tuple[int, Output]]) -> list[Delta]:
-        """Return what these outputs add to each sample; samples that are over are skipped."""
-        fresh: dict[int, list[Delta]] = {}
-        for index, output in outputs:
+    def feed(self, news: TokenDeltas) -> list[Delta]:
+        """Return what new tokens add to each sample; samples that are over are skipped."""
+        deltas = []
+        for entry, index in enumerate(news.indices.tolist()):
+            output = news.entry(entry)
             if self._is_over[index]:  # ended at a stop string before this came, or not needed
                 if self._is_over[index] == _CUT:
                     self.num_tokens += len(output.token_ids) // 4
@@ -47,11 +49,11 @@ class Detokenizer:
             sample = self._sample(index)
             delta = sample.feed(output)
             self.num_tokens += delta.num_tokens
-            fresh.setdefault(index, []).append(delta)
+            deltas.append(delta)
             if sample.finished:
                 self._is_over[index] = _ENDED
                 del self._samples[index]
-        return [join(deltas) for deltas in fresh.values()]
+        return deltas
 
     def cut(self, begin: int, end: int, unread: int) -> None:
         """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""

@@ -24,53 +24,47 @@ def wants_whole(request: CompletionRequest) -> bool:
     return request.stream_whole or not request.stream
 
 
-class EngineRequests:
-    """The engine's side of one request."""
+def engine_requests(
+    id: str,
+    request: CompletionRequest,
+    params: SamplingParams,
+    owner: RequestOwner,
+    prompts: Sequence[Prompt],
+    asked: Iterable[int],
+) -> list[Request]:
+    """Return the engine's requests for the prompts at the indices `asked`, in this order.
 
-    def __init__(
-        self, id: str, request: CompletionRequest, params: SamplingParams, sender: RequestOwner
-    ) -> None:
-        """`id` is unique."""
-        self._id = id
-        self._request = request
-        self._params = params
-        self._sender = sender
+    `id` is unique; `params` lacks the seed.
+    """
+    return [
+        Request(
+            id=f"{id}-{prompt}",
+            prompt_token_ids=prompts[prompt].token_ids,
+            params=msgspec.structs.replace(params, seed=_seed(id, request, owner, prompt)),
+            priority=owner.priority - request.priority,  # the client's is reversed
+            emit=_emit(request, params, owner),
+            share=owner.share,
+            weight=owner.weight,
+            durable=owner.durable,
+        )
+        for prompt in asked
+    ]
 
-    def requests(self, prompts: Sequence[Prompt], asked: Iterable[int]) -> list[Request]:
-        """Return the engine's requests for the prompts at the indices `asked`, in this order."""
-        sender = self._sender
-        return [
-            Request(
-                id=f"{self._id}-{prompt}",
-                prompt_token_ids=prompts[prompt].token_ids,
-                params=msgspec.structs.replace(self._params, seed=self._seed(prompt)),
-                priority=self._priority,
-                emit=self._emit,
-                share=sender.share,
-                weight=sender.weight,
-                durable=sender.durable,
-            )
-            for prompt in asked
-        ]
 
-    @property
-    def _priority(self) -> int:
-        return self._sender.priority - self._request.priority  # the client's is reversed
+def _emit(
+    request: CompletionRequest, params: SamplingParams, owner: RequestOwner
+) -> Literal["final", "delta", "columns"]:
+    """Emit each step if it is read, or to count discarded tokens; else only the end."""
+    # Columns have neither durable requests nor alternatives.
+    if params.logprobs:
+        return "delta"
+    if request.stops or not wants_whole(request):
+        return "delta" if owner.durable else "columns"
+    return "columns" if request.ends_early and not owner.durable else "final"
 
-    @property
-    def _emit(self) -> Literal["final", "delta", "columns"]:
-        """Emit each step if it is read, or to count discarded tokens; else only the end."""
-        request = self._request
-        lasts = self._sender.durable  # columns have neither durable requests nor alternatives
-        if self._params.logprobs:
-            return "delta"
-        if request.stops or not wants_whole(request):
-            return "delta" if lasts else "columns"
-        return "columns" if request.ends_early and not lasts else "final"
 
-    def _seed(self, prompt: int) -> int:
-        given = self._request.seed
-        if given is None:
-            drawn = self._sender.seed(self._id, prompt)
-            return secrets.randbits(64) if drawn is None else drawn
-        return given % 2**64
+def _seed(id: str, request: CompletionRequest, owner: RequestOwner, prompt: int) -> int:
+    if request.seed is not None:
+        return request.seed % 2**64
+    drawn = owner.seed(id, prompt)
+    return secrets.randbits(64) if drawn is None else drawn

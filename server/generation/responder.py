@@ -1,66 +1,35 @@
-"""Running a generation and answering with it, whole or as a stream, in the shape of its route.
+"""Running a generation and answering with it, whole or as a stream.
 
 Handles what completions and chat completions have in common: when something is sent, usage,
-metrics. A Shape encodes it. Knows no fields of requests but those of streams and tokens.
+metrics. An Encoder encodes it. Knows no fields of requests but those of streams and tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from operator import itemgetter
-from typing import Protocol
+from operator import attrgetter
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 from starlette.responses import Response
 
 from engine.client.client import EngineClient
 from engine.errors import IdInUse, InvalidRequest
+from engine.steps.token_deltas import TokenDeltas
 from server import metrics
-from server.generation.generation import Generation
+from server.generation.encoding import Encoder, UsageField
+from server.generation.generation import AT_ONCE, Generation
 from server.generation.pacing import Pacing
 from server.generation.read_ahead import read_ahead
-from server.generation.rendering import Choices
 from server.http.bodies import json_reply
 from server.http.request_log import note_completion
 from server.http.responses import EventStream, together
-from server.schema.completion_response import Samples, Usage
 from server.text.sample import Delta
 
 MOST_ALONE = 16
 """Most choices of a request for which each has events of its own, since many clients read only the
 first choice of an event."""
-
-UsageField = Usage | UnsetType | None
-"""UNSET (absent), null, or the usage."""
-SamplesField = list[Samples] | UnsetType
-"""The counts of each prompt, or UNSET (absent)."""
-
-
-class Shape(Protocol):
-    """Encodes the replies to one request."""
-
-    def choice(self, whole: Delta) -> Raw:
-        """A finished choice of a whole reply."""
-
-    def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
-        """The whole reply."""
-
-    def whole_news(self, whole: Delta) -> Raw:
-        """A finished choice in an event of a stream."""
-
-    def begun(self, deltas: list[Delta]) -> list[Raw]:
-        """Choices that announce a completion, before any of its text."""
-
-    def news(self, deltas: list[Delta]) -> list[list[Raw]]:
-        """The choices of each event for these deltas; none if there is nothing to send."""
-
-    def rendering(self) -> Choices | None:
-        """The renderer of text-only choices straight from arrays, or None."""
-
-    def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
-        """An event of a stream."""
 
 
 class Responder:
@@ -70,49 +39,55 @@ class Responder:
         self._client = client
         self._ids_in_use: set[str] = set()
 
-    async def respond(self, generation: Generation, shape: Shape) -> Response:
+    async def respond(self, encoder: Encoder) -> Response:
         """Return the reply, or a stream whose first event is there.
 
         Raises what the engine refuses with, and IdInUse if a request of this id is running.
         """
-        if generation.request.stream:
-            events = self._events(generation, shape)
-            return EventStream(await anext(events), events)
-        return json_reply(await self.whole(generation, shape))
+        if not encoder.request.stream:
+            return json_reply(await self.whole(encoder))
+        events = self._events(encoder)
+        if encoder.request.ends_early:  # and frees slots, whether the client reads or not
+            events = read_ahead(events)
+        return EventStream(await anext(events), events)
 
-    async def whole(self, generation: Generation, shape: Shape) -> bytes:
+    async def whole(self, encoder: Encoder) -> bytes:
         """Return the whole reply to a request without `stream`. Raises as `respond`."""
+        generation = encoder.generation
         if generation.request.stream:
             raise InvalidRequest("stream must be false here, got true", "stream")
-        choices: list[tuple[int, Raw]] = []
+        choices: list[Delta] = []
         with self._claimed(generation):
-            async with aclosing(generation.wholes(self._client)) as batches:
-                async for wholes in batches:
-                    choices += [(whole.index, shape.choice(whole)) for whole in wholes]
-        choices.sort(key=itemgetter(0))
-        return shape.reply([raw for _, raw in choices], generation.usage, generation.samples)
+            async with aclosing(generation.deltas(self._client)) as parts:
+                async for news in parts:
+                    choices += await generation.certain(news)
+            choices += generation.rest()
+        choices.sort(key=attrgetter("index"))
+        return encoder.reply([encoder.whole(choice, is_event=False) for choice in choices])
 
-    async def _events(self, generation: Generation, shape: Shape) -> AsyncGenerator[bytes, None]:
+    async def _events(self, encoder: Encoder) -> AsyncGenerator[bytes, None]:
         """Yield the reply as a stream, one or more events at a time.
 
         Choices with news share an event, except in requests of at most MOST_ALONE choices.
         """
-        options = generation.request.stream_options
+        generation, options = encoder.generation, encoder.request.stream_options
         is_continuous = bool(options and options.continuous_usage_stats)
         usage: UsageField = None if options and options.include_usage else UNSET
         last = generation.started
         told = 0  # tokens
         is_few = generation.num_choices <= MOST_ALONE
+        encoded = _encoding(encoder)
 
         def events(news: Iterable[list[Raw]]) -> Iterator[bytes]:
             so_far = generation.usage_of(told) if is_continuous else usage
             for choices in news:
                 for part in ([one] for one in choices) if is_few else (choices,):
-                    yield shape.event(part, so_far)
+                    yield encoder.event(part, so_far)
 
         with self._claimed(generation):
-            async with aclosing(self._news(generation, shape)) as parts:
-                async for begun, news in parts:
+            async with aclosing(generation.deltas(self._client)) as parts:
+                async for arrived in parts:
+                    begun, news = await encoded(arrived)
                     if not (begun or news):
                         continue
                     now = time.monotonic()
@@ -122,38 +97,12 @@ class Responder:
                     before = [*events([begun] if begun else [])]
                     told = generation.completion_tokens
                     yield together([*before, *events(news)])
+            if rest := _whole(encoder, generation.rest()):
+                yield together([*events(rest)])
             if generation.samples is not UNSET:
-                yield shape.event([], UNSET, generation.samples)
+                yield encoder.event([], UNSET, generation.samples)
             if options and options.include_usage:
-                yield shape.event([], generation.usage)
-
-    async def _news(
-        self, generation: Generation, shape: Shape
-    ) -> AsyncGenerator[tuple[list[Raw], list[list[Raw]]], None]:
-        """Yield the choices that begin, and the choices of each event to send.
-
-        They are rendered from arrays where nothing but text is wanted.
-        """
-        is_joined = generation.num_choices > MOST_ALONE
-        if generation.is_plain and (rendering := shape.rendering()) is not None:
-            async with aclosing(generation.news(self._client)) as parts:
-                async for news in parts:
-                    choices = [*map(Raw, rendering.render(news, is_joined))]
-                    yield [], [choices] if choices else []
-            return
-        if generation.request.stream_whole:
-            source = generation.wholes(self._client)
-            if generation.request.ends_early:  # and frees slots, whether the client reads or not
-                source = read_ahead(source)
-            async with aclosing(source) as wholes:
-                async for whole in wholes:
-                    yield [], [[shape.whole_news(one) for one in whole]] if whole else []
-            return
-        pacing = Pacing(generation.request.stream_interval or 1)
-        async with aclosing(generation.deltas(self._client)) as batches:
-            async for deltas in batches:
-                paced = pacing.take(deltas)
-                yield shape.begun(paced), shape.news(paced)
+                yield encoder.event([], generation.usage)
 
     @contextmanager
     def _claimed(self, generation: Generation) -> Iterator[None]:
@@ -168,6 +117,36 @@ class Responder:
         finally:
             self._ids_in_use.remove(generation.id)
             _record(generation)
+
+
+_Choices = tuple[list[Raw], list[list[Raw]]]
+"""Choices that begin, and the choices of each event."""
+
+
+def _encoding(encoder: Encoder) -> Callable[[TokenDeltas], Awaitable[_Choices]]:
+    """Return how a stream's new tokens are encoded: straight from arrays where nothing but text is
+    wanted, as whole choices, or as the new text of each choice."""
+    generation, request = encoder.generation, encoder.request
+    rendering = encoder.rendering() if generation.is_plain else None
+    pacing = Pacing(request.stream_interval or 1)
+    is_joined = generation.num_choices > MOST_ALONE
+
+    async def encoded(news: TokenDeltas) -> _Choices:
+        if rendering is not None:
+            choices = [*map(Raw, rendering.render(generation.pass_on(news), is_joined))]
+            return [], [choices] if choices else []
+        if request.stream_whole:
+            return [], _whole(encoder, await generation.certain(news))
+        deltas = pacing.take(generation.texts(news))
+        return encoder.begun(deltas), encoder.news(deltas)
+
+    return encoded
+
+
+def _whole(encoder: Encoder, choices: list[Delta]) -> list[list[Raw]]:
+    """Return the choices of each event for whole choices."""
+    raw = [encoder.whole(choice, is_event=True) for choice in choices]
+    return [raw[at : at + AT_ONCE] for at in range(0, len(raw), AT_ONCE)]
 
 
 def _record(generation: Generation) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 
 from engine.client.streams import Delivery, Stream
-from engine.messages import PROMPT, Output
+from engine.messages import Output
 from engine.steps.token_deltas import U8, TokenDeltas, merge
 from server.text.byte_table import ByteTable
 from server.text.sample import StopStrings
@@ -40,7 +40,7 @@ class StopStringStream:
     def __init__(self, stream: Stream, watch: StopStringWatch) -> None:
         self._stream = stream
         self._watch = watch
-        self._outputs: list[tuple[int, Output]] = []
+        self._scores: list[tuple[int, Output]] = []
         self._parts: list[TokenDeltas] = []
         self._version = 0
         self._has_come = asyncio.Event()
@@ -54,9 +54,9 @@ class StopStringStream:
                 await (asyncio.wait({task}) if only_whole else self._has_come.wait())
                 self._has_come.clear()
                 if self._parts:
-                    outputs, self._outputs = self._outputs, []
+                    scores, self._scores = self._scores, []
                     parts, self._parts = self._parts, []
-                    yield Delivery(outputs, merge(parts), self._version)
+                    yield Delivery(merge(parts), scores, self._version)
             await task  # for what it may have raised
         finally:
             task.cancel()
@@ -66,10 +66,9 @@ class StopStringStream:
         while self._stream.unfinished:
             await self._stream.wait()
             delivery = self._stream.take()
-            stopped = self._watch.stopped(delivery, self._stream.n)
-            if len(stopped):
+            if stopped := self._watch.stopped(delivery.news):
                 self._stream.stop(np.array(stopped))
-            self._outputs += delivery.outputs
+            self._scores += delivery.scores
             self._parts.append(delivery.news)
             self._version = delivery.weights_version
             if len(self._parts) > _MOST_PARTS:
@@ -90,29 +89,9 @@ class StopStringWatch:
         self._has_begun = np.zeros(num_choices, np.bool_)
         self._begun: dict[int, bytes] = {}  # beginnings of stop strings that texts end in
 
-    def stopped(self, delivery: Delivery, n: int) -> list[int]:
-        """Return the completions that have now reached a stop string, each once.
-
-        `n` is the number of completions of each request. Those the engine has ended are left out.
-        """
-        stopped: dict[int, bool] = {}
-        for place, output in delivery.outputs:
-            index = place * n + output.index
-            if output.index == PROMPT or stopped.get(index):
-                continue
-            # Whatever was on its way when it stopped, its end too, may be in here.
-            stopped[index] = output.finish_reason is None and self._has_stopped(
-                index, output.token_ids
-            )
-        has_ended = {
-            place * n + output.index
-            for place, output in delivery.outputs
-            if output.finish_reason is not None
-        }
-        named = [index for index, is_true in stopped.items() if is_true and index not in has_ended]
-        return named + self._stopped_in(delivery.news)
-
-    def _stopped_in(self, news: TokenDeltas) -> list[int]:
+    def stopped(self, news: TokenDeltas) -> list[int]:
+        """Return the completions that have now reached a stop string, but for those that the engine
+        has ended."""
         kinds = self._kinds[news.token_ids]
         if not kinds.all():
             for token in np.unique(news.token_ids[kinds == _UNKNOWN]).tolist():

@@ -20,7 +20,6 @@ from engine.client.client import EngineClient
 from engine.errors import SRMError
 from server import errors
 from server.config import ServerConfig
-from server.generation.responder import Responder
 from server.http.auth import Auth
 from server.http.cors import Cors
 from server.http.draining import Draining
@@ -34,15 +33,15 @@ from server.routes import (
     batches,
     chat,
     completions,
-    dashboard,
     files,
     health,
     models,
-    reference,
+    pages,
     scrape,
     service,
     tokenize,
 )
+from server.routes.services import services
 from server.storage.gauges import update_gauges
 from server.storage.store import Store
 from server.text.chat_template import ChatTemplate
@@ -59,8 +58,7 @@ OPERATIONS = (
     *health.OPERATIONS,
     *admin.OPERATIONS,
     *scrape.OPERATIONS,
-    *dashboard.OPERATIONS,
-    *reference.OPERATIONS,
+    *pages.OPERATIONS,
 )
 """The documented operations of all routes below."""
 
@@ -121,13 +119,10 @@ def create_app(
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     app.add_exception_handler(RequestValidationError, errors.validation_error)
-    served = models.Models(config.model_name, text.model.n_ctx)
-    answers = Responder(client)
-    completing = completions.Completions(client, text, served, answers)
-    chatting = chat.Chat(client, text, served, completing, template, answers)
+    served, completing, chatting = services(client, text, config.model_name, template)
     tokenizing = tokenize.Tokenizing(text, served, template)
-    app.include_router(completions.routes(completing, config.max_body_bytes))
-    app.include_router(chat.routes(chatting, config.max_body_bytes))
+    app.include_router(completing.routes(config.max_body_bytes))
+    app.include_router(chatting.routes(config.max_body_bytes))
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
@@ -138,6 +133,6 @@ def create_app(
     app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))
     app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))
-    app.include_router(dashboard.routes())
-    app.include_router(reference.routes(OPERATIONS))
+    app.include_router(pages.dashboard())
+    app.include_router(pages.reference(OPERATIONS))
     return app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -116,87 +116,55 @@ class BatchList(msgspec.Struct, kw_only=True):
 
 
 def file_object(record: FileRecord) -> FileObject:
-    return FileObject(
-        id=record.id,
-        bytes=record.num_bytes,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-        filename=record.filename,
-        purpose=record.purpose,
-        status=record.status,
-    )
+    """Return the file as clients see it."""
+    names = ("id", "created_at", "expires_at", "filename", "purpose", "status")
+    return FileObject(bytes=record.num_bytes, **{name: getattr(record, name) for name in names})
 
 
 def file_list(records: list[FileRecord], limit: int) -> FileList:
     """Return a list of up to `limit` records; a further record sets `has_more`."""
-    data = [file_object(record) for record in records[:limit]]
-    return FileList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(records) > limit,
-    )
+    return FileList(**_listed([file_object(record) for record in records], limit))
 
 
 def batch(record: BatchRecord) -> Batch:
     """Return the batch as clients see it: with its output files once it has ended."""
     is_final = record.status not in RUNNABLE
     return Batch(
-        id=record.id,
-        endpoint=record.endpoint,
-        model=record.model,
-        errors=_errors(record),
-        input_file_id=record.input_file_id,
-        completion_window=record.completion_window,
-        status=record.status,
+        **{name: getattr(record, name) for name in _SAME},
+        errors=BatchErrors(
+            data=msgspec.convert(record.errors, list[BatchError], from_attributes=True)
+        )
+        if record.errors
+        else None,
         output_file_id=record.output_file_id if is_final else None,
         error_file_id=record.error_file_id if is_final else None,
-        created_at=record.created_at,
-        in_progress_at=record.in_progress_at,
-        expires_at=record.expires_at,
-        finalizing_at=record.finalizing_at,
-        completed_at=record.completed_at,
-        failed_at=record.failed_at,
-        expired_at=record.expired_at,
-        cancelling_at=record.cancelling_at,
-        cancelled_at=record.cancelled_at,
         request_counts=RequestCounts(
             total=record.total, completed=record.completed, failed=record.failed
         ),
-        usage=_usage(record),
-        metadata=record.metadata,
-        weight=record.weight,
-        priority=record.priority,
+        usage=BatchUsage(
+            input_tokens=record.input_tokens,
+            input_tokens_details=InputTokensDetails(record.cached_tokens),
+            output_tokens=record.output_tokens,
+            output_tokens_details=OutputTokensDetails(),
+            total_tokens=record.input_tokens + record.output_tokens,
+        ),
     )
 
 
 def batch_list(records: list[BatchRecord], limit: int) -> BatchList:
     """Return a list of up to `limit` records; a further record sets `has_more`."""
-    data = [batch(record) for record in records[:limit]]
-    return BatchList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(records) > limit,
-    )
+    return BatchList(**_listed([batch(record) for record in records], limit))
 
 
-def _errors(record: BatchRecord) -> BatchErrors | None:
-    if not record.errors:
-        return None
-    return BatchErrors(
-        data=[
-            BatchError(code=one.code, line=one.line, message=one.message, param=one.param)
-            for one in record.errors
-        ]
-    )
+def _listed(found: list[Any], limit: int) -> dict[str, Any]:
+    data = found[:limit]
+    return {
+        "data": data,
+        "first_id": data[0].id if data else None,
+        "last_id": data[-1].id if data else None,
+        "has_more": len(found) > limit,
+    }
 
 
-def _usage(record: BatchRecord) -> BatchUsage:
-    return BatchUsage(
-        input_tokens=record.input_tokens,
-        input_tokens_details=InputTokensDetails(record.cached_tokens),
-        output_tokens=record.output_tokens,
-        output_tokens_details=OutputTokensDetails(),
-        total_tokens=record.input_tokens + record.output_tokens,
-    )
+_MADE = {"object", "errors", "output_file_id", "error_file_id", "request_counts", "usage"}
+_SAME = [name for name in Batch.__struct_fields__ if name not in _MADE]

@@ -6,22 +6,17 @@ what makes a prompt.
 
 from __future__ import annotations
 
-import uuid
+from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Request
-from msgspec import UNSET, Raw, UnsetType
-from starlette.responses import Response
+from msgspec import UNSET, Raw
 
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest, RequestError
-from server.generation.generation import Generation
-from server.generation.request_owner import RequestOwner, of_current_request
-from server.generation.responder import Responder, SamplesField, UsageField
-from server.generation.weights_version import origin
-from server.http.bodies import read_body
-from server.http.responses import WhileConnected
+from server.generation.encoding import Encoder, encode_json
+from server.generation.request_owner import RequestOwner
+from server.generation.responder import Responder
 from server.routes.completions import Completions
+from server.routes.endpoint import Endpoint
 from server.routes.models import Models
 from server.schema.chat_request import CHAT_NEUTRAL, MESSAGES_FORMS, ChatRequest, parse_chat
 from server.schema.chat_response import (
@@ -35,11 +30,11 @@ from server.schema.chat_response import (
     TokenLogprob,
     TopLogprob,
 )
-from server.schema.completion_response import Counted, Samples, Usage
+from server.schema.completion_response import Counted, Samples
 from server.schema.conversation import Conversation
 from server.schema.openapi import Body, Operation
 from server.text.chat_template import ChatTemplate
-from server.text.logprobs import naming, scored
+from server.text.logprobs import scored
 from server.text.sample import Delta
 from server.text.text import Text
 
@@ -56,11 +51,12 @@ OPERATIONS = (
     ),
 )
 
-_encode = msgspec.json.Encoder().encode
 
-
-class Chat:
+class Chat(Endpoint):
     """Answers chat requests for one model."""
+
+    path = "/v1/chat/completions"
+    id_prefix = "chatcmpl"
 
     def __init__(
         self,
@@ -69,40 +65,27 @@ class Chat:
         models: Models,
         completions: Completions,
         template: ChatTemplate | None,
-        answers: Responder,
+        responder: Responder,
     ) -> None:
+        super().__init__(responder)
         self._client = client
-        self._answers = answers
         self._text = text
         self._models = models
         self._completions = completions
         self._template = template
 
-    async def answer(self, body: bytes) -> Response:
-        """The reply to a body. Raises the RequestError to answer with."""
-        generation = await self._start(body, f"chatcmpl-{uuid.uuid4().hex}", of_current_request())
-        return await self._answers.respond(generation, self._shape(generation))
-
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
-        """Return the JSON of the reply to a body without `stream`, for callers without a
-        connection. Raises the SRMError to answer with."""
-        generation = await self._start(body, id, sender)
-        return await self._answers.whole(generation, self._shape(generation))
-
-    async def _start(self, body: bytes, id: str, sender: RequestOwner) -> Generation:
+    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ChatEncoder:
         request = parse_chat(body)
         self._models.check(request.model)
         prompt = await render(self._template, request.conversation)
         completion = request.as_completion(prompt, self._text.model.n_ctx)
         try:
-            return await self._completions.start(id, completion, sender)
+            generation = await self._completions.start(id, completion, owner)
         except RequestError as error:
             if error.param == "prompt":  # which the messages made
                 error.param = "messages"
             raise
-
-    def _shape(self, generation: Generation) -> ChatShape:
-        return ChatShape(generation, self._text, self._models.name, self._client)
+        return ChatEncoder(generation, self._text, self._models.name, self._client)
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str:
@@ -117,81 +100,44 @@ async def render(template: ChatTemplate | None, chat: Conversation) -> str:
     return await template.render(chat)
 
 
-class ChatShape:
-    """A reply as a ChatCompletion, or as ChatChunks."""
+class ChatEncoder(Encoder):
+    """Encodes a reply as a ChatCompletion, or as ChatChunks."""
 
-    def __init__(
-        self, generation: Generation, text: Text, model_name: str, client: EngineClient
-    ) -> None:
-        request = generation.request
-        self._generation = generation
-        self._text = text
-        self._model_name = model_name
-        self._client = client
-        self._name = naming(text, request.return_tokens_as_token_ids)
-        self._wants_tokens = request.return_token_ids or request.logprobs is not None
-        self._has_told_prompt = False
+    _has_told_prompt = False
 
-    def choice(self, whole: Delta) -> Raw:
-        choice = ChatChoice(
-            index=whole.index,
-            message=ChatMessage(content=whole.text),
-            logprobs=self._logprobs(whole),
-            finish_reason=whole.finish_reason,
-            stop_reason=whole.stop_reason,
-            token_ids=self._token_ids(whole),
-            matched=UNSET if whole.matched is None else whole.matched,
-            count=UNSET if whole.count is None else whole.count,
-        )
-        return Raw(_encode(choice))
-
-    def whole_news(self, whole: Delta) -> Raw:
-        choice = ChunkChoice(
-            index=whole.index,
-            delta=ChatDelta(role="assistant", content=whole.text),
-            logprobs=self._logprobs(whole),
-            finish_reason=whole.finish_reason,
-            stop_reason=whole.stop_reason,
-            token_ids=self._token_ids(whole),
-            matched=UNSET if whole.matched is None else whole.matched,
-        )
-        return Raw(_encode(choice))
-
-    def reply(self, choices: list[Raw], usage: Usage, samples: SamplesField) -> bytes:
-        made = origin(self._client, self._generation)
-        token_ids, logprobs = self._of_prompt()
-        return _encode(
-            ChatCompletion(
-                id=self._generation.id,
-                created=self._generation.created_unix,
-                model=self._model_name,
-                choices=choices,
-                usage=usage,
-                system_fingerprint=made.fingerprint,
-                weights_version=made.version,
-                first_weights_version=made.first_version,
-                prompt_token_ids=token_ids,
-                prompt_logprobs=logprobs,
-                samples=samples,
-            )
-        )
+    def whole(self, choice: Delta, is_event: bool) -> Raw:
+        fields: dict[str, Any] = {
+            "index": choice.index,
+            "logprobs": self._logprobs(choice),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": self.token_ids(choice),
+            "matched": UNSET if choice.matched is None else choice.matched,
+        }
+        if is_event:
+            delta = ChatDelta(role="assistant", content=choice.text)
+            return Raw(encode_json(ChunkChoice(delta=delta, **fields)))
+        count = UNSET if choice.count is None else choice.count
+        message = ChatMessage(content=choice.text)
+        return Raw(encode_json(ChatChoice(message=message, count=count, **fields)))
 
     def begun(self, deltas: list[Delta]) -> list[Raw]:
         """Role, content and end of a choice are in three events, as clients expect them."""
         delta = ChatDelta(role="assistant", content="")
         indices = [one.index for one in deltas if one.is_first]
-        return [Raw(_encode(ChunkChoice(index=index, delta=delta))) for index in indices]
+        return [Raw(encode_json(ChunkChoice(index=index, delta=delta))) for index in indices]
 
     def news(self, deltas: list[Delta]) -> list[list[Raw]]:
+        wants_tokens = self.request.return_token_ids or self.request.logprobs is not None
         said = [
             ChunkChoice(
                 index=delta.index,
                 delta=ChatDelta(content=delta.text),
                 logprobs=self._logprobs(delta),
-                token_ids=self._token_ids(delta),
+                token_ids=self.token_ids(delta),
             )
             for delta in deltas
-            if delta.text or (self._wants_tokens and delta.num_tokens)
+            if delta.text or (wants_tokens and delta.num_tokens)
         ]
         ended = [
             ChunkChoice(
@@ -203,73 +149,39 @@ class ChatShape:
             for delta in deltas
             if delta.finish_reason is not None
         ]
-        return [
-            [Raw(_encode(choice)) for choice in choices] for choices in (said, ended) if choices
-        ]
+        events = [choices for choices in (said, ended) if choices]
+        return [[Raw(encode_json(choice)) for choice in choices] for choices in events]
 
-    def rendering(self) -> None:
-        """Return None: a chunk depends on more than its text."""
+    def envelope(self, fields: dict[str, Any], is_event: bool) -> bytes:
+        return encode_json((ChatChunk if is_event else ChatCompletion)(**fields))
 
-    def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
-        made = origin(self._client, self._generation)
-        token_ids, logprobs = self._of_prompt()
-        chunk = ChatChunk(
-            id=self._generation.id,
-            created=self._generation.created_unix,
-            model=self._model_name,
-            choices=choices,
-            usage=usage,
-            system_fingerprint=made.fingerprint,
-            weights_version=made.version,
-            prompt_token_ids=token_ids,
-            prompt_logprobs=logprobs,
-            samples=samples,
-        )
-        return _encode(chunk)
-
-    def _of_prompt(self) -> tuple[Raw | UnsetType, Raw | UnsetType]:
-        """Return the prompt's token ids and scores, if asked for and not sent before."""
+    def first_fields(self) -> dict[str, Any]:
+        """The prompt's token ids and scores, if asked for and not sent before."""
         if self._has_told_prompt:
-            return UNSET, UNSET
+            return {}
         self._has_told_prompt = True
-        request, prompt = self._generation.request, self._generation.prompts[0]
-        return (
-            prompt.token_ids_json if request.return_token_ids else UNSET,
-            UNSET if request.prompt_logprobs is None else prompt.logprobs_json,
-        )
-
-    def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
-        if not self._generation.request.return_token_ids:
-            return UNSET
-        return memoryview(delta.token_ids).cast("i").tolist()
+        fields, prompt = {}, self.generation.prompts[0]
+        if self.request.return_token_ids:
+            fields["prompt_token_ids"] = prompt.token_ids_json
+        if self.request.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt.logprobs_json
+        return fields
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        alternatives = self._generation.request.logprobs
+        alternatives = self.request.logprobs
         if alternatives is None:
             return None
         return ChatLogprobs(
             [
                 TokenLogprob(
-                    self._name(token),
+                    self.name(token),
                     logprob,
                     self._bytes(token),
-                    [TopLogprob(self._name(other), p, self._bytes(other)) for other, p in top],
+                    [TopLogprob(self.name(other), p, self._bytes(other)) for other, p in top],
                 )
                 for token, logprob, top in scored(delta, alternatives)
             ]
         )
 
     def _bytes(self, token: int) -> list[int] | None:
-        return list(self._text.pieces(token.to_bytes(4, "little"))[0]) or None
-
-
-def routes(chat: Chat, max_body_bytes: int) -> APIRouter:
-    """The routes of this module."""
-    router = APIRouter()
-
-    @router.post("/v1/chat/completions")
-    async def create_chat_completion(request: Request) -> Response:
-        body = await read_body(request, max_body_bytes)
-        return WhileConnected(lambda: chat.answer(body))
-
-    return router
+        return list(self.text.pieces(token.to_bytes(4, "little"))[0]) or None

@@ -196,12 +196,12 @@ async def test_columns_add_up_to_the_final_output(
                 await stream.wait()
                 parts.append(stream.take().news)
             await single.wait()
-            assert len(single.take().outputs) == 1
+            assert len(single.take_outputs()) == 1
         whole = merge(parts)
     assert whole.indices.tolist() == list(range(6))
     for index in range(6):
         assert whole.tokens_of(index) == final[index % 3].token_ids
-        assert whole.logprobs_of(index) == final[index % 3].logprobs
+        assert whole.entry(index).logprobs == final[index % 3].logprobs
     assert {REASONS[reason] for reason in whole.reasons} == {"length"}
 
 

@@ -82,7 +82,8 @@ def test_a_full_queue_is_a_503_that_says_when(text_model: Path) -> None:
 
 
 def test_a_request_that_takes_too_long_is_a_504_and_its_stream_an_error(text_model: Path) -> None:
-    long = {"max_tokens": 120, "ignore_eos": True}
+    a_letter = {"logit_bias": {"70": 100}}  # half a character would begin no stream
+    long = {"max_tokens": 120, "ignore_eos": True, **a_letter}
     flags = (*HELD_FLAGS, "--request-timeout-s=2")  # a stream must begin before
     with (
         Server(text_model, *flags, engine_module="tests.engines.held_engine") as running,

@@ -147,7 +147,10 @@ async def reply_to(
     request = parse_completion(json.dumps(body).encode())
     ids = [array("i", prompt).tobytes() for prompt in prompts]
     generation = Generation("made", request, ids, text, sender)
-    choices = [choice async for news in generation.wholes(client) for choice in news]
+    choices = []
+    async for news in generation.deltas(client):
+        choices += await generation.certain(news)
+    choices += generation.rest()
     await asyncio.sleep(0)
     if client._task is not None:
         await client._task  # which may still say what nobody asked for

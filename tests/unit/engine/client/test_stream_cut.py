@@ -77,7 +77,7 @@ def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     assert engine.heard == [StopSamples("b", b"", cut=1)]
     assert stream.unfinished == N
     engine.say(1, 1, 1, is_end=True)  # was on its way
-    assert not stream.take().outputs
+    assert not stream.take_outputs()
     assert stream.unfinished == N
     assert stream.cut(0, 0) == 0
     assert stream.unfinished == 0
@@ -137,8 +137,8 @@ def test_more_completions_than_there_are_numbers_for_are_refused() -> None:
     first = streams.open([Request("a", b"\5\0\0\0", SamplingParams(n=4))])
     second = streams.open([Request("b", b"\5\0\0\0", SamplingParams(n=4))])
     streams.receive(Outputs([Output("b", 1, finish_reason="stop")]))
-    assert not first.take().outputs
-    assert len(second.take().outputs) == 1
+    assert not first.take_outputs()
+    assert len(second.take_outputs()) == 1
 
 
 def test_requests_that_are_refused_leave_room_for_others() -> None:
@@ -160,5 +160,5 @@ def test_requests_that_are_refused_leave_room_for_others() -> None:
     for i in range(1_000):
         with closing(streams.open([Request(f"{i}", b"", SamplingParams(n=400))])) as small:
             streams.receive(Outputs([Output(f"{i}", 399, finish_reason="stop")]))
-            assert len(small.take().outputs) == 1
+            assert len(small.take_outputs()) == 1
     assert streams.table.num_rows <= 200_000

@@ -90,7 +90,7 @@ async def run(
         Text(text_model),
         sender,
     )
-    deltas = [delta async for news in generation.deltas(client) for delta in news]
+    deltas = [delta async for news in generation.deltas(client) for delta in generation.texts(news)]
     return client, generation, deltas
 
 

@@ -126,7 +126,7 @@ def test_events_add_up_to_the_text(
             news = stream.take().news
             for entry, index in enumerate(news.indices.tolist()):
                 ids = memoryview(news.tokens_of(entry)).cast("i").tolist()
-                logprobs = memoryview(news.logprobs_of(entry)).cast("f").tolist()
+                logprobs = memoryview(news.entry(entry).logprobs).cast("f").tolist()
                 assert logprobs == [-float(token) for token in ids]
                 read[index] += ids
             parts = choices.render(news, is_joined=rng.random() < 0.5)
@@ -150,14 +150,7 @@ def test_events_add_up_to_the_text(
 
 def fed(sample: Sample, news: TokenDeltas, entry: int) -> tuple[str, int]:
     """Text and tokens that a completion's news are."""
-    output = Output(
-        id="",
-        index=0,
-        token_ids=news.tokens_of(entry),
-        logprobs=news.logprobs_of(entry),
-        finish_reason=REASONS[int(news.reasons[entry])],
-    )
-    delta = sample.feed(output)
+    delta = sample.feed(news.entry(entry))
     assert delta.logprobs == (-np.frombuffer(delta.token_ids, "<i4").astype("<f4")).tobytes()
     return delta.text, delta.num_tokens
 
@@ -180,7 +173,7 @@ def test_stop_strings_are_found_as_if_the_text_were_whole(
     while stream.unfinished or waiting:
         engine.step(rng)
         delivery = stream.take()
-        stopped = watch.stopped(delivery, N)
+        stopped = watch.stopped(delivery.news)
         if stopped:
             stream.stop(np.array(stopped))
         waiting.append(delivery.news)

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 from engine.client.client import EngineClient
 from server.config import ServerConfig
 from server.routes.app import OPERATIONS, create_app
-from server.routes.reference import page, spelled
+from server.routes.pages import page, spelled
 from server.schema import completion_response
 from server.schema.completion_request import CompletionRequest
 from server.schema.openapi import Body, Operation, document

@@ -1,7 +1,9 @@
-"""GET /openapi.json, the interface for programs, and GET /docs, the same for people.
+"""The pages for people: GET / to watch and try the server, GET /docs for its interface.
 
-The page has its style and its script in itself: it loads nothing, neither from here nor from
-elsewhere, and the browser runs that script alone.
+The files of the first, out of `dashboard/`, are fixed when the process starts, and only they are
+served: no path of a request ever reaches the file system. It reads `/metrics` and the public API of
+its own origin; the browser holds it to that by the policy sent along. The second, which is
+GET /openapi.json in words, has its style and its script in itself and loads nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +19,24 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from server.routes.dashboard import FOLDER
+from engine.errors import NotFound
 from server.schema.openapi import Operation, document
 
 OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/",
+        summary="A page to watch the server and to try it.",
+        reply=("text/html",),
+    ),
+    Operation(
+        method="GET",
+        path="/dashboard/{name}",
+        summary="The files of that page.",
+        parameters={"name": "The name of a file."},
+        reply=("text/html", "text/css", "text/javascript", "image/svg+xml"),
+        errors=(404,),
+    ),
     Operation(
         method="GET",
         path="/openapi.json",
@@ -29,6 +45,23 @@ OPERATIONS = (
     ),
     Operation(method="GET", path="/docs", summary="The same as a page.", reply=("text/html",)),
 )
+
+FOLDER = Path(__file__).with_name("dashboard")
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
 _TITLE = "srm"
 _VERSION = "1"
 """Version of the interface; the server's own is another."""
@@ -45,8 +78,29 @@ _RANGES = {
 }
 
 
-def routes(operations: Iterable[Operation]) -> APIRouter:
-    """The routes of this module, which document all operations."""
+def dashboard() -> APIRouter:
+    """The routes of the page to watch and try the server."""
+    router = APIRouter()
+    files = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
+
+    def send(name: str) -> Response:
+        if name not in files:
+            raise NotFound(f"the page has no file {name!r}; it has {', '.join(sorted(files))}")
+        return Response(files[name], headers=HEADERS, media_type=_MEDIA_TYPES[Path(name).suffix])
+
+    @router.get("/")
+    async def page() -> Response:
+        return send("index.html")
+
+    @router.get("/dashboard/{name}")
+    async def file(name: str) -> Response:
+        return send(name)
+
+    return router
+
+
+def reference(operations: Iterable[Operation]) -> APIRouter:
+    """The routes that document all operations."""
     router = APIRouter()
     whole = document(operations, _TITLE, _VERSION)
     as_json = msgspec.json.encode(whole)
