@@ -43,16 +43,21 @@ class TokenDeltas:
         """One completion's tokens, int32 little-endian."""
         return self.token_ids[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
 
-    def entry(self, entry: int) -> Entry:
-        """One completion's new tokens."""
-        tokens = slice(self.offsets[entry], self.offsets[entry + 1])
-        return Entry(
-            token_ids=self.token_ids[tokens].tobytes(),
-            logprobs=self.logprobs[tokens].tobytes(),
-            top_ids=self.top_ids[tokens].tobytes(),
-            top_logprobs=self.top_logprobs[tokens].tobytes(),
-            finish_reason=REASONS[self.reasons[entry]],
-        )
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """Yield each completion's index and new tokens."""
+        token_ids, logprobs = self.token_ids.tobytes(), self.logprobs.tobytes()
+        top_ids, top_logprobs = self.top_ids.tobytes(), self.top_logprobs.tobytes()
+        k = self.top_ids.shape[1]
+        ends = (4 * self.offsets).tolist()
+        reasons = map(REASONS.__getitem__, self.reasons.tolist())
+        for index, begin, end, reason in zip(
+            self.indices.tolist(), ends, ends[1:], reasons, strict=False
+        ):
+            own, top = slice(begin, end), slice(k * begin, k * end)
+            yield (
+                index,
+                Entry(token_ids[own], logprobs[own], top_ids[top], top_logprobs[top], reason),
+            )
 
 
 NO_NEWS = TokenDeltas(

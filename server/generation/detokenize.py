@@ -40,8 +40,7 @@ class Detokenizer:
     def feed(self, news: TokenDeltas) -> list[Delta]:
         """Return what new tokens add to each sample; samples that are over are skipped."""
         deltas = []
-        for entry, index in enumerate(news.indices.tolist()):
-            output = news.entry(entry)
+        for index, output in news.entries():
             if self._is_over[index]:  # ended at a stop string before this came, or not needed
                 if self._is_over[index] == _CUT:
                     self.num_tokens += len(output.token_ids) // 4

@@ -201,7 +201,7 @@ async def test_columns_add_up_to_the_final_output(
     assert whole.indices.tolist() == list(range(6))
     for index in range(6):
         assert whole.tokens_of(index) == final[index % 3].token_ids
-        assert whole.entry(index).logprobs == final[index % 3].logprobs
+        assert dict(whole.entries())[index].logprobs == final[index % 3].logprobs
     assert {REASONS[reason] for reason in whole.reasons} == {"length"}
 
 

@@ -27,7 +27,7 @@ def read(news: TokenDeltas) -> dict[int, list[int]]:
     found = {}
     for entry, index in enumerate(news.indices.tolist()):
         tokens = np.frombuffer(news.tokens_of(entry), "<i4")
-        assert np.array_equal(np.frombuffer(news.entry(entry).logprobs, "<f4"), -tokens)
+        assert np.array_equal(np.frombuffer(dict(news.entries())[index].logprobs, "<f4"), -tokens)
         found[index] = tokens.tolist()
     return found
 

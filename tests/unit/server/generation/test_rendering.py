@@ -28,7 +28,7 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from engine.steps.token_deltas import TokenDeltas, merge
+from engine.steps.token_deltas import Entry, TokenDeltas, merge
 from server.generation.rendering import Choices, Pieces, Template
 from server.generation.stop_strings import StopStringWatch
 from server.schema.completion_response import Choice
@@ -126,7 +126,7 @@ def test_events_add_up_to_the_text(
             news = stream.take().news
             for entry, index in enumerate(news.indices.tolist()):
                 ids = memoryview(news.tokens_of(entry)).cast("i").tolist()
-                logprobs = memoryview(news.entry(entry).logprobs).cast("f").tolist()
+                logprobs = memoryview(dict(news.entries())[index].logprobs).cast("f").tolist()
                 assert logprobs == [-float(token) for token in ids]
                 read[index] += ids
             parts = choices.render(news, is_joined=rng.random() < 0.5)
@@ -148,9 +148,9 @@ def test_events_add_up_to_the_text(
         assert set(last) == set(json.loads(encode_choice(0, "", None, None)))
 
 
-def fed(sample: Sample, news: TokenDeltas, entry: int) -> tuple[str, int]:
+def fed(sample: Sample, entry: Entry) -> tuple[str, int]:
     """Text and tokens that a completion's news are."""
-    delta = sample.feed(news.entry(entry))
+    delta = sample.feed(entry)
     assert delta.logprobs == (-np.frombuffer(delta.token_ids, "<i4").astype("<f4")).tobytes()
     return delta.text, delta.num_tokens
 
@@ -179,8 +179,8 @@ def test_stop_strings_are_found_as_if_the_text_were_whole(
         waiting.append(delivery.news)
         if rng.random() < 0.3:
             news, waiting = merge(waiting), []
-            for entry, index in enumerate(news.indices.tolist()):
-                said[index].append(fed(samples[index], news, entry))
+            for index, entry in news.entries():
+                said[index].append(fed(samples[index], entry))
     stream.close()
     for index, one in enumerate(completions):
         whole = Sample(0, text, stops, ()).feed(

@@ -61,7 +61,8 @@ def test_outputs_become_arrays_in_order_and_joined() -> None:
             output(3, finish_reason="length"),
         ]
     )
-    assert found.indices.tolist() == [1, 3]
-    assert found.entry(0) == (tokens("x"), b"abcd", top[:8], top[:8], None)
-    assert found.entry(1) == (tokens("a", "b"), b"12345678", top, top, "length")
+    assert list(found.entries()) == [
+        (1, (tokens("x"), b"abcd", top[:8], top[:8], None)),
+        (3, (tokens("a", "b"), b"12345678", top, top, "length")),
+    ]
     assert watch().stopped(of_outputs([output(1, "a"), output(1, "b"), output(0, "x")])) == [1]
