@@ -93,7 +93,7 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return ",".join(map(str, value)) or '""'
     if isinstance(value, Path) and value.is_relative_to(ROOT):
         return str(value.relative_to(ROOT))
     return str(value) or '""'
