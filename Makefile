@@ -14,9 +14,9 @@ SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers docs wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers docs locks wheel check clean
 
-help:  ## this list
+help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .venv/serve: requirements.lock
@@ -24,7 +24,7 @@ help:  ## this list
 	  || { echo "srm needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "Installing the server (about 0.5 GB to download, once) ..."
-	$(BIN)/pip install --progress-bar on -r requirements.lock
+	$(BIN)/pip install --progress-bar on --require-hashes -r requirements.lock
 	@touch $@
 
 .venv/dev: .venv/serve requirements-dev.lock
@@ -36,15 +36,19 @@ help:  ## this list
 	@tests/install.sh
 	@touch $@
 
-setup: .venv/dev  ## a .venv with everything
+setup: .venv/dev  ## a .venv with everything, torch and test tools included
 
-serve: .venv/serve  ## answer completions: PORT=8123 MODEL=dir DEVICE=cpu|gpu make serve
+serve: .venv/serve  ## installs what serving needs and runs `srm serve`: PORT=8123 MODEL=dir DEVICE=gpu make serve
 	@$(BIN)/python srm.py serve --model $(MODEL) --host $(HOST) --port $(PORT) --device $(DEVICE)
 
-fmt: .venv/dev  ## format Python and Mojo
+fmt: .venv/dev  ## formats Python and Mojo
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/mojo format $(MOJO)
+
+tables: .venv/dev  ## writes the tables of docs/ that say what code and records have
+	$(BIN)/python -m tests.tools.doc_tables
+	$(BIN)/python srm.py bench table
 
 lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
 	$(BIN)/ruff format --check $(SOURCES)
@@ -54,23 +58,23 @@ lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
 types: .venv/dev  ## mypy --strict
 	$(BIN)/mypy $(SOURCES)
 
-test: .venv/system  ## everything but the slow tests
+test: .venv/system  ## all tests but the slow ones and those that need a GPU
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu and not clients"
 
 test-all: .venv/system  ## the slow ones too
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not clients"
 
-test-gpu: .venv/dev  ## on a machine with a GPU
+test-gpu: .venv/dev  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
 fuzz: .venv/dev  ## property tests with fresh seeds, round after round, for SECONDS=600
 	@end=$$(($$(date +%s) + $(SECONDS))); while [ $$(date +%s) -lt $$end ]; do \
 	  $(BIN)/python -m pytest -q -x --hypothesis-profile=fuzz tests/property || exit 1; done
 
-mutants: .venv/dev  ## change COUNT=60 single tokens, drawn with SEED=14; do tests notice?
+mutants: .venv/dev  ## changes COUNT=60 single tokens, drawn with SEED=14, one at a time, and says which no test notices
 	@COUNT=$(COUNT) SEED=$(SEED) JOBS=$(JOBS) $(BIN)/python -m tests.tools.mutants
 
-chaos: .venv/dev  ## kill processes at random during a job of 20,000 lines; writes docs/benchmarks/
+chaos: .venv/dev  ## kills 100 processes during a job of 20,000 lines; writes docs/benchmarks/
 	$(BIN)/python -m tests.chaos.run
 
 attack: .venv/dev  ## half an hour of random requests, kills, full disks, flipped bits and clock jumps; needs root
@@ -84,50 +88,57 @@ attack: .venv/dev  ## half an hour of random requests, kills, full disks, flippe
 	.venv-clients/bin/pip install --no-deps -r requirements-litellm.lock
 	@touch $@
 
-test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm, LangChain and LiteLLM against a server
+test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm, LangChain and LiteLLM against a server, in a venv of their own
 	$(BIN)/python -m pytest -m clients
 
-agreement: .venv/dev .venv-clients/ready  ## load tests beside guidellm; writes docs/benchmarks/
+agreement: .venv/dev .venv-clients/ready  ## load tests beside guidellm, and of a server that stalls; writes docs/benchmarks/
 	$(BIN)/python -m tests.clients.agreement
 
-kernels: .venv/dev  ## compile every op for an H100 or H200, without one
+kernels: .venv/dev  ## compiles every op for an H100 or H200, without one
 	$(BIN)/python -m tests.kernels.compile_for_gpu
 
-kernels-wide: .venv/dev  ## the bf16 step graphs of d 512 and 1024 too, minutes each
+kernels-wide: .venv/dev  ## the bfloat16 step graphs of widths 512 and 1,024, minutes each
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024
 
-gpu-kit: .venv/dev  ## pack what a GPU machine without MAX needs, graphs included
+gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs included, into build/gpu-kit
 	BIN=$(BIN) deploy/gpu/pack.sh
 
-bench: .venv/dev  ## measure the engine on this machine; writes docs/benchmarks/
+bench: .venv/dev  ## measures kernels, engine, prompts and host; writes docs/benchmarks/ and the pages' figures
 	$(BIN)/python srm.py bench kernels
 	$(BIN)/python srm.py bench engine
 	$(BIN)/python srm.py bench prefill
 	$(BIN)/python srm.py bench host
 	$(BIN)/python srm.py bench table
 
-load: .venv/dev  ## a short load test of a server that is started here: MODEL=dir
+load: .venv/dev  ## a short load test of a server that it starts and stops: MODEL=dir
 	$(BIN)/python -m tests.tools.load_local $(MODEL)
 
-peers-setup: .venv/dev  ## other engines and all models, below ~/.cache/srm-peers
+peers-setup: .venv/dev  ## installs other engines and makes the models of all, below ~/.cache/srm-peers
 	$(BIN)/python -m bench.peers setup
 
-peers: .venv/dev  ## measure them and ours in one run; writes docs/benchmarks/
+peers: .venv/dev  ## measures them and ours in one run; writes docs/benchmarks/
 	$(BIN)/python -m bench.peers run
 
 .venv-docs/ready: requirements-docs.lock
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip install --progress-bar on -r requirements-docs.lock
+	.venv-docs/bin/pip install --progress-bar on --require-hashes -r requirements-docs.lock
 	@touch $@
 
 docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 
-wheel: .venv/dev  ## build the wheel into dist/
+locks:  ## the hashes in requirements.lock and requirements-docs.lock, after a version there was changed
+	$(PYTHON) -m venv .venv-locks
+	.venv-locks/bin/pip install --quiet uv==0.13.9
+	@for lock in requirements.lock requirements-docs.lock; do \
+	  sed -n 's/^\([^ #]*==[^ ]*\).*/\1/p' $$lock > $$lock.in && .venv-locks/bin/uv pip compile --quiet --no-deps \
+	    --generate-hashes --no-annotate --no-header $$lock.in > $$lock.new && mv $$lock.new $$lock || exit 1; rm $$lock.in; done
+
+wheel: .venv/dev  ## the wheel, in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
-check: lint types docs test kernels  ## what CI runs
+check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
-clean:
-	rm -rf .venv .venv-clients .venv-docs build dist site .pytest_cache .mypy_cache .ruff_cache
+clean:  ## removes environments, builds and caches
+	rm -rf .venv .venv-clients .venv-docs .venv-locks build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -67,7 +67,8 @@ def written(page: Path, records: Path) -> str:
             return f"<!-- figures: {name} -->\nNot measured yet.\n{END}"
         path, record = last
         report = os.path.relpath(path.with_suffix(".md"), page.parent)
-        source = f"`{record['command']}` on {record['machine']} ([record]({report}))"
+        by = f"`{record['command']}` on " if record["command"].startswith("srm ") else "On "
+        source = f"{by}{record['machine']} ([record]({report}))"  # of peers it has the command
         lines = "\n".join(render(record))
         return f"<!-- figures: {name} -->\n{lines}\n\n{source}\n{END}"
 

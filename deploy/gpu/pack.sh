@@ -35,7 +35,7 @@ platforms+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
 # pip replaces a folder that two packages share, so each gets a folder of its own first.
 fetch() {
   for name in "$@"; do
-    pinned=$(grep -ihE "^$name==" requirements.lock requirements-dev.lock | head -n 1 | cut -d ' ' -f 1)
+    pinned=$(grep -ihE "^${name//_/[-_]}==" requirements.lock requirements-dev.lock | head -n 1 | cut -d ' ' -f 1)
     echo "  $name: ${pinned:-newest}"
     $python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-compile --only-binary=:all: \
       --implementation cp --python-version "$python_version" "${platforms[@]}" \

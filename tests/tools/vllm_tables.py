@@ -1,15 +1,12 @@
-"""`python -m tests.tools.field_tables` writes the tables of request fields in docs/.
+"""Tables of docs/: which fields and routes of vLLM there are here.
 
-They stand between `<!-- fields: NAME -->` and `<!-- end of fields -->`; `tests/test_docs.py` says
-whether one has drifted. The names of vLLM are those of its request classes and routers.
+The names are those of vLLM's request classes and routers, typed off its source.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from server.routes.app import OPERATIONS
@@ -17,11 +14,9 @@ from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
 from server.schema.completion_request import CompletionRequest
 from server.schema.sampling_fields import NEUTRAL
 from server.schema.validation import Fields, hints_of
-from tests.serving import ROOT
 
-PAGES = tuple(ROOT / "docs" / name for name in ("api.md", "clients.md"))
-END = "<!-- end of fields -->"
-BLOCK = re.compile(rf"<!-- fields: ([\w-]+) -->\n.*?{END}", re.S)
+Parts = tuple[list[str], list[list[str | None]]]
+"""The head of a table, and its rows."""
 
 _SHARED = """
     model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed
@@ -54,28 +49,24 @@ VLLM_ROUTES = """
 """.split()
 
 
-def neutral(fields: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    rows = [f"| `{name}` | {_values(values)} |" for name, values in fields.items()]
-    return ["| field | accepted |", "|---|---|", *rows]
-
-
-def vllm_fields() -> list[str]:
-    rows = ["| vLLM's fields | of completions | of chats |", "|---|---|---|"]
+def fields() -> Parts:
     columns = (
         _by_fate(VLLM_COMPLETIONS, CompletionRequest, NEUTRAL),
         _by_fate(VLLM_CHATS, ChatRequest, CHAT_NEUTRAL),
     )
-    return rows + [
-        f"| {fate} | {' | '.join(one[fate] for one in columns)} |" for fate in columns[0]
-    ]
+    head = ["vLLM's fields", "of completions", "of chats"]
+    return head, [[fate, *(one[fate] for one in columns)] for fate in columns[0]]
 
 
-def vllm_routes() -> list[str]:
+def routes() -> Parts:
     ours = {one.path for one in OPERATIONS}
     there = " ".join(f"`{path}`" for path in VLLM_ROUTES if path in ours)
     missing = " ".join(f"`{path}`" for path in VLLM_ROUTES if path not in ours)
-    head = ["| vLLM's routes | |", "|---|---|"]
-    return [*head, f"| there | {there} |", f"| not there: 404 | {missing} |"]
+    return ["vLLM's routes", "which"], [["there", there], ["not there: 404", missing]]
+
+
+def shown(values: tuple[Any, ...]) -> str:
+    return ", ".join(f"`{json.dumps(value)}`" for value in values or (None,))
 
 
 def _by_fate(
@@ -85,38 +76,10 @@ def _by_fate(
     cells = {
         "honoured": [f"`{name}`" for name in names if name in known],
         "accepted where they ask for nothing": [
-            f"`{name}`: {_values(at_one_value[name])}" for name in names if at_one_value.get(name)
+            f"`{name}`: {shown(at_one_value[name])}" for name in names if at_one_value.get(name)
         ],
         "refused unless null": [
             f"`{name}`" for name in names if name not in known and not at_one_value.get(name)
         ],
     }
     return {fate: "; ".join(cell) for fate, cell in cells.items()}
-
-
-def _values(values: tuple[Any, ...]) -> str:
-    return ", ".join(f"`{json.dumps(value)}`" for value in values or (None,))
-
-
-TABLES: dict[str, Callable[[], list[str]]] = {
-    "neutral": lambda: neutral(NEUTRAL),
-    "chat-neutral": lambda: neutral(
-        {name: values for name, values in CHAT_NEUTRAL.items() if name not in NEUTRAL}
-    ),
-    "vllm-fields": vllm_fields,
-    "vllm-routes": vllm_routes,
-}
-
-
-def written(page: Path) -> str:
-    """The page's text with its tables as the code has them."""
-
-    def block(found: re.Match[str]) -> str:
-        return "\n".join([f"<!-- fields: {found[1]} -->", *TABLES[found[1]](), END])
-
-    return BLOCK.sub(block, page.read_text())
-
-
-if __name__ == "__main__":
-    for one in PAGES:
-        one.write_text(written(one))

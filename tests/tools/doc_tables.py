@@ -1,0 +1,287 @@
+"""`python -m tests.tools.doc_tables` writes the tables of docs/ that say what the code has.
+
+They stand between `<!-- table: NAME … -->` and `<!-- end of table -->`. What only a person can say
+is kept: such a cell, by the first cell of its row and the head of its column. A new row has a
+question mark there. `tests/test_docs.py` refuses that, and a table that is not as the code is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+import prometheus_client
+from msgspec import NODEFAULT
+from prometheus_client.metrics import MetricWrapperBase
+
+from engine import errors
+from engine.config import EngineConfig
+from engine.settings import field_docs
+from server.config import ServerConfig
+from server.errors import INTERNAL, body_of, status_of
+from server.routes.app import OPERATIONS
+from server.routes.scrape import VLLM_NAMES
+from server.schema.chat_request import CHAT_NEUTRAL
+from server.schema.sampling_fields import NEUTRAL
+from server.supervise import launch
+from tests.serving import ROOT
+from tests.tools import vllm_tables
+
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "benchmarks"]
+END = "<!-- end of table -->"
+BLOCK = re.compile(rf"<!-- table: ([^>]+) -->\n(.*?){END}", re.S)
+KEPT = None
+"""Stands for a cell that the page has."""
+MISSING = "?"
+"""Stands in a page for a cell that it does not have yet."""
+_OF_HTTP = {
+    400: "invalid_http",
+    405: "method_not_allowed",
+    416: "requested_range_not_satisfiable",
+    431: "headers_too_large",
+}
+"""Codes of errors that are no SRMError, of type invalid_request_error."""
+
+Row = list[str | None]
+
+
+class Table(NamedTuple):
+    head: list[str]
+    rows: list[Row]
+    has_order: bool = True
+    """Whether rows stand in this order; otherwise in the page's, new ones last."""
+
+
+def settings(which: str) -> Table:
+    """Of `MODULE.Struct`; with ` but MODULE.Struct` without those that are there too."""
+    name, _, base = which.partition(" but ")
+    kind, others = struct(name), _settings(struct(base)) if base else []
+    known = [row[:3] for row in others]  # by name and default
+    rows = [row for row in _settings(kind) if row[:3] not in known]
+    if kind in {EngineConfig, ServerConfig}:
+        rows = [row for row in rows if str(row[0]).strip("`") not in launch._PRIVATE]
+    return Table(["setting", "flag, variable", "default", "meaning", "allowed"], rows)
+
+
+def made_by_serve() -> Table:
+    rows = {str(row[0]): row for kind in (ServerConfig, EngineConfig) for row in _settings(kind)}
+    made = [row for name, row in rows.items() if name.strip("`") in launch._PRIVATE]
+    return Table(["setting", "default", "meaning", "allowed"], [[r[0], *r[2:]] for r in made])
+
+
+def _settings(kind: type[msgspec.Struct]) -> list[Row]:
+    hints, meanings = get_type_hints(kind), field_docs(kind)
+    return [
+        [
+            code(field.name),
+            code(f"--{field.name.replace('_', '-')}") + " " + code(f"SRM_{field.name.upper()}"),
+            code(_shown(field.default)),
+            meanings[field.name],
+            _choices(hints[field.name]),
+        ]
+        for field in msgspec.structs.fields(kind)
+    ]
+
+
+def _shown(value: object) -> str:
+    """A default as on a command line, paths from the root."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or '""'
+    if isinstance(value, Path) and value.is_relative_to(ROOT):
+        return str(value.relative_to(ROOT))
+    return str(value) or '""'
+
+
+def _choices(hint: Any) -> str | None:
+    if hint is bool:
+        return "`true`, `false`"
+    return ", ".join(map(code, get_args(hint))) if get_origin(hint) is Literal else KEPT
+
+
+def fields(which: str) -> Table:
+    """Of the request `MODULE.Struct`; with ` but MODULE.Struct` without those of that one."""
+    name, _, base = which.partition(" but ")
+    kind, others = struct(name), struct(base).__struct_fields__ if base else ()
+    hints = get_type_hints(kind, include_extras=True)
+    rows: list[Row] = []
+    for field in msgspec.structs.fields(kind):
+        if field.name not in others:
+            default = _default(field, is_in_query=name.endswith("Query"))
+            rows.append([code(field.encode_name), default, _described(hints[field.name]), KEPT])
+    return Table(["field", "default", "allowed", "meaning"], rows, has_order=False)
+
+
+def _default(field: msgspec.structs.FieldInfo, is_in_query: bool) -> str | None:
+    if field.required:
+        return "required"
+    has_factory = field.default_factory is not NODEFAULT
+    default = field.default_factory() if has_factory else field.default
+    spelled = default if is_in_query else json.dumps(default)
+    return KEPT if default is None else code(spelled)
+
+
+def _described(hint: Any) -> str | None:
+    """The outermost description in an annotation."""
+    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
+        found = part.description if isinstance(part, msgspec.Meta) else _described(part)
+        if found:
+            return str(found)
+    return KEPT
+
+
+def neutral(values: Mapping[str, tuple[Any, ...]]) -> Table:
+    rows: list[Row] = [[code(name), vllm_tables.shown(one)] for name, one in values.items()]
+    return Table(["field", "accepted"], rows)
+
+
+def routes() -> Table:
+    rows: list[Row] = [[code(f"{one.method} {one.path}"), KEPT] for one in OPERATIONS]
+    return Table(["route", "answers"], rows, has_order=False)
+
+
+def metrics_of(module: object) -> Iterator[MetricWrapperBase]:
+    yield from (one for one in vars(module).values() if isinstance(one, MetricWrapperBase))
+
+
+def exposed(metric: MetricWrapperBase) -> str:
+    (family,) = metric.describe()
+    return family.name + ("_total" if isinstance(metric, prometheus_client.Counter) else "")
+
+
+def metrics(module: str) -> Table:
+    rows: list[Row] = []
+    for metric in metrics_of(import_module(module)):
+        (family,) = metric.describe()
+        labels = ", ".join(map(code, metric._labelnames))
+        rows.append([code(exposed(metric)), family.type, labels, family.documentation])
+    return Table(["metric", "type", "labels", "meaning"], rows)
+
+
+def vllm_metrics() -> Table:
+    ours = {
+        family.name: exposed(metric)
+        for module in ("server.metrics", "engine.metrics")
+        for metric in metrics_of(import_module(module))
+        for family in metric.describe()
+    }
+    rows: list[Row] = [
+        [code(theirs + ours[name].removeprefix(name)), code(ours[name])]
+        for theirs, name in VLLM_NAMES.items()
+    ]
+    return Table(["metric", "the same as"], rows)
+
+
+def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterator[type[errors.SRMError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from every_error(child)
+
+
+def error_codes() -> Table:
+    found = {(500, INTERNAL.error.code, INTERNAL.error.type)}
+    found |= {(status, name, "invalid_request_error") for status, name in _OF_HTTP.items()}
+    for kind in every_error():
+        error = errors.Overloaded("", 1) if kind is errors.Overloaded else kind("")
+        found.add((status_of(error), kind.code, body_of(error).error.type))
+    rows: list[Row] = [[code(name), str(n), code(of), KEPT, KEPT] for n, name, of in sorted(found)]
+    return Table(["code", "status", "type", "when", "what to do"], rows)
+
+
+def exit_codes() -> Table:
+    kinds = {kind.exit_code: kind.code for kind in every_error()}
+    named = {number: code(name) for number, name in kinds.items() if number > 1}
+    rows: list[Row] = [[str(one), KEPT, named.get(one, "–")] for one in sorted({0, *kinds})]
+    return Table(["code", "of `srm`", "error"], rows)
+
+
+def make_targets() -> Table:
+    found = re.findall(r"^([a-z-]+):(?:[^#\n]*## +(.*))?", (ROOT / "Makefile").read_text(), re.M)
+    return Table(["target", "does"], [[code(f"make {name}"), does] for name, does in found])
+
+
+def make_variables() -> Table:
+    found = re.findall(r"^(\w+) \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    rows: list[Row] = [[code(name), code(default), KEPT, KEPT] for name, default in found]
+    return Table(["variable", "default", "of", "meaning"], rows)
+
+
+def code(text: object) -> str:
+    return f"`{text}`"
+
+
+def struct(name: str) -> type[msgspec.Struct]:
+    module, _, kind = name.rpartition(".")
+    return vars(import_module(module))[kind]  # type: ignore[no-any-return]
+
+
+TABLES: dict[str, Callable[..., Table]] = {
+    "settings": settings,
+    "settings-made-by-serve": made_by_serve,
+    "fields": fields,
+    "neutral": lambda: neutral(NEUTRAL),
+    "chat-neutral": lambda: neutral({n: v for n, v in CHAT_NEUTRAL.items() if n not in NEUTRAL}),
+    "routes": routes,
+    "metrics": metrics,
+    "vllm-metrics": vllm_metrics,
+    "vllm-fields": lambda: Table(*vllm_tables.fields()),
+    "vllm-routes": lambda: Table(*vllm_tables.routes()),
+    "errors": error_codes,
+    "exit-codes": exit_codes,
+    "make-targets": make_targets,
+    "make-variables": make_variables,
+}
+
+
+def names(text: str) -> list[str]:
+    """What the tables of a page are called, such as `fields MODULE.Struct`."""
+    return [found[1] for found in BLOCK.finditer(text)]
+
+
+def written(text: str) -> str:
+    """A page with its tables as the code has them."""
+
+    def block(found: re.Match[str]) -> str:
+        name, _, which = found[1].partition(" ")
+        lines = _rendered(TABLES[name](*filter(None, [which])), cells(found[2]))
+        return "\n".join([f"<!-- table: {found[1]} -->", *lines, END])
+
+    return BLOCK.sub(block, text)
+
+
+def cells(table: str) -> dict[str, dict[str, str]]:
+    """The cells that a page has, by the first of their row and by the head of their column."""
+    rows = [[one.strip() for one in line.strip("|").split("|")] for line in table.splitlines()]
+    head, *body = [*rows[:1], *rows[2:]] or [[]]
+    return {row[0]: dict(zip(head, row, strict=True)) for row in body}
+
+
+def _rendered(table: Table, old: dict[str, dict[str, str]]) -> list[str]:
+    rows = table.rows
+    if not table.has_order:
+        places = {first: place for place, first in enumerate(old)}
+        rows = sorted(rows, key=lambda row: places.get(str(row[0]), len(places)))
+    lines = [f"| {' | '.join(table.head)} |", "|---" * len(table.head) + "|"]
+    for row in rows:
+        was = old.get(str(row[0]), {})
+        both = zip(table.head, row, strict=True)
+        lines.append(f"| {' | '.join(_cell(one, was.get(name, '')) for name, one in both)} |")
+    return lines
+
+
+def _cell(cell: str | None, old: str) -> str:
+    """The cell, and what the page says behind it after a semicolon."""
+    if cell is KEPT:
+        return old or MISSING
+    return old if old.startswith(f"{cell};") else cell
+
+
+if __name__ == "__main__":
+    for one in PAGES:
+        one.write_text(written(one.read_text()))
