@@ -1,7 +1,4 @@
-"""Measures the memory this machine has left, and sets how often Python collects garbage.
-
-A process's own settings are made once, by the program that it runs.
-"""
+"""Measures the memory this machine has left, and sets how often Python collects garbage."""
 
 from __future__ import annotations
 
@@ -15,10 +12,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping, within a container's limit.
-
-    Where the system does not say (it is not Linux), all the memory that the machine has.
-    """
+    """Bytes that can be taken without swapping, within a container's limit; where the system does
+    not say (it is not Linux), all the memory that the machine has."""
     try:
         lines = MEMINFO.read_text().splitlines()
         (kib,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

@@ -23,8 +23,7 @@ MAX_TEMPERATURE = 100.0
 GREEDY_BELOW = 1e-4
 """Lower temperatures count as 0: dividing by them would overflow float32."""
 LEAST_TOP_P = 1e-30
-"""Smaller `top_p` count as this, which is above 0 in float32 and keeps the likeliest token
-alone."""
+"""Smaller `top_p` count as this, which float32 has; it keeps the likeliest token alone."""
 MAX_PENALTY = 2.0
 """Largest presence and frequency penalty, of either sign."""
 REPETITION_PENALTIES = (0.01, 100.0)
@@ -135,8 +134,8 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="aban
 class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop_samples"):
     """End these completions of a request and free their slots; nothing more is sent of them.
 
-    Those that have ended, or hold no slot yet, are ignored, and so are unknown ids. A request of
-    which nothing is left is over.
+    Those that ended or hold no slot yet, and unknown ids, are ignored. A request of which nothing
+    is left is over.
     """
 
     id: str
@@ -147,16 +146,14 @@ class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="take_snapshot"):
-    """Write the progress of durable requests to disk. Answered with a Done, or a Refusal that says
-    why not."""
+    """Write the progress of durable requests to disk; answered with a Done or a Refusal."""
 
     id: str
     """Id of this message, which no running request has."""
 
 
 class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load_weights"):
-    """Go on with other weights of the same configuration. Answered with a Done, or a Refusal: then
-    nothing has changed."""
+    """Go on with other weights of the same configuration; answered with a Done or a Refusal."""
 
     id: str
     """Id of this message, which no running request has."""

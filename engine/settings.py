@@ -40,9 +40,9 @@ def load(
 ) -> T:
     """Build a frozen settings struct from defaults, `--config FILE`, environment and flags.
 
-    Every field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment and
-    `--num-slots` on the command line, lists comma-separated. Raises ConfigError naming source,
-    field and value.
+    Every field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment,
+    `--num-slots` as a flag; lists are comma-separated. Raises ConfigError naming source, field and
+    value.
     """
     return build(kind, read_settings((kind,), argv, environ, prog))
 
@@ -110,8 +110,7 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
 
 
 def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
-    """Build the struct from values given by name, checked like those of a file. Raises
-    ConfigError."""
+    """Build the struct from values given by name, checked as a file's are. Raises ConfigError."""
     settings: dict[str, Any] = {}
     _apply(settings, get_type_hints(kind), values, source)
     return build(kind, settings)

@@ -60,8 +60,7 @@ class TokenTable:
     def open(self, size: int, reader: int) -> int:
         """Make room for `size` completions of a reader; return the stream number of the first.
 
-        Raises InvalidRequest for more than a reader may have, Overloaded where there are too many
-        readers.
+        Raises InvalidRequest for more than a reader may have, Overloaded for too many readers.
         """
         if size > 1 << INDEX_BITS:
             raise InvalidRequest(
@@ -94,10 +93,8 @@ class TokenTable:
         self._unused.append(number)
 
     def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> I64:
-        """Append a step's rows, at most one per stream; return the readers that have new tokens.
-
-        Rows of closed or ended streams are dropped. Readers may be returned twice.
-        """
+        """Append a step's rows, at most one per stream; return the readers that have new tokens,
+        maybe twice. Rows of closed or ended streams are dropped."""
         numbers = streams >> INDEX_BITS
         assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
         first_rows = self._row[numbers]
@@ -121,8 +118,8 @@ class TokenTable:
         return readers
 
     def take(self, first: int, size: int, only_ended: bool = False) -> TokenDeltas:
-        """Return the new tokens of `size` completions from `first` on; `only_ended` leaves those of
-        completions that have not ended."""
+        """Take new tokens of `size` completions from `first` on; `only_ended`: of those that
+        ended."""
         row = self._row_of(first)
         if row < 0:
             return NO_NEWS

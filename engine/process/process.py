@@ -121,11 +121,8 @@ class EngineProcess:
             raise ConfigError(f"cannot listen on endpoint {config.endpoint}: {error}") from None
 
     def drain(self) -> None:
-        """Refuse new requests, finish what runs, then return from `run`. A second call stops at
-        once.
-
-        Durable requests are not finished: a snapshot is taken of them.
-        """
+        """Refuse new requests, finish what runs, then return from `run`; a second call stops at
+        once. Durable requests are not finished: a snapshot is taken of them."""
         now = time.monotonic()
         self._leaves_at_once = self._deadline is not None
         self._deadline = now if self._leaves_at_once else now + self._config.drain_s
@@ -312,8 +309,7 @@ class EngineProcess:
                 self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
 
     def _end_unwanted(self) -> None:
-        """Abort requests that have timed out, and abandoned ones whose slots others wait for; ids
-        are not used twice."""
+        """Abort requests that timed out, and abandoned ones in the way; ids are not used twice."""
         while self._time_out and self._time_out[0][0] < time.monotonic():
             _, request_id = self._time_out.popleft()
             if request_id in self._owner:

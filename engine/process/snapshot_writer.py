@@ -1,7 +1,5 @@
 """Writing a snapshot: beside the old one, which stays until the new one is whole and on the disk.
-
-Knows no engine. Every failure raises SnapshotError, and nothing that was there is lost.
-"""
+Every failure raises SnapshotError, and nothing that was there is lost."""
 
 from __future__ import annotations
 
@@ -76,10 +74,8 @@ class SnapshotWriter:
             raise self._failed(error) from None
 
     def add(self, records: Sequence[Record]) -> None:
-        """Write the progress of some requests, at least one, as one chunk.
-
-        A later record of a request adds samples, or replaces those that an earlier one has.
-        """
+        """Write the progress of some requests, at least one, as one chunk. A later record of a
+        request adds samples, or replaces those that an earlier one has."""
         parts = [parked for _, parked in records]
         counts = [len(part) for part in parts]
         begins = np.cumsum([0, *counts]).tolist()
@@ -152,8 +148,7 @@ class SnapshotWriter:
 
 
 def _sections(parts: Sequence[Parked], state_dtype: str) -> Iterator[Iterable[memoryview]]:
-    """Yield a chunk's sections in the order of SECTIONS, each in pieces that a processor's cache
-    holds."""
+    """Yield a chunk's sections in the order of SECTIONS, in pieces that fit a processor's cache."""
     tokens = [one for part in parts for one in part.tokens]
     logprobs = [one for part in parts for one in part.logprobs]
     yield _states(parts, state_dtype)

@@ -1,5 +1,4 @@
-"""Prompts of the Python API: from what a caller gives to requests, and from Outputs to results.
-Knows no engine."""
+"""Prompts of the Python API: from what a caller gives to requests, from Outputs to results."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.messages import PROMPT, Output, Request, SamplingParams, join
-from engine.python.request_output import Completion, Decode, Generated, completion, token_scores
+from engine.python.request_output import Completion, Decode, Generated, token_scores
 from engine.python.tokenizer import FolderTokenizer
 from engine.steps.batch import I32
 
@@ -39,7 +38,14 @@ class PendingPrompt:
         self.unfinished -= 1
         whole = join(self.parts.pop(output.index))
         is_scored = self.request.params.logprobs is not None
-        return completion(self.number, whole, is_scored, decode)
+        return Completion(
+            prompt=self.number,
+            index=whole.index,
+            token_ids=np.frombuffer(whole.token_ids, np.int32),
+            finish_reason=output.finish_reason,
+            scores=token_scores(whole) if is_scored else None,
+            decode=decode,
+        )
 
     def generated(self, completions: list[Completion]) -> Generated:
         """Return the prompt's result, once nothing is unfinished."""
@@ -52,8 +58,7 @@ class PendingPrompt:
 
 
 def in_turn(
-    given: Iterator[tuple[Prompt, SamplingParams]],
-    tokenizer: FolderTokenizer,
+    given: Iterator[tuple[Prompt, SamplingParams]], tokenizer: FolderTokenizer
 ) -> Iterator[PendingPrompt]:
     """Yield the prompts as requests. Raises InvalidRequest for anything that is not a prompt."""
     first = 0

@@ -2,7 +2,6 @@
 
 Decode rows come first, then chunks of prompts that are scored, then the other chunks: so the tokens
 that the output head is wanted for are the first ones, and a step that scores nothing pays nothing.
-Knows what the slots say and not why these were chosen.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class Chunk(NamedTuple):
 
 
 def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | None = None) -> Batch:
-    """Make the batch that decodes these slots, i64[D], whose `turn` it is, and feeds these
-    chunks."""
+    """Make the batch that decodes these slots, i64[D], of that `turn`, and feeds these chunks."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
     prefill_reads = np.array([chunk.read_slot for chunk in chunks], np.int32)

@@ -1,7 +1,5 @@
-"""The rate at which sequences leave the queue, and how long the rest of it will take at that rate.
-
-Knows no clock and no queue: it is told the time and a count that only grows.
-"""
+"""The rate at which sequences leave the queue, and how long the rest of it will take at that
+rate."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ class QueueRate:
         self._last = (now, count)
 
     def seconds_until(self, count: int, now: float) -> int:
-        """Return the seconds until `count` more will have left: 1 … `LONGEST_S`; 1 while no rate is
-        known."""
+        """Seconds until `count` more will have left: 1 … `LONGEST_S`; 1 while no rate is known."""
         if not count or not self._noted:
             return 1
         began, before = self._noted[0]

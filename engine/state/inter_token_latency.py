@@ -1,11 +1,9 @@
-"""Inter-token latency: how long sequences waited for their next token, counted without looking at
-each.
+"""Inter-token latency: how long sequences waited for their next token, without looking at each.
 
 A step serves every running slot of one stretch of slots: all of them, or those whose turn it is. So
 slots last served by the same step lie side by side, and a few boundaries say when each was. Only
 where steps serve slots of high priority beside some of a lower one is the time of each slot kept.
-Knows no sequences. Keeps: the counts of a step add up to its rows that are not their sequence's
-first.
+Keeps: the counts of a step add up to its rows that are not their sequence's first.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The state after some tokens is one row of the device's pool, so a prefix is a slot. Those that begin
 alike share a path of a tree, whose edges are compared token by token: nothing is hashed, so a state
-is only ever found for the tokens that made it. Pure: knows no requests and no device. Keeps: a slot
-is free or one prefix's, and a pinned prefix is not evicted.
+is only ever found for the tokens that made it. Keeps: a slot is free or one prefix's, and a pinned
+prefix is not evicted.
 """
 
 from __future__ import annotations
@@ -101,13 +101,14 @@ class Prefixes:
 
     def claim(self, tokens: I32, order: Order) -> Prefix | None:
         """Return a pinned prefix whose state the caller is to make; None if all slots are pinned.
-
-        It is kept if `finish`ed, unless there is one of these tokens already.
-        """
+        It is kept if `finish`ed, unless there is one of these tokens already."""
         if not self.num_available:
             return None
         if not self._free:
-            self._evict()
+            evicted = next(iter(self._idle))
+            del self._idle[evicted]
+            self.num_evictions += 1
+            self._give_up(evicted)
         # Only now, since giving a prefix up changes the tree.
         prefix = self._place(tokens) if self.keep else Prefix(tokens)
         if prefix.slot != NO_SLOT:
@@ -151,12 +152,6 @@ class Prefixes:
             node = nodes.pop()
             nodes += node.children.values()
             node.children, node.parent = {}, None
-
-    def _evict(self) -> None:
-        prefix = next(iter(self._idle))
-        del self._idle[prefix]
-        self.num_evictions += 1
-        self._give_up(prefix)
 
     def _give_up(self, prefix: Prefix) -> None:
         self._free.append(prefix.slot)

@@ -146,8 +146,7 @@ class SequenceGroup:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether its progress is kept: its caller sends it again, and all its Outputs can be sent
-        again."""
+        """Whether its progress is kept: its caller sends it again, and all can be told again."""
         params = self.request.params
         return self.request.durable and params.prompt_logprobs is None and not params.logprobs
 
@@ -159,8 +158,7 @@ class SequenceGroup:
 
 
 def sample_seeds(seed: int, indices: I64) -> U64:
-    """Seeds of the random streams (seed, index): u64[len(indices)], splitmix64's outputs after
-    `seed`."""
+    """Seeds of the random streams (seed, index), u64[len(indices)]: splitmix64 after `seed`."""
     # Arrays overflow without a word: arithmetic modulo 2**64 is the point.
     mixed = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(seed)

@@ -33,10 +33,6 @@ SAMPLED = -1
 """A target that stands for "the token that this decode row samples"."""
 
 
-def _no_rows() -> I64:
-    return np.empty(0, np.int64)
-
-
 class Span(IntEnum):
     """The lists of tokens that an edited row has, in the order of its spans."""
 
@@ -93,9 +89,8 @@ class Batch:
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
     edits: Edits = NO_EDITS
     # Facts about the step that the device does not need; it may end after the next is scheduled.
-    starting: I64 = field(
-        default_factory=_no_rows
-    )  # i64[S] decode rows that are a sequence's first
+    # i64[S]: the decode rows that are a sequence's first.
+    starting: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     turn: tuple[int, int] | None = None  # a Turn of inter_token_latency; None: all slots
 
     @property
@@ -122,11 +117,8 @@ class Batch:
 
 
 def padded(batch: Batch, spare_slot: int) -> Batch:
-    """The same step with two tokens at least, and two for the output head if there is one.
-
-    What is added samples and scores nothing: a row at position 0 of `spare_slot`, which nobody has,
-    and a target that no score row names.
-    """
+    """The same step with two tokens at least, and two for the output head if there is one: by a row
+    at position 0 of `spare_slot`, which nobody has, and a target that no score row names."""
     zero = np.int32(0)
     if batch.num_tokens == 1:
         batch = replace(
@@ -196,8 +188,7 @@ class Launched(Protocol):
 
 
 class Runner(Protocol):
-    """Runs batches. `engine.device.runner.ModelRunner` (MAX) and `tests/engines/numpy_runner.py` are the
-    two."""
+    """Runs batches: `engine.device.runner.ModelRunner` and `tests.engines.numpy_runner`."""
 
     @property
     def num_slots(self) -> int:
@@ -217,8 +208,7 @@ class Runner(Protocol):
         ...
 
     def load_weights(self, weights: Any) -> None:
-        """Use these `engine.weights.weights.Weights`, of the same configuration, from the next step
-        on.
+        """Use these `Weights`, of the same configuration, from the next step on.
 
         All steps launched have been waited for.
         """

@@ -19,8 +19,7 @@ FLOAT32 = 4
 
 
 def inspect_model(folder: Path) -> dict[str, str]:
-    """Describe a model: facts by name. Raises CheckpointError if the folder is not a whole
-    model."""
+    """Facts about a model by name. Raises CheckpointError if the folder is not a whole model."""
     files = read_model(folder)
     config, tensors = files.config, files.tensors
     dtypes = Counter(files.dtypes.values())

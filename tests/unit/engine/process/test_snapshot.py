@@ -85,7 +85,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "made" / "when needed")
     read_all(path)
     found = SnapshotFile(path, STAMP)
-    assert found.num_sequences == 25
+    assert found.header.num_sequences == 25
     found.close()
 
 

@@ -38,7 +38,7 @@ def make(folder: Path, **settings: object) -> Engine:
     )
     config = msgspec.structs.replace(config, model=folder)
     runner = NumpyRunner(tiny_weights(config=TEXT_MODEL), SLOTS)
-    return Engine.over(SteppedEngine(TEXT_MODEL, runner, config), TEXT_MODEL, config)
+    return Engine.over(SteppedEngine(TEXT_MODEL, runner, config), config)
 
 
 @pytest.fixture
