@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's own memory limit is."""
+CGROUP = Path("/sys/fs/cgroup")  # where a container's own memory limit is
 
 
 def available_memory() -> int:

@@ -14,24 +14,18 @@ from engine.errors import SRMError
 
 FinishReason = Literal["stop", "length", "error"]
 
-Running = Literal["continue", "drop", "finish"]
-"""How a change of weights treats requests that run."""
+Running = Literal["continue", "drop", "finish"]  # how a change of weights treats requests that run
 
-MAX_LOGPROBS = 20
-"""Most alternatives to a token that can be asked for."""
+MAX_LOGPROBS = 20  # most alternatives to a token that can be asked for
 MAX_TEMPERATURE = 100.0
-GREEDY_BELOW = 1e-4
-"""Lower temperatures count as 0: dividing by them would overflow float32."""
+GREEDY_BELOW = 1e-4  # lower temperatures count as 0: dividing by them would overflow float32
 LEAST_TOP_P = 1e-30
 """Smaller `top_p` count as this, which float32 has; it keeps the likeliest token alone."""
-MAX_PENALTY = 2.0
-"""Largest presence and frequency penalty, of either sign."""
+MAX_PENALTY = 2.0  # largest presence and frequency penalty, of either sign
 REPETITION_PENALTIES = (0.01, 100.0)
 """Smallest and largest repetition penalty, within which logits stay finite."""
-MAX_BIAS = 100.0
-"""Largest bias of a token, of either sign."""
-PROMPT = -1
-"""Index of the Outputs that are about the prompt and not about a completion of it."""
+MAX_BIAS = 100.0  # largest bias of a token, of either sign
+PROMPT = -1  # index of the Outputs that are about the prompt and not about a completion of it
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -94,8 +94,4 @@ def _machine() -> str:
     return f"{name} ({kind}), {cores} cores, {versions}"
 
 
-_WIDEST = (
-    ("avx512_bf16", "AVX-512 with bfloat16"),
-    ("avx512f", "AVX-512"),
-    ("avx2", "AVX2"),
-)
+_WIDEST = (("avx512_bf16", "AVX-512 with bfloat16"), ("avx512f", "AVX-512"), ("avx2", "AVX2"))

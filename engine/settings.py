@@ -33,10 +33,7 @@ _SOURCES = (
 
 
 def load(
-    kind: type[T],
-    argv: list[str],
-    environ: Mapping[str, str] = os.environ,
-    prog: str = "srm",
+    kind: type[T], argv: list[str], environ: Mapping[str, str] = os.environ, prog: str = "srm"
 ) -> T:
     """Build a frozen settings struct from defaults, `--config FILE`, environment and flags.
 
@@ -164,10 +161,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _apply(
-    settings: dict[str, Any],
-    hints: dict[str, Any],
-    values: Mapping[str, Any],
-    source: str,
+    settings: dict[str, Any], hints: dict[str, Any], values: Mapping[str, Any], source: str
 ) -> None:
     for name, value in values.items():
         if name not in hints:

@@ -51,8 +51,7 @@ from engine.tasks import beside
 
 logger = logging.getLogger(__name__)
 
-MAX_INBOX = 64
-"""Messages handled before others get their turn."""
+MAX_INBOX = 64  # messages handled before others get their turn
 HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
 """Seconds without an answer to a heartbeat after which the engine counts as gone."""

@@ -35,12 +35,10 @@ Send = Callable[[ToEngine], None]
 class Delivery(NamedTuple):
     """Everything a stream received since the last `take`."""
 
-    outputs: list[tuple[int, Output]]
-    """Outputs, each with the place of its request in the stream."""
+    outputs: list[tuple[int, Output]]  # outputs, each with the place of its request in the stream
     news: TokenDeltas
     """Tokens of requests with `emit` = "columns"; index = place of the request x n + completion."""
-    weights_version: int = 1
-    """Version of the weights that made the last of these tokens."""
+    weights_version: int = 1  # version of the weights that made the last of these tokens
 
 
 class Stream:

@@ -10,8 +10,7 @@ import numpy as np
 
 from engine.steps.batch import F32, I32, I64
 
-PAGE = 16
-"""Tokens of a page: a cache line."""
+PAGE = 16  # tokens of a page: a cache line
 _NO_PAGE = -1
 NO_TOKENS: I32 = np.empty(0, np.int32)
 NO_LOGPROBS: F32 = np.empty(0, np.float32)

@@ -40,12 +40,9 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of a compiled graph, in `<file>.json` beside `<file>.mef`."""
 
     name: str
-    shape: str
-    """A Python literal of everything the graph depends on but code and device."""
-    code: str
-    """The `code_version` it was compiled from."""
-    device: str
-    """Label and architecture of the device it was compiled for, as MAX names them."""
+    shape: str  # a Python literal of everything the graph depends on but code and device
+    code: str  # the `code_version` it was compiled from
+    device: str  # label and architecture of the device it was compiled for, as MAX names them
 
 
 def load_or_compile(

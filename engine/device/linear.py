@@ -23,11 +23,9 @@ U16 = npt.NDArray[np.uint16]
 KERNELS = Path(__file__).resolve().parents[2] / "mojo_kernels" / "srm"
 """The Mojo package of every op; the same place in a source tree and in an installed package."""
 
-PANEL = 32
-"""Columns of a packed panel: PANEL of _tile.mojo."""
+PANEL = 32  # columns of a packed panel: PANEL of _tile.mojo
 
-EPSILON = 1e-5
-"""The value that torch's LayerNorm adds to the variance."""
+EPSILON = 1e-5  # the value that torch's LayerNorm adds to the variance
 
 
 @cache

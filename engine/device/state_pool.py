@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 CPU_SLOTS = 16_384
 """Most slots on a CPU where the number is not set: other programs use the computer too."""
-MAX_SLOTS = 2**31 - 1
-"""A slot is an int32."""
+MAX_SLOTS = 2**31 - 1  # a slot is an int32
 GIB = 2**30
 _HOST = CPU()
 

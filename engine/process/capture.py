@@ -19,8 +19,7 @@ from engine.process.snapshot_writer import Record, SnapshotWriter
 
 log = logging.getLogger(__name__)
 
-PARTS_AHEAD = 2
-"""Most parts that are read and not yet written."""
+PARTS_AHEAD = 2  # most parts that are read and not yet written
 
 
 class Capture:

@@ -29,13 +29,10 @@ log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
 """Seconds for which a lost client's progress is kept in memory for whoever sends it again."""
-POLL_S = 0.005
-"""Seconds between two looks, at a stop, whether the last snapshot is written."""
-REFUSED = NAME + ".refused"
-"""Name that an unusable snapshot is given, for a person to look at."""
+POLL_S = 0.005  # seconds between two looks, at a stop, whether the last snapshot is written
+REFUSED = NAME + ".refused"  # name that an unusable snapshot is given, for a person to look at
 
-Detail = dict[str, str | int | float]
-"""Facts about a snapshot, as in Done."""
+Detail = dict[str, str | int | float]  # facts about a snapshot, as in Done
 Answer = Callable[[Detail | SnapshotError], None]
 """Called when a requested snapshot is written, or with the reason why it is not."""
 

@@ -29,8 +29,7 @@ from engine.state.parked import Parked, in_parts
 from engine.steps.batch import I32, Batch, Launched, Runner
 from engine.weights.weights import Weights
 
-READ_SLOTS = 4_096
-"""Slots whose states are copied from or to the device at once, about."""
+READ_SLOTS = 4_096  # slots whose states are copied from or to the device at once, about
 
 
 class _Step(NamedTuple):

@@ -61,13 +61,11 @@ CLIENT_TIMEOUT_S = 10.0
 """Seconds of silence after which a client, which says Hello every second or so, counts as dead."""
 IDLE_WAIT_MS = 250
 """Milliseconds that an idle engine sleeps before it looks at the clock and at signals again."""
-BUSY_WAIT_MS = 5
-"""The same while a snapshot is written or weights are loaded."""
+BUSY_WAIT_MS = 5  # the same while a snapshot is written or weights are loaded
 MAX_INBOX = 10_000
 """Messages read between two steps, so that senders cannot hold up those who are running."""
 STREAM_BITS = STREAMS.bit_length() - 1
-LINGER_MS = 1_000
-"""Milliseconds that the last messages may take to leave a closing socket."""
+LINGER_MS = 1_000  # milliseconds that the last messages may take to leave a closing socket
 
 
 class _Named(msgspec.Struct):
@@ -225,7 +223,9 @@ class EngineProcess:
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)
             if message.running == "drop":
-                self._drop_all()
+                for request_id in self._owner:
+                    self._engine.abort(request_id)
+                self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
             done = self._swaps.make()
             self._durable.forget()
         except SRMError as error:
@@ -237,11 +237,6 @@ class EngineProcess:
             self._send_status(one)
         if client is not None:
             self._send(client, done)
-
-    def _drop_all(self) -> None:
-        for request_id in list(self._owner):
-            self._engine.abort(request_id)
-            self._refuse(request_id, EngineUnavailable("other weights were put to use meanwhile"))
 
     def _add(self, client: bytes, request: Request) -> None:
         try:

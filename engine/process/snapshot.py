@@ -27,28 +27,22 @@ from engine.messages import Request
 from engine.state.parked import Parked, latest
 from engine.steps.batch import I32, I64, SlotStates
 
-NAME = "durable.snapshot"
-"""Name of the file in its folder."""
+NAME = "durable.snapshot"  # name of the file in its folder
 FORMAT_VERSION = 1
 MAGIC = b"SRMSNAP\n"
 PREAMBLE = struct.Struct("<8sQQII")  # magic, header's offset, its length, its crc, crc of these
 _DIGEST_SIZE = 16
-_PIECE = 2**23
-"""Bytes read at once where a section is only checked."""
+_PIECE = 2**23  # bytes read at once where a section is only checked
 encoder = msgspec.msgpack.Encoder()
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The conditions under which sequences can go on: another value of any gives other tokens."""
 
-    fingerprint: str
-    """Fingerprint of config and weights, hexadecimal."""
-    arithmetic: str
-    """Device and dtype of the computation, such as "cpu float32"."""
-    state_width: int
-    """Values of a sequence's state."""
-    state_dtype: str
-    """Dtype of these values, as numpy writes it."""
+    fingerprint: str  # fingerprint of config and weights, hexadecimal
+    arithmetic: str  # device and dtype of the computation, such as "cpu float32"
+    state_width: int  # values of a sequence's state
+    state_dtype: str  # dtype of these values, as numpy writes it
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,17 +75,14 @@ SECTIONS = (
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format_version: int
     stamp: Stamp
-    weights_version: int
-    """Version of the weights in use; for information only."""
+    weights_version: int  # version of the weights in use; for information only
     created_unix: float
     num_sequences: int
     ids: list[str]
     """Id of each record's request. Where several records of a request have a sample, the last is
     right."""
-    digests: bytes
-    """u8[records, _DIGEST_SIZE]"""
-    places: bytes
-    """i32[records, 3]: chunk, first row there, rows"""
+    digests: bytes  # u8[records, _DIGEST_SIZE]
+    places: bytes  # i32[records, 3]: chunk, first row there, rows
     chunks: list[Chunk]
 
 

@@ -33,11 +33,9 @@ from engine.state.parked import Parked
 PARTIAL = NAME + ".partial"
 """The file that is being written, or that a killed engine left: the next one writes over it."""
 
-_PIECE = 2**20
-"""Bytes of states put together at a time, about."""
+_PIECE = 2**20  # bytes of states put together at a time, about
 
-Record = tuple[Request, Parked]
-"""A request and its progress."""
+Record = tuple[Request, Parked]  # a request and its progress
 
 
 class SnapshotWriter:

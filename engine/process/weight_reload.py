@@ -32,8 +32,7 @@ from engine.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-LoadFolder = Callable[[Path], Weights]
-"""Reads a model folder; raises CheckpointError."""
+LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises CheckpointError
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -102,8 +102,7 @@ class Engine:
         each = list(_checked(params, len(given)))
         if len(each) != len(given):
             raise InvalidRequest(
-                f"params must be one or as many as prompts: {len(given)}; got {len(each)}",
-                "params",
+                f"params must be one or as many as prompts: {len(given)}; got {len(each)}", "params"
             )
         steps, found = self._open(), [Generated(_NO_TOKENS, []) for _ in given]
         total, before = sum(one.n for one in each), steps.scheduler.latencies.num_sampled

@@ -15,10 +15,8 @@ from engine.python.request_output import Completion, Decode, Generated, token_sc
 from engine.python.tokenizer import FolderTokenizer
 from engine.steps.batch import I32
 
-Prompt = str | Sequence[int] | I32
-"""A text, or token ids."""
-_AT_ONCE = 64
-"""Prompts that are read and tokenized together."""
+Prompt = str | Sequence[int] | I32  # a text, or token ids
+_AT_ONCE = 64  # prompts that are read and tokenized together
 
 
 @dataclass(slots=True, eq=False)

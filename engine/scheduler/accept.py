@@ -20,8 +20,7 @@ from engine.state.sequence import STREAMS, SequenceGroup
 from engine.steps.batch import I32
 from engine.steps.token_edits import check_ids, check_ranges, plan_edits
 
-GROUP_BYTES = 2_048
-"""About how many bytes a group takes besides what its caller sent."""
+GROUP_BYTES = 2_048  # about how many bytes a group takes besides what its caller sent
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -16,8 +16,7 @@ from engine.state.slots import DELTA, NO_LOGPROBS, SlotTable
 from engine.steps.batch import F32, I32, I64, Batch, Bool, Scores
 from engine.steps.token_deltas import U8
 
-RUNNING, STOP, LENGTH, ERROR = range(4)
-"""Indices into REASONS."""
+RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"
 
 
@@ -153,6 +152,8 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
         id=group.request.id,
         index=PROMPT,
         token_ids=batch.targets[begin:end].tobytes(),
+        finish_reason=None,
+        error=None,
         cached_tokens=group.cached,
         first_version=group.first_version,
         **scores.as_bytes(begin + shift, end + shift, group.request.params.prompt_logprobs or 0),

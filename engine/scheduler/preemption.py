@@ -20,8 +20,7 @@ from engine.state.slots import NO_LOGPROBS, SlotTable
 from engine.steps.batch import I64
 
 NONE: I64 = np.empty(0, np.int64)
-RECORD_BYTES = 128
-"""About how many bytes a parked sequence takes besides its state and tokens."""
+RECORD_BYTES = 128  # about how many bytes a parked sequence takes besides its state and tokens
 
 
 def victims(admission: Admission, state_bytes: int) -> I64:

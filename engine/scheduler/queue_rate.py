@@ -6,11 +6,9 @@ from __future__ import annotations
 import math
 from collections import deque
 
-WINDOW_S = 30.0
-"""How far back the rate is measured."""
+WINDOW_S = 30.0  # how far back the rate is measured
 RESOLUTION_S = 1.0
-LONGEST_S = 120
-"""Most seconds ever returned: clients ignore more, and then do not come back at all."""
+LONGEST_S = 120  # most seconds ever returned: clients ignore more, and then do not come back at all
 
 
 class QueueRate:

@@ -227,7 +227,8 @@ class Scheduler:
         if not self.parking.holds(group):
             return 0
         count, least = 0, group.request.params.n if cut is None else cut
-        wanted = np.append(indices, np.arange(max(least, 0), group.request.params.n))
+        cut_off = np.arange(max(least, 0), group.request.params.n, dtype=np.int64)
+        wanted = np.concatenate([indices.astype(np.int64), cut_off])
         for positions, times in self.parking.drop(group, wanted):
             tokens = positions.astype(np.int64) - (len(group.prompt) - 1)
             self.latencies.end_parked(group.first_id, times, tokens)

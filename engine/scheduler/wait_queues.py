@@ -173,5 +173,4 @@ class FairLine:
                 self._priorities.remove(priority)
 
 
-NOBODY = ShareLine()
-"""The line of a priority at which no group waits."""
+NOBODY = ShareLine()  # the line of a priority at which no group waits

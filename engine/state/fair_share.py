@@ -26,10 +26,8 @@ class Tier:
 
     priority: int
     members: dict[str, FairShare] = field(default_factory=dict)
-    weight: int = 0
-    """Sum of the members' weights."""
-    owned: int = 0
-    """Slots the members hold."""
+    weight: int = 0  # sum of the members' weights
+    owned: int = 0  # slots the members hold
 
 
 @dataclass(slots=True, eq=False)
@@ -38,18 +36,13 @@ class FairShare:
 
     name: str
     tier: Tier
-    number: int
-    """Grows from share to share: the larger, the younger."""
+    number: int  # grows from share to share: the larger, the younger
     place: int
     """An index of its own while it exists; indices are reused, so arrays by index stay small."""
-    weight: int = 0
-    """In units of `UNIT`."""
-    num_groups: int = 0
-    """Its requests that are not over."""
-    owned: int = 0
-    """Slots it holds."""
-    parked: int = 0
-    """Its sequences that are parked."""
+    weight: int = 0  # in units of `UNIT`
+    num_groups: int = 0  # its requests that are not over
+    owned: int = 0  # slots it holds
+    parked: int = 0  # its sequences that are parked
     rankings: list[Callable[[FairShare, int], None]] = field(default_factory=list)
     """Called with a share whose load changed, and by how much its weight grew: it waits there."""
 

@@ -19,12 +19,9 @@ from engine.steps.batch import I64
 F64 = npt.NDArray[np.float64]
 Turn = tuple[int, int]
 """From the first slot up to but not including the second, past the last slot if need be."""
-MIXED: Turn = (-1, -1)
-"""Turn that stands for slots that are no stretch."""
-Gap = tuple[float, int]
-"""Seconds between two tokens, and how many rows waited so long."""
-EACH = math.nan
-"""Time that stands for: the stretch's slots have one each."""
+MIXED: Turn = (-1, -1)  # turn that stands for slots that are no stretch
+Gap = tuple[float, int]  # seconds between two tokens, and how many rows waited so long
+EACH = math.nan  # time that stands for: the stretch's slots have one each
 
 
 class InterTokenLatency:

@@ -18,8 +18,7 @@ from engine.steps.batch import I32
 NO_SLOT = -1
 NO_TOKENS: I32 = np.empty(0, np.int32)
 
-Order = tuple[int, int]
-"""Order of service: the larger comes first."""
+Order = tuple[int, int]  # order of service: the larger comes first
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +29,8 @@ class Prefix:
     slot: int = NO_SLOT
     is_ready: bool = False
     """The slot holds the state, or will when the batches scheduled so far have run."""
-    order: Order = (0, 0)
-    """Order of the request that makes the state."""
-    pins: int = 0
-    """Number of users that write the slot or are still to read it."""
+    order: Order = (0, 0)  # order of the request that makes the state
+    pins: int = 0  # number of users that write the slot or are still to read it
     parent: Prefix | None = None
     """None outside the tree: such a prefix is never found, and freed with its last pin."""
     children: dict[int, Prefix] = field(default_factory=dict)
@@ -47,12 +44,9 @@ class Prefix:
 class Found(NamedTuple):
     """Known prefixes of some tokens."""
 
-    ready: Prefix | None = None
-    """The longest whose state is ready."""
-    coming: Prefix | None = None
-    """The longest whose state is being made, if longer than `ready`."""
-    shared: int = 0
-    """Most tokens shared with any prefix in the tree."""
+    ready: Prefix | None = None  # the longest whose state is ready
+    coming: Prefix | None = None  # the longest whose state is being made, if longer than `ready`
+    shared: int = 0  # most tokens shared with any prefix in the tree
 
     @property
     def length(self) -> int:

@@ -27,10 +27,8 @@ U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
-FROM_DEVICE = -1
-"""A token id that stands for "the last token sampled in read_slots[row]"."""
-SAMPLED = -1
-"""A target that stands for "the token that this decode row samples"."""
+FROM_DEVICE = -1  # a token id that stands for "the last token sampled in read_slots[row]"
+SAMPLED = -1  # a target that stands for "the token that this decode row samples"
 
 
 class Span(IntEnum):

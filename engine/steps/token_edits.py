@@ -18,8 +18,7 @@ from engine.errors import InvalidRequest
 from engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
 from engine.steps.batch import I32, NO_EDITS, Edits, Span
 
-NO_PENALTIES = (1.0, 0.0, 0.0)
-"""Repetition, frequency, presence."""
+NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,18 +26,14 @@ class EditPlan:
     """The edits of a request's rows. Lists of tokens are int32 in bytes."""
 
     penalties: tuple[float, float, float]
-    min_tokens: int
-    """Rows that have sampled fewer may not end."""
-    biases: bytes
-    """float32, of the BIASED tokens."""
+    min_tokens: int  # rows that have sampled fewer may not end
+    biases: bytes  # float32, of the BIASED tokens
     lists: dict[Span, bytes]
     """Lists that are the same for all rows: all but SAMPLED, where not empty."""
-    ends: bytes
-    """Tokens that are also banned before min_tokens."""
+    ends: bytes  # tokens that are also banned before min_tokens
     longer: dict[bytes, bytes]
     """Bad words of three tokens and more: all but the last two, and PAIRS of these."""
-    openings: tuple[bytes, ...]
-    """The keys of `longer`, as `bytes.endswith` takes them."""
+    openings: tuple[bytes, ...]  # the keys of `longer`, as `bytes.endswith` takes them
 
     @property
     def is_penal(self) -> bool:

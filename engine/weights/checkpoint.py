@@ -23,8 +23,7 @@ class ModelFiles:
 
     config: ModelConfig
     tensors: dict[str, F32]
-    dtypes: dict[str, str]
-    """How the file stores each tensor: F32, BF16, …"""
+    dtypes: dict[str, str]  # how the file stores each tensor: F32, BF16, …
     fingerprint: str
 
 

@@ -14,8 +14,7 @@ from engine.weights.checkpoint import read_model
 from engine.weights.tensors import DECAY_RANGE
 
 GB = 10**9
-FLOAT32 = 4
-"""Bytes of a float32."""
+FLOAT32 = 4  # bytes of a float32
 
 
 def inspect_model(folder: Path) -> dict[str, str]:

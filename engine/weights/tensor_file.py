@@ -22,8 +22,7 @@ from engine.weights.tensors import Shapes
 class StoredTensor:
     """A tensor as the file has it."""
 
-    dtype: str
-    """As safetensors names it: F32, BF16, …"""
+    dtype: str  # as safetensors names it: F32, BF16, …
     shape: tuple[int, ...]
     data: bytes
 
