@@ -74,32 +74,20 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads = {self.num_heads} must divide d_model = {self.d_model}")
-        checks = {
-            "num_heads": (self.mixer not in _EVEN_HEADS or self.num_heads % 2 == 0, "even")
-            if self.mixer not in _HEADLESS
-            else (self.num_heads == 1, "1"),
-            "use_projections": (
-                (not self.use_projections)
-                if self.is_headless
-                else (self.use_projections or self.mixer not in _ALWAYS_PROJECTED),
-                "false" if self.is_headless else "true",
-            ),
-            "decay": (not self.decay or self.mixer not in _NEVER_DECAYED, "false"),
-            "kernel_size": (
-                self.kernel_size > 1 if self.mixer == "kernel" else self.kernel_size == 1,
-                "at least 2" if self.mixer == "kernel" else "1",
-            ),
-            "combined_row_quirk": (
-                not self.combined_row_quirk or self.mixer == "combined",
-                "false",
-            ),
-        }
-        for name, (is_valid, allowed) in checks.items():
+        mixer, is_kernel = self.mixer, self.mixer == "kernel"
+        for name, is_valid, allowed in (
+            ("num_heads", mixer not in _HEADLESS or self.num_heads == 1, "1"),
+            ("num_heads", mixer not in _EVEN_HEADS or self.num_heads % 2 == 0, "even"),
+            ("use_projections", not (self.is_headless and self.use_projections), "false"),
+            ("use_projections", mixer not in _ALWAYS_PROJECTED or self.use_projections, "true"),
+            ("decay", mixer not in _NEVER_DECAYED or not self.decay, "false"),
+            ("kernel_size", not is_kernel or self.kernel_size > 1, "at least 2"),
+            ("kernel_size", is_kernel or self.kernel_size == 1, "1"),
+            ("combined_row_quirk", mixer == "combined" or not self.combined_row_quirk, "false"),
+        ):
             if not is_valid:
-                raise ValueError(
-                    f"{name} must be {allowed} where mixer is {self.mixer}, "
-                    f"got {getattr(self, name)}"
-                )
+                got = getattr(self, name)
+                raise ValueError(f"{name} must be {allowed} where mixer is {mixer}, got {got}")
         for name in ("bos_token_id", "eos_token_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
                 raise ValueError(f"{name} must lie in 0 … vocab_size - 1")

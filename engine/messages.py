@@ -1,7 +1,7 @@
 """The wire contract between API processes and the engine: msgspec structs, msgpack encoded.
 
-Knows no numpy, no torch, no HTTP. Token ids and log-probabilities travel as little-endian bytes
-(int32, float32), so that neither side makes a Python object per token.
+Token ids and log-probabilities travel as little-endian bytes (int32, float32), so that neither side
+makes a Python object per token.
 """
 
 from __future__ import annotations

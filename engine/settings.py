@@ -144,7 +144,6 @@ def _named(presets: Path) -> str:
 
 
 def _preset(file: Path, presets: Path | None) -> Path:
-    """Return the file itself, or else the preset of this name."""
     if presets is None or file.is_file():
         return file
     found = presets / f"{file}.toml"

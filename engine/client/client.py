@@ -203,7 +203,6 @@ class EngineClient:
             self._socket.send(self._encoder.encode(message))
 
     def _ask(self) -> None:
-        """Ask for a Status, which also says that we are alive."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
         self._send(Hello())

@@ -136,7 +136,6 @@ class TokenTable:
         return TokenDeltas(indices, *self._queues.read(rows), reasons)
 
     def _take_one(self, row: int) -> TokenDeltas:
-        """`take` a single row, the common case."""
         reason = int(self._reason[row])
         if not self._queues.count[row] and (not reason or self._is_told[row]):
             return NO_NEWS

@@ -74,7 +74,6 @@ def cached(
 
 
 def _read(path: Path) -> CompiledModel | None:
-    """Read a compiled graph; None if there is none or it cannot be read."""
     if path.exists():
         try:
             return read(path)
@@ -139,7 +138,6 @@ def describe_device(device: Device) -> str:
 
 
 def _digest(facts: str) -> str:
-    """A digest of these facts and of the sources that graphs are compiled from."""
     digest = hashlib.sha256(facts.encode())
     sources = [Path(module.__file__ or "") for module in (kernels, linear, messages, model)]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
@@ -159,7 +157,6 @@ def _processor() -> str:
 
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """Log that something long goes on, and how long it took."""
     started, done = time.monotonic(), threading.Event()
 
     def report() -> None:

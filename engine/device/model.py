@@ -260,7 +260,6 @@ def _run_unit(
     residual: TensorValue | None = None,
     silu: bool = False,
 ) -> TensorValue:
-    """Run unit `number` of layer `index`."""
     config, weights = layer.config, layer.unit(number)
     per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
     return mix(

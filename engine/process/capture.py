@@ -92,7 +92,6 @@ class Capture:
             self._queue.put(None)
 
     def _write(self) -> None:
-        """Write the parts, in a thread of its own."""
         try:
             writer = SnapshotWriter(self._folder, self._first_stamp, self._weights_version)
             try:

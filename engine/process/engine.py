@@ -33,8 +33,6 @@ READ_SLOTS = 4_096  # slots whose states are copied from or to the device at onc
 
 
 class _Step(NamedTuple):
-    """A batch under way."""
-
     batch: Batch
     launched: Launched
     started: float
@@ -88,8 +86,8 @@ class Engine:
         """Accept a request, or raise a RequestError that says why not.
 
         Its samples in `parked` go on from there, all others start anew. A durable request may have
-        the id of one that runs: it takes over what runs, if both ask for the same; else `progress`
-        is asked.
+        the id of one that runs: it takes over what runs, if both ask for the same. For one that
+        does not run, `progress` is asked.
         """
         self.scheduler.latencies.now = time.monotonic()
         if self.scheduler.is_sent_again(request):

@@ -213,7 +213,6 @@ class EngineProcess:
             self._owner[message.id] = client
 
     def _change_weights(self) -> None:
-        """Change the weights between steps, if due, after all outputs of the old ones."""
         if (message := self._swaps.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
@@ -257,7 +256,6 @@ class EngineProcess:
                 self._time_out.append((due, request.id))
 
     def _numbered(self, client: bytes, request: Request) -> Request:
-        """Put the client's number into the request's stream number."""
         if not 0 <= request.stream < STREAMS:
             raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
         if client not in self._numbers:
@@ -355,7 +353,6 @@ class EngineProcess:
             self._send(client, refusal(request_id, error))
 
     def _answer(self, client: bytes, message_id: str, result: Detail | SnapshotError) -> None:
-        """Answer a message that is not a request."""
         if isinstance(result, SnapshotError):
             self._send(client, refusal(message_id, result))
         else:

@@ -1,10 +1,9 @@
 """The snapshot file, which holds the progress of durable requests: its layout, and reading it.
 
-Knows neither engine nor clock. Layout, little-endian: a preamble that says where the header is;
-chunks of many requests' sequences, a section for each of their arrays; the header, with the index
-of requests and the checksum of every section. Every byte is under a checksum. A section's is
-verified when the first request of its chunk is asked for, so that opening costs the index alone,
-and a request costs its own rows.
+Layout, little-endian: a preamble that says where the header is; chunks of many requests' sequences,
+a section for each of their arrays; the header, with the index of requests and the checksum of every
+section. Every byte is under a checksum. A section's is verified when the first request of its chunk
+is asked for, so that opening costs the index alone, and a request costs its own rows.
 """
 
 from __future__ import annotations

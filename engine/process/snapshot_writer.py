@@ -134,7 +134,6 @@ class SnapshotWriter:
             os.close(self._file)
 
     def _write(self, data: memoryview | bytes) -> int:
-        """Returns its size in bytes."""
         size, left = len(data), memoryview(data)
         while left:
             left = left[os.write(self._file, left) :]

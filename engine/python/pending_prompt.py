@@ -76,7 +76,6 @@ def in_turn(
 
 
 def _as_bytes(token_ids: Any, number: int) -> bytes:
-    """Return token ids as int32 little-endian. Raises InvalidRequest."""
     ids = np.asarray(token_ids)
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise InvalidRequest(

@@ -275,7 +275,6 @@ class Admission:
         return min(free, math.ceil(free * share.weight / (share.weight + others) / 2))
 
     def _count_waiting(self, group: SequenceGroup, more: int) -> None:
-        """Count `more` of a group's sequences as waiting."""
         priority = group.request.priority
         self.num_waiting += more
         self._waiting_at[priority] += more

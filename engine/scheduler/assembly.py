@@ -80,7 +80,6 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | Non
 
 
 def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32, I32]:
-    """Return targets, score_rows and num_top of the batch."""
     sampled = np.full(len(slots), SAMPLED, np.int32)
     if not scored and not table.num_asking:
         return sampled, NOTHING, NOTHING
@@ -95,7 +94,6 @@ def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32
 
 
 def _edits(table: SlotTable, slots: I64) -> Edits:
-    """Return the edits of the batch. A step without any pays nothing."""
     if not table.edits:
         return NO_EDITS
     edits = EditList()

@@ -97,7 +97,6 @@ class Completion:
     def _complete_columns(
         self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
     ) -> None:
-        """Complete sequences with `emit` = "columns"."""
         columns = new_tokens(
             self._table, self._roster.by_first_id, slots, positions, tokens, logprobs, reasons
         )

@@ -76,7 +76,6 @@ def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple
 
 
 def _parked(table: SlotTable, slots: I64, states: SlotStates) -> Parked:
-    """Make one Parked of several groups' sequences."""
     firsts, positions = table.first_position[slots], table.position[slots]
     asks = table.num_logprobs[slots] != NO_LOGPROBS
     rows = list(zip(slots.tolist(), firsts.tolist(), positions.tolist(), strict=True))

@@ -142,7 +142,6 @@ class Prefill:
 
 
 def _next_chunk(group: SequenceGroup, room: int) -> Chunk:
-    """Return the chunk that the group's next row feeds, and which slots it reads and writes."""
     write = group.fills[0].slot if group.fills else group.slot
     read = write if group.state_slot == NO_SLOT else group.state_slot
     stop = min(group.prefilled + room, group.next_stop)

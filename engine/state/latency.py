@@ -24,8 +24,6 @@ PUBLISH_S = 0.1
 
 
 class _Ended(NamedTuple):
-    """Sequences that ended in one step."""
-
     now: float
     first_ids: I64
     taken_up: F64
@@ -193,7 +191,6 @@ class Latencies:
         metrics.observe(metrics.SEQUENCE_TOKEN_SECONDS, pace)
 
     def _publish_finished(self) -> None:
-        """Observe each finished request once, whatever its n."""
         groups, self._finished = self._finished, []
         for group in groups:
             del self._groups[group.first_id]

@@ -128,7 +128,6 @@ def _fold_layer(config: ModelConfig, block: Tensors) -> LayerWeights:
 
 
 def _fold_units(config: ModelConfig, mixer: Tensors) -> tuple[MixerUnit, ...]:
-    """Make the layer's units from the tensors below `token_mixing_layer.`."""
     heads, n_ctx, c = config.num_heads, config.n_ctx, config.decay_constant
 
     def stacked(name: str) -> F32:
