@@ -68,6 +68,11 @@ def unclipped(tensors: Tensors) -> Tensors:
     }
 
 
+def same(found: Tensors, expected: Tensors) -> None:
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     """Weights and arguments of MIXED, and a folder that is not there yet."""
@@ -90,7 +95,7 @@ def converted(files: Files) -> tuple[ModelConfig, Tensors, list[str]]:
     return config, load_file(output / "model.safetensors"), lines
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(config=configs())
 def test_every_variant_comes_out_as_it_was(
     config: ModelConfig, tmp_path_factory: pytest.TempPathFactory
@@ -111,9 +116,7 @@ def test_every_variant_comes_out_as_it_was(
     files = folder / "published.safetensors", folder / "args.json", folder / "model"
     found_config, found, _ = converted(files)
     assert found_config == config
-    expected = unclipped({name: tensors[name] for name in tensor_shapes(config)})
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    same(found, unclipped({name: tensors[name] for name in tensor_shapes(config)}))
     assert load_model(files[2]).config == config
 
 
@@ -133,33 +136,26 @@ def test_what_the_trainer_saves_is_converted(tmp_path: Path) -> None:
 
 
 def test_decays_outside_the_range_are_clipped_and_counted(files: Files) -> None:
+    low = "mixer_blocks.0.token_mixing_layer.mixer_heads.0.decay_value"
+    outside = {HEAD + "decay_value": 1.06, low: 0.2}
+
     def set_decays(tensors: Tensors) -> None:
-        for name in tensors:
-            if name.endswith("decay_value"):
-                tensors[name] = np.array([0.95], np.float32)
-        tensors[HEAD + "decay_value"] = np.array([1.06], np.float32)
-        tensors["mixer_blocks.0.token_mixing_layer.mixer_heads.0.decay_value"][0] = 0.2
+        for name in [name for name in tensors if name.endswith("decay_value")]:
+            tensors[name] = np.array([outside.get(name, 0.95)], np.float32)
 
     rewrite(files[0], set_decays)
     _, tensors, lines = converted(files)
     assert "clipped 2 of 8 decays to 0.9 … 1.0" in lines
-    assert tensors[HEAD + "decay_value"] == 1
-    low = tensors["mixer_blocks.0.token_mixing_layer.mixer_heads.0.decay_value"]
-    assert low == np.float32(0.9)
+    assert (tensors[HEAD + "decay_value"], tensors[low]) == (1, np.float32(0.9))
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model._orig_mod.", "module.model."])
 def test_prefixes_of_wrappers_are_left_out(files: Files, prefix: str) -> None:
-    expected = converted(files)[1]
-
-    def wrap(tensors: Tensors) -> None:
-        for name in list(tensors):
-            tensors[prefix + name] = tensors.pop(name)
-
-    rewrite(files[0], wrap)
+    expected = load_file(files[0])
+    save_file({prefix + name: value for name, value in expected.items()}, files[0])
     _, found, lines = converted(files)
     assert any(line.startswith(f"left wrappers out of {len(found)} names") for line in lines)
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    same(found, unclipped(expected))
 
 
 def test_the_version_with_dropout_is_read(tmp_path: Path) -> None:
@@ -177,7 +173,7 @@ def test_the_version_with_dropout_is_read(tmp_path: Path) -> None:
     found_config, found, lines = converted(files)
     assert found_config == config
     assert "an old version with Dropout: its layers 3 are named 2" in lines
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    same(found, expected)
 
 
 def test_tied_embeddings_are_stored_twice(files: Files) -> None:
@@ -252,9 +248,6 @@ def test_cut_and_foreign_files_are_named(files: Files) -> None:
             convert(*files)
         assert ("torch.save" in raised.value.message) == (content == pickle)
         assert ("git lfs pull" in raised.value.message) == (content == pointer)
-    files[0].unlink()
-    with pytest.raises(CheckpointError, match=r"cannot read .*published\.safetensors"):
-        convert(*files)
 
 
 def test_broken_arguments_are_named(files: Files) -> None:
@@ -272,11 +265,10 @@ def test_broken_arguments_are_named(files: Files) -> None:
 
 
 def test_a_file_is_not_converted_onto_itself(files: Files) -> None:
-    folder = files[0].parent
-    weights = files[0].rename(folder / "model.safetensors")
+    weights = files[0].rename(files[0].parent / "model.safetensors")
     before = weights.read_bytes()
     with pytest.raises(ConfigError, match="stays as it is"):
-        convert(weights, files[1], folder)
+        convert(weights, files[1], weights.parent)
     assert weights.read_bytes() == before
 
 
