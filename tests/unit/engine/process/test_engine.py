@@ -59,19 +59,6 @@ def test_a_prompt_is_prefilled_once_whatever_n(n: int) -> None:
     assert metric("prefill_tokens_total") - before == 29
 
 
-def test_both_ways_to_step_give_the_same_tokens() -> None:
-    results = []
-    for overlapped in (False, True):
-        engine = engine_of(num_slots=5, max_step_rows=3, max_step_tokens=9)
-        for i in range(6):
-            of = {"n": i + 1, "seed": i, "max_tokens": 20, "stop_token_ids": (5,)}
-            engine.add(request_of(str(i), [i + 2] * (3 * i + 1), **of))
-        results.append(drain(engine, overlapped))
-        assert engine.scheduler.table.num_free == 5
-    assert results[0] == results[1]
-    assert {"stop", "length"} == {output.finish_reason for output in results[0]}
-
-
 def test_prompts_are_completed_whatever_the_queue_holds_with_seeds_of_their_own() -> None:
     engine = engine_of(num_slots=4, max_waiting=6)
     results = engine.generate([[3, i % 32] for i in range(20)], SamplingParams(n=2, max_tokens=2))
@@ -111,32 +98,6 @@ def test_a_temperature_or_top_p_of_almost_0_takes_the_likeliest_token(
         for own in (params, {"temperature": 0})
     )
     assert [one.token_ids for one in found] == [one.token_ids for one in greedy]
-
-
-def test_output_that_is_not_finite_ends_one_sequence_only() -> None:
-    weights = tiny_weights()
-    weights.embedding[31] = np.nan
-    for overlapped in (False, True):
-        engine = engine_of(model=weights)
-        engine.add(request_of("bad", [5, 31], max_tokens=9))
-        engine.add(request_of("good", [5, 6], max_tokens=9, temperature=0.0))
-        bad, good = drain(engine, overlapped)
-        assert (bad.id, bad.finish_reason, bad.token_ids) == ("bad", "error", b"")
-        assert "finite" in (bad.error or "")
-        assert good.finish_reason == "length"
-
-
-def test_aborting_while_a_step_is_under_way_leaves_nothing() -> None:
-    engine = engine_of()
-    engine.add(request_of(n=3, emit="delta"))
-    for _ in range(3):
-        engine.step_overlapped()
-    engine.abort("a")
-    engine.abort("never there")
-    assert engine.has_work
-    assert engine.step_overlapped() == []
-    assert not engine.has_work
-    assert engine.status().running == 0
 
 
 def test_metrics_count_what_happened() -> None:

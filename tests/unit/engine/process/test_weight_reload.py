@@ -13,7 +13,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, InvalidRequest, NotFound, SRMError, SwapInProgress
-from engine.messages import PROMPT, Done, LoadWeights, Output, join
+from engine.messages import Done, LoadWeights, Output, join
 from engine.process.engine import Engine
 from engine.process.weight_reload import LoadFolder, Swaps, first_weights, load_weights
 from engine.weights.checkpoint import load_checkpoint
@@ -86,34 +86,6 @@ def test_what_is_under_way_is_completed_by_the_weights_before(weights: Weights) 
     assert len(early) == 3
 
 
-def test_samples_that_start_later_owe_the_weights_before_nothing() -> None:
-    engine, fresh = engine_of(num_slots=4), engine_of(model=NEW)
-    many = {"prompt": HEADER, "n": 10, "max_tokens": 5, "seed": 3}
-    engine.add(request_of("many", prompt_logprobs=2, **many))
-    said = run(engine, lambda: engine.scheduler.table.num_owned == 4)  # the prompt is fed, scored
-    said |= hold(engine)
-    assert {index for _, index in said} == {PROMPT, 0, 1, 2, 3}
-    engine.load_weights(NEW)
-    engine.scheduler.is_held = False
-    later = run(engine)
-    assert set(later) == {("many", index) for index in range(4, 10)}, "no score is sent twice"
-    fresh.add(request_of("many", **many))
-    expected = run(fresh)
-    for key, output in later.items():
-        assert output.token_ids == expected[key].token_ids
-        assert output.first_version == 1, "the request began before"
-    assert engine.scheduler.prefixes.num_used <= 1
-
-
-def test_a_prompt_of_which_samples_run_goes_on_too() -> None:
-    engine = engine_of(num_slots=2, max_step_rows=1)  # so one has not read its prompt's state
-    engine.add(request_of(prompt=HEADER, n=3, max_tokens=4))
-    run(engine, lambda: engine.scheduler.table.num_owned > 0)
-    engine.load_weights(NEW)
-    assert len(run(engine)) == 3
-    assert engine.scheduler.prefixes.num_pinned == 0
-
-
 def test_nothing_kept_is_begun_from() -> None:
     engine, found = engine_of(), []
     for number in range(4):
@@ -137,25 +109,6 @@ def test_held_means_that_nothing_starts() -> None:
     assert (engine.scheduler.request_ids(), engine.scheduler.num_waiting) == (["waiting"], 1)
     engine.scheduler.is_held = False
     assert set(run(engine)) == {("waiting", 0)}
-
-
-def test_what_is_parked_has_begun_and_ends_before_the_change() -> None:
-    low = request_of("low", [5, 6], n=4, max_tokens=20, seed=3, priority=-1)
-    high = request_of("high", [8], n=3, max_tokens=6, seed=5)
-    alone, engine = engine_of(num_slots=16), engine_of(num_slots=4)
-    alone.add(low)
-    alone.add(high)
-    engine.add(low)
-    for _ in range(5):
-        assert not engine.step()
-    engine.add(high)
-    engine.step()
-    engine.add(request_of("late", [7], max_tokens=4, seed=4, priority=-1))
-    assert engine.scheduler.parking.num_parked == 3
-    assert hold(engine) == run(alone)
-    engine.load_weights(NEW)
-    engine.scheduler.is_held = False
-    assert set(run(engine)) == {("late", 0)}
 
 
 MakeFolder = Callable[..., Path]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.messages import PROMPT, REASONS
+from engine.messages import REASONS
 from engine.scheduler.outputs import NewTokens
 from engine.scheduler.scheduler import Scheduler
 from engine.state.sequence import STREAMS
@@ -20,7 +20,6 @@ from tests.engines.making import (
     step,
     steps,
 )
-from tests.engines.run_engine import run
 from tests.tools.calls import calls_of
 
 LENGTH, ERROR = REASONS.index("length"), REASONS.index("error")
@@ -112,39 +111,6 @@ def test_stopped_samples_free_their_slots_at_once_and_say_nothing_more() -> None
     assert sorted(np.concatenate(streams).tolist()) == [0, 2, 4]
 
 
-def test_slots_of_stopped_samples_go_to_those_that_wait() -> None:
-    scheduler = scheduler_of(num_slots=3)
-    scheduler.add(request_of(n=6, max_tokens=30))
-    steps(scheduler, 3)
-    assert stop(scheduler, 0, 2, 4) == 2  # 4 holds no slot yet
-    step(scheduler)
-    assert scheduler.num_waiting == 1
-    assert ended(scheduler) == [1, 3, 4, 5]
-
-
-def test_when_the_last_sample_is_stopped_the_request_is_over() -> None:
-    scheduler = scheduler_of()
-    scheduler.add(request_of(n=3, max_tokens=9))
-    steps(scheduler, 2)
-    assert (stop(scheduler, 0), stop(scheduler, 1, 2)) == (1, 2)
-    assert not scheduler.has_request("a")
-    assert ended(scheduler) == []
-    assert stop(scheduler, 1) == 0
-
-
-def test_samples_stopped_before_their_first_step_let_go_of_the_prefix() -> None:
-    scheduler = scheduler_of(max_step_rows=2)  # so that others wait for their turn
-    scheduler.add(request_of(n=4, max_tokens=9))
-    steps(scheduler, 2)
-    assert scheduler.prefixes.num_pinned == 1
-    table = scheduler.table
-    begins = (table.sequence_id >= 0) & (table.position == table.first_position)
-    started = table.sequence_id[begins].tolist()
-    assert stop(scheduler, *started) == len(started) == 2
-    assert scheduler.prefixes.num_pinned == 0
-    assert len(ended(scheduler)) == 2
-
-
 def calls_of_a_stop(n: int) -> int:
     """Function calls of stopping two of n samples."""
     scheduler = scheduler_of(num_slots=n, max_step_rows=n, max_step_tokens=2 * n, max_waiting=n)
@@ -185,32 +151,6 @@ def test_a_cut_ends_what_runs_and_what_has_not_started(
     )
     assert stop(scheduler, cut=at) == stop(scheduler, cut=40) == 0  # nothing is taken back
     assert ended(scheduler) == left
-
-
-def test_a_cut_comes_with_samples_to_stop() -> None:
-    scheduler = scheduler_of(num_slots=4)
-    scheduler.add(request_of(n=50, max_tokens=9))
-    steps(scheduler, 3)
-    assert stop(scheduler, 0, cut=3) == 48
-    assert ended(scheduler) == [1, 2]
-
-
-def test_a_prefix_is_kept_for_those_who_still_read_it() -> None:
-    scheduler = scheduler_of(num_slots=4, max_step_rows=2)
-    scheduler.add(request_of(n=50, max_tokens=9))
-    step(scheduler)
-    scheduled(scheduler)  # four hold a slot, two of them forked
-    assert stop(scheduler, cut=4) == 46
-    assert scheduler.prefixes.num_pinned == 1
-    scheduled(scheduler)
-    assert scheduler.prefixes.num_pinned == 0
-
-
-def test_only_the_samples_left_of_a_scored_prompt_end() -> None:
-    engine = engine_of()
-    engine.add(request_of(n=5, max_tokens=0, prompt_logprobs=0))
-    engine.stop("a", np.array([], np.int32), 2)
-    assert [output.index for output in run(engine)] == [PROMPT, 0, 1]
 
 
 def test_metrics_count_what_was_stopped() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import NO_EDITS, Edits, Span
-from tests.engines.making import complete, engine_of, request_of, scheduled, scheduler_of
+from tests.engines.making import complete, request_of, scheduled, scheduler_of
 from tests.engines.numpy_runner import TINY
 
 
@@ -80,19 +79,3 @@ def test_rows_of_a_request_share_what_is_the_same() -> None:
         assert listed(early, place) == lists
         assert listed(late, place) == lists | {Span.BANNED: [5], Span.SAMPLED: [7]}
     assert len(early.tokens) == sum(map(len, [*lists.values(), [9]]))
-
-
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_a_slot_that_is_given_back_edits_nothing_of_the_next(overlaps: bool) -> None:
-    engine, fresh = engine_of(num_slots=1), engine_of(num_slots=1)
-    engine.add(request_of("a", [5], n=2, allowed_token_ids=(4,), max_tokens=5))
-    engine.step()
-    engine.abort("a")
-    found = []
-    for one in (engine, fresh):
-        one.add(request_of("b", [5], max_tokens=9, temperature=0.0))
-        outputs = []
-        while one.has_work:
-            outputs += one.step_overlapped() if overlaps else one.step()
-        found.append(outputs)
-    assert found[0] == found[1]

@@ -1,8 +1,8 @@
-"""Who gives a slot up to whom, and that what is parked goes on as if it had never stopped."""
+"""Who gives a slot up to whom; `tests/property/test_engine_machine.py` holds that all go on."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -46,32 +46,6 @@ def low_then_high(steps: int = 3, n: int = 4, max_tokens: int = 30, **settings: 
     return engine
 
 
-def park(engine: Engine, *groups: slice) -> None:
-    """Park these of the slots that may be, one group after the other."""
-    engine.settle()
-    slots = parkable(engine.scheduler.table)
-    for some in (slots[group] for group in groups):
-        engine.scheduler.park(some, engine._runner.read_slots(some))
-
-
-@pytest.mark.parametrize("emit", ["final", "delta"])
-def test_what_was_parked_says_the_same(emit: str) -> None:
-    low = request_of("low", n=6, max_tokens=20, seed=3, priority=-1, emit=emit, logprobs=0)
-    penal = request_of("penal", n=2, max_tokens=20, presence_penalty=1.5, priority=-1)
-    high = request_of("high", [9, 8], n=5, max_tokens=6)
-    engine = engine_of()
-    engine.add(low)
-    engine.add(penal)
-    said = run(engine, 5)
-    engine.add(high)
-    said += run(engine, 3)
-    parking = engine.scheduler.parking
-    assert running(engine)["high"] == parking.num_parked == 5
-    said += run(engine)
-    assert tokens(said) == alone(low, penal, high)
-    assert parking.num_ever_parked == parking.num_resumed == 5
-
-
 def test_the_youngest_of_the_lowest_priority_are_parked_and_no_more_than_are_needed() -> None:
     engine = engine_of(num_slots=6)
     for name, priority in (("old", -2), ("young", -2), ("middle", -1)):
@@ -106,64 +80,21 @@ def test_what_may_be_parked_is_bounded() -> None:
         assert low_then_high(4, max_parked_bytes=most).scheduler.parking.num_parked == parked
 
 
-def test_parked_samples_can_be_stopped_and_aborted() -> None:
-    engine = low_then_high(4, n=9)
-    parking = engine.scheduler.parking
-    assert parking.num_parked == 4
-    engine.stop("low", np.array([1], np.int32), 3)
-    assert parking.indices(engine.scheduler._roster.by_id["low"]).tolist() == [0, 2]
-    assert sorted(tokens(run(engine))) == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
-    engine = low_then_high(4, n=9)
-    engine.abort("low")
-    assert (engine.scheduler.parking.num_parked, engine.scheduler.parking.num_bytes) == (0, 0)
-    assert {output.id for output in run(engine)} == {"high"}
-
-
-@pytest.mark.parametrize("indices, cut", [([2], None), ([2, 3], None), ([], 3), ([0, 1, 2], 3)])
-def test_samples_that_were_parked_one_after_the_other_can_be_stopped(
-    indices: list[int], cut: int | None
-) -> None:
-    engine = engine_of(num_slots=4)
-    engine.add(request_of("low", n=4, max_tokens=9, priority=-1))
-    run(engine, 3)
-    park(engine, slice(2, None), slice(2))  # samples 0 and 1, then 2 and 3
-    engine.stop("low", np.array(indices, np.int32), cut)
-    left = sorted(set(range(4)) - {*indices, *range(4 if cut is None else cut, 4)})
-    assert engine.scheduler.parking.num_parked == len(left)
-    assert sorted(tokens(run(engine))) == [("low", index) for index in left]
-    assert engine.scheduler.parking.num_bytes == 0
-
-
 def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
     request = request_of("low", n=3, max_tokens=9, durable=True)
     engine, other = engine_of(num_slots=4), engine_of(num_slots=4)
     engine.add(request)
     run(engine, 3)
-    park(engine, slice(None))
+    with pytest.raises(AssertionError, match="settle"):
+        next(engine.parked_of_all())  # a step is under way
+    engine.settle()
+    slots = parkable(engine.scheduler.table)
+    engine.scheduler.park(slots, engine._runner.read_slots(slots))
     other.add(request, merged([parked for _, parked in engine.parked_of_all()]))
     for one in (engine, other):
         run(one)
-        assert one.scheduler.latencies.num_prompt_tokens == 3
-
-
-@pytest.mark.parametrize("emit", ["final", "delta"])
-@pytest.mark.parametrize("steps", [0, 1, 2, 4, 7, 12])
-def test_a_durable_request_that_is_sent_again_is_answered_in_full(emit: str, steps: int) -> None:
-    request = request_of(n=7, max_tokens=6, seed=5, emit=emit, durable=True, stop_token_ids=(3,))
-    expected = alone(request)
-    engine = engine_of(num_slots=4, max_step_rows=3)
-    engine.add(request)
-    run(engine, steps)
-    engine.stop("a", np.array([0], np.int32), 5)  # of which the next sender knows nothing
-    sampled = engine.scheduler.latencies.num_sampled
-    assert engine.has_request("a") == (steps < 12)
-    engine.add(request)
-    assert tokens(run(engine)) == expected
-    if steps in {4, 7}:  # some of it was not done again
-        anew = engine.scheduler.latencies.num_sampled - sampled
-        assert anew < sum(len(one) for one in expected.values()) // 4
-    assert engine.scheduler.num_waiting == engine.scheduler.waiting_bytes == 0
-    assert engine.scheduler.prefixes.num_pinned == 0
+        assert one.scheduler.latencies.num_prompt_tokens == one.scheduler.parking.num_resumed == 3
+    assert engine.scheduler.parking.num_ever_parked == 3
 
 
 def test_another_request_of_the_same_id_starts_anew() -> None:
@@ -205,31 +136,3 @@ def test_what_is_not_of_a_request_is_not_gone_on_with(wrong: dict[str, Any]) -> 
     check_fits(group, right)
     with pytest.raises(AssertionError):
         check_fits(group, replace(right, **wrong))
-
-
-def test_another_engine_goes_on_where_this_one_was() -> None:
-    requests = [
-        request_of("low", n=9, max_tokens=20, seed=1, priority=-1, durable=True),
-        request_of("delta", [4, 5], n=3, max_tokens=20, emit="delta", logprobs=0, durable=True),
-        request_of("scored", [4, 5], max_tokens=20, prompt_logprobs=1, durable=True),
-    ]
-    engine = engine_of()
-    engine.add(requests[0])
-    run(engine, 5)
-    for request in (*requests[1:], request_of("passing", max_tokens=20)):
-        engine.add(request)
-    run(engine, 6)
-    assert engine.scheduler.parking.num_parked > 0
-    with pytest.raises(AssertionError, match="settle"):
-        next(engine.parked_of_all())  # a step is under way
-    engine.settle()
-    kept: defaultdict[str, list[Parked]] = defaultdict(list)
-    for request, parked in engine.parked_of_all():
-        kept[request.id].append(parked)
-    assert set(kept) == {"low", "delta"}
-    after = engine_of(num_slots=5)
-    after.progress = lambda request: merged(kept[request.id]) if request.id in kept else None
-    for request in reversed(requests):
-        after.add(request)
-    assert tokens(run(after)) == alone(*requests)
-    assert after.scheduler.parking.num_resumed >= sum(map(len, map(merged, kept.values())))

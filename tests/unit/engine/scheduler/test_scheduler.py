@@ -10,7 +10,6 @@ from engine.errors import InvalidRequest, Overloaded
 from engine.steps.batch import FROM_DEVICE
 from tests.engines.making import (
     complete,
-    floats,
     ints,
     request_of,
     rows,
@@ -81,17 +80,6 @@ def test_samples_fork_from_one_prefix_until_the_last_one_has() -> None:
     assert scheduler.table.num_free == 3
 
 
-def test_n_may_be_far_larger_than_the_pool() -> None:
-    scheduler = scheduler_of(num_slots=4, max_step_rows=2)
-    scheduler.add(request_of(prompt=[3] * 30, n=50, max_tokens=2))
-    prefilled, ended = 0, Counter[int]()
-    while scheduler.num_requests:
-        batch = scheduled(scheduler)
-        prefilled += batch.num_tokens - batch.num_decode
-        ended.update(output.index for output in complete(scheduler, batch))
-    assert (prefilled, ended) == (29, Counter(range(50)))
-
-
 def test_long_prompts_are_fed_in_chunks_behind_the_decode_rows() -> None:
     scheduler = scheduler_of(max_step_rows=2, max_step_tokens=5)
     scheduler.add(request_of("decoding", [4], max_tokens=20))
@@ -157,15 +145,6 @@ def test_priority_comes_before_arrival_and_before_samples_of_requests_under_way(
     assert {output.id for output in step(scheduler)} == {"many"}
 
 
-def test_prompts_of_several_samples_wait_for_prefix_slots() -> None:
-    scheduler = scheduler_of(num_slots=4, prefix_slots=2)
-    for token, name in enumerate("abcd", 5):
-        scheduler.add(request_of(name, [token, 4], n=3, max_tokens=2))
-    assert scheduled(scheduler).num_rows == 2
-    assert scheduler.prefixes.num_pinned == 2
-    assert Counter(one.id for one in steps(scheduler)) == Counter(dict.fromkeys("abcd", 3))
-
-
 def test_a_blocked_prefix_does_not_hold_up_forks_behind_it() -> None:
     scheduler = scheduler_of(num_slots=1, prefix_slots=1)
     scheduler.add(request_of("low", n=3, max_tokens=2))
@@ -204,81 +183,6 @@ def test_why_a_sequence_ends(token: int, params: dict[str, object], reason: str 
     is_error = reason == "error"
     assert said == ([(reason, [] if is_error else [token], is_error)] if reason else [])
     assert scheduler.table.num_free == (8 if reason else 7)
-
-
-def test_a_stream_says_each_token_once_and_logprobs_come_to_those_who_asked() -> None:
-    scheduler = scheduler_of()
-    scheduler.add(request_of(prompt=[5], emit="delta", max_tokens=9, logprobs=0))
-    outputs = [output for token in (7, 8, -1) for output in step(scheduler, token)]
-    assert [ints(output.token_ids) for output in outputs] == [[7], [8], []]
-    assert [len(output.logprobs) for output in outputs] == [4, 4, 0]
-    assert [output.finish_reason for output in outputs] == [None, None, "error"]
-    scheduler.add(request_of("asks", [5], max_tokens=2, logprobs=0))
-    scheduler.add(request_of("not", [5], max_tokens=2))
-    logprobs = {output.id: floats(output.logprobs) for output in steps(scheduler)}
-    assert logprobs == {"asks": [-0.5, -0.5], "not": []}
-
-
-def test_rows_of_a_sequence_that_has_ended_are_dropped() -> None:
-    scheduler = scheduler_of(num_slots=1)
-    scheduler.add(request_of("a", [5], stop_token_ids=(4,), max_tokens=9))
-    scheduler.add(request_of("b", [6], max_tokens=9))
-    first, second = scheduled(scheduler), scheduled(scheduler)
-    (output,) = complete(scheduler, first, 4)
-    assert (output.id, output.finish_reason) == ("a", "stop")
-    third = scheduled(scheduler)  # b in the slot that the second step still writes for a
-    assert rows(third) == [[6]]
-    assert complete(scheduler, second, 4) == complete(scheduler, third) == []
-    assert scheduler.num_requests == 1
-
-
-def test_the_last_token_is_told_from_the_batch_not_the_table() -> None:
-    scheduler = scheduler_of()
-    scheduler.add(request_of(prompt=[5], max_tokens=2))
-    first, second = scheduled(scheduler), scheduled(scheduler)
-    assert scheduler.schedule() is None  # two tokens are under way: no third row
-    assert complete(scheduler, first, 7) == []
-    (output,) = complete(scheduler, second, 8)
-    assert ints(output.token_ids) == [7, 8]
-
-
-def test_abort_frees_everything_at_once_wherever_the_request_is() -> None:
-    scheduler = scheduler_of(num_slots=3, max_step_rows=4, max_step_tokens=5)
-    scheduler.add(request_of("forking", [3, 4], n=9))
-    steps(scheduler, 2)
-    scheduler.add(request_of("waiting", n=2))
-    assert scheduler.abort("forking")
-    assert (scheduler.table.num_free, scheduler.num_waiting) == (3, 2)
-    assert scheduler.abort("waiting")
-    for n in (1, 2):
-        scheduler.add(request_of("prefilling", [8] * 30, n=n))
-        step(scheduler)
-        assert (scheduler.table.num_owned, scheduler.prefixes.num_pinned) == (n == 1, 1)
-        assert scheduler.abort("prefilling")
-        assert (scheduler.table.num_owned, scheduler.prefixes.num_pinned) == (0, 0)
-        assert scheduler.num_waiting == 0
-    assert not scheduler.abort("prefilling")
-    assert scheduler.schedule() is None
-    assert scheduler.request_ids() == []
-
-
-def test_abort_frees_no_slot_of_another_request_and_what_is_under_way_says_nothing() -> None:
-    """Also where both were given the same slots, one after the other, and one of them twice."""
-    scheduler = scheduler_of(num_slots=4, max_step_rows=4)
-    scheduler.add(request_of("many", [5], n=9, max_tokens=1))
-    step(scheduler)
-    scheduled(scheduler)  # the same slots again; their last tokens are under way
-    scheduler.add(request_of("other", [6], n=2, priority=1, emit="delta"))
-    assert scheduler.abort("many")
-    assert scheduler.table.num_free == 4
-    scheduler.add(request_of("many", [5], n=1, emit="delta"))
-    others = scheduled(scheduler)
-    assert scheduler.table.num_owned == 3
-    assert scheduler.abort("many")
-    assert scheduler.table.num_owned == 2
-    assert {output.id for output in complete(scheduler, others)} == {"other"}
-    assert scheduler.abort("other")
-    assert scheduler.table.num_free == 4
 
 
 def test_what_the_queue_cannot_take_is_refused() -> None:

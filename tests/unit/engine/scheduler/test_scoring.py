@@ -29,14 +29,6 @@ def complete(scheduler: Scheduler, batch: Batch, broken: int | None = None) -> l
     return scheduler.complete(batch, StepResult(tokens, sampled, scores))
 
 
-def said(scheduler: Scheduler) -> list[Output]:
-    outputs = []
-    while scheduler.num_requests:
-        outputs += complete(scheduler, scheduled(scheduler))
-    assert scheduler.table.num_free == 8
-    return outputs
-
-
 def test_a_step_that_scores_nothing_has_only_its_decode_rows_in_the_head() -> None:
     scheduler = scheduler_of()
     scheduler.add(request_of("a", [5], n=3, logprobs=0))
@@ -71,23 +63,6 @@ def test_scored_prompts_come_before_the_others_and_after_decode_rows() -> None:
     assert also.top_ids == also.top_logprobs == b""
 
 
-@pytest.mark.parametrize("max_step_tokens", [5, 6, 9, 64])
-def test_every_position_is_scored_once_however_it_is_cut(max_step_tokens: int) -> None:
-    scheduler = scheduler_of(max_step_rows=4, max_step_tokens=max_step_tokens)
-    prompts = {str(i): list(range(i + 2, i + 22)) for i in range(5)}
-    for name, prompt in prompts.items():
-        scheduler.add(request_of(name, prompt, prompt_logprobs=0, max_tokens=0))
-    scored: dict[str, list[int]] = {name: [] for name in prompts}
-    ended = []
-    for output in said(scheduler):
-        if output.index == PROMPT:
-            scored[output.id] += ints(output.token_ids)
-        else:
-            ended.append(output.id)
-    assert scored == {name: prompt[1:] for name, prompt in prompts.items()}
-    assert sorted(ended) == sorted(prompts)
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(n: int) -> None:
     scheduler = scheduler_of()
@@ -103,26 +78,6 @@ def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(n: int) -> None:
     assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
     # Its prefix is kept for others.
     assert (scheduler.prefixes.num_used, scheduler.prefixes.num_pinned) == (1, 0)
-
-
-def test_a_prompt_is_scored_once_whatever_n() -> None:
-    scheduler = scheduler_of()
-    scheduler.add(request_of(n=9, max_tokens=2, prompt_logprobs=0))
-    assert sorted(output.index for output in said(scheduler)) == [PROMPT, *range(9)]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("max_tokens", [0, 5])
-def test_a_prompt_whose_scores_are_not_finite_ends_in_errors(max_tokens: int, n: int) -> None:
-    scheduler = scheduler_of(max_step_rows=4, max_step_tokens=6)
-    scheduler.add(request_of(prompt=[5] * 9, n=n, max_tokens=max_tokens, prompt_logprobs=0))
-    first, second = scheduled(scheduler), scheduled(scheduler)
-    outputs = complete(scheduler, first, broken=2)
-    assert [(one.index, one.finish_reason, "finite" in (one.error or "")) for one in outputs] == [
-        (index, "error", True) for index in range(n)
-    ]
-    assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
-    assert complete(scheduler, second) == []
 
 
 @pytest.mark.parametrize("most", [1, 2])
