@@ -123,6 +123,12 @@ def test_what_is_muted_is_forgotten() -> None:
             table.take(first, 4)
     assert table.num_pages <= 3
     table.close(first, 4)
+    alone = table.open(1, 0)
+    for tokens in (range(3 * PAGE + 2), range(PAGE - 2), range(1)):  # page by page, to a page's end
+        for token in tokens:
+            put(table, {alone: token})
+        assert read(table.take(alone, 1)) == {0: [*tokens]}
+    table.close(alone, 1)
     assert table.num_pages == 0
 
 

@@ -95,7 +95,7 @@ def converted(files: Files) -> tuple[ModelConfig, Tensors, list[str]]:
     return config, load_file(output / "model.safetensors"), lines
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(config=configs())
 def test_every_variant_comes_out_as_it_was(
     config: ModelConfig, tmp_path_factory: pytest.TempPathFactory
