@@ -99,11 +99,9 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     stream: int = 0
     """With `emit` = "columns": completion 0's stream number, 0 … 2**40 - n; the others' follow."""
     share: str = ""
-    """Name of its share. Within a priority, waiting shares get slots in turn, so that none
-    starves."""
+    """Name of its share: waiting shares of a priority get slots in turn, so that none starves."""
     weight: float = 1.0
-    """Weight of its share when slots are divided, MIN_WEIGHT … MAX_WEIGHT; the last one sent
-    counts."""
+    """Weight of its share when slots are divided, MIN_WEIGHT … MAX_WEIGHT; the last sent counts."""
     durable: bool = False
     """Its caller sends it again under this id until it has been answered: its sequences go on
     where a snapshot, or the caller's predecessor, left them. Not with `emit` = "columns"."""
@@ -128,8 +126,7 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="aban
 class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop_samples"):
     """End these completions of a request and free their slots; nothing more is sent of them.
 
-    Those that ended or hold no slot yet, and unknown ids, are ignored. A request of which nothing
-    is left is over.
+    Ended ones, those without a slot and unknown ids are ignored. With nothing left, it is over.
     """
 
     id: str
@@ -223,8 +220,7 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     logprobs: bytes = b""
     """float32[rows], valid for rows that asked; empty where none did."""
     cached: list[tuple[int, int]] = []
-    """`Request.stream` and `Output.cached_tokens`, if not 0, of requests that begin to sample
-    here."""
+    """`Request.stream` and `Output.cached_tokens`, if any, of requests that begin to sample."""
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outputs"):

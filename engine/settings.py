@@ -37,9 +37,8 @@ def load(
 ) -> T:
     """Build a frozen settings struct from defaults, `--config FILE`, environment and flags.
 
-    Every field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment,
-    `--num-slots` as a flag; lists are comma-separated. Raises ConfigError naming source, field and
-    value.
+    A field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment, `--num-slots` as
+    a flag; lists have commas. Raises ConfigError naming source, field and value.
     """
     return build(kind, read_settings((kind,), argv, environ, prog))
 

@@ -157,8 +157,7 @@ class EngineClient:
     def open(self, requests: Sequence[Request]) -> Iterator[Stream]:
         """Run requests that have the same n, until each completion has ended or the block is left.
 
-        Raises EngineUnavailable when the engine is not there; the stream's `wait` whatever else
-        `generate` does.
+        Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
         if self.status is None:
             raise EngineUnavailable("the engine is not ready")

@@ -95,8 +95,8 @@ class Stream:
         return Delivery(outputs, news, int(self._streams.versions[self._number]))
 
     def stop(self, indices: I64) -> None:
-        """End these completions, none of whose ends was taken: nothing more comes of them, and the
-        engine frees their slots."""
+        """End these completions, none of whose ends was taken, and have the engine free their
+        slots."""
         table, n = self._streams.table, self.n
         is_ended = table.ended(self._first, self._size)
         running = indices[~is_ended[indices]]
@@ -160,11 +160,9 @@ class Stream:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Forget the requests; those that still run are aborted.
-
-        Not so durable ones that were lost: an engine that is still there goes on with them, and so
-        does the successor of one that drains.
-        """
+        """Forget the requests; those that still run are aborted, but for durable ones that were
+        lost: an engine that is still there goes on with them, and so does the successor of one that
+        drains."""
         is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
         self._streams.table.close(self._first, self._size)
@@ -244,8 +242,7 @@ class Streams:
             stream.fail(make())
 
     def _note_version(self, number: int, first: int, version: int) -> None:
-        """Note tokens made with `version`; 0 as the request's `first` version stands for the
-        same."""
+        """Note tokens made with `version`, of a request that began with `first`; 0: the same."""
         known = self.first_versions[number] or version
         self.first_versions[number] = min(known, first or version)
         self.versions[number] = version

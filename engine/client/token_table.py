@@ -19,8 +19,7 @@ from engine.steps.batch import F32, I32, I64, Bool
 from engine.steps.token_deltas import U8, TokenDeltas
 
 INDEX_BITS = 20
-"""Low bits of a stream number: which of its reader's completions it is. The bits above name the
-reader."""
+"""Low bits of a stream number: which of its reader's completions. The others name the reader."""
 MAX_READERS = 2**20
 UNUSED_READERS = 2**16
 """How many other numbers are given out before one is reused: so tokens still on their way to its
@@ -118,8 +117,7 @@ class TokenTable:
         return readers
 
     def take(self, first: int, size: int, only_ended: bool = False) -> TokenDeltas:
-        """Take new tokens of `size` completions from `first` on; `only_ended`: of those that
-        ended."""
+        """Take new tokens of `size` completions from `first` on; `only_ended`: if they ended."""
         row = self._row_of(first)
         if row < 0:
             return NO_NEWS

@@ -59,8 +59,7 @@ def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
 def linear_shape(
     in_features: int, out_features: int, on: DeviceRef, dtype: DType = DType.float32
 ) -> tuple[int, ...]:
-    """Return the shape that `linear` wants of a weight: of `pack_linear` on a CPU, plain on a
-    GPU."""
+    """Return the shape that `linear` wants of a weight: `pack_linear`'s on a CPU, else plain."""
     if on.is_gpu():
         return (in_features, out_features)
     pair = 4 // dtype.size_in_bytes

@@ -103,8 +103,7 @@ def slot_bytes(config: ModelConfig) -> int:
 
 
 def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
-    """Return `num_slots` if it fits, or, where it is 0, as many as `memory_fraction` of memory
-    holds.
+    """Return `num_slots` if it fits, or, if it is 0, as many as `memory_fraction` of memory holds.
 
     A slot counts as if its sequence filled the context; `prefix_slots` come on top of them. Raises
     ConfigError if too many are wanted.

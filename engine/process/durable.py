@@ -68,8 +68,8 @@ class Durable:
         return self._capture is not None
 
     def progress(self, request: Request) -> Parked | None:
-        """Return the progress of a request that does not run; None where there is none of the same
-        id, prompt and parameters."""
+        """The progress of a request that does not run; None if none has its id, prompt and
+        parameters."""
         known = self._known(request)
         self._offered = (request.id, len(known) if known is not None else 0)
         return known

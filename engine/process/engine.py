@@ -249,8 +249,8 @@ class Engine:
         return [[join(own[index]) for index in sorted(own)] for own in parts]
 
     def _make_room(self) -> list[Output]:
-        """Park sequences that must give up their slots; return Outputs of the step under way, if
-        completed: it is where a sequence is parked, so that the pool holds its state, or taken
+        """Park sequences that must give up their slots. First completes the step under way, and
+        returns its Outputs, where one is parked, so that the pool holds its state, or was taken
         over."""
         outputs = [] if self._is_settled else self.settle()
         self._is_settled = True

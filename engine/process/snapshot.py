@@ -78,8 +78,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created_unix: float
     num_sequences: int
     ids: list[str]
-    """Id of each record's request. Where several records of a request have a sample, the last is
-    right."""
+    """Id of each record's request; of several records that have a sample the last is right."""
     digests: bytes  # u8[records, _DIGEST_SIZE]
     places: bytes  # i32[records, 3]: chunk, first row there, rows
     chunks: list[Chunk]

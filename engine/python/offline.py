@@ -56,11 +56,8 @@ class Engine:
     """A model, ready to complete prompts. Not thread-safe; one `generate` or `stream` at a time."""
 
     def __init__(self, model: str | Path = DEMO_MODEL, **settings: Any) -> None:
-        """Load a model folder, and its step graph: compiled now, or before (`cache_dir`).
-
-        `settings` are those of EngineConfig, such as `device`. Raises ConfigError or
-        CheckpointError.
-        """
+        """Load a model folder and its step graph, compiled now or before. `settings` are those of
+        EngineConfig, such as `device`. Raises ConfigError or CheckpointError."""
         for name in _OF_THE_PROCESS:
             if name in settings:
                 raise ConfigError(f"{name} is a setting of the engine process; there is none here")

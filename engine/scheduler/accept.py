@@ -25,8 +25,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup:
-    """Check all that a request says against the model. Raises RequestError for what does not
-    fit."""
+    """Check all that a request says. Raises RequestError for what does not fit the model."""
     params = request.params
     _check_ranges(params)
     if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:

@@ -154,8 +154,7 @@ class Admission:
         return resumed
 
     def count_forks(self, group: SequenceGroup, count: int) -> None:
-        """Note that `count` of its sequences no longer read the prefix, which may go after the
-        last."""
+        """Note that `count` of its sequences have read the prefix, which may go after the last."""
         group.unforked -= count
         if count and not group.unforked and not group.unstarted:
             self.prefill.release(group)

@@ -104,8 +104,7 @@ class Completion:
         self._columns.append(columns)
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
-        """Return prompts' scores; end requests that want no more, or whose scores are not
-        finite."""
+        """Return prompts' scores; end requests that want no more or whose scores are not finite."""
         outputs: list[Output] = []
         for row, first_id in enumerate(batch.scored_ids.tolist(), batch.num_decode):
             group = self._roster.by_first_id.get(first_id)

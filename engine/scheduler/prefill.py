@@ -22,8 +22,7 @@ class Prefill:
     """Groups whose prompts are being prefilled, or wait for a prefix that is."""
 
     def __init__(self, prefixes: Prefixes, waiting: FairLine) -> None:
-        """`waiting`: the line that groups go back to when what they awaited is there, or
-        dropped."""
+        """`waiting`: where groups go back to when what they awaited is there, or dropped."""
         self._prefixes = prefixes
         self._waiting = waiting
         self._line = Line()
@@ -65,8 +64,7 @@ class Prefill:
         self._line.push(group)
 
     def chunks(self, room: int) -> tuple[list[Chunk], list[SequenceGroup]]:
-        """Return the next chunks, of at most `room` tokens, and the groups whose prompts are
-        done."""
+        """Return the next chunks, `room` tokens at most, and the groups whose prompts are done."""
         chunks: list[Chunk] = []
         parted: list[SequenceGroup] = []
         done: list[SequenceGroup] = []

@@ -1,5 +1,4 @@
-"""The rate at which sequences leave the queue, and how long the rest of it will take at that
-rate."""
+"""The rate at which sequences leave the queue, and how long the rest of it takes at that rate."""
 
 from __future__ import annotations
 

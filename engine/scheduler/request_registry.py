@@ -1,6 +1,5 @@
-"""The requests that are not over, and what happens when samples of theirs end. Keeps: a request is
-here until each of its samples has ended or is to be forgotten, and then nothing of it is left
-anywhere."""
+"""The requests that are not over: each until all its samples have ended or are to be forgotten, and
+then nothing of it is left anywhere."""
 
 from __future__ import annotations
 

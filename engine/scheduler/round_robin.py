@@ -23,7 +23,7 @@ class RoundRobin:
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
 
     def take(self, table: SlotTable, shares: FairShares) -> tuple[I64, Turn | None]:
-        """The slots to decode, i64[max_rows at most], and the Turn of `inter_token_latency` that it
+        """The slots to decode, i64[max_rows at most], and which Turn of `inter_token_latency` it
         is."""
         num_running = int(np.count_nonzero(table.is_running))
         if num_running <= self._max_rows:

@@ -141,8 +141,7 @@ class Scheduler:
         return group is not None and group.request.durable
 
     def is_sent_again(self, request: Request) -> bool:
-        """Whether it repeats, but for its weight, a durable request that runs and can be told
-        again."""
+        """Whether it repeats, but for its weight, a durable request that runs and is resumable."""
         group = self._roster.by_id.get(request.id)
         if group is None or not group.is_resumable:
             return False
@@ -259,8 +258,7 @@ class Scheduler:
         self.table.free(slots)
 
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:
-        """Take the states of resumed sequences, to be written to their slots before the next
-        step."""
+        """Take states of resumed sequences, to be written to their slots before the next step."""
         return self._admission.take_resumed()
 
     def durable_among(self, slots: I64) -> I64:

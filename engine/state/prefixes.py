@@ -1,9 +1,8 @@
 """Prefixes: kept states, found by exact tokens; the least recently used is evicted.
 
 The state after some tokens is one row of the device's pool, so a prefix is a slot. Those that begin
-alike share a path of a tree, whose edges are compared token by token: nothing is hashed, so a state
-is only ever found for the tokens that made it. Keeps: a slot is free or one prefix's, and a pinned
-prefix is not evicted.
+alike share a path of a tree, whose edges are compared token by token: a state is only ever found
+for the tokens that made it. Keeps: a slot is free or one prefix's; none that is pinned is evicted.
 """
 
 from __future__ import annotations

@@ -79,8 +79,7 @@ class SlotTable:
         return self.num_slots - self.num_free
 
     def take(self, group: SequenceGroup, count: int) -> I32:
-        """Take slots for the group's next `count` sequences, with all that their first row
-        needs."""
+        """Take slots for a group's next `count` sequences, with all that a first row needs."""
         return self._give(group, group.next_fresh(count))
 
     def take_back(self, group: SequenceGroup, parked: Parked) -> I32:

@@ -104,8 +104,8 @@ class EditList:
         self._shared: dict[tuple[int, bool], list[int]] = {}  # by plan and whether it is early
 
     def add(self, row: int, plan: EditPlan, num_sampled: int, known: bytes) -> None:
-        """Edit a decode row, later ones after earlier ones; `known` are the tokens it has sampled,
-        but for the last one."""
+        """Edit a decode row; rows ascend. `known` are the tokens it has sampled but for the last
+        one."""
         key = (id(plan), num_sampled < plan.min_tokens)
         spans = self._shared.get(key)
         if spans is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -174,7 +175,7 @@ def test_one_slot_serves_any_n() -> None:
         (-1, {"stop_token_ids": tuple(range(32))}, "error"),
     ],
 )
-def test_why_a_sequence_ends(token: int, params: dict[str, object], reason: str | None) -> None:
+def test_why_a_sequence_ends(token: int, params: dict[str, Any], reason: str | None) -> None:
     scheduler = scheduler_of()
     scheduler.add(request_of(prompt=[5], **params))
     said = [

@@ -146,7 +146,7 @@ def test_decays_outside_the_range_are_clipped_and_counted(files: Files) -> None:
     rewrite(files[0], set_decays)
     _, tensors, lines = converted(files)
     assert "clipped 2 of 8 decays to 0.9 … 1.0" in lines
-    assert (tensors[HEAD + "decay_value"], tensors[low]) == (1, np.float32(0.9))
+    assert tensors[HEAD + "decay_value"] == 1 and tensors[low] == np.float32(0.9)
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model._orig_mod.", "module.model."])
