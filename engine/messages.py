@@ -144,7 +144,8 @@ class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load_weights"):
-    """Go on with other weights of the same configuration; answered with a Done or a Refusal."""
+    """Go on with other weights of the same configuration. Answered with a Done, or a Refusal: then
+    nothing has changed."""
 
     id: str
     """Id of this message, which no running request has."""

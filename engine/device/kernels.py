@@ -173,8 +173,8 @@ def sample(
     Args:
         last_token: i32[S], mutated at write_slots[:D]: the token, or 0 where there is none.
         logits: float[H, V], H >= D, the first D are used.
-        temperature, top_p, min_p: f32[D]; greedy is 0, off are 1 and 0.
-        top_k: i32[D], 0 is off.
+        temperature: f32[D], 0 is greedy.
+        top_k, top_p, min_p: i32[D], f32[D], f32[D]; 0, 1 and 0 are off.
         seeds: u64[D].
         positions, write_slots: the first D are used.
 

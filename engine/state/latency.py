@@ -72,7 +72,7 @@ class Latencies:
         self.num_prompt_tokens += len(group.prompt)
 
     def start(self, group: SequenceGroup, slots: I32) -> None:
-        """Note the slots of its next sequences: the first ones began with the prompt."""
+        """Note the slots of its next sequences: the first began with the prompt, others now."""
         assert group.taken_up is not None
         self._taken_up[slots] = self.now if group.started else group.taken_up
 
