@@ -164,7 +164,7 @@ def test_a_padded_step_gives_what_a_bare_one_does(weights: Weights) -> None:
     for prompt in ([3], [4, 5], [6, 7, 8, 9, 10]):
         for n in (1, 3):
             for own in (scored, {"temperature": 0, "logit_bias": {3: -1.0}}):
-                params = SamplingParams(n=n, max_tokens=5, seed=n, **own)  # type: ignore[arg-type]
+                params = SamplingParams(n=n, max_tokens=5, seed=n, **own)
                 bare, full = (repr(engine.generate([prompt], params)) for engine in engines)
                 assert bare == full
     assert padding.num_padded > 10

@@ -87,7 +87,7 @@ def test_what_is_under_way_is_completed_by_the_weights_before(weights: Weights) 
 
 
 def test_nothing_kept_is_begun_from() -> None:
-    engine, found = engine_of(), []
+    engine, found = engine_of(), list[Output]()
     for number in range(4):
         if number == 2:
             engine.load_weights(NEW)
