@@ -36,10 +36,9 @@ def add(engine: Engine, requests: list[Request] = REQUESTS, durable: Durable | N
 def begun(folder: Path | None, steps: int = 12) -> tuple[Engine, Durable]:
     """An engine in the midst of REQUESTS, with or without a folder for snapshots."""
     engine = engine_of()
-    durable = Durable(engine, config_of(folder) if folder else EngineConfig())
     add(engine)
     run(engine, steps)
-    return engine, durable
+    return engine, Durable(engine, config_of(folder) if folder else EngineConfig())
 
 
 def config_of(folder: Path, interval_s: float = 0.0) -> EngineConfig:

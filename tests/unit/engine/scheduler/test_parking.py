@@ -97,6 +97,26 @@ def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
     assert engine.scheduler.parking.num_ever_parked == 3
 
 
+@pytest.mark.parametrize("emit", ["final", "delta"])
+@pytest.mark.parametrize("steps", [1, 4, 7, 12])
+def test_a_durable_request_that_is_sent_again_is_answered_in_full(emit: str, steps: int) -> None:
+    request = request_of(n=7, max_tokens=6, seed=5, emit=emit, durable=True, stop_token_ids=(3,))
+    expected = alone(request)
+    engine = engine_of(num_slots=4, max_step_rows=3)
+    engine.add(request)
+    run(engine, steps)
+    engine.stop("a", np.array([0], np.int32), 5)  # of which the next sender knows nothing
+    sampled = engine.scheduler.latencies.num_sampled
+    assert engine.has_request("a") == (steps < 12)
+    engine.add(request)
+    assert tokens(run(engine)) == expected
+    if steps in {4, 7}:  # some of it was not done again
+        anew = engine.scheduler.latencies.num_sampled - sampled
+        assert anew < sum(len(one) for one in expected.values()) // 4
+    assert engine.scheduler.num_waiting == engine.scheduler.waiting_bytes == 0
+    assert engine.scheduler.prefixes.num_pinned == 0
+
+
 def test_another_request_of_the_same_id_starts_anew() -> None:
     other = request_of(prompt=[7, 7], n=2, max_tokens=6, durable=True)
     scored = request_of(n=2, max_tokens=6, durable=True, emit="delta", logprobs=2)
