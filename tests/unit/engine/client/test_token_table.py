@@ -103,9 +103,11 @@ def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
     assert put(table, {first: 8, first + 2: 9}) == [7]
     assert read(table.take(first, 3)) == {0: [8]}
     assert table.ended(first, 3).tolist() == [False, False, True]
+    table = TokenTable()
+    first = table.open(1, 0)
     error, none = np.array([3], np.uint8), np.empty(0, np.float32)  # which is no token
-    table.put(np.array([first + 1]), np.array([-1], np.int32), none, error)
-    news = table.take(first + 1, 1)
+    table.put(np.array([first]), np.array([-1], np.int32), none, error)
+    news = table.take(first, 1)
     assert (len(news.token_ids), news.reasons.tolist()) == (0, [3])
 
 
