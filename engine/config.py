@@ -74,32 +74,20 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads = {self.num_heads} must divide d_model = {self.d_model}")
-        checks = {
-            "num_heads": (self.mixer not in _EVEN_HEADS or self.num_heads % 2 == 0, "even")
-            if self.mixer not in _HEADLESS
-            else (self.num_heads == 1, "1"),
-            "use_projections": (
-                (not self.use_projections)
-                if self.is_headless
-                else (self.use_projections or self.mixer not in _ALWAYS_PROJECTED),
-                "false" if self.is_headless else "true",
-            ),
-            "decay": (not self.decay or self.mixer not in _NEVER_DECAYED, "false"),
-            "kernel_size": (
-                self.kernel_size > 1 if self.mixer == "kernel" else self.kernel_size == 1,
-                "at least 2" if self.mixer == "kernel" else "1",
-            ),
-            "combined_row_quirk": (
-                not self.combined_row_quirk or self.mixer == "combined",
-                "false",
-            ),
-        }
-        for name, (is_valid, allowed) in checks.items():
+        mixer, is_kernel = self.mixer, self.mixer == "kernel"
+        for name, is_valid, allowed in (
+            ("num_heads", mixer not in _HEADLESS or self.num_heads == 1, "1"),
+            ("num_heads", mixer not in _EVEN_HEADS or self.num_heads % 2 == 0, "even"),
+            ("use_projections", not (self.is_headless and self.use_projections), "false"),
+            ("use_projections", mixer not in _ALWAYS_PROJECTED or self.use_projections, "true"),
+            ("decay", mixer not in _NEVER_DECAYED or not self.decay, "false"),
+            ("kernel_size", not is_kernel or self.kernel_size > 1, "at least 2"),
+            ("kernel_size", is_kernel or self.kernel_size == 1, "1"),
+            ("combined_row_quirk", mixer == "combined" or not self.combined_row_quirk, "false"),
+        ):
             if not is_valid:
-                raise ValueError(
-                    f"{name} must be {allowed} where mixer is {self.mixer}, "
-                    f"got {getattr(self, name)}"
-                )
+                got = getattr(self, name)
+                raise ValueError(f"{name} must be {allowed} where mixer is {mixer}, got {got}")
         for name in ("bos_token_id", "eos_token_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
                 raise ValueError(f"{name} must lie in 0 … vocab_size - 1")
@@ -129,8 +117,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prefill_flops_per_token(self) -> int:
-        """Like `flops_per_token`, for a prompt's token, which does not go through the output
-        head."""
+        """`flops_per_token` of a prompt's token, which does not go through the output head."""
         mixing = 2 if self.use_projections else 0
         return 2 * self.num_layers * (8 + mixing) * self.d_model**2
 
@@ -228,12 +215,14 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"num_slots must be 0 … 2**31 - 1, got {self.num_slots}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
-        for name in ("prefix_slots", "max_waiting", "max_waiting_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_slots", "max_step_rows", "max_step_tokens", "max_parked_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for least, names in (
+            (1, ("prefix_slots", "max_waiting", "max_waiting_bytes")),
+            (0, ("max_slots", "max_step_rows", "max_step_tokens", "max_parked_bytes")),
+            (0, ("drain_s", "request_timeout_s", "snapshot_interval_s", "snapshot_s")),
+        ):
+            for name in names:
+                if not getattr(self, name) >= least:  # nor NaN
+                    raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if (self.device, self.dtype) == ("gpu", "float32"):
             raise ValueError("dtype must be auto or bfloat16 where device is gpu, got float32")
         if 0 < self.max_step_tokens <= max(self.max_step_rows, 1):
@@ -245,21 +234,15 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if not (self.step_timeout_s == 0 or 1 <= self.step_timeout_s <= 1e6):
             raise ValueError(f"step_timeout_s must be 0, or 1 … 1000000, got {self.step_timeout_s}")
-        for name in ("drain_s", "request_timeout_s", "snapshot_interval_s", "snapshot_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     @property
     def compute_dtype(self) -> Dtype:
-        """The dtype of weights and activations; states, sums and logits on a CPU are float32 in any
-        case."""
+        """Dtype of weights and activations; states, sums and logits on a CPU are float32 always."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
 
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:
-        """Most rows and most tokens of a step: as set, or chosen where the setting is 0.
-
-        Rows that are chosen leave at least half of `max_step_tokens` to prompts.
-        """
+        """Most rows and most tokens of a step: as set, or chosen where the setting is 0; then rows
+        leave at least half of `max_step_tokens` to prompts."""
         rows, tokens = self.max_step_rows, self.max_step_tokens
         if rows == 0:
             gpu_rows = max(1, GPU_STEP_VALUES // model.d_model)

@@ -1,7 +1,5 @@
-"""How our processes log: lines for a person, or a JSON object each.
-
-A message that has parts worth finding again gives them as `extra={"fields": {...}}`.
-"""
+"""How our processes log: lines for a person, or a JSON object each. A message that has parts worth
+finding again gives them as `extra={"fields": {...}}`."""
 
 from __future__ import annotations
 

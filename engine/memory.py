@@ -1,7 +1,4 @@
-"""Measures the memory this machine has left, and sets how often Python collects garbage.
-
-A process's own settings are made once, by the program that it runs.
-"""
+"""Measures the memory this machine has left, and sets how often Python collects garbage."""
 
 from __future__ import annotations
 
@@ -10,15 +7,12 @@ import os
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's own memory limit is."""
+CGROUP = Path("/sys/fs/cgroup")  # where a container's own memory limit is
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping, within a container's limit.
-
-    Where the system does not say (it is not Linux), all the memory that the machine has.
-    """
+    """Bytes that can be taken without swapping, within a container's limit; where the system does
+    not say (it is not Linux), all the memory that the machine has."""
     try:
         lines = MEMINFO.read_text().splitlines()
         (kib,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

@@ -1,7 +1,7 @@
 """The wire contract between API processes and the engine: msgspec structs, msgpack encoded.
 
-Knows no numpy, no torch, no HTTP. Token ids and log-probabilities travel as little-endian bytes
-(int32, float32), so that neither side makes a Python object per token.
+Token ids and log-probabilities travel as little-endian bytes (int32, float32), so that neither side
+makes a Python object per token.
 """
 
 from __future__ import annotations
@@ -14,25 +14,18 @@ from engine.errors import SRMError
 
 FinishReason = Literal["stop", "length", "error"]
 
-Running = Literal["continue", "drop", "finish"]
-"""How a change of weights treats requests that run."""
+Running = Literal["continue", "drop", "finish"]  # how a change of weights treats requests that run
 
-MAX_LOGPROBS = 20
-"""Most alternatives to a token that can be asked for."""
+MAX_LOGPROBS = 20  # most alternatives to a token that can be asked for
 MAX_TEMPERATURE = 100.0
-GREEDY_BELOW = 1e-4
-"""Lower temperatures count as 0: dividing by them would overflow float32."""
+GREEDY_BELOW = 1e-4  # lower temperatures count as 0: dividing by them would overflow float32
 LEAST_TOP_P = 1e-30
-"""Smaller `top_p` count as this, which is above 0 in float32 and keeps the likeliest token
-alone."""
-MAX_PENALTY = 2.0
-"""Largest presence and frequency penalty, of either sign."""
+"""Smaller `top_p` count as this, which float32 has; it keeps the likeliest token alone."""
+MAX_PENALTY = 2.0  # largest presence and frequency penalty, of either sign
 REPETITION_PENALTIES = (0.01, 100.0)
 """Smallest and largest repetition penalty, within which logits stay finite."""
-MAX_BIAS = 100.0
-"""Largest bias of a token, of either sign."""
-PROMPT = -1
-"""Index of the Outputs that are about the prompt and not about a completion of it."""
+MAX_BIAS = 100.0  # largest bias of a token, of either sign
+PROMPT = -1  # index of the Outputs that are about the prompt and not about a completion of it
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -106,11 +99,9 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     stream: int = 0
     """With `emit` = "columns": completion 0's stream number, 0 … 2**40 - n; the others' follow."""
     share: str = ""
-    """Name of its share. Within a priority, waiting shares get slots in turn, so that none
-    starves."""
+    """Name of its share: waiting shares of a priority get slots in turn, so that none starves."""
     weight: float = 1.0
-    """Weight of its share when slots are divided, MIN_WEIGHT … MAX_WEIGHT; the last one sent
-    counts."""
+    """Weight of its share when slots are divided, MIN_WEIGHT … MAX_WEIGHT; the last sent counts."""
     durable: bool = False
     """Its caller sends it again under this id until it has been answered: its sequences go on
     where a snapshot, or the caller's predecessor, left them. Not with `emit` = "columns"."""
@@ -135,8 +126,7 @@ class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="aban
 class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop_samples"):
     """End these completions of a request and free their slots; nothing more is sent of them.
 
-    Those that have ended, or hold no slot yet, are ignored, and so are unknown ids. A request of
-    which nothing is left is over.
+    Ended ones, those without a slot and unknown ids are ignored. With nothing left, it is over.
     """
 
     id: str
@@ -147,8 +137,7 @@ class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="take_snapshot"):
-    """Write the progress of durable requests to disk. Answered with a Done, or a Refusal that says
-    why not."""
+    """Write the progress of durable requests to disk; answered with a Done or a Refusal."""
 
     id: str
     """Id of this message, which no running request has."""
@@ -232,8 +221,7 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     logprobs: bytes = b""
     """float32[rows], valid for rows that asked; empty where none did."""
     cached: list[tuple[int, int]] = []
-    """`Request.stream` and `Output.cached_tokens`, if not 0, of requests that begin to sample
-    here."""
+    """`Request.stream` and `Output.cached_tokens`, if any, of requests that begin to sample."""
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outputs"):

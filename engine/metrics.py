@@ -12,6 +12,7 @@ and above them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,19 @@ _TOKEN_SECONDS = (
     *(0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
 _COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
-_STEP_TOKENS = tuple(2**power for power in range(23))
+
+_gauge = partial(Gauge, multiprocess_mode="livemostrecent")
+_seconds = partial(Histogram, buckets=_LATENCY_SECONDS)
+_token_seconds = partial(Histogram, buckets=_TOKEN_SECONDS)
+_counts = partial(Histogram, buckets=_COUNTS)
+
+
+def _labelled(name: str, meaning: str, label: str, values: tuple[str, ...]) -> Counter:
+    counter = Counter(name, meaning, [label])
+    for value in values:
+        counter.labels(value)  # at 0 rather than absent, so that rates begin with the first one
+    return counter
+
 
 STEPS = Counter("srm_engine_steps_total", "Steps run.")
 DECODE_TOKENS = Counter("srm_engine_decode_tokens_total", "Tokens sampled.")
@@ -52,72 +65,53 @@ PREFIX_HITS = Counter(
 PREFIX_EVICTIONS = Counter(
     "srm_engine_prefix_evictions_total", "Kept states that made room for others."
 )
-PREFIXES = Gauge(
-    "srm_engine_prefixes",
-    "States of prompts that are kept, read or being made.",
-    multiprocess_mode="livemostrecent",
-)
+PREFIXES = _gauge("srm_engine_prefixes", "States of prompts that are kept, read or being made.")
 SCORED_TOKENS = Counter(
     "srm_engine_scored_tokens_total", "Prompt tokens whose log-probability was asked for."
 )
-REQUESTS = Counter(
-    "srm_engine_requests_total", "Requests by outcome: finished, aborted, refused.", ["outcome"]
+REQUESTS = _labelled(
+    "srm_engine_requests_total",
+    "Requests by outcome: finished, aborted, refused.",
+    "outcome",
+    ("finished", "aborted", "refused"),
 )
-REFUSALS = Counter(
+REFUSALS = _labelled(
     "srm_engine_refusals_total",
     "Requests refused, by error code: invalid_request, context_length_exceeded, overloaded.",
-    ["reason"],
+    "reason",
+    ("invalid_request", "context_length_exceeded", "overloaded"),
 )
-SEQUENCES = Counter(
+SEQUENCES = _labelled(
     "srm_engine_sequences_total",
     "Sequences ended, by finish reason: stop, length, error, abort.",
-    ["finish_reason"],
+    "finish_reason",
+    ("stop", "length", "error", "abort"),
 )
-RUNNING = Gauge(
-    "srm_engine_running_sequences",
-    "Sequences that hold a slot.",
-    multiprocess_mode="livemostrecent",
-)
-WAITING = Gauge(
-    "srm_engine_waiting_sequences",
-    "Sequences accepted and not yet started.",
-    multiprocess_mode="livemostrecent",
-)
-PARKED = Gauge(
+RUNNING = _gauge("srm_engine_running_sequences", "Sequences that hold a slot.")
+WAITING = _gauge("srm_engine_waiting_sequences", "Sequences accepted and not yet started.")
+PARKED = _gauge(
     "srm_engine_parked_sequences",
     "Sequences that gave up their slot to others and wait for one to go on in.",
-    multiprocess_mode="livemostrecent",
 )
 PARKINGS = Counter("srm_engine_parked_total", "Times that a sequence gave up its slot to others.")
 RESUMED = Counter(
     "srm_engine_resumed_total",
     "Times that a parked sequence, or one of an earlier engine, went on in a slot.",
 )
-FREE_SLOTS = Gauge(
-    "srm_engine_free_slots", "Slots that nothing holds.", multiprocess_mode="livemostrecent"
+FREE_SLOTS = _gauge("srm_engine_free_slots", "Slots that nothing holds.")
+NUM_SLOTS = _gauge("srm_engine_num_slots", "Slots of the state pool for sequences.")
+SLOT_USAGE = _gauge("srm_engine_slot_usage", "Share of the slots that sequences hold, 0 … 1.")
+CONTEXT_TOKENS = _gauge(
+    "srm_engine_context_tokens", "Longest sequence that a slot can hold, in tokens."
 )
-NUM_SLOTS = Gauge(
-    "srm_engine_num_slots",
-    "Slots of the state pool for sequences.",
-    multiprocess_mode="livemostrecent",
+WEIGHTS_VERSION = _gauge(
+    "srm_weights_version", "Counts the weights that were put to use, the first ones included."
 )
-SLOT_USAGE = Gauge(
-    "srm_engine_slot_usage",
-    "Share of the slots that sequences hold, 0 … 1.",
-    multiprocess_mode="livemostrecent",
-)
-CONTEXT_TOKENS = Gauge(
-    "srm_engine_context_tokens",
-    "Longest sequence that a slot can hold, in tokens.",
-    multiprocess_mode="livemostrecent",
-)
-WEIGHTS_VERSION = Gauge(
-    "srm_weights_version",
-    "Counts the weights that were put to use, the first ones included.",
-    multiprocess_mode="livemostrecent",
-)
-WEIGHT_SWAPS = Counter(
-    "srm_weight_swaps_total", "Changes of weights asked for, by result: done, refused.", ["result"]
+WEIGHT_SWAPS = _labelled(
+    "srm_weight_swaps_total",
+    "Changes of weights asked for, by result: done, refused.",
+    "result",
+    ("done", "refused"),
 )
 WEIGHT_SWAP_SECONDS = Histogram(
     "srm_weight_swap_seconds",
@@ -127,109 +121,77 @@ WEIGHT_SWAP_SECONDS = Histogram(
 STEP_SECONDS = Histogram(
     "srm_engine_step_seconds",
     "Time from one step's result to the next one's, or from its start when idle before.",
-    buckets=(
-        0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10,
-    ),
-)  # fmt: skip
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
 BATCH_ROWS = Histogram(
     "srm_engine_batch_rows",
     "Rows of a step, decode and prefill.",
     buckets=[4**power for power in range(11)],
 )
 STEP_TOKENS = Histogram(
-    "srm_engine_step_tokens", "Tokens fed by a step, decode and prefill.", buckets=_STEP_TOKENS
+    "srm_engine_step_tokens",
+    "Tokens fed by a step, decode and prefill.",
+    buckets=[2**power for power in range(23)],
 )
 FIRST_TOKEN_SECONDS = Histogram(
     "srm_engine_time_to_first_token_seconds",
     "From a request's arrival to the first token, of each sequence.",
     buckets=_FIRST_TOKEN_SECONDS,
 )
-INTER_TOKEN_SECONDS = Histogram(
+INTER_TOKEN_SECONDS = _token_seconds(
     "srm_engine_inter_token_latency_seconds",
     "Between two tokens of a sequence, of each token but a sequence's first.",
-    buckets=_TOKEN_SECONDS,
 )
-SEQUENCE_SECONDS = Histogram(
-    "srm_engine_sequence_seconds",
-    "From a request's arrival to the last token, of each sequence.",
-    buckets=_LATENCY_SECONDS,
+SEQUENCE_SECONDS = _seconds(
+    "srm_engine_sequence_seconds", "From a request's arrival to the last token, of each sequence."
 )
-SEQUENCE_QUEUE_SECONDS = Histogram(
+SEQUENCE_QUEUE_SECONDS = _seconds(
     "srm_engine_sequence_queue_seconds",
     "From a request's arrival to the start of its prefill or, of sequences that find no slot after "
     "it, to their slot.",
-    buckets=_LATENCY_SECONDS,
 )
-SEQUENCE_PREFILL_SECONDS = Histogram(
-    "srm_engine_sequence_prefill_seconds",
-    "From then to the first token, of each sequence.",
-    buckets=_LATENCY_SECONDS,
+SEQUENCE_PREFILL_SECONDS = _seconds(
+    "srm_engine_sequence_prefill_seconds", "From then to the first token, of each sequence."
 )
-SEQUENCE_DECODE_SECONDS = Histogram(
-    "srm_engine_sequence_decode_seconds",
-    "From the first token to the last one, of each sequence.",
-    buckets=_LATENCY_SECONDS,
+SEQUENCE_DECODE_SECONDS = _seconds(
+    "srm_engine_sequence_decode_seconds", "From the first token to the last one, of each sequence."
 )
-SEQUENCE_INFERENCE_SECONDS = Histogram(
-    "srm_engine_sequence_inference_seconds",
-    "Prefill and decode together, of each sequence.",
-    buckets=_LATENCY_SECONDS,
+SEQUENCE_INFERENCE_SECONDS = _seconds(
+    "srm_engine_sequence_inference_seconds", "Prefill and decode together, of each sequence."
 )
-SEQUENCE_TOKEN_SECONDS = Histogram(
+SEQUENCE_TOKEN_SECONDS = _token_seconds(
     "srm_engine_sequence_time_per_output_token_seconds",
     "Decode time by token, of each sequence of two tokens or more.",
-    buckets=_TOKEN_SECONDS,
 )
-SEQUENCE_TOKENS = Histogram("srm_engine_sequence_tokens", "Tokens of a sequence.", buckets=_COUNTS)
-REQUEST_SECONDS = Histogram(
-    "srm_engine_request_seconds",
-    "From a request's arrival to the end of its last sequence.",
-    buckets=_LATENCY_SECONDS,
+SEQUENCE_TOKENS = _counts("srm_engine_sequence_tokens", "Tokens of a sequence.")
+REQUEST_SECONDS = _seconds(
+    "srm_engine_request_seconds", "From a request's arrival to the end of its last sequence."
 )
-REQUEST_PROMPT_TOKENS = Histogram(
-    "srm_engine_request_prompt_tokens", "Prompt tokens of a request.", buckets=_COUNTS
+REQUEST_PROMPT_TOKENS = _counts("srm_engine_request_prompt_tokens", "Prompt tokens of a request.")
+REQUEST_TOKENS = _counts("srm_engine_request_tokens", "Tokens of a request, all its sequences.")
+REQUEST_LONGEST = _counts(
+    "srm_engine_request_longest_tokens", "Tokens of a request's longest sequence."
 )
-REQUEST_TOKENS = Histogram(
-    "srm_engine_request_tokens", "Tokens of a request, all its sequences.", buckets=_COUNTS
-)
-REQUEST_LONGEST = Histogram(
-    "srm_engine_request_longest_tokens", "Tokens of a request's longest sequence.", buckets=_COUNTS
-)
-REQUEST_N = Histogram(
-    "srm_engine_request_params_n", "Sequences that a request asked for.", buckets=_COUNTS
-)
-REQUEST_MAX_TOKENS = Histogram(
-    "srm_engine_request_params_max_tokens", "max_tokens of a request.", buckets=_COUNTS
-)
+REQUEST_N = _counts("srm_engine_request_params_n", "Sequences that a request asked for.")
+REQUEST_MAX_TOKENS = _counts("srm_engine_request_params_max_tokens", "max_tokens of a request.")
 
 
-SNAPSHOTS = Counter(
+SNAPSHOTS = _labelled(
     "srm_snapshots_total",
     "Snapshots of batches' requests: written, failed, or refused when they were to be read.",
-    ["result"],
+    "result",
+    ("written", "failed", "refused"),
 )
 SNAPSHOT_SECONDS = Histogram(
     "srm_snapshot_seconds",
     "From a snapshot's first row read to its place on the disk.",
     buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
-SNAPSHOT_BYTES = Gauge(
-    "srm_snapshot_bytes", "Size of the last snapshot written.", multiprocess_mode="livemostrecent"
-)
+SNAPSHOT_BYTES = _gauge("srm_snapshot_bytes", "Size of the last snapshot written.")
 RESTORED = Counter(
     "srm_restored_sequences_total",
     "Sequences that went on from a snapshot, or from what was kept when their client went.",
 )
-for _result in ("written", "failed", "refused"):
-    SNAPSHOTS.labels(_result)
-for _result in ("done", "refused"):
-    WEIGHT_SWAPS.labels(_result)
-for _outcome in ("finished", "aborted", "refused"):
-    REQUESTS.labels(_outcome)
-for _reason in ("invalid_request", "context_length_exceeded", "overloaded"):
-    REFUSALS.labels(_reason)
-for _reason in ("stop", "length", "error", "abort"):
-    SEQUENCES.labels(_reason)  # at 0 rather than absent, so that rates begin with the first one
 
 
 def observe(histogram: Histogram, values: npt.NDArray[np.float64 | np.int64]) -> None:

@@ -83,8 +83,7 @@ def _gpu() -> str:
 
 
 def _machine() -> str:
-    """Describe the machine. Names the processor's family too: several go by one name, and differ by
-    twice."""
+    """Describe it; several processors go by one name and differ by twice: so the family too."""
     told = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines()]
     facts = {key.strip(): value.strip() for key, *rest in told for value in rest}
     name = facts.get("model name", platform.processor())
@@ -95,8 +94,4 @@ def _machine() -> str:
     return f"{name} ({kind}), {cores} cores, {versions}"
 
 
-_WIDEST = (
-    ("avx512_bf16", "AVX-512 with bfloat16"),
-    ("avx512f", "AVX-512"),
-    ("avx2", "AVX2"),
-)
+_WIDEST = (("avx512_bf16", "AVX-512 with bfloat16"), ("avx512f", "AVX-512"), ("avx2", "AVX2"))

@@ -33,16 +33,12 @@ _SOURCES = (
 
 
 def load(
-    kind: type[T],
-    argv: list[str],
-    environ: Mapping[str, str] = os.environ,
-    prog: str = "srm",
+    kind: type[T], argv: list[str], environ: Mapping[str, str] = os.environ, prog: str = "srm"
 ) -> T:
     """Build a frozen settings struct from defaults, `--config FILE`, environment and flags.
 
-    Every field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment and
-    `--num-slots` on the command line, lists comma-separated. Raises ConfigError naming source,
-    field and value.
+    A field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment, `--num-slots` as
+    a flag; lists have commas. Raises ConfigError naming source, field and value.
     """
     return build(kind, read_settings((kind,), argv, environ, prog))
 
@@ -110,8 +106,7 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
 
 
 def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
-    """Build the struct from values given by name, checked like those of a file. Raises
-    ConfigError."""
+    """Build the struct from values given by name, checked as a file's are. Raises ConfigError."""
     settings: dict[str, Any] = {}
     _apply(settings, get_type_hints(kind), values, source)
     return build(kind, settings)
@@ -148,7 +143,6 @@ def _named(presets: Path) -> str:
 
 
 def _preset(file: Path, presets: Path | None) -> Path:
-    """Return the file itself, or else the preset of this name."""
     if presets is None or file.is_file():
         return file
     found = presets / f"{file}.toml"
@@ -165,10 +159,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _apply(
-    settings: dict[str, Any],
-    hints: dict[str, Any],
-    values: Mapping[str, Any],
-    source: str,
+    settings: dict[str, Any], hints: dict[str, Any], values: Mapping[str, Any], source: str
 ) -> None:
     for name, value in values.items():
         if name not in hints:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
 import pytest
 from hypothesis import Phase, settings
 
-from engine.config import EngineConfig
 from engine.device.telemetry import turn_off_telemetry
-from engine.messages import Request, SamplingParams
+from engine.messages import Request
 from engine.process.engine import Engine
 from engine.weights.weights import Weights
-from tests.engines.numpy_runner import NumpyRunner, tiny_weights
+from tests.engines.making import engine_of, request_of
+from tests.engines.numpy_runner import tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model
 
 # Neither load nor luck fails a test; `make fuzz` draws other examples each time.
@@ -35,65 +33,15 @@ def weights() -> Weights:
 
 
 @pytest.fixture
-def make_engine(weights: Weights) -> MakeEngine:
+def make_engine() -> MakeEngine:
     """make_engine(num_slots=8, …): an engine on the numpy runner, settings as in EngineConfig."""
-
-    def make(
-        num_slots: int = 8,
-        max_step_rows: int = 8,
-        max_step_tokens: int = 64,
-        max_waiting: int = 100,
-        prefix_slots: int = 4,
-        prefix_cache: bool = True,
-        max_waiting_bytes: int = 1024**3,
-        max_parked_bytes: int = 1024**3,
-        model: Weights = weights,
-    ) -> Engine:
-        config = EngineConfig(
-            num_slots=num_slots,
-            max_step_rows=max_step_rows,
-            max_step_tokens=max_step_tokens,
-            max_waiting=max_waiting,
-            prefix_slots=prefix_slots,
-            prefix_cache=prefix_cache,
-            max_waiting_bytes=max_waiting_bytes,
-            max_parked_bytes=max_parked_bytes,
-        )
-        runner = NumpyRunner(model, config.num_slots)
-        return Engine(model.config, runner, config, model.fingerprint)
-
-    return make
+    return engine_of
 
 
 @pytest.fixture
 def make_request() -> MakeRequest:
     """make_request("a", [5, 6], n=2, priority=1, emit="delta"): the rest are sampling params."""
-
-    def make(
-        request_id: str = "a",
-        prompt: list[int] | None = None,
-        priority: int = 0,
-        emit: Literal["final", "delta", "columns"] = "final",
-        stream: int = 0,
-        share: str = "",
-        weight: float = 1.0,
-        durable: bool = False,
-        **params: object,
-    ) -> Request:
-        tokens = [5, 6, 7] if prompt is None else prompt
-        return Request(
-            id=request_id,
-            prompt_token_ids=np.array(tokens, "<i4").tobytes(),
-            params=SamplingParams(**{"ignore_eos": True, **params}),  # type: ignore[arg-type]
-            priority=priority,
-            emit=emit,
-            stream=stream,
-            share=share,
-            weight=weight,
-            durable=durable,
-        )
-
-    return make
+    return request_of
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 """EngineClient: requests and aborts from an API process's event loop to the engine process.
 
-Knows no engine internals: only messages. Keeps: a request ends in all its terminal Outputs or in
-an error, never in silence; and leaving `generate` early, however it happens, aborts the request.
-That is the only cancellation code there is.
+Keeps: a request ends in all its terminal Outputs or in an error, never in silence; and leaving
+`generate` early, however it happens, aborts the request. There is no other cancellation code.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ from engine.tasks import beside
 
 logger = logging.getLogger(__name__)
 
-MAX_INBOX = 64
-"""Messages handled before others get their turn."""
+MAX_INBOX = 64  # messages handled before others get their turn
 HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
 """Seconds without an answer to a heartbeat after which the engine counts as gone."""
@@ -76,7 +74,8 @@ class EngineClient:
         """Whether `close` was called: nothing is received any more."""
         self.losses = 0
         """How often the engine became unreachable."""
-        self._status: Status | None = None
+        self.status: Status | None = None
+        """The engine's last Status; None while it cannot be reached."""
         self._fingerprints: dict[int, str] = {}  # by weights_version
         self._status_at = 0.0
         self._stepped_at = 0.0  # when it last stepped or was idle
@@ -88,31 +87,20 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
 
-    @property
-    def status(self) -> Status | None:
-        """The engine's last Status; None while it cannot be reached."""
-        return self._status
-
     def fingerprint(self, weights_version: int) -> str | None:
-        """Return the fingerprint of a version, which the engine sends before it uses it; or
-        None."""
+        """Return the fingerprint of a version that the engine uses or has used; else None."""
         return self._fingerprints.get(weights_version)
 
     @property
     def silent_s(self) -> float:
-        """Seconds for which the engine has owed an answer; 0 if it owes none.
-
-        Not the time since its last answer: a client that was suspended has not asked, and waits for
-        none.
-        """
+        """Seconds for which the engine has owed an answer, not those since its last one: a client
+        that was suspended has not asked. 0 if it owes none."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     @property
     def stalled_s(self) -> float:
-        """Seconds for which the engine has reported work but made no step.
-
-        It answers only between steps: one that hangs inside a step is silent instead.
-        """
+        """Seconds for which the engine has reported work but made no step. It answers only between
+        steps: one that hangs inside a step is silent instead."""
         return self._status_at - self._stepped_at
 
     async def connect(self) -> None:
@@ -138,14 +126,12 @@ class EngineClient:
                 await self._has_status.wait()
         except TimeoutError:
             raise EngineUnavailable(f"no engine answered within {timeout_s:g} s") from None
-        assert self._status is not None
-        return self._status
+        assert self.status is not None
+        return self.status
 
     async def close(self) -> None:
-        """Stop talking. Requests still running raise EngineUnavailable.
-
-        No Abort is sent for them: durable ones go on, for whoever sends them again.
-        """
+        """Stop talking. Requests still running raise EngineUnavailable; no Abort is sent for them:
+        durable ones go on, for whoever sends them again."""
         self.is_closed = True
         if self._talk is not None:
             self._talk.cancel()
@@ -171,10 +157,9 @@ class EngineClient:
     def open(self, requests: Sequence[Request]) -> Iterator[Stream]:
         """Run requests that have the same n, until each completion has ended or the block is left.
 
-        Raises EngineUnavailable when the engine is not there. The stream's `wait` raises whatever
-        else `generate` does.
+        Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
-        if self._status is None:
+        if self.status is None:
             raise EngineUnavailable("the engine is not ready")
         for request in requests:
             if self._streams.has_request(request.id):
@@ -186,26 +171,21 @@ class EngineClient:
             stream.close()
 
     async def snapshot(self) -> Done:
-        """Have the engine write a snapshot of durable requests; returns when it is on disk.
-
-        Raises SnapshotError if it cannot be, and EngineUnavailable.
-        """
+        """Have the engine write a snapshot of durable requests; returns when it is on disk. Raises
+        SnapshotError if it cannot be, and EngineUnavailable."""
         return await self.ask(TakeSnapshot(uuid.uuid4().hex))
 
     async def load_weights(self, path: str, running: Running) -> Done:
-        """Have the engine go on with the weights in this folder; returns when it does.
-
-        Raises the error that the engine refuses them with, SwapInProgress, and EngineUnavailable.
-        """
+        """Have the engine go on with the weights in this folder; returns when it does. Raises the
+        error that it refuses them with, SwapInProgress, and EngineUnavailable."""
         return await self.ask(LoadWeights(uuid.uuid4().hex, path, running))
 
     async def ask(self, message: TakeSnapshot | LoadWeights) -> Done:
         """Send a message that is not a request and wait for its answer, as long as it takes.
 
-        Raises the error that the engine refuses it with, and EngineUnavailable when the engine is
-        not there or goes away.
+        Raises the error that the engine refuses it with, and EngineUnavailable where there is none.
         """
-        if self._status is None:
+        if self.status is None:
             raise EngineUnavailable("the engine is not ready")
         answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._asked[message.id] = answer
@@ -222,7 +202,6 @@ class EngineClient:
             self._socket.send(self._encoder.encode(message))
 
     def _ask(self) -> None:
-        """Ask for a Status, which also says that we are alive."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
         self._send(Hello())
@@ -282,20 +261,20 @@ class EngineClient:
             self._asked_at, self._status_at = None, time.monotonic()
             if self._has_progressed(message):
                 self._stepped_at = self._status_at
-            self._status = message
+            self.status = message
             self._fingerprints[message.weights_version] = message.fingerprint
             self._has_status.set()
 
     def _has_progressed(self, status: Status) -> bool:
         """Whether the engine stepped since the last Status, or was idle then or is idle now."""
-        last = self._status
+        last = self.status
         is_idle = [one is None or not (one.running or one.waiting) for one in (last, status)]
         return any(is_idle) or last is None or status.steps != last.steps
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            silent = self._status is not None and self.silent_s > self._engine_timeout_s
+            silent = self.status is not None and self.silent_s > self._engine_timeout_s
             # We may be the slow one: an answer that waits to be read is an answer.
             if silent and not int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
@@ -303,8 +282,8 @@ class EngineClient:
                 self._ask()
 
     def _lose(self, why: str) -> None:
-        self.losses += self._status is not None
-        self._status = None
+        self.losses += self.status is not None
+        self.status = None
         self._has_status.clear()
         self._streams.fail(lambda: EngineUnavailable(why))
         self._fail_asked(self._asked, EngineUnavailable(why))

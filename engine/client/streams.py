@@ -1,8 +1,7 @@
 """Streams: the new tokens of an API process's requests, and which readers to wake for them.
 
-A Stream is one caller's requests of n completions each, together: one cursor over all of them. A
-step's tokens go into a TokenTable at once, and only streams that have not been told yet are woken.
-Knows no sockets: messages come in decoded and go out through a function.
+A Stream is one caller's requests of n completions each: one cursor over all of them. A step's
+tokens go into a TokenTable at once, and only streams that have not been told yet are woken.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ class Stream:
 
     @property
     def first_version(self) -> int:
-        """Oldest version of the weights that made anything received so far; 0 if nothing was
-        received."""
+        """Oldest weights version that made anything received so far; 0 if nothing was received."""
         return int(self._streams.first_versions[self._number])
 
     async def wait(self) -> None:
@@ -108,10 +106,8 @@ class Stream:
         return outputs
 
     def stop(self, indices: I64) -> None:
-        """End these completions: nothing more comes of them, and the engine frees their slots.
-
-        Completions whose end was taken must not be among them.
-        """
+        """End these completions, none of whose ends was taken, and have the engine free their
+        slots."""
         table, n = self._streams.table, self.n
         is_ended = table.ended(self._first, self._size)
         running = indices[~is_ended[indices]]
@@ -123,11 +119,8 @@ class Stream:
         table.mute(self._first, indices)
 
     def cut(self, place: int, end: int) -> int:
-        """End a request's completions from index `end` on, started or not.
-
-        Nothing more comes of them, not even what has arrived and was not taken. Returns the number
-        of tokens dropped so.
-        """
+        """End a request's completions from index `end` on, started or not; returns how many tokens
+        that drops: nothing more comes of them, not even what has arrived and was not taken."""
         first, size = self._first + place * self.n + end, self._ends[place] - end
         if size <= 0:
             return 0
@@ -179,11 +172,9 @@ class Stream:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Forget the requests; those that still run are aborted.
-
-        Durable requests that were lost are not aborted: an engine that is still there goes on with
-        them, and so does the successor of one that drains.
-        """
+        """Forget the requests; those that still run are aborted, but for durable ones that were
+        lost: an engine that is still there goes on with them, and so does the successor of one that
+        drains."""
         is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
         self._streams.table.close(self._first, self._size)
@@ -210,11 +201,8 @@ class Streams:
         return request_id in self._places
 
     def open(self, requests: Sequence[Request]) -> Stream:
-        """Send requests of the same n; none of their ids may be in use. The caller closes the
-        stream.
-
-        Raises Overloaded when there are too many completions at once.
-        """
+        """Send requests of the same n, whose ids are not in use; the caller closes the stream.
+        Raises Overloaded when there are too many completions at once."""
         if not self._unused:
             size = len(self.has_news)
             self._unused = list(range(2 * size - 1, size - 1, -1))
@@ -266,8 +254,7 @@ class Streams:
             stream.fail(make())
 
     def _note_version(self, number: int, first: int, version: int) -> None:
-        """Note tokens made with `version`, of a request that began with version `first`; 0: the
-        same."""
+        """Note tokens made with `version`, of a request that began with `first`; 0: the same."""
         known = self.first_versions[number] or version
         self.first_versions[number] = min(known, first or version)
         self.versions[number] = version

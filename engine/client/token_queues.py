@@ -1,7 +1,7 @@
 """TokenQueues: a queue of tokens for each row, appended to and read for many rows at once.
 
 The tokens lie in pages of a common arena; a row has a chain of pages, which are freed as they are
-read. So memory holds only unread tokens. Knows no streams and no readers.
+read. So memory holds only unread tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import numpy as np
 
 from engine.steps.batch import F32, I32, I64
 
-PAGE = 16
-"""Tokens of a page: a cache line."""
+PAGE = 16  # tokens of a page: a cache line
 _NO_PAGE = -1
 NO_TOKENS: I32 = np.empty(0, np.int32)
 NO_LOGPROBS: F32 = np.empty(0, np.float32)
@@ -64,10 +63,8 @@ class TokenQueues:
         self.count[rows] += 1
 
     def read(self, rows: I64) -> tuple[I64, I32, F32]:
-        """Take everything out of these queues.
-
-        Offsets i64[rows + 1], token_ids i32[offsets[-1]] and logprobs f32 of as many, or none.
-        """
+        """Take everything out of these queues: offsets i64[rows + 1], token_ids i32[offsets[-1]]
+        and logprobs f32 of as many, or none."""
         offsets, places = self._read(rows)
         logprobs = self._logprobs[places] if self._has_logprobs else NO_LOGPROBS
         return offsets, self._tokens[places], logprobs

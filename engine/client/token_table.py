@@ -19,8 +19,7 @@ from engine.steps.batch import F32, I32, I64, Bool
 from engine.steps.token_deltas import NO_NEWS, U8, TokenDeltas
 
 INDEX_BITS = 20
-"""Low bits of a stream number: which of its reader's completions it is. The bits above name the
-reader."""
+"""Low bits of a stream number: which of its reader's completions. The others name the reader."""
 MAX_READERS = 2**20
 UNUSED_READERS = 2**16
 """How many other numbers are given out before one is reused: so tokens still on their way to its
@@ -60,8 +59,7 @@ class TokenTable:
     def open(self, size: int, reader: int) -> int:
         """Make room for `size` completions of a reader; return the stream number of the first.
 
-        Raises InvalidRequest for more than a reader may have, Overloaded where there are too many
-        readers.
+        Raises InvalidRequest for more than a reader may have, Overloaded for too many readers.
         """
         if size > 1 << INDEX_BITS:
             raise InvalidRequest(
@@ -94,10 +92,8 @@ class TokenTable:
         self._unused.append(number)
 
     def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> I64:
-        """Append a step's rows, at most one per stream; return the readers that have new tokens.
-
-        Rows of closed or ended streams are dropped. Readers may be returned twice.
-        """
+        """Append a step's rows, at most one per stream; return the readers that have new tokens,
+        maybe twice. Rows of closed or ended streams are dropped."""
         numbers = streams >> INDEX_BITS
         assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
         first_rows = self._row[numbers]
@@ -121,8 +117,7 @@ class TokenTable:
         return readers
 
     def take(self, first: int, size: int, only_ended: bool = False) -> TokenDeltas:
-        """Return the new tokens of `size` completions from `first` on; `only_ended` leaves those of
-        completions that have not ended."""
+        """Take new tokens of `size` completions from `first` on; `only_ended`: if they ended."""
         row = self._row_of(first)
         if row < 0:
             return NO_NEWS
@@ -139,7 +134,6 @@ class TokenTable:
         return TokenDeltas(indices, *self._queues.read(rows), reasons)
 
     def _take_one(self, row: int) -> TokenDeltas:
-        """`take` a single row, the common case."""
         reason = int(self._reason[row])
         if not self._queues.count[row] and (not reason or self._is_told[row]):
             return NO_NEWS

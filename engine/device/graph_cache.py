@@ -1,11 +1,9 @@
 """Compiled graphs on disk: compile once per model shape and machine, read ever after.
 
-Whoever wants a graph that another process is compiling waits for it.
-
 The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
-graph and kernels, the MAX version, the device and the processor. A file that cannot be read is
-compiled anew and replaced. A note beside each file says what it is, for
-`engine.device.graph_notes`. Knows no weights: they are bound later.
+graph and kernels, the MAX version, the device and the processor. Whoever wants a graph that another
+process is compiling waits for it; a file that cannot be read is compiled anew. A note beside each
+file says what it is, for `engine.device.graph_notes`. Weights are bound later.
 """
 
 from __future__ import annotations
@@ -42,12 +40,9 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of a compiled graph, in `<file>.json` beside `<file>.mef`."""
 
     name: str
-    shape: str
-    """A Python literal of everything the graph depends on but code and device."""
-    code: str
-    """The `code_version` it was compiled from."""
-    device: str
-    """Label and architecture of the device it was compiled for, as MAX names them."""
+    shape: str  # a Python literal of everything the graph depends on but code and device
+    code: str  # the `code_version` it was compiled from
+    device: str  # label and architecture of the device it was compiled for, as MAX names them
 
 
 def load_or_compile(
@@ -79,7 +74,6 @@ def cached(
 
 
 def _read(path: Path) -> CompiledModel | None:
-    """Read a compiled graph; None if there is none or it cannot be read."""
     if path.exists():
         try:
             return read(path)
@@ -127,19 +121,15 @@ def _unkept(path: Path, error: OSError) -> ConfigError:
 
 def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Path) -> Path:
     """Path of kept graphs: the name holds a digest of all that a compiled graph depends on."""
-    target = (device.label, _processor() if device.is_host else _compute_capability(device))
-    digest = hashlib.sha256(repr((shape, target, importlib.metadata.version("max"))).encode())
-    for source in _sources():
-        digest.update(source)
-    return folder / f"{name}-{digest.hexdigest()[:20]}.mef"
+    # `sm_90` of `sm_90a`: the letter says which instructions may be used, not which GPU it is.
+    target = _processor() if device.is_host else str(device.architecture_name).rstrip("abcdef")
+    facts = (shape, (device.label, target), importlib.metadata.version("max"))
+    return folder / f"{name}-{_digest(repr(facts))}.mef"
 
 
 def code_version() -> str:
     """A digest of MAX's version and of the sources that graphs are compiled from."""
-    digest = hashlib.sha256(importlib.metadata.version("max").encode())
-    for source in _sources():
-        digest.update(source)
-    return digest.hexdigest()[:20]
+    return _digest(importlib.metadata.version("max"))
 
 
 def describe_device(device: Device) -> str:
@@ -147,16 +137,12 @@ def describe_device(device: Device) -> str:
     return device.label if device.is_host else f"{device.label} {device.architecture_name}"
 
 
-def _sources() -> Iterator[bytes]:
-    modules = (kernels, linear, messages, model)
-    sources = [Path(module.__file__ or "") for module in modules]
+def _digest(facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    sources = [Path(module.__file__ or "") for module in (kernels, linear, messages, model)]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
-        yield source.name.encode() + source.read_bytes()
-
-
-def _compute_capability(device: Device) -> str:
-    """`sm_90` of `sm_90a`: the letter says which instructions may be used, not which GPU it is."""
-    return str(device.architecture_name).rstrip("abcdef")
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:20]
 
 
 def _processor() -> str:
@@ -171,7 +157,6 @@ def _processor() -> str:
 
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
-    """Log that something long goes on, and how long it took."""
     started, done = time.monotonic(), threading.Event()
 
     def report() -> None:

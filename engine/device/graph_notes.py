@@ -2,9 +2,8 @@
 machine.
 
 `prune FOLDER` deletes those that are not of this code. `adopt FOLDER cpu|gpu`, on the machine that
-is to run them, says what the device is called and gives each graph the name that is looked for
-there: a GPU may be called otherwise than the virtual one the graphs were compiled for. Code is
-never passed over: a graph of other sources or of another MAX is refused.
+is to run them, gives each graph the name that is looked for there: a GPU may be called otherwise
+than the virtual one it was compiled for. A graph of other sources or of another MAX is refused.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ def adopt(device: Device, folder: Path) -> int:
 
 
 def read_notes(folder: Path) -> dict[Path, GraphNote]:
-    """Read the note of every graph that has one. Raises ConfigError if there is none, or one cannot
-    be read."""
+    """Read the notes of all graphs that have one. Raises ConfigError for none, or a damaged one."""
     paths = [path for path in sorted(folder.glob("*.mef")) if path.with_suffix(".json").exists()]
     if not paths:
         raise ConfigError(f"{folder} holds no compiled graphs with notes")

@@ -1,8 +1,10 @@
 """The typed Python face of the Mojo ops of `mojo_kernels/srm`, as graph operations.
 
 T tokens, R rows, D decode rows (the first D rows, one token each, tokens 0 … D - 1), S slots,
-W state width, d channels, H heads, n context positions, k kernel size, V vocabulary. The graph that
-an op is added to must have been made with `custom_extensions=kernel_libraries()`. Indices are not
+W state width, d channels, H heads, n context positions, k kernel size, V vocabulary. Of a batch are
+token_ids i32[T], read_slots, write_slots and positions i32[R] (of each row's first token), and
+row_offsets i32[R + 1]: row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1. The graph that an
+op is added to must have been made with `custom_extensions=kernel_libraries()`. Indices are not
 checked on the device: that they lie in range is the scheduler's promise.
 """
 
@@ -15,17 +17,12 @@ from engine.messages import MAX_LOGPROBS
 
 
 def embed(
-    last_token: BufferValue,
-    token_ids: TensorValue,
-    read_slots: TensorValue,
-    table: TensorValue,
+    last_token: BufferValue, token_ids: TensorValue, read_slots: TensorValue, table: TensorValue
 ) -> TensorValue:
     """Look tokens up; token t = -1 is `last_token[read_slots[t]]`, allowed for decode rows.
 
     Args:
         last_token: i32[S], read.
-        token_ids: i32[T].
-        read_slots: i32[R].
         table: float[V, d].
 
     Returns:
@@ -35,9 +32,7 @@ def embed(
         "srm_embed",
         table.device,
         [last_token, token_ids, read_slots, table],
-        out_types=[
-            TensorType(table.dtype, [token_ids.shape[0], table.shape[1]], table.device),
-        ],
+        out_types=[TensorType(table.dtype, [token_ids.shape[0], table.shape[1]], table.device)],
     )[0].tensor
 
 
@@ -67,15 +62,11 @@ def mix(
         state: float[S, W], mutated: unit u of a slot is columns u * d … (u + 1) * d - 1.
         unit: i32 scalar on the host, counted through all layers.
         x: float[T, d].
-        read_slots: i32[R], where each row's state comes from.
-        write_slots: i32[R], where it goes; no other row may read or write there.
-        positions: i32[R], of each row's first token.
-        row_offsets: i32[R + 1], row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1.
-        alpha_in: f32[H, n], 1 in a column head.
-        alpha_out: f32[H, n], 1 in a row head.
-        beta: f32[H, n].
+        read_slots: where each row's state comes from.
+        write_slots: where it goes; no other row may read or write there.
+        alpha_in, alpha_out: f32[H, n], 1 in a column head and in a row head.
+        beta, gamma: f32[H, n].
         decay: f32[2, H], a float32 and what its rounding left.
-        gamma: f32[H, n].
         residual: float[T, d], added last.
         silu: whether SiLU follows beta.
 
@@ -115,12 +106,9 @@ def taps(
     where q is 0 left of channel 0.
 
     Args:
-        q: float[T, d].
-        positions: i32[R], of each row's first token.
-        row_offsets: i32[R + 1], row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1.
+        q, residual: float[T, d].
         weight: f32[k, n].
         beta: f32[n].
-        residual: float[T, d].
 
     Returns:
         float[T, d], the dtype of `q`.
@@ -152,8 +140,7 @@ def edit(
     Args:
         last_token: i32[S], read.
         logits: float[H, V], mutated at `rows`.
-        token_ids: i32[T], those of decode rows are used.
-        read_slots: i32[R], those of decode rows are used.
+        token_ids, read_slots: those of decode rows are used.
         rows: i32[E], the decode rows to edit, none twice.
         spans: i32[E, 12], starts and stops in `tokens`.
         penalties: f32[E, 3], repetition (1 is off), frequency and presence (0 is off).
@@ -187,12 +174,9 @@ def sample(
         last_token: i32[S], mutated at write_slots[:D]: the token, or 0 where there is none.
         logits: float[H, V], H >= D, the first D are used.
         temperature: f32[D], 0 is greedy.
-        top_k: i32[D], 0 is off.
-        top_p: f32[D], 1 is off.
-        min_p: f32[D], 0 is off.
+        top_k, top_p, min_p: i32[D], f32[D], f32[D]; 0, 1 and 0 are off.
         seeds: u64[D].
-        positions: i32[R], the first D are used.
-        write_slots: i32[R], the first D are used.
+        positions, write_slots: the first D are used.
 
     Returns:
         Tokens i32[D], -1 where the logits have NaN or +inf or nothing finite; and

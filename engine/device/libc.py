@@ -1,7 +1,4 @@
-"""Two settings of the C library that steps on a CPU need; nothing happens where there is no glibc.
-
-Knows no tensors and no MAX. Both change speed alone.
-"""
+"""Two settings of the C library that make steps on a CPU faster, where it is glibc."""
 
 from __future__ import annotations
 

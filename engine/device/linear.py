@@ -23,20 +23,15 @@ U16 = npt.NDArray[np.uint16]
 KERNELS = Path(__file__).resolve().parents[2] / "mojo_kernels" / "srm"
 """The Mojo package of every op; the same place in a source tree and in an installed package."""
 
-PANEL = 32
-"""Columns of a packed panel: PANEL of _tile.mojo."""
+PANEL = 32  # columns of a packed panel: PANEL of _tile.mojo
 
-EPSILON = 1e-5
-"""The value that torch's LayerNorm adds to the variance."""
+EPSILON = 1e-5  # the value that torch's LayerNorm adds to the variance
 
 
 @cache
 def kernel_libraries() -> list[Path]:
-    """Return our Mojo package, compiled, for `custom_extensions` of a graph with ops of ours.
-
-    Given the package's source, MAX compiles it again for every graph: seconds each, even where the
-    graph itself then comes from a cache.
-    """
+    """Return our Mojo package, compiled, for `custom_extensions` of a graph with ops of ours: given
+    its source, MAX would compile it again for every graph, which takes seconds."""
     with Graph("srm_kernels", input_types=[], custom_extensions=[KERNELS]) as graph:
         graph.output()
     libraries: list[Path] = graph.kernel_libraries_paths
@@ -52,10 +47,7 @@ def round_bfloat16(values: F32) -> U16:
 
 def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
     """Pack weights [K, N] as panels [ceil(N / PANEL), ceil(K / pair), PANEL, pair], padded with
-    zeros.
-
-    `pair` is 1 in float32. In bfloat16, of which these are the bits, it is 2.
-    """
+    zeros. `pair` is 1 in float32, and 2 in bfloat16, of which these are the bits."""
     values = weight if dtype == DType.float32 else round_bfloat16(weight)
     depth, columns = values.shape
     panels, words, _, pair = linear_shape(depth, columns, DeviceRef.CPU(), dtype)
@@ -67,8 +59,7 @@ def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
 def linear_shape(
     in_features: int, out_features: int, on: DeviceRef, dtype: DType = DType.float32
 ) -> tuple[int, ...]:
-    """Return the shape that `linear` wants of a weight: that of `pack_linear` on a CPU, plain on a
-    GPU."""
+    """Return the shape that `linear` wants of a weight: `pack_linear`'s on a CPU, else plain."""
     if on.is_gpu():
         return (in_features, out_features)
     pair = 4 // dtype.size_in_bytes

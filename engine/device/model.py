@@ -57,8 +57,7 @@ the scoring inputs."""
 
 
 def graph_shape(config: ModelConfig, dtype: DType) -> tuple[object, ...]:
-    """Return all but the device that a graph depends on: models that agree in it share a compiled
-    one."""
+    """Return all but the device that a graph depends on; models that agree in it share one."""
     has_own_graph = config.mixer in {"diagonal", "kernel", "combined", "expanded"}
     return (
         config.d_model,
@@ -79,12 +78,11 @@ def build_step_graph(
     """The step of a model of this shape, with weights and activations of this dtype.
 
     Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
-    token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets
-    i32[rows + 1]; then SAMPLING_INPUTS [decode], SCORING_INPUTS and EDIT_INPUTS. Outputs: token_ids
-    i32[decode], logprobs f32[decode], and those of `engine.steps.batch.Scores`. The meaning of each
-    is that of `engine.steps.batch`. The names of the graph and of its weights begin with `scope`,
-    so that graphs of many models can be compiled as one `module`, which takes hardly longer than
-    one of them.
+    token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets i32[rows +
+    1]; then SAMPLING_INPUTS [decode], SCORING_INPUTS and EDIT_INPUTS. Outputs: token_ids
+    i32[decode], logprobs f32[decode], and those of `Scores`. `engine.steps.batch` says what each
+    means. The names of the graph and of its weights begin with `scope`, so that graphs of many
+    models can be compiled as one `module`, which takes hardly longer than one of them.
     """
     on = DeviceRef.from_device(device)
     sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
@@ -113,11 +111,8 @@ def build_step_graph(
 def build_logits_graph(
     config: ModelConfig, dtype: DType, device: Device, scope: str = "", module: Module | None = None
 ) -> Graph:
-    """The same step without the sampler: logits float[tokens, V] of every token fed.
-
-    Inputs are those of the step graph up to `row_offsets`. `last_token` is not changed. `scope` and
-    `module` are those of `build_step_graph`.
-    """
+    """The same step without the sampler: logits float[tokens, V] of every token fed. Its inputs are
+    the first, up to `row_offsets`; `last_token` is not changed."""
     on = DeviceRef.from_device(device)
     with Graph(
         f"{scope}srm_logits",
@@ -265,7 +260,6 @@ def _run_unit(
     residual: TensorValue | None = None,
     silu: bool = False,
 ) -> TensorValue:
-    """Run unit `number` of layer `index`."""
     config, weights = layer.config, layer.unit(number)
     per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
     return mix(

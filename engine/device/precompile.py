@@ -1,9 +1,8 @@
 """`python -m engine.device.precompile`: compile a step graph ahead, for a GPU also where there is
-none.
+none, and run nothing.
 
 For a GPU the graph, Mojo kernels included, is compiled for a virtual device, so a broken GPU path
-fails where there is no GPU, and an image can ship the result: put it into the serving machine's
-`cache_dir`. Nothing is run here.
+fails where there is no GPU, and an image can ship the result in its `cache_dir`.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.shape()
 
     def shape(self) -> ModelConfig:
-        """Return the shape. Raises ValueError for an impossible one, CheckpointError for a bad
-        model."""
+        """The shape. Raises ValueError for an impossible one, CheckpointError for a bad model."""
         if self.model is not None:
             return read_model(self.model).config
         return ModelConfig(

@@ -1,7 +1,6 @@
 """ModelRunner: binds weights to the compiled step graph and runs batches on the device.
 
-Steps run in the order launched, on one thread beside the caller's. Knows no sequences and no
-requests. The states of all sequences are in its StatePool.
+Steps run in the order launched, on one thread beside the caller's; states are in a StatePool.
 """
 
 from __future__ import annotations
@@ -88,10 +87,8 @@ class ModelRunner:
         self._thread.submit(self._pool.write, slots, states).result()
 
     def load_weights(self, weights: Weights) -> None:
-        """Use these weights, of the compiled shape, from the next step on; compiles nothing.
-
-        States made by the old ones stay in the pool, which `Engine.load_weights` takes care of.
-        """
+        """Use these weights, of the compiled shape, from the next step on; compiles nothing. States
+        of the old ones stay in the pool, which `Engine.load_weights` takes care of."""
         started = time.monotonic()
         registry = host_weights(weights, self.dtype, self.device)
         self._model: Model = self._session.init(self._compiled, weights_registry=registry)
@@ -137,11 +134,8 @@ def open_device(kind: str) -> Device:
 
 
 def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
-    """Return every weight by name, in the layout and dtype that the graph for this device declares.
-
-    All are on the host, as MAX declares the weights of every graph; it copies them when it
-    initialises one.
-    """
+    """Return every weight by name, in the layout and dtype that the graph for this device declares;
+    on the host, from where MAX copies them when it initialises a graph."""
     return {
         name: _host_weight(name, value, dtype, device) for name, value in named_tensors(weights)
     }

@@ -1,7 +1,6 @@
 """The device's memory of every sequence: one row per slot, `[slot][layer][unit][channel]`.
 
-Also decides how many slots there can be, which the host's memory limits too. Knows no sequences and
-no owners: what a slot means is the scheduler's business.
+Also decides how many slots there can be, which the host's memory limits too.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ log = logging.getLogger(__name__)
 
 CPU_SLOTS = 16_384
 """Most slots on a CPU where the number is not set: other programs use the computer too."""
-MAX_SLOTS = 2**31 - 1
-"""A slot is an int32."""
+MAX_SLOTS = 2**31 - 1  # a slot is an int32
 GIB = 2**30
 _HOST = CPU()
 
@@ -49,8 +47,7 @@ class StatePool:
             ) from None
 
     def read(self, slots: I64) -> SlotStates:
-        """Copy these slots' states and last tokens to the host; neighbouring slots are copied
-        together."""
+        """Copy these slots' states and last tokens to the host, neighbouring slots together."""
         if self._device.is_host:
             return SlotStates(self.states.to_numpy()[slots], self.last_token.to_numpy()[slots])
         states = np.empty((len(slots), self.states.shape[1]), np.float32)
@@ -83,8 +80,7 @@ class StatePool:
 
 
 def _runs(slots: I64) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each run of consecutive slots: begin and end in the list, first slot and last slot +
-    1."""
+    """Yield the runs of consecutive slots: begin and end in the list, first slot, last slot + 1."""
     breaks = np.flatnonzero(np.diff(slots) != 1) + 1
     edges = [0, *breaks.tolist(), len(slots)] if len(slots) else [0]
     for begin, end in pairwise(edges):
@@ -107,8 +103,7 @@ def slot_bytes(config: ModelConfig) -> int:
 
 
 def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
-    """Return `num_slots` if it fits, or, where it is 0, as many as `memory_fraction` of the memory
-    holds.
+    """Return `num_slots` if it fits, or, if it is 0, as many as `memory_fraction` of memory holds.
 
     A slot counts as if its sequence filled the context; `prefix_slots` come on top of them. Raises
     ConfigError if too many are wanted.

@@ -1,8 +1,5 @@
-"""MAX's telemetry and crash reports, turned off: no process of ours reports to anybody.
-
-Knows no MAX. What it does is seen by `tests/conformance/test_no_connections.py`, which lets no
-process of a server make an internet socket.
-"""
+"""MAX's telemetry and crash reports, turned off: no process of ours reports to anybody, as
+`tests/conformance/test_no_connections.py` sees."""
 
 from __future__ import annotations
 
@@ -13,9 +10,7 @@ SWITCHES = ("MODULAR_TELEMETRY_ENABLED", "MODULAR_CRASH_REPORTING_ENABLED")
 
 
 def turn_off_telemetry() -> None:
-    """Call this before the first MAX session of a process; whoever wants reports is overruled.
-
-    Left alone, the library looks up a host by name at its first session and sends it what was run.
-    """
+    """Call this before the first MAX session of a process: there the library would look up a host
+    by name and send it what was run. Whoever wants reports is overruled."""
     for name in SWITCHES:
         os.environ[name] = "0"

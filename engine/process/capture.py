@@ -1,8 +1,7 @@
 """Taking a snapshot beside stepping: parts are read between steps and written by a thread.
 
 The parts are copies, so the engine goes on while they are written; and requests do not depend on
-each other, so each may be read at another step. Only few parts are held at a time. Knows the file,
-and of the engine only what it is handed.
+each other, so each may be read at another step. Only few parts are held at a time.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from engine.process.snapshot_writer import Record, SnapshotWriter
 
 log = logging.getLogger(__name__)
 
-PARTS_AHEAD = 2
-"""Most parts that are read and not yet written."""
+PARTS_AHEAD = 2  # most parts that are read and not yet written
 
 
 class Capture:
@@ -34,11 +32,8 @@ class Capture:
         parts: Iterator[list[Record]],
         weights_version: int,
     ) -> None:
-        """`parts` are read one by one, by whoever calls `advance`; none may be empty.
-
-        `stamp` says under which conditions they are read, which must stay the same to the end.
-        `weights_version` is only recorded.
-        """
+        """`parts`, none of them empty, are read one by one, by whoever calls `advance`. `stamp`
+        says under which conditions, which must not change; `weights_version` is only recorded."""
         self.error: SnapshotError | None = None
         self.num_sequences = self.num_requests = self.num_bytes = 0
         self.read_s = self.write_s = self.seconds = 0.0
@@ -54,8 +49,7 @@ class Capture:
 
     @property
     def is_over(self) -> bool:
-        """Whether the snapshot is written, or there was nothing to write, or `error` says why it is
-        not."""
+        """Whether it is written, there was nothing to write, or `error` says why it is not."""
         if self._writing is not None:
             return not self._writing.is_alive()
         return self._has_all or self.error is not None
@@ -98,7 +92,6 @@ class Capture:
             self._queue.put(None)
 
     def _write(self) -> None:
-        """Write the parts, in a thread of its own."""
         try:
             writer = SnapshotWriter(self._folder, self._first_stamp, self._weights_version)
             try:

@@ -29,13 +29,10 @@ log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
 """Seconds for which a lost client's progress is kept in memory for whoever sends it again."""
-POLL_S = 0.005
-"""Seconds between two looks, at a stop, whether the last snapshot is written."""
-REFUSED = NAME + ".refused"
-"""Name that an unusable snapshot is given, for a person to look at."""
+POLL_S = 0.005  # seconds between two looks, at a stop, whether the last snapshot is written
+REFUSED = NAME + ".refused"  # name that an unusable snapshot is given, for a person to look at
 
-Detail = dict[str, str | int | float]
-"""Facts about a snapshot, as in Done."""
+Detail = dict[str, str | int | float]  # facts about a snapshot, as in Done
 Answer = Callable[[Detail | SnapshotError], None]
 """Called when a requested snapshot is written, or with the reason why it is not."""
 
@@ -71,8 +68,8 @@ class Durable:
         return self._capture is not None
 
     def progress(self, request: Request) -> Parked | None:
-        """Return the progress of a request that does not run; None if there is none, or if the one
-        of this id had another prompt or other parameters."""
+        """The progress of a request that does not run; None if none has its id, prompt and
+        parameters."""
         known = self._known(request)
         self._offered = (request.id, len(known) if known is not None else 0)
         return known
@@ -102,10 +99,7 @@ class Durable:
         self._offered = ("", 0)
 
     def keep(self, request_ids: Iterable[str]) -> None:
-        """End requests that nobody waits for any more, and keep their progress for a while.
-
-        The engine must be settled.
-        """
+        """End requests that nobody waits for, and keep their progress for a while. Settle first."""
         ids = set(request_ids)
         needed = self._engine.status().running * self._row_bytes()
         if needed > (free := available_memory()):
@@ -135,10 +129,8 @@ class Durable:
         self._asked.append(answer)
 
     def tick(self, has_requests: bool) -> None:
-        """Begin a snapshot that is due, and conclude one that is over. Called between steps.
-
-        While there are durable requests, one is due every `snapshot_interval_s`.
-        """
+        """Begin a snapshot that is due, and conclude one that is over. Called between steps. While
+        there are durable requests, one is due every `snapshot_interval_s`."""
         now = time.monotonic()
         for request_id in [name for name, (until, _) in self._kept.items() if until < now]:
             del self._kept[request_id]
@@ -159,10 +151,8 @@ class Durable:
         self._capture.advance()
 
     def finish(self, is_late: Callable[[], bool], alive: Callable[[], None]) -> None:
-        """Take the last snapshot, and answer whoever waits for one; give it up when it `is_late`.
-
-        The engine must be settled. Calls `alive` all the while.
-        """
+        """Take the last snapshot of a settled engine, and answer whoever waits for one; give it up
+        when it `is_late`. Calls `alive` all the while."""
         if self._folder is not None:
             self._asked.append(lambda _: None)
         self.tick(has_requests=False)
@@ -255,9 +245,10 @@ class Durable:
         except SnapshotError as error:
             self._refuse(error)
         else:
+            header = self._file.header
             log.info(
                 "snapshot %s, %.0f s old, has %d sequences to go on with",
-                *(path, time.time() - self._file.created_unix, self._file.num_sequences),
+                *(path, time.time() - header.created_unix, header.num_sequences),
             )
 
     def _refuse(self, error: SnapshotError) -> None:

@@ -6,13 +6,16 @@ the host thinks. Knows no processes, sockets or text.
 
 from __future__ import annotations
 
+import collections
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from prometheus_client import Counter, Gauge
 
 from engine import metrics
 from engine.config import EngineConfig, ModelConfig
@@ -26,13 +29,10 @@ from engine.state.parked import Parked, in_parts
 from engine.steps.batch import I32, Batch, Launched, Runner
 from engine.weights.weights import Weights
 
-READ_SLOTS = 4_096
-"""Slots whose states are copied from or to the device at once, about."""
+READ_SLOTS = 4_096  # slots whose states are copied from or to the device at once, about
 
 
 class _Step(NamedTuple):
-    """A batch under way."""
-
     batch: Batch
     launched: Launched
     started: float
@@ -53,7 +53,7 @@ class Engine:
             model, msgspec.structs.replace(config, num_slots=runner.num_slots)
         )
         self.num_steps = 0
-        self._model = model
+        self.model = model
         self._fingerprint = fingerprint
         self.weights_version = weights_version
         self._max_waiting = config.max_waiting
@@ -65,18 +65,13 @@ class Engine:
         self._num_restored = 0  # tokens of sequences that were parked when they were added
         self._last_completed = 0.0
         self.progress: Callable[[Request], Parked | None] = lambda _: None
-        """Returns the progress that a durable request with this id, if equal, made before this
-        engine."""
+        """Returns the progress that an equal durable request made before this engine."""
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
         metrics.WEIGHTS_VERSION.set(weights_version)
-        self._counted = (0,) * 7  # the scheduler's counts, as far as the metrics have them
-        self._levels = (-1, -1, -1, -1)  # the values that the gauges show
+        self._counted: dict[Counter, int] = {}  # the scheduler's counts, as far as published
+        self._levels: dict[Gauge, float] = {}  # the values that the gauges show
         self._update_gauges()
-
-    @property
-    def model(self) -> ModelConfig:
-        return self._model
 
     @property
     def has_work(self) -> bool:
@@ -156,15 +151,13 @@ class Engine:
         """Yield all that durable requests need to go on in another engine, as far as they have
         sampled.
 
-        A request may come several times, with other samples each time. Changes nothing, and nothing
-        may change meanwhile. The engine must be settled.
+        A request may come several times, with other samples. The engine must be, and stay, settled.
         """
         for part in self.durable_parts():
             yield from part
 
     def durable_parts(self) -> Iterator[list[tuple[Request, Parked]]]:
-        """Yield the same in parts of at most READ_SLOTS sequences, or of one request; none is
-        empty.
+        """Yield the same in parts, none empty, of at most READ_SLOTS sequences or of one request.
 
         Steps may be made between two parts, if the engine is settled when the next one is asked
         for. If a sequence moved meanwhile, the last part that has it is right, or no part has it.
@@ -189,10 +182,10 @@ class Engine:
     def load_weights(self, weights: Weights) -> None:
         """Go on with other weights of the same configuration; the engine must be settled.
 
-        Running sequences go on from their states. Whatever starts later uses no state of the
-        weights before, except samples of a prompt of which others run.
+        Running sequences go on from their states. Whatever starts later uses no state of the old
+        weights, except samples of a prompt of which others run.
         """
-        assert self._in_flight is None and weights.config == self._model
+        assert self._in_flight is None and weights.config == self.model
         self._runner.load_weights(weights)
         self.scheduler.renew(self.weights_version)
         self._fingerprint = weights.fingerprint
@@ -212,8 +205,8 @@ class Engine:
                 self.scheduler.num_waiting, time.monotonic()
             ),
             steps=self.num_steps,
-            n_ctx=self._model.n_ctx,
-            vocab_size=self._model.vocab_size,
+            n_ctx=self.model.n_ctx,
+            vocab_size=self.model.vocab_size,
             fingerprint=self._fingerprint,
             weights_version=self.weights_version,
             sampled=self.scheduler.latencies.num_sampled + self._num_restored,
@@ -222,15 +215,14 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[Output]]:
-        """Complete every prompt; returns, prompt by prompt, one Output per sample, by index.
-
-        With `prompt_logprobs`, the scores of a prompt of 2 tokens or more come before its samples.
+        """Complete every prompt; returns, prompt by prompt, one Output per sample, by index. With
+        `prompt_logprobs`, the scores of a prompt of 2 tokens or more come before its samples.
 
         Prompt i is sampled with seed `params.seed + i`, so that equal prompts differ. The engine
         must have no other work. Raises RequestError if a prompt is refused.
         """
         assert not self.has_work, "generate() needs the engine for itself"
-        finished: list[list[Output]] = [[] for _ in prompts]
+        parts: list[defaultdict[int, list[Output]]] = [defaultdict(list) for _ in prompts]
         waiting = [
             Request(
                 id=str(i),
@@ -243,31 +235,23 @@ class Engine:
         waiting.reverse()
         try:
             while waiting or self.has_work:
-                self._add_while_room(waiting)
+                with suppress(Overloaded):
+                    while waiting:
+                        self.scheduler.add(waiting[-1])
+                        waiting.pop()
                 for output in self.step_overlapped():
-                    finished[int(output.id)].append(output)
+                    parts[int(output.id)][output.index].append(output)
         except RequestError:
             for request_id in self.scheduler.request_ids():
                 self.abort(request_id)
             self.step()
             raise
-        return [_by_index(outputs) for outputs in finished]
-
-    def _add_while_room(self, waiting: list[Request]) -> None:
-        while waiting:
-            try:
-                self.scheduler.add(waiting[-1])
-            except Overloaded:
-                return
-            waiting.pop()
+        return [[join(own[index]) for index in sorted(own)] for own in parts]
 
     def _make_room(self) -> list[Output]:
-        """Park sequences that must give up their slots; return Outputs of the step under way, if
-        completed.
-
-        That step is completed first where a sequence is parked, so that the pool holds all of its
-        state, or where a request was taken over.
-        """
+        """Park sequences that must give up their slots. First completes the step under way, and
+        returns its Outputs, where one is parked, so that the pool holds its state, or was taken
+        over."""
         outputs = [] if self._is_settled else self.settle()
         self._is_settled = True
         if len(self.scheduler.victims()):
@@ -295,7 +279,7 @@ class Engine:
         self.num_steps += 1
         if finished := requests - self.scheduler.num_requests:
             metrics.REQUESTS.labels("finished").inc(finished)
-        ends = Counter(output.finish_reason for output in outputs)
+        ends = collections.Counter(output.finish_reason for output in outputs)
         for columns in self.scheduler.take_columns():
             ends.update(dict(zip(REASONS, np.bincount(columns.reasons).tolist(), strict=False)))
             self._columns.append(columns)
@@ -321,28 +305,18 @@ class Engine:
 
     def _count(self) -> None:
         prefixes, latencies = self.scheduler.prefixes, self.scheduler.latencies
-        parking = self.scheduler.parking
-        counts = (
-            latencies.num_sampled,
-            latencies.num_prompt_tokens,
-            prefixes.num_hits,
-            prefixes.num_cached_tokens,
-            prefixes.num_evictions,
-            parking.num_ever_parked,
-            parking.num_resumed,
-        )
-        counters = (
-            metrics.DECODE_TOKENS,
-            metrics.PROMPT_TOKENS,
-            metrics.PREFIX_HITS,
-            metrics.CACHED_TOKENS,
-            metrics.PREFIX_EVICTIONS,
-            metrics.PARKINGS,
-            metrics.RESUMED,
-        )
-        for counter, count, counted in zip(counters, counts, self._counted, strict=True):
-            if count != counted:
-                counter.inc(count - counted)
+        counts = {
+            metrics.DECODE_TOKENS: latencies.num_sampled,
+            metrics.PROMPT_TOKENS: latencies.num_prompt_tokens,
+            metrics.PREFIX_HITS: prefixes.num_hits,
+            metrics.CACHED_TOKENS: prefixes.num_cached_tokens,
+            metrics.PREFIX_EVICTIONS: prefixes.num_evictions,
+            metrics.PARKINGS: self.scheduler.parking.num_ever_parked,
+            metrics.RESUMED: self.scheduler.parking.num_resumed,
+        }
+        for counter, count in counts.items():
+            if more := count - self._counted.get(counter, 0):
+                counter.inc(more)
         self._counted = counts
 
     def _publish(self) -> None:
@@ -351,22 +325,15 @@ class Engine:
 
     def _update_gauges(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
-        levels = (
-            *(scheduler.prefixes.num_used, table.num_owned, scheduler.num_waiting),
-            scheduler.parking.num_parked,
-        )
+        levels = {
+            metrics.PREFIXES: scheduler.prefixes.num_used,
+            metrics.RUNNING: table.num_owned,
+            metrics.WAITING: scheduler.num_waiting,
+            metrics.PARKED: scheduler.parking.num_parked,
+            metrics.FREE_SLOTS: table.num_free,
+            metrics.SLOT_USAGE: table.num_owned / table.num_slots,
+        }
         if levels != self._levels:
             self._levels = levels
-            metrics.PREFIXES.set(scheduler.prefixes.num_used)
-            metrics.RUNNING.set(table.num_owned)
-            metrics.WAITING.set(scheduler.num_waiting)
-            metrics.PARKED.set(scheduler.parking.num_parked)
-            metrics.FREE_SLOTS.set(table.num_free)
-            metrics.SLOT_USAGE.set(table.num_owned / table.num_slots)
-
-
-def _by_index(outputs: list[Output]) -> list[Output]:
-    parts: defaultdict[int, list[Output]] = defaultdict(list)
-    for output in outputs:
-        parts[output.index].append(output)
-    return [join(parts[index]) for index in sorted(parts)]
+            for gauge, level in levels.items():
+                gauge.set(level)

@@ -61,13 +61,11 @@ CLIENT_TIMEOUT_S = 10.0
 """Seconds of silence after which a client, which says Hello every second or so, counts as dead."""
 IDLE_WAIT_MS = 250
 """Milliseconds that an idle engine sleeps before it looks at the clock and at signals again."""
-BUSY_WAIT_MS = 5
-"""The same while a snapshot is written or weights are loaded."""
+BUSY_WAIT_MS = 5  # the same while a snapshot is written or weights are loaded
 MAX_INBOX = 10_000
 """Messages read between two steps, so that senders cannot hold up those who are running."""
 STREAM_BITS = STREAMS.bit_length() - 1
-LINGER_MS = 1_000
-"""Milliseconds that the last messages may take to leave a closing socket."""
+LINGER_MS = 1_000  # milliseconds that the last messages may take to leave a closing socket
 
 
 class _Named(msgspec.Struct):
@@ -121,11 +119,8 @@ class EngineProcess:
             raise ConfigError(f"cannot listen on endpoint {config.endpoint}: {error}") from None
 
     def drain(self) -> None:
-        """Refuse new requests, finish what runs, then return from `run`. A second call stops at
-        once.
-
-        Durable requests are not finished: a snapshot is taken of them.
-        """
+        """Refuse new requests, finish what runs, then return from `run`; a second call stops at
+        once. Durable requests are not finished: a snapshot is taken of them."""
         now = time.monotonic()
         self._leaves_at_once = self._deadline is not None
         self._deadline = now if self._leaves_at_once else now + self._config.drain_s
@@ -218,7 +213,6 @@ class EngineProcess:
             self._owner[message.id] = client
 
     def _change_weights(self) -> None:
-        """Change the weights between steps, if due, after all outputs of the old ones."""
         if (message := self._swaps.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
@@ -228,7 +222,9 @@ class EngineProcess:
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)
             if message.running == "drop":
-                self._drop_all()
+                for request_id in self._owner:
+                    self._engine.abort(request_id)
+                self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
             done = self._swaps.make()
             self._durable.forget()
         except SRMError as error:
@@ -240,11 +236,6 @@ class EngineProcess:
             self._send_status(one)
         if client is not None:
             self._send(client, done)
-
-    def _drop_all(self) -> None:
-        for request_id in list(self._owner):
-            self._engine.abort(request_id)
-            self._refuse(request_id, EngineUnavailable("other weights were put to use meanwhile"))
 
     def _add(self, client: bytes, request: Request) -> None:
         try:
@@ -265,7 +256,6 @@ class EngineProcess:
                 self._time_out.append((due, request.id))
 
     def _numbered(self, client: bytes, request: Request) -> Request:
-        """Put the client's number into the request's stream number."""
         if not 0 <= request.stream < STREAMS:
             raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
         if client not in self._numbers:
@@ -312,8 +302,7 @@ class EngineProcess:
                 self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
 
     def _end_unwanted(self) -> None:
-        """Abort requests that have timed out, and abandoned ones whose slots others wait for; ids
-        are not used twice."""
+        """Abort requests that timed out, and abandoned ones in the way; ids are not used twice."""
         while self._time_out and self._time_out[0][0] < time.monotonic():
             _, request_id = self._time_out.popleft()
             if request_id in self._owner:
@@ -364,7 +353,6 @@ class EngineProcess:
             self._send(client, refusal(request_id, error))
 
     def _answer(self, client: bytes, message_id: str, result: Detail | SnapshotError) -> None:
-        """Answer a message that is not a request."""
         if isinstance(result, SnapshotError):
             self._send(client, refusal(message_id, result))
         else:

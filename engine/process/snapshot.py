@@ -1,10 +1,9 @@
 """The snapshot file, which holds the progress of durable requests: its layout, and reading it.
 
-Knows neither engine nor clock. Layout, little-endian: a preamble that says where the header is;
-chunks of many requests' sequences, a section for each of their arrays; the header, with the index
-of requests and the checksum of every section. Every byte is under a checksum. A section's is
-verified when the first request of its chunk is asked for, so that opening costs the index alone,
-and a request costs its own rows.
+Layout, little-endian: a preamble that says where the header is; chunks of many requests' sequences,
+a section for each of their arrays; the header, with the index of requests and the checksum of every
+section. Every byte is under a checksum. A section's is verified when the first request of its chunk
+is asked for, so that opening costs the index alone, and a request costs its own rows.
 """
 
 from __future__ import annotations
@@ -27,28 +26,22 @@ from engine.messages import Request
 from engine.state.parked import Parked, latest
 from engine.steps.batch import I32, I64, SlotStates
 
-NAME = "durable.snapshot"
-"""Name of the file in its folder."""
+NAME = "durable.snapshot"  # name of the file in its folder
 FORMAT_VERSION = 1
 MAGIC = b"SRMSNAP\n"
 PREAMBLE = struct.Struct("<8sQQII")  # magic, header's offset, its length, its crc, crc of these
 _DIGEST_SIZE = 16
-_PIECE = 2**23
-"""Bytes read at once where a section is only checked."""
+_PIECE = 2**23  # bytes read at once where a section is only checked
 encoder = msgspec.msgpack.Encoder()
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The conditions under which sequences can go on: another value of any gives other tokens."""
 
-    fingerprint: str
-    """Fingerprint of config and weights, hexadecimal."""
-    arithmetic: str
-    """Device and dtype of the computation, such as "cpu float32"."""
-    state_width: int
-    """Values of a sequence's state."""
-    state_dtype: str
-    """Dtype of these values, as numpy writes it."""
+    fingerprint: str  # fingerprint of config and weights, hexadecimal
+    arithmetic: str  # device and dtype of the computation, such as "cpu float32"
+    state_width: int  # values of a sequence's state
+    state_dtype: str  # dtype of these values, as numpy writes it
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,17 +74,13 @@ SECTIONS = (
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format_version: int
     stamp: Stamp
-    weights_version: int
-    """Version of the weights in use; for information only."""
+    weights_version: int  # version of the weights in use; for information only
     created_unix: float
     num_sequences: int
     ids: list[str]
-    """Id of each record's request. Where several records of a request have a sample, the last is
-    right."""
-    digests: bytes
-    """u8[records, _DIGEST_SIZE]"""
-    places: bytes
-    """i32[records, 3]: chunk, first row there, rows"""
+    """Id of each record's request; of several records that have a sample the last is right."""
+    digests: bytes  # u8[records, _DIGEST_SIZE]
+    places: bytes  # i32[records, 3]: chunk, first row there, rows
     chunks: list[Chunk]
 
 
@@ -105,30 +94,19 @@ class SnapshotFile:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._loaded: dict[int, _LoadedChunk] = {}  # chunks whose checksums are right
         try:
-            self._header = self._read_header()
+            self.header = self._read_header()
             self._check_stamp()
         except BaseException:
             os.close(self._file)
             raise
         self._records: defaultdict[str, list[int]] = defaultdict(list)
-        for at, request_id in enumerate(self._header.ids):
+        for at, request_id in enumerate(self.header.ids):
             self._records[request_id].append(at)
-        self._places = np.frombuffer(self._header.places, "<i4").reshape(-1, 3)
-
-    @property
-    def num_sequences(self) -> int:
-        return self._header.num_sequences
-
-    @property
-    def created_unix(self) -> float:
-        return self._header.created_unix
+        self._places = np.frombuffer(self.header.places, "<i4").reshape(-1, 3)
 
     def progress(self, request: Request) -> Parked | None:
-        """Return the progress of this request; None if there is none, or if the one of this id had
-        another prompt or other parameters.
-
-        Raises SnapshotError if that part of the file is damaged.
-        """
+        """Return the progress of this request; None where there is none of the same id, prompt and
+        parameters. Raises SnapshotError if that part of the file is damaged."""
         if request.id not in self._records:
             return None
         wanted = digest(request)
@@ -139,11 +117,11 @@ class SnapshotFile:
         os.close(self._file)
 
     def _digest(self, at: int) -> bytes:
-        return self._header.digests[at * _DIGEST_SIZE : (at + 1) * _DIGEST_SIZE]
+        return self.header.digests[at * _DIGEST_SIZE : (at + 1) * _DIGEST_SIZE]
 
     def _part(self, at: int) -> Parked:
         number, begin, count = self._places[at].tolist()
-        chunk = self._header.chunks[number]
+        chunk = self.header.chunks[number]
         loaded = self._loaded.get(number) or self._load(number)
         end, width = begin + count, self._stamp.state_width
         row_bytes = width * np.dtype(self._stamp.state_dtype).itemsize
@@ -180,13 +158,13 @@ class SnapshotFile:
 
     def _check_stamp(self) -> None:
         for name in Stamp.__struct_fields__:
-            found, expected = getattr(self._header.stamp, name), getattr(self._stamp, name)
+            found, expected = getattr(self.header.stamp, name), getattr(self._stamp, name)
             if found != expected:
                 raise self._refused(name, found, expected)
 
     def _load(self, number: int) -> _LoadedChunk:
         """Verify all of a chunk's checksums; keep its small arrays."""
-        chunk = self._header.chunks[number]
+        chunk = self.header.chunks[number]
         for section, size, checksum in zip(SECTIONS, chunk.sizes, chunk.checksums, strict=True):
             begin, found = chunk.begin(section), 0
             for at in range(begin, begin + size, _PIECE):
@@ -248,8 +226,7 @@ class _LoadedChunk(NamedTuple):
 
 
 def digest(request: Request) -> bytes:
-    """Return a digest of prompt and parameters, which with the model determine a request's
-    tokens."""
+    """Return a digest of prompt and parameters: with the model they determine the tokens."""
     known = hashlib.blake2b(request.prompt_token_ids, digest_size=_DIGEST_SIZE)
     biases = dict(sorted(request.params.logit_bias.items()))  # whatever order they came in
     known.update(encoder.encode(msgspec.structs.replace(request.params, logit_bias=biases)))

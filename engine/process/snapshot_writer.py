@@ -1,7 +1,5 @@
 """Writing a snapshot: beside the old one, which stays until the new one is whole and on the disk.
-
-Knows no engine. Every failure raises SnapshotError, and nothing that was there is lost.
-"""
+Every failure raises SnapshotError, and nothing that was there is lost."""
 
 from __future__ import annotations
 
@@ -35,11 +33,9 @@ from engine.state.parked import Parked
 PARTIAL = NAME + ".partial"
 """The file that is being written, or that a killed engine left: the next one writes over it."""
 
-_PIECE = 2**20
-"""Bytes of states put together at a time, about."""
+_PIECE = 2**20  # bytes of states put together at a time, about
 
-Record = tuple[Request, Parked]
-"""A request and its progress."""
+Record = tuple[Request, Parked]  # a request and its progress
 
 
 class SnapshotWriter:
@@ -76,10 +72,8 @@ class SnapshotWriter:
             raise self._failed(error) from None
 
     def add(self, records: Sequence[Record]) -> None:
-        """Write the progress of some requests, at least one, as one chunk.
-
-        A later record of a request adds samples, or replaces those that an earlier one has.
-        """
+        """Write the progress of some requests, at least one, as one chunk. A later record of a
+        request adds samples, or replaces those that an earlier one has."""
         parts = [parked for _, parked in records]
         counts = [len(part) for part in parts]
         begins = np.cumsum([0, *counts]).tolist()
@@ -140,7 +134,6 @@ class SnapshotWriter:
             os.close(self._file)
 
     def _write(self, data: memoryview | bytes) -> int:
-        """Returns its size in bytes."""
         size, left = len(data), memoryview(data)
         while left:
             left = left[os.write(self._file, left) :]
@@ -152,8 +145,7 @@ class SnapshotWriter:
 
 
 def _sections(parts: Sequence[Parked], state_dtype: str) -> Iterator[Iterable[memoryview]]:
-    """Yield a chunk's sections in the order of SECTIONS, each in pieces that a processor's cache
-    holds."""
+    """Yield a chunk's sections in the order of SECTIONS, in pieces that fit a processor's cache."""
     tokens = [one for part in parts for one in part.tokens]
     logprobs = [one for part in parts for one in part.logprobs]
     yield _states(parts, state_dtype)

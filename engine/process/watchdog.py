@@ -12,8 +12,7 @@ import os
 import time
 from pathlib import Path
 
-REARM_S = 0.25
-"""Least seconds between two resets of the clock: each one starts a thread."""
+REARM_S = 0.25  # least seconds between two resets of the clock: each one starts a thread
 
 
 class Watchdog:

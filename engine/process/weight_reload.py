@@ -1,8 +1,7 @@
 """Other weights while serving: loaded beside the steps, put to use between two of them.
 
-Knows what the engine process knows of a change of weights, and no sockets. Keeps: one change at a
-time; whatever is wrong with a folder is found before anything stops, and the old weights go on; the
-note tells the engine's successor what was put to use, and nothing else.
+Keeps: one change at a time; whatever is wrong with a folder is found before anything stops, and the
+old weights go on; the note tells the engine's successor what was put to use, and nothing else.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from engine.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-LoadFolder = Callable[[Path], Weights]
-"""Reads a model folder; raises CheckpointError."""
+LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises CheckpointError
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,8 +79,8 @@ class Swaps:
     def is_due(self) -> bool:
         """Whether `make` is to be called, now that a step is over.
 
-        Raises an error if the folder is unusable or the note cannot be written; then the change is
-        over.
+        Raises an error, and the change is over, for an unusable folder or a note that is not
+        written.
         """
         if self._loading is None or not self._loading.done():
             return False
@@ -121,8 +119,7 @@ class Swaps:
         self._loader.shutdown()
 
     def _prepare(self, message: LoadWeights, weights: Weights) -> None:
-        """Write the note to a file beside its place, so that a failure comes before anything is
-        changed."""
+        """Write the note to a file beside its place: a failure comes before anything is changed."""
         note = Note(message.path, weights.fingerprint, self._engine.weights_version + 1)
         try:
             if self._note:
@@ -138,10 +135,8 @@ class Swaps:
 
 
 def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights:
-    """Load the weights in a folder, which must have the configuration that is served.
-
-    Raises NotFound and InvalidRequest, of `path`.
-    """
+    """Load the weights in a folder, which must have the configuration that is served. Raises
+    NotFound and InvalidRequest, of `path`."""
     if not folder.is_absolute():
         raise InvalidRequest(f"path must be absolute, got {str(folder)!r}", "path")
     if not folder.is_dir():

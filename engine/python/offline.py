@@ -13,20 +13,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from itertools import repeat
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
-from engine.errors import (
-    ConfigError,
-    EngineUnavailable,
-    InvalidRequest,
-    Overloaded,
-    RequestError,
-)
+from engine.errors import ConfigError, EngineUnavailable, InvalidRequest, Overloaded, RequestError
 from engine.messages import SamplingParams
 from engine.process.engine import Engine as SteppedEngine
 from engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
@@ -63,11 +56,8 @@ class Engine:
     """A model, ready to complete prompts. Not thread-safe; one `generate` or `stream` at a time."""
 
     def __init__(self, model: str | Path = DEMO_MODEL, **settings: Any) -> None:
-        """Load a model folder, and its step graph: compiled now, or before (`cache_dir`).
-
-        `settings` are those of EngineConfig, such as `device`, `dtype` and `num_slots`. Raises
-        ConfigError or CheckpointError, which say what is wrong.
-        """
+        """Load a model folder and its step graph, compiled now or before. `settings` are those of
+        EngineConfig, such as `device`. Raises ConfigError or CheckpointError."""
         for name in _OF_THE_PROCESS:
             if name in settings:
                 raise ConfigError(f"{name} is a setting of the engine process; there is none here")
@@ -75,26 +65,20 @@ class Engine:
         weights = load_checkpoint(config.model)
         runner = ModelRunner(weights, config)
         steps = SteppedEngine(weights.config, runner, config, weights.fingerprint)
-        self._take(steps, weights.config, config, runner.close)
+        self._take(steps, config, runner.close)
 
     @classmethod
-    def over(cls, steps: SteppedEngine, model: ModelConfig, config: EngineConfig) -> Engine:
+    def over(cls, steps: SteppedEngine, config: EngineConfig) -> Engine:
         """Make one of an engine that is there already, which its owner closes."""
         engine = cls.__new__(cls)
-        engine._take(steps, model, config, lambda: None)
+        engine._take(steps, config, lambda: None)
         return engine
 
-    def _take(
-        self,
-        steps: SteppedEngine,
-        model: ModelConfig,
-        config: EngineConfig,
-        close: Callable[[], None],
-    ) -> None:
+    def _take(self, steps: SteppedEngine, config: EngineConfig, close: Callable[[], None]) -> None:
         self._steps: SteppedEngine | None = steps
         self._config = config
         self._close = close
-        self._read_ahead, _ = config.step_limits(model)  # no step begins more of them
+        self._read_ahead, _ = config.step_limits(steps.model)  # no step begins more of them
         self._is_busy = False
         self._tokenizer = FolderTokenizer(config.model)
 
@@ -115,8 +99,7 @@ class Engine:
         each = list(_checked(params, len(given)))
         if len(each) != len(given):
             raise InvalidRequest(
-                f"params must be one or as many as prompts: {len(given)}; got {len(each)}",
-                "params",
+                f"params must be one or as many as prompts: {len(given)}; got {len(each)}", "params"
             )
         steps, found = self._open(), [Generated(_NO_TOKENS, []) for _ in given]
         total, before = sum(one.n for one in each), steps.scheduler.latencies.num_sampled
@@ -144,9 +127,8 @@ class Engine:
     ) -> Iterator[Completion]:
         """Yield completions as they end, in whatever order, of prompts that may be without end.
 
-        As many prompts are read ahead as a step can begin, so memory does not grow. Leaving the
-        loop cancels the rest once the iterator is closed. Raises as `generate`; `prompt_logprobs`
-        is refused.
+        As many prompts are read ahead as a step can begin. Leaving the loop cancels the rest once
+        the iterator is closed. Raises as `generate`; `prompt_logprobs` is refused.
         """
         given = iter([prompts] if isinstance(prompts, str) else prompts)
         each = map(_streamed, _checked(params))
@@ -164,12 +146,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> SteppedEngine:
@@ -213,8 +190,7 @@ class Engine:
             self._is_busy = False
 
     def _add(self, steps: SteppedEngine, asked: PendingPrompt) -> bool:
-        """Add a request; return whether there was room. Raises RequestError, which names the
-        prompt."""
+        """Add a request if there is room. Raises RequestError, which names the prompt."""
         if steps.scheduler.num_waiting >= self._read_ahead:
             return False
         try:
@@ -231,8 +207,7 @@ class Engine:
 def _checked(
     params: SamplingParams | Iterable[SamplingParams], count: int | None = None
 ) -> Iterator[SamplingParams]:
-    """Yield parameters for each prompt, `count` of them if given. Raises InvalidRequest for other
-    types."""
+    """Yield parameters of each prompt, `count` if given. Raises InvalidRequest for other types."""
     if isinstance(params, SamplingParams):
         yield from repeat(params) if count is None else repeat(params, count)
         return
@@ -263,11 +238,7 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-
-    def note(signum: int, _frame: FrameType | None) -> None:
-        came.append(signum)
-
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:

@@ -1,5 +1,4 @@
-"""Prompts of the Python API: from what a caller gives to requests, and from Outputs to results.
-Knows no engine."""
+"""Prompts of the Python API: from what a caller gives to requests, from Outputs to results."""
 
 from __future__ import annotations
 
@@ -12,14 +11,12 @@ import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.messages import PROMPT, Output, Request, SamplingParams, join
-from engine.python.request_output import Completion, Decode, Generated, completion, token_scores
+from engine.python.request_output import Completion, Decode, Generated, token_scores
 from engine.python.tokenizer import FolderTokenizer
 from engine.steps.batch import I32
 
-Prompt = str | Sequence[int] | I32
-"""A text, or token ids."""
-_AT_ONCE = 64
-"""Prompts that are read and tokenized together."""
+Prompt = str | Sequence[int] | I32  # a text, or token ids
+_AT_ONCE = 64  # prompts that are read and tokenized together
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +36,14 @@ class PendingPrompt:
         self.unfinished -= 1
         whole = join(self.parts.pop(output.index))
         is_scored = self.request.params.logprobs is not None
-        return completion(self.number, whole, is_scored, decode)
+        return Completion(
+            prompt=self.number,
+            index=whole.index,
+            token_ids=np.frombuffer(whole.token_ids, np.int32),
+            finish_reason=output.finish_reason,
+            scores=token_scores(whole) if is_scored else None,
+            decode=decode,
+        )
 
     def generated(self, completions: list[Completion]) -> Generated:
         """Return the prompt's result, once nothing is unfinished."""
@@ -52,8 +56,7 @@ class PendingPrompt:
 
 
 def in_turn(
-    given: Iterator[tuple[Prompt, SamplingParams]],
-    tokenizer: FolderTokenizer,
+    given: Iterator[tuple[Prompt, SamplingParams]], tokenizer: FolderTokenizer
 ) -> Iterator[PendingPrompt]:
     """Yield the prompts as requests. Raises InvalidRequest for anything that is not a prompt."""
     first = 0
@@ -73,7 +76,6 @@ def in_turn(
 
 
 def _as_bytes(token_ids: Any, number: int) -> bytes:
-    """Return token ids as int32 little-endian. Raises InvalidRequest."""
     ids = np.asarray(token_ids)
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise InvalidRequest(

@@ -1,7 +1,6 @@
 """Results of the Python API: completions as arrays, and as text where that is asked for.
 
-A completion is a view of the bytes that the engine made: no Python object is made per token, and
-its text only when it is read. Knows no engine.
+A completion is a view of the bytes that the engine made; its text is made when it is read.
 """
 
 from __future__ import annotations
@@ -71,19 +70,6 @@ class Generated:
     completions: list[Completion]
     prompt_scores: TokenScores | None = None
     """Scores of all prompt tokens but the first, if `prompt_logprobs` asked for them."""
-
-
-def completion(prompt: int, whole: Output, is_scored: bool, decode: Decode) -> Completion:
-    """Make a Completion from an Output that holds all of it."""
-    assert whole.finish_reason is not None
-    return Completion(
-        prompt=prompt,
-        index=whole.index,
-        token_ids=np.frombuffer(whole.token_ids, np.int32),
-        finish_reason=whole.finish_reason,
-        scores=token_scores(whole) if is_scored else None,
-        decode=decode,
-    )
 
 
 def token_scores(whole: Output) -> TokenScores:

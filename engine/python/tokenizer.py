@@ -22,16 +22,13 @@ class FolderTokenizer:
         self._tokenizer: Tokenizer | None = None
 
     def encode(self, texts: list[str]) -> list[I32]:
-        """Return i32[tokens] of each text, with what the tokenizer adds around a prompt.
-
-        Raises InvalidRequest where there is no tokenizer, CheckpointError where it is none.
-        """
+        """Return i32[tokens] of each text, with what the tokenizer adds around a prompt. Raises
+        InvalidRequest where there is no tokenizer, CheckpointError where it is none."""
         found = self._load().encode_batch(texts)
         return [np.array(one.ids, np.int32) for one in found]
 
     def decode(self, token_ids: I32) -> str | None:
-        """Return the text of token ids, without special tokens; None where there is no
-        tokenizer."""
+        """Return the text of token ids, without special tokens; None without a tokenizer."""
         if self._tokenizer is None and not self._path.exists():
             return None
         return str(self._load().decode(token_ids.tolist(), skip_special_tokens=True))

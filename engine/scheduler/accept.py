@@ -1,8 +1,5 @@
-"""Accept: checks everything a request says against the model, once.
-
-Knows no queue: whether there is room is for the scheduler to say. Keeps: a group exists only if
-everything its caller sent has been checked.
-"""
+"""Accept: checks everything a request says against the model, once. Whether there is room is for
+the scheduler to say."""
 
 from __future__ import annotations
 
@@ -21,16 +18,14 @@ from engine.messages import (
 )
 from engine.state.sequence import STREAMS, SequenceGroup
 from engine.steps.batch import I32
-from engine.steps.token_edits import plan_edits
+from engine.steps.token_edits import check_ids, check_ranges, plan_edits
 
-GROUP_BYTES = 2_048
-"""About how many bytes a group takes besides what its caller sent."""
+GROUP_BYTES = 2_048  # about how many bytes a group takes besides what its caller sent
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup:
-    """Check everything a request says against the model. Raises RequestError for what does not
-    fit."""
+    """Check all that a request says. Raises RequestError for what does not fit the model."""
     params = request.params
     _check_ranges(params)
     if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
@@ -43,12 +38,7 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
     prompt = _prompt(request.prompt_token_ids, model)
     _check_scoring(request, len(prompt))
-    for token in params.stop_token_ids:
-        if not 0 <= token < model.vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids holds {token}; ids are 0 … {model.vocab_size - 1}",
-                "stop_token_ids",
-            )
+    check_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
     stop_ids = frozenset(params.stop_token_ids)
     return SequenceGroup(
         request=request,
@@ -73,16 +63,13 @@ def _prompt(data: bytes, model: ModelConfig) -> I32:
     if len(prompt) > model.n_ctx:
         raise ContextTooLong.of(len(prompt), model.n_ctx, "prompt_token_ids")
     outside = prompt[(prompt < 0) | (prompt >= model.vocab_size)]
-    if len(outside):
-        raise InvalidRequest(
-            f"prompt_token_ids holds {outside[0]}; ids are 0 … {model.vocab_size - 1}",
-            "prompt_token_ids",
-        )
+    check_ids("prompt_token_ids", outside.tolist(), model.vocab_size)
     return prompt
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    checks = (
+    check_ranges(
+        params,
         ("max_tokens", params.max_tokens >= 0, "at least 0"),
         ("n", params.n >= 1, "at least 1"),
         ("temperature", 0 <= params.temperature <= MAX_TEMPERATURE, f"0 … {MAX_TEMPERATURE:g}"),
@@ -95,9 +82,6 @@ def _check_ranges(params: SamplingParams) -> None:
             for name in ("logprobs", "prompt_logprobs")
         ),
     )
-    for name, is_valid, allowed in checks:
-        if not is_valid:
-            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
 
 
 def _check_scoring(request: Request, prompt_length: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,44 +25,40 @@ from engine.state.slots import SlotTable, StopSets
 from engine.steps.batch import I32, I64, SlotStates
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
     """The lines of those who want slots."""
 
-    def __init__(
-        self,
-        table: SlotTable,
-        stop_sets: StopSets,
-        prefixes: Prefixes,
-        parking: Parking,
-        latencies: Latencies,
-        max_tokens: int,
-    ) -> None:
-        self.shares = FairShares()
-        self.num_waiting = 0  # sequences accepted and not started
-        self._waiting_at: Counter[int] = Counter()  # of these, by priority
-        self.waiting_bytes = 0  # of requests that have sequences to start
-        self.waiting = FairLine()  # for a slot to prefill into
-        self.forking = FairLine()  # prefilled, for slots to start in
-        self.prefill = Prefill(prefixes, self.waiting)
-        self._table = table
-        self._stop_sets = stop_sets
-        self._prefixes = prefixes
-        self._parking = parking
-        self._latencies = latencies
-        self._max_tokens = max_tokens
-        self.is_held = False  # only what is parked gets slots
-        self._resumed: list[tuple[I64, SlotStates]] = []
-        self._rivals: tuple[FairLine, ...] = self.lines  # those that can use a slot now
+    table: SlotTable
+    stop_sets: StopSets
+    prefixes: Prefixes
+    parking: Parking
+    latencies: Latencies
+    max_tokens: int
+    shares: FairShares = field(default_factory=FairShares)
+    num_waiting: int = 0  # sequences accepted and not started
+    waiting_bytes: int = 0  # of requests that have sequences to start
+    waiting: FairLine = field(default_factory=FairLine)  # for a slot to prefill into
+    forking: FairLine = field(default_factory=FairLine)  # prefilled, for slots to start in
+    prefill: Prefill = field(init=False)
+    is_held: bool = False  # only what is parked gets slots
+    _waiting_at: Counter[int] = field(default_factory=Counter)  # of num_waiting, by priority
+    _resumed: list[tuple[I64, SlotStates]] = field(default_factory=list)
+    _rivals: tuple[FairLine, ...] = field(init=False)  # those that can use a slot now
+
+    def __post_init__(self) -> None:
+        self.prefill = Prefill(self.prefixes, self.waiting)
+        self._rivals = self.lines
 
     @property
     def lines(self) -> tuple[FairLine, FairLine, FairLine]:
         """All lines that want slots."""
-        return self._parking.line, self.forking, self.waiting
+        return self.parking.line, self.forking, self.waiting
 
     @property
     def room(self) -> int:
         """Tokens of prompts that can be fed soon, besides those of the prompts begun."""
-        return self._max_tokens - self.prefill.num_tokens
+        return self.max_tokens - self.prefill.num_tokens
 
     def enter(self, group: SequenceGroup) -> None:
         """Accept a group: those of its sequences that are to start wait for slots."""
@@ -80,14 +77,14 @@ class Admission:
         for line in (self.waiting, self.forking):
             line.discard(group)
         self.prefill.drop(group)
-        self._parking.drop_all(group)
+        self.parking.drop(group, self.parking.indices(group))
         self._count_waiting(group, -group.unstarted)
         if group.unstarted:
             self.waiting_bytes -= group.num_bytes
         slots = group.slots[: group.reach]
         sequence_ids = group.first_id + np.arange(len(slots))
-        owned = slots[self._table.sequence_id[slots] == sequence_ids]
-        self._table.free(owned)
+        owned = slots[self.table.sequence_id[slots] == sequence_ids]
+        self.table.free(owned)
         self.shares.own(group.share, -len(owned))
 
     def start_no_more(self, group: SequenceGroup, count: int) -> None:
@@ -102,14 +99,13 @@ class Admission:
                 self.prefill.drop(group)
 
     def begin_again(self, group: SequenceGroup) -> I64:
-        """Start anew all samples of a group that neither hold a slot nor are parked; return the
-        others."""
+        """Start anew all samples that neither hold a slot nor are parked; return the others."""
         indices = np.arange(group.request.params.n)
         slots = group.slots[: group.reach]
         runs = np.flatnonzero(
-            self._table.sequence_id[slots] == group.first_id + np.arange(len(slots))
+            self.table.sequence_id[slots] == group.first_id + np.arange(len(slots))
         )
-        others = np.concatenate([runs, self._parking.indices(group)])
+        others = np.concatenate([runs, self.parking.indices(group)])
         was_unstarted = group.unstarted
         group.start_anew(np.setdiff1d(indices, others))
         self._count_waiting(group, group.unstarted - was_unstarted)
@@ -138,14 +134,14 @@ class Admission:
             line, group = found
             line.discard(group)
             if group.stop_row < 0:
-                group.stop_row = self._stop_sets.acquire(group.stop_ids)
-            if line is self._parking.line:
+                group.stop_row = self.stop_sets.acquire(group.stop_ids)
+            if line is self.parking.line:
                 self._resume(group)
                 continue
             if group.num_unprefilled and not self.prefill.begin(group):
                 continue
             if group.taken_up is None:
-                self._latencies.take_up(group)
+                self.latencies.take_up(group)
             if group.num_unprefilled:
                 self._begin_prefill(group)
                 room -= group.num_unprefilled
@@ -158,15 +154,13 @@ class Admission:
         return resumed
 
     def count_forks(self, group: SequenceGroup, count: int) -> None:
-        """Note that `count` of its sequences no longer read the prefix; after the last, it may
-        go."""
+        """Note that `count` of its sequences have read the prefix, which may go after the last."""
         group.unforked -= count
         if count and not group.unforked and not group.unstarted:
             self.prefill.release(group)
 
     def may_displace(self, share: FairShare) -> bool:
-        """Whether others, of lower priority or with far more slots, may have to give slots up to
-        it."""
+        """Whether others, of lower priority or with far more slots, may have to give it slots."""
         priority = share.tier.priority
         return min(self.shares.owning, default=priority) < priority or self.is_poor(share)
 
@@ -177,13 +171,13 @@ class Admission:
     def part(self, share: FairShare) -> float:
         """Slots that would be its own if its priority's slots were divided by weight."""
         tier = share.tier
-        return (tier.owned + self._table.num_free) * share.weight / tier.weight
+        return (tier.owned + self.table.num_free) * share.weight / tier.weight
 
     def usable(self, share: FairShare, limit: int) -> int:
         """Count the slots its sequences could use now; stops at about `limit`."""
         priority, count = share.tier.priority, share.parked
         count += sum(group.unstarted for group in self.forking.at(priority).of(share))
-        room, prefixes = self.room, self._prefixes.num_available
+        room, prefixes = self.room, self.prefixes.num_available
         head = self.waiting.peek()
         if head is None or self._is_blocked(head, room):
             return count
@@ -203,10 +197,10 @@ class Admission:
 
     def _next(self, room: int) -> tuple[FairLine, SequenceGroup] | None:
         """Return who gets the next free slot, and the line it is in."""
-        free, best = self._table.num_free, None
+        free, best = self.table.num_free, None
         if self.is_held:
-            parked = self._parking.line.peek()
-            return (self._parking.line, parked) if parked is not None and free else None
+            parked = self.parking.line.peek()
+            return (self.parking.line, parked) if parked is not None and free else None
         waiting = self.waiting.peek()
         self._rivals = self.lines
         if waiting is not None and self._is_blocked(waiting, room):
@@ -217,7 +211,7 @@ class Admission:
                 return None
             return (self.waiting, waiting) if self.may_displace(waiting.share) else None
         for line, group in (
-            (self._parking.line, self._parking.line.peek()),
+            (self.parking.line, self.parking.line.peek()),
             (self.forking, self.forking.peek()),
             (self.waiting, waiting),
         ):
@@ -230,11 +224,11 @@ class Admission:
         if not group.num_unprefilled:
             return False
         # A slot taken before the next batches can prefill into it would only stand idle.
-        return room <= 0 or (group.needs_prefix and not self._prefixes.num_available)
+        return room <= 0 or (group.needs_prefix and not self.prefixes.num_available)
 
     def _begin_prefill(self, group: SequenceGroup) -> None:
         if not group.needs_prefix:
-            slots = self._table.take(group, 1)
+            slots = self.table.take(group, 1)
             group.slot = int(slots[0])
             self._count_started(group, slots)
         self.prefill.push(group)
@@ -243,8 +237,8 @@ class Admission:
         """Start sequences of a prefilled group, as many as its share is to have now."""
         count = min(group.unstarted, self._portion(group))
         if count:
-            slots = self._table.take(group, count)
-            self._table.is_running[slots] = True
+            slots = self.table.take(group, count)
+            self.table.is_running[slots] = True
             self._count_started(group, slots)
         if group.unstarted:
             self.forking.push(group)
@@ -252,24 +246,24 @@ class Admission:
     def _resume(self, group: SequenceGroup) -> None:
         """Give slots to parked sequences of a group, as many as its share is to have now."""
         if group.taken_up is None:
-            self._latencies.take_up(group)
+            self.latencies.take_up(group)
         portion = self._portion(group)
-        while portion and self._parking.holds(group):
-            parked, times = self._parking.take(group, portion)
-            slots = self._table.take_back(group, parked)
-            self._table.is_running[slots] = True
+        while portion and self.parking.holds(group):
+            parked, times = self.parking.take(group, portion)
+            slots = self.table.take_back(group, parked)
+            self.table.is_running[slots] = True
             group.remember(parked.indices, slots)
-            self._latencies.resume(slots, times)
+            self.latencies.resume(slots, times)
             self.shares.own(group.share, len(slots))
             self._resumed.append((slots.astype(np.int64), parked.states))
             portion -= len(slots)
-        if self._parking.holds(group):
-            self._parking.line.push(group)
+        if self.parking.holds(group):
+            self.parking.line.push(group)
 
     def _portion(self, group: SequenceGroup) -> int:
         """Free slots that the group may have at once: all, but while others wait only about half of
         its part, since how many they can use is not known."""
-        free, share = self._table.num_free, group.share
+        free, share = self.table.num_free, group.share
         others = 0
         for line in self._rivals:
             rivals = line.at(share.tier.priority)
@@ -280,7 +274,6 @@ class Admission:
         return min(free, math.ceil(free * share.weight / (share.weight + others) / 2))
 
     def _count_waiting(self, group: SequenceGroup, more: int) -> None:
-        """Count `more` of a group's sequences as waiting."""
         priority = group.request.priority
         self.num_waiting += more
         self._waiting_at[priority] += more
@@ -288,7 +281,7 @@ class Admission:
             del self._waiting_at[priority]
 
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
-        self._latencies.start(group, slots)
+        self.latencies.start(group, slots)
         group.start(slots)
         self._count_waiting(group, -len(slots))
         self.shares.own(group.share, len(slots))

@@ -2,7 +2,6 @@
 
 Decode rows come first, then chunks of prompts that are scored, then the other chunks: so the tokens
 that the output head is wanted for are the first ones, and a step that scores nothing pays nothing.
-Knows what the slots say and not why these were chosen.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class Chunk(NamedTuple):
 
 
 def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | None = None) -> Batch:
-    """Make the batch that decodes these slots, i64[D], whose `turn` it is, and feeds these
-    chunks."""
+    """Make the batch that decodes these slots, i64[D], of that `turn`, and feeds these chunks."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
     prefill_reads = np.array([chunk.read_slot for chunk in chunks], np.int32)
@@ -82,7 +80,6 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | Non
 
 
 def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32, I32]:
-    """Return targets, score_rows and num_top of the batch."""
     sampled = np.full(len(slots), SAMPLED, np.int32)
     if not scored and not table.num_asking:
         return sampled, NOTHING, NOTHING
@@ -97,7 +94,6 @@ def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32
 
 
 def _edits(table: SlotTable, slots: I64) -> Edits:
-    """Return the edits of the batch. A step without any pays nothing."""
     if not table.edits:
         return NO_EDITS
     edits = EditList()

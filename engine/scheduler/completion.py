@@ -1,7 +1,6 @@
 """Completion: takes in a step's result: keeps tokens, ends sequences, makes what callers are told.
 
-Knows no order of service. Keeps: what depends on time comes from the batch, since the table may be
-one step ahead already.
+What depends on time comes from the batch, since the table may be one step ahead already.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.messages import Output
+from engine.scheduler.admission import Admission
 from engine.scheduler.outputs import (
     ERROR,
     LENGTH,
@@ -22,22 +22,19 @@ from engine.scheduler.outputs import (
     unsampled,
 )
 from engine.scheduler.request_registry import RequestRegistry
-from engine.state.latency import Latencies
 from engine.state.sequence import SequenceGroup
-from engine.state.slots import COLUMNS, FINAL, SlotTable, StopSets
+from engine.state.slots import COLUMNS, FINAL
 from engine.steps.batch import F32, I32, I64, Batch, Scores, StepResult
 
 
 class Completion:
     """Takes in the results of steps."""
 
-    def __init__(
-        self, table: SlotTable, stop_sets: StopSets, roster: RequestRegistry, latencies: Latencies
-    ) -> None:
-        self._table = table
-        self._stop_sets = stop_sets
+    def __init__(self, admission: Admission, roster: RequestRegistry) -> None:
+        self._table = admission.table
+        self._stop_sets = admission.stop_sets
+        self._latencies = admission.latencies
         self._roster = roster
-        self._latencies = latencies
         self._columns: list[NewTokens] = []
 
     def take_columns(self) -> list[NewTokens]:
@@ -100,7 +97,6 @@ class Completion:
     def _complete_columns(
         self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
     ) -> None:
-        """Complete sequences with `emit` = "columns"."""
         columns = new_tokens(
             self._table, self._roster.by_first_id, slots, positions, tokens, logprobs, reasons
         )
@@ -108,8 +104,7 @@ class Completion:
         self._columns.append(columns)
 
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
-        """Return the scores of prompts; end requests that want no more, or whose scores are not
-        finite."""
+        """Return prompts' scores; end requests that want no more or whose scores are not finite."""
         outputs: list[Output] = []
         for row, first_id in enumerate(batch.scored_ids.tolist(), batch.num_decode):
             group = self._roster.by_first_id.get(first_id)

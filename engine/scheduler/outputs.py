@@ -1,7 +1,6 @@
-"""Turn a step's samples and scores into Outputs for the callers.
+"""Turn a step's samples and scores into Outputs for the callers; change nothing.
 
 Loops over ended sequences, streams and chunks of scored prompts, never over the whole batch.
-Changes nothing: what an end means for slots and requests is the scheduler's business.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from engine.state.slots import DELTA, NO_LOGPROBS, SlotTable
 from engine.steps.batch import F32, I32, I64, Batch, Bool, Scores
 from engine.steps.token_deltas import U8
 
-RUNNING, STOP, LENGTH, ERROR = range(4)
-"""Indices into REASONS."""
+RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"
 
 
@@ -43,8 +41,7 @@ def sampled(
     """Make the Outputs of these slots' sequences: their new tokens, or all of them at their end.
 
     Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
-    id, `places` are those of `decode_scores`; `untold` are ids of sequences whose earlier tokens
-    are still to be sent.
+    id, `places` those of `decode_scores`; of the sequences `untold` all so far is still to be sent.
     """
     sequence_ids, tells_news = table.sequence_id[slots], table.emit[slots] == DELTA
     if untold:
@@ -97,8 +94,7 @@ class NewTokens:
     finished: list[str]  # ids of requests that end with these rows
 
     def split(self, bits: int) -> list[tuple[int, Columns]]:
-        """Split by owner, which is a stream number's bits above the lowest `bits`, into
-        messages."""
+        """Split into messages by owner: the bits of a stream number above the lowest `bits`."""
         owners = self.streams >> bits
         if len(owners) and (owners == owners[0]).all():
             return [(int(owners[0]), self._columns(slice(None), bits, int(owners[0])))]
@@ -131,9 +127,7 @@ def new_tokens(
     reasons: I64,
 ) -> NewTokens:
     """Collect what these slots' sequences sampled at these positions, and which end; see `sampled`.
-
-    `finished` stays empty: the caller, who counts the ends, fills it in.
-    """
+    The caller, who counts the ends, fills `finished` in."""
     first_ids = np.unique(table.first_id[slots[positions == table.first_position[slots]]])
     begun = [groups[first_id] for first_id in first_ids.tolist()]
     asks = bool((table.num_logprobs[slots] != NO_LOGPROBS).any())
@@ -167,8 +161,7 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
 
 
 def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
-    """Make the last Outputs, indices 0 and up, of a group of whose sequences none has begun to
-    sample."""
+    """Make the last Outputs, indices 0 and up, of a group none of which has begun to sample."""
     return [
         Output(
             id=group.request.id,

@@ -1,6 +1,5 @@
 """Parking: sequences without a slot, kept until they get one again.
 
-Knows the slots' arrays, and the device not at all: what its pool holds of the slots is handed in.
 Keeps: memory of what is parked is counted until it is given back, which is when the last of those
 that were parked together goes on.
 """
@@ -8,7 +7,7 @@ that were parked together goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from engine.state.latency import Times
 from engine.state.parked import Parked
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import NO_LOGPROBS, SlotTable
-from engine.steps.batch import I32, I64, Bool, SlotStates
+from engine.steps.batch import I32, I64, SlotStates
 
 
 class Taken(NamedTuple):
@@ -49,8 +48,7 @@ def check_fits(group: SequenceGroup, parked: Parked) -> None:
 def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
     """Yield what these slots' sequences need to go on in others, by group; the groups share memory.
 
-    `slots` are some of `parkable`, and `states` what the pool holds of them when all steps have
-    been completed.
+    `slots` are some of `parkable`, `states` what the pool holds of them, all steps being completed.
     """
     order = np.argsort(table.sequence_id[slots])
     slots = slots[order]
@@ -63,8 +61,7 @@ def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
 
 
 def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple[I64, SlotStates]]:
-    """Merge writes into few of about `most` slots each, ascending, so that neighbouring slots
-    meet."""
+    """Merge writes into few of about `most` slots each, ascending: neighbouring slots meet."""
     while resumed:
         count, size = 0, 0
         while count < len(resumed) and size < most:
@@ -79,7 +76,6 @@ def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple
 
 
 def _parked(table: SlotTable, slots: I64, states: SlotStates) -> Parked:
-    """Make one Parked of several groups' sequences."""
     firsts, positions = table.first_position[slots], table.position[slots]
     asks = table.num_logprobs[slots] != NO_LOGPROBS
     rows = list(zip(slots.tolist(), firsts.tolist(), positions.tolist(), strict=True))
@@ -152,11 +148,6 @@ class Parking:
         self.num_bytes += parked.nbytes
         self._count(group, len(parked))
 
-    def park(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
-        """`put` sequences that gave up their slots, and count them as ever parked."""
-        self.put(group, parked, times)
-        self.num_ever_parked += len(parked)
-
     def take(self, group: SequenceGroup, count: int) -> tuple[Parked, Times]:
         """Take sequences that are to go on, `count` at most; those parked first come first."""
         pieces = self._pieces[group]
@@ -170,36 +161,26 @@ class Parking:
         self._count(group, -min(count, len(parked)))
         return parked.part(found), times.only(found)
 
-    def drop(self, group: SequenceGroup, wanted: Callable[[I64], Bool]) -> list[tuple[I32, Times]]:
-        """Forget the group's sequences whose indices are `wanted`; return their positions and
-        times."""
+    def drop(self, group: SequenceGroup, wanted: I64) -> list[tuple[I32, Times]]:
+        """Forget the group's sequences of these indices; return their positions and times."""
         dropped = []
         for piece in list(self._pieces.get(group, ())):
             parked, times = piece.rest()
-            goes = wanted(parked.indices)
+            goes = np.isin(parked.indices, wanted)
             if goes.any():
                 dropped.append((parked.positions[goes], times.only(goes)))
                 self._count(group, -int(np.count_nonzero(goes)))
-                self._remove(group, piece, parked.only(np.flatnonzero(~goes)), times.only(~goes))
+                left = _Piece(parked.only(np.flatnonzero(~goes)), times.only(~goes))
+                self._remove(group, piece, left)
         return dropped
 
-    def drop_all(self, group: SequenceGroup) -> None:
-        """Forget all sequences of the group."""
-        self.drop(group, lambda indices: np.full(len(indices), True))
-
-    def _remove(
-        self,
-        group: SequenceGroup,
-        piece: _Piece,
-        parked: Parked | None = None,
-        times: Times | None = None,
-    ) -> None:
+    def _remove(self, group: SequenceGroup, piece: _Piece, left: _Piece | None = None) -> None:
         """Replace a piece by what is left of it, or remove it if nothing is."""
         pieces = self._pieces[group]
         self.num_bytes -= piece.parked.nbytes
-        if parked and times is not None:
-            pieces[pieces.index(piece)] = _Piece(parked, times)
-            self.num_bytes += parked.nbytes
+        if left and len(left.parked):
+            pieces[pieces.index(piece)] = left
+            self.num_bytes += left.parked.nbytes
             return
         pieces.remove(piece)
         if not pieces:

@@ -14,18 +14,18 @@ from itertools import islice
 import numpy as np
 
 from engine.scheduler.admission import Admission
-from engine.scheduler.parking import Parking, parkable
-from engine.state.fair_share import FairShare, Tier
+from engine.scheduler.parking import parkable
+from engine.state.fair_share import Tier
 from engine.state.slots import NO_LOGPROBS, SlotTable
 from engine.steps.batch import I64
 
 NONE: I64 = np.empty(0, np.int64)
-RECORD_BYTES = 128
-"""About how many bytes a parked sequence takes besides its state and tokens."""
+RECORD_BYTES = 128  # about how many bytes a parked sequence takes besides its state and tokens
 
 
-def victims(table: SlotTable, admission: Admission, parking: Parking, state_bytes: int) -> I64:
+def victims(admission: Admission, state_bytes: int) -> I64:
     """Slots to be given up now, ascending; a state takes so many bytes."""
+    table, parking = admission.table, admission.parking
     waiting = {one for line in admission.lines for one in line.priorities}
     priorities = sorted(waiting, reverse=True)
     owning = admission.shares.owning
@@ -33,20 +33,18 @@ def victims(table: SlotTable, admission: Admission, parking: Parking, state_byte
         return NONE
     found = NONE
     if priorities[0] > owning[0]:
-        found = _of_lower(table, admission, [one for one in priorities if one > owning[0]], owning)
+        found = _of_lower(admission, [one for one in priorities if one > owning[0]], owning)
     if not len(found):
-        found = _of_richer(table, admission, admission.shares.tiers[priorities[0]])
+        found = _of_richer(admission, admission.shares.tiers[priorities[0]])
     sizes = table.position[found].astype(np.int64) - table.first_position[found]
     sizes *= np.where(table.num_logprobs[found] == NO_LOGPROBS, 4, 8)
     fits = np.cumsum(sizes + state_bytes + RECORD_BYTES) <= parking.room
     return np.sort(found[fits])
 
 
-def _of_lower(
-    table: SlotTable, admission: Admission, priorities: list[int], owning: list[int]
-) -> I64:
+def _of_lower(admission: Admission, priorities: list[int], owning: list[int]) -> I64:
     """Choose slots for groups of these priorities, the highest first."""
-    tiers = admission.shares.tiers
+    table, tiers = admission.table, admission.shares.tiers
     limit = table.num_free + sum(tiers[one].owned for one in owning if one < priorities[0])
     wants = []
     for priority in priorities:
@@ -68,15 +66,20 @@ def _of_lower(
     return np.concatenate(chosen)
 
 
-def _of_richer(table: SlotTable, admission: Admission, tier: Tier) -> I64:
+def _of_richer(admission: Admission, tier: Tier) -> I64:
     """Choose slots for shares of the tier that wait and hold little, of others that hold much."""
+    table = admission.table
     lines = [line.at(tier.priority) for line in admission.lines]
     if len(tier.members) < 2 or not any(
         admission.is_poor(share) for line in lines for share in islice(line.shares(), 1)
     ):
         return NONE
     poor = [share for share in tier.members.values() if admission.is_poor(share)]
-    needed = sum(_lacking(admission, share) for share in poor) - table.num_free
+    lacks = [int(admission.part(share)) - share.owned for share in poor]
+    needed = sum(
+        min(most, admission.usable(share, most)) for share, most in zip(poor, lacks, strict=True)
+    )
+    needed -= table.num_free
     if needed <= 0:
         return NONE
     spare = {
@@ -92,12 +95,6 @@ def _of_richer(table: SlotTable, admission: Admission, tier: Tier) -> I64:
         chosen.append(found)
         needed -= len(found)
     return np.concatenate(chosen)
-
-
-def _lacking(admission: Admission, share: FairShare) -> int:
-    """Slots that the share could use and that would be its own."""
-    lacks = int(admission.part(share)) - share.owned
-    return min(lacks, admission.usable(share, lacks))
 
 
 def _youngest(table: SlotTable, slots: I64, count: int) -> I64:

@@ -3,7 +3,7 @@
 A prompt starts from the longest kept state of its beginning, waits if an earlier request is just
 making a longer one, and leaves states behind: after all but its last token, and where it parts from
 an earlier prompt. A row reads one slot and writes another, so a state that is kept costs no copy.
-Knows lines and prefixes, not sequences' slots. Keeps: no row reads what its own batch writes.
+Keeps: no row reads what its own batch writes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class Prefill:
     """Groups whose prompts are being prefilled, or wait for a prefix that is."""
 
     def __init__(self, prefixes: Prefixes, waiting: FairLine) -> None:
-        """`waiting`: the line that groups go back to when the prefix they awaited is there, or
-        dropped."""
+        """`waiting`: where groups go back to when what they awaited is there, or dropped."""
         self._prefixes = prefixes
         self._waiting = waiting
         self._line = Line()
@@ -40,11 +39,8 @@ class Prefill:
         return self._line.peek() is not None
 
     def begin(self, group: SequenceGroup) -> bool:
-        """Decide which state the group starts from, and which it makes. False: it waits for a
-        prefix.
-
-        Afterwards it may have nothing left to prefill; else the caller is to `push` it.
-        """
+        """Decide which state the group starts from, and which it makes; `push` it if prompt is left
+        to feed. False: it waits for a prefix."""
         tokens = group.prompt[:-1]
         found = self._prefixes.find(tokens)
         if not group.is_scored:  # a scored prompt is fed whole
@@ -68,8 +64,7 @@ class Prefill:
         self._line.push(group)
 
     def chunks(self, room: int) -> tuple[list[Chunk], list[SequenceGroup]]:
-        """Return the next chunks of prompts, `room` tokens together at most, and groups whose
-        prompts are done."""
+        """Return the next chunks, `room` tokens at most, and the groups whose prompts are done."""
         chunks: list[Chunk] = []
         parted: list[SequenceGroup] = []
         done: list[SequenceGroup] = []
@@ -89,12 +84,14 @@ class Prefill:
         for group in parted:  # only now: their next rows read what these write
             self._line.push(group)
         for group in done:
-            self._release(group, [one for one in group.pinned if one is not group.prefix])
+            self.release(group, besides=group.prefix)
         return chunks, done
 
-    def release(self, group: SequenceGroup) -> None:
-        """Release the group's prefixes, which nobody reads for it any more."""
-        self._release(group, list(group.pinned))
+    def release(self, group: SequenceGroup, besides: Prefix | None = None) -> None:
+        """Release the group's prefixes, which nobody reads for it any more, `besides` one."""
+        for prefix in [one for one in group.pinned if one is not besides]:
+            group.pinned.remove(prefix)
+            self._prefixes.release(prefix)
 
     def drop(self, group: SequenceGroup) -> None:
         """Take the group out, wherever it is. Groups that awaited its prefixes wait no more."""
@@ -112,7 +109,8 @@ class Prefill:
         group.state_slot, group.prefix = NO_SLOT, None
 
     def _start_from(self, group: SequenceGroup, prefix: Prefix) -> None:
-        self._pin(group, prefix)
+        self._prefixes.pin(prefix)
+        group.pinned.append(prefix)
         group.prefilled = group.cached = prefix.length
         group.state_slot = prefix.slot
         if not group.num_unprefilled:
@@ -135,15 +133,6 @@ class Prefill:
             group.prefix = prefix
         group.fills.insert(0, prefix)  # the longest is claimed first
 
-    def _pin(self, group: SequenceGroup, prefix: Prefix) -> None:
-        self._prefixes.pin(prefix)
-        group.pinned.append(prefix)
-
-    def _release(self, group: SequenceGroup, prefixes: list[Prefix]) -> None:
-        for prefix in prefixes:
-            group.pinned.remove(prefix)
-            self._prefixes.release(prefix)
-
     def _wake(self, prefix: Prefix) -> None:
         for group in self._awaiting.pop(prefix, ()):
             group.awaited = None
@@ -151,7 +140,6 @@ class Prefill:
 
 
 def _next_chunk(group: SequenceGroup, room: int) -> Chunk:
-    """Return the chunk that the group's next row feeds, and which slots it reads and writes."""
     write = group.fills[0].slot if group.fills else group.slot
     read = write if group.state_slot == NO_SLOT else group.state_slot
     stop = min(group.prefilled + room, group.next_stop)

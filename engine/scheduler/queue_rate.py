@@ -1,18 +1,13 @@
-"""The rate at which sequences leave the queue, and how long the rest of it will take at that rate.
-
-Knows no clock and no queue: it is told the time and a count that only grows.
-"""
+"""The rate at which sequences leave the queue, and how long the rest of it takes at that rate."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 
-WINDOW_S = 30.0
-"""How far back the rate is measured."""
+WINDOW_S = 30.0  # how far back the rate is measured
 RESOLUTION_S = 1.0
-LONGEST_S = 120
-"""Most seconds ever returned: clients ignore more, and then do not come back at all."""
+LONGEST_S = 120  # most seconds ever returned: clients ignore more, and then do not come back at all
 
 
 class QueueRate:
@@ -31,8 +26,7 @@ class QueueRate:
         self._last = (now, count)
 
     def seconds_until(self, count: int, now: float) -> int:
-        """Return the seconds until `count` more will have left: 1 … `LONGEST_S`; 1 while no rate is
-        known."""
+        """Seconds until `count` more will have left: 1 … `LONGEST_S`; 1 while no rate is known."""
         if not count or not self._noted:
             return 1
         began, before = self._noted[0]

@@ -1,33 +1,24 @@
-"""The requests that are not over, and what happens when samples of theirs end.
-
-Knows no batches. Keeps: a request is here until each of its samples has ended or is to be
-forgotten, and then nothing of it is left anywhere.
-"""
+"""The requests that are not over: each until all its samples have ended or are to be forgotten, and
+then nothing of it is left anywhere."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from engine.scheduler.admission import Admission
-from engine.state.latency import Latencies
 from engine.state.sequence import SequenceGroup
-from engine.state.slots import SlotTable, StopSets
 from engine.steps.batch import I64
 
 
 class RequestRegistry:
     """Groups by request id and by first sequence id."""
 
-    def __init__(
-        self, table: SlotTable, stop_sets: StopSets, admission: Admission, latencies: Latencies
-    ) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.by_id: dict[str, SequenceGroup] = {}
         self.by_first_id: dict[int, SequenceGroup] = {}
         self.untold: set[int] = set()  # ids of sequences of which all so far is to be told again
-        self._table = table
-        self._stop_sets = stop_sets
         self._admission = admission
-        self._latencies = latencies
+        self._table, self._latencies = admission.table, admission.latencies
 
     def enter(self, group: SequenceGroup) -> None:
         """Add an accepted request."""
@@ -46,8 +37,7 @@ class RequestRegistry:
         self._forget(group)
 
     def count_ends(self, slots: I64) -> list[str]:
-        """Count sequences that ended in these slots; return the ids of requests that this
-        finishes."""
+        """Count sequences that ended in these slots; return the ids of requests that finishes."""
         finished = []
         first_ids, counts = np.unique(self._table.first_id[slots], return_counts=True)
         for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
@@ -67,4 +57,4 @@ class RequestRegistry:
             ids = range(group.first_id, group.first_id + group.request.params.n)
             self.untold = {one for one in self.untold if one not in ids}
         if group.stop_row >= 0:
-            self._stop_sets.release(group.stop_ids)
+            self._admission.stop_sets.release(group.stop_ids)

@@ -1,27 +1,18 @@
 """Round robin: which running sequences a step decodes when there are more than it has rows.
 
 Sequences of the highest priority first, then those of the next one; within a priority slots take
-turns. Knows the slots' arrays only. Keeps: with one priority, the work of a step depends on its
-rows and not on how many slots there are, but for counting those that run.
+turns. Keeps: with one priority, the work of a step depends on its rows and not on how many slots
+there are, but for counting those that run.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
 from engine.state.fair_share import FairShares
 from engine.state.inter_token_latency import MIXED, Turn
 from engine.state.slots import SlotTable
-from engine.steps.batch import I32, I64, Bool
-
-
-class _Mine(NamedTuple):
-    """The slots of one priority."""
-
-    its_own: Bool  # bool by place of a share
-    share: I32  # i32[num_slots] the place of each slot's
+from engine.steps.batch import I64, Bool
 
 
 class RoundRobin:
@@ -32,8 +23,8 @@ class RoundRobin:
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
 
     def take(self, table: SlotTable, shares: FairShares) -> tuple[I64, Turn | None]:
-        """Return the slots to decode, i64[max_rows at most], and which turn that is, as in
-        `engine.state.inter_token_latency`."""
+        """The slots to decode, i64[max_rows at most], and which Turn of `inter_token_latency` it
+        is."""
         num_running = int(np.count_nonzero(table.is_running))
         if num_running <= self._max_rows:
             return np.flatnonzero(table.is_running), None
@@ -43,7 +34,7 @@ class RoundRobin:
             return self._by_priority(table, shares), MIXED
         (priority,) = owning
         begin = self._next.get(priority, 0)
-        slots = self._in_turn(table.is_running, None, priority, num_running, self._max_rows)
+        slots = self._in_turn(table, None, priority, num_running, self._max_rows)
         return slots, (begin, self._next[priority])
 
     def _by_priority(self, table: SlotTable, shares: FairShares) -> I64:
@@ -60,26 +51,26 @@ class RoundRobin:
             if not room:
                 break
             its_own, owned = shares.priorities == priority, shares.tiers[priority].owned
-            mine = _Mine(its_own, table.share)
-            chosen.append(self._in_turn(table.is_running, mine, priority, owned, room))
+            chosen.append(self._in_turn(table, its_own, priority, owned, room))
             room -= len(chosen[-1])
         return np.concatenate(chosen)
 
     def _in_turn(
-        self, is_running: Bool, mine: _Mine | None, priority: int, most: int, limit: int
+        self, table: SlotTable, its_own: Bool | None, priority: int, most: int, limit: int
     ) -> I64:
         """Up to `limit` running slots of the priority, from the one whose turn it is on.
 
-        `most` of them run; `mine` says which they are, where others run too.
+        `most` of them run; `its_own` says by place which shares are its own, where others run too.
         """
+        is_running = table.is_running
         chosen, turn = [], self._next.get(priority, 0)
         missing, left = limit, len(is_running)
         while missing and left:
             # Expect them in so many slots; do not wrap around, nor pass where the search began.
             stretch = min(1 + missing * len(is_running) // most, len(is_running) - turn, left)
             runs = is_running[turn : turn + stretch]
-            if mine is not None:
-                runs = runs & mine.its_own[mine.share[turn : turn + stretch]]
+            if its_own is not None:
+                runs = runs & its_own[table.share[turn : turn + stretch]]
             found = turn + np.flatnonzero(runs)[:missing]
             chosen.append(found)
             missing -= len(found)

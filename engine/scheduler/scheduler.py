@@ -58,15 +58,11 @@ class Scheduler:
         self._state_bytes = 4 * model.state_width
         self._max_rows, self._max_tokens = config.step_limits(model)
         self._admission = Admission(
-            self.table,
-            self.stop_sets,
-            self.prefixes,
-            self.parking,
-            self.latencies,
+            *(self.table, self.stop_sets, self.prefixes, self.parking, self.latencies),
             self._max_tokens,
         )
-        self._roster = RequestRegistry(self.table, self.stop_sets, self._admission, self.latencies)
-        self._completion = Completion(self.table, self.stop_sets, self._roster, self.latencies)
+        self._roster = RequestRegistry(self._admission)
+        self._completion = Completion(self._admission, self._roster)
         self._turns = RoundRobin(self._max_rows)
         self._next_id = 0
         self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order
@@ -108,7 +104,10 @@ class Scheduler:
         if running is not None:
             if not self.is_sent_again(request):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
-            self._take_over(running, request)
+            # Its sender knows none of its tokens.
+            self._admission.shares.weigh(running.share, request.weight)
+            running.request, running.unfinished = request, count
+            self._roster.tell_again(running, self._admission.begin_again(running))
             return
         if count > limit:
             raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
@@ -136,31 +135,22 @@ class Scheduler:
             self.parking.put(group, parked, self.latencies.unknown(len(parked)))
             self._roster.tell_again(group, parked.indices)
 
-    def _take_over(self, group: SequenceGroup, request: Request) -> None:
-        """Replace a running request by the same one sent again, whose sender knows none of its
-        tokens."""
-        self._admission.shares.weigh(group.share, request.weight)
-        group.request = request
-        group.unfinished = request.params.n
-        self._roster.tell_again(group, self._admission.begin_again(group))
-
     def is_durable(self, request_id: str) -> bool:
         """Whether this request runs and is durable."""
         group = self._roster.by_id.get(request_id)
         return group is not None and group.request.durable
 
     def is_sent_again(self, request: Request) -> bool:
-        """Whether it repeats a durable request that runs, and whose tokens can be sent again."""
+        """Whether it repeats, but for its weight, a durable request that runs and is resumable."""
         group = self._roster.by_id.get(request.id)
-        return group is not None and group.is_resumable and _is_same(request, group.request)
+        if group is None or not group.is_resumable:
+            return False
+        return msgspec.structs.replace(request, weight=group.request.weight) == group.request
 
     def abort(self, request_id: str) -> int:
-        """Forget a request and free its slots at once; return how many sequences that ends, 0 if
-        there is no such request.
-
-        A step under way may still write these slots. That is safe for the reason given in
-        `complete`.
-        """
+        """Forget a request and free its slots at once; return how many sequences that ends: 0 of an
+        unknown one. A step under way may still write these slots: `complete` says why that is
+        safe."""
         group = self._roster.by_id.get(request_id)
         if group is None:
             return 0
@@ -199,8 +189,8 @@ class Scheduler:
         """End these samples of a request and free their slots at once; return how many there were
         to end.
 
-        `cut` also ends all samples from that index on, those that have not started included. As
-        with `abort`, a step under way may still write these slots. Costs what is ended, not n.
+        `cut` also ends all samples from that index on, started or not. As with `abort`, a step
+        under way may still write these slots. Costs what is ended, not n.
         """
         group = self._roster.by_id.get(request_id)
         if group is None:
@@ -236,20 +226,21 @@ class Scheduler:
         if not self.parking.holds(group):
             return 0
         count, least = 0, group.request.params.n if cut is None else cut
-        wanted = np.append(indices, np.arange(max(least, 0), group.request.params.n))
-        for positions, times in self.parking.drop(group, lambda own: np.isin(own, wanted)):
+        cut_off = np.arange(max(least, 0), group.request.params.n, dtype=np.int64)
+        wanted = np.concatenate([indices.astype(np.int64), cut_off])
+        for positions, times in self.parking.drop(group, wanted):
             tokens = positions.astype(np.int64) - (len(group.prompt) - 1)
             self.latencies.end_parked(group.first_id, times, tokens)
             count += len(tokens)
         return count
 
     def victims(self) -> I64:
-        """Return the slots, ascending, whose sequences should be parked for those who wait.
+        """Return the slots, ascending, whose sequences should be parked for those who wait: cheap
+        if none.
 
-        Cheap where none are needed. They may be parked once no step is under way; by then the
-        answer may have changed.
+        They may be parked once no step is under way; by then the answer may have changed.
         """
-        return victims(self.table, self._admission, self.parking, self._state_bytes)
+        return victims(self._admission, self._state_bytes)
 
     def park(self, slots: I64, states: SlotStates) -> None:
         """Take these slots from their sequences, of which the pool holds `states`.
@@ -261,13 +252,13 @@ class Scheduler:
             group = self._roster.by_first_id[first_id]
             # Memory of their own: what is left of others would keep it all.
             own_memory = parked.only(np.arange(len(parked)))
-            self.parking.park(group, own_memory, self.latencies.park(own))
+            self.parking.put(group, own_memory, self.latencies.park(own))
+            self.parking.num_ever_parked += len(own)
             self._admission.shares.own(group.share, -len(own))
         self.table.free(slots)
 
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:
-        """Take the states of resumed sequences, to be written to their slots before the next
-        step."""
+        """Take states of resumed sequences, to be written to their slots before the next step."""
         return self._admission.take_resumed()
 
     def durable_among(self, slots: I64) -> I64:
@@ -277,10 +268,8 @@ class Scheduler:
         return slots[np.array(durable, np.bool_)[groups]]
 
     def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
-        """Yield what the sequences in these slots need to go on elsewhere; they also go on here.
-
-        `states` are what the pool holds of them.
-        """
+        """Yield what the sequences in these slots, of which the pool holds `states`, need to go on
+        elsewhere; they also go on here."""
         for first_id, _, parked in taken(self.table, slots, states):
             yield self._roster.by_first_id[first_id].request, parked
 
@@ -330,10 +319,8 @@ class Scheduler:
         return self._completion.take_columns()
 
     def schedule(self) -> Batch | None:
-        """The next step's batch, or None when there is nothing to feed.
-
-        The tables advance here, before the device has run: the step after can be scheduled at once.
-        """
+        """The next step's batch, or None when there is nothing to feed. The tables advance before
+        the device has run: the step after can be scheduled at once."""
         admission = self._admission
         admission.admit()
         slots, turn = self._turns.take(self.table, admission.shares)
@@ -344,37 +331,24 @@ class Scheduler:
         first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
         self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
         for group in prefilled:
-            self._start_or_fork(group)
+            if not group.max_outputs:
+                continue  # it only wants scores
+            if group.needs_prefix:
+                admission.forking.push(group)
+            else:
+                self.table.is_running[group.slot] = True
         # Only now, so that no row of this batch can have been given a slot that another one reads.
-        self._release_prefixes(first_ids)
+        groups, counts = np.unique(first_ids, return_counts=True)
+        for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            admission.count_forks(self._roster.by_first_id[first_id], count)
         return batch
 
     def complete(self, batch: Batch, result: StepResult) -> list[Output]:
         """Record what a step sampled, end and free the sequences it ended; say what it scored.
 
-        A slot freed here may still be written by the step now under way. The slot can be given out
-        in the schedule after that one at the earliest, steps run in the order launched, and a row
-        at position 0 ignores what a slot holds, as what was parked is written after that step: so
-        the late write harms nobody.
+        A slot freed here may still be written by the step now under way. It can be given out in the
+        schedule after that one at the earliest, steps run in the order launched, and a row at
+        position 0 ignores what a slot holds, as what was parked is written after that step: so it
+        harms nobody.
         """
         return self._completion.complete(batch, result)
-
-    def _start_or_fork(self, group: SequenceGroup) -> None:
-        """Start or queue the sequences of a prefilled group; one that only wants scores has
-        none."""
-        if group.max_outputs and group.needs_prefix:
-            self._admission.forking.push(group)
-        elif group.max_outputs:
-            self.table.is_running[group.slot] = True
-
-    def _release_prefixes(self, first_ids: I64) -> None:
-        """Count the first steps of these groups' sequences; after the last, a group's prefix may
-        go."""
-        groups, counts = np.unique(first_ids, return_counts=True)
-        for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            self._admission.count_forks(self._roster.by_first_id[first_id], count)
-
-
-def _is_same(request: Request, other: Request) -> bool:
-    """Whether two requests are the same but for their weight."""
-    return msgspec.structs.replace(request, weight=other.weight) == other

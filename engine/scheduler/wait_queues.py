@@ -1,9 +1,8 @@
-"""Wait queues: groups that wait for the same thing, in serving order: strict, or fair between
-shares.
+"""Wait queues: groups that wait for the same thing, in serving order: strict, or fair to shares.
 
 A strict line serves by priority and arrival. A fair one serves by priority, then the share with the
-least load, then arrival: with one share both are the same. Knows no slots. Keeps: what a push or a
-pop costs depends on how many shares wait, and that little, not on how many groups do.
+least load, then arrival: with one share both are the same. Keeps: what a push or a pop costs
+depends on how many shares wait, and that little, not on how many groups do.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 from engine.state.fair_share import FairShare
-from engine.state.prefixes import Order
 from engine.state.sequence import SequenceGroup
+
+_order = attrgetter("order")
 
 
 class Line:
@@ -50,10 +51,6 @@ class Line:
         index = bisect_left(self._groups, group.order, key=_order)
         if index < len(self._groups) and self._groups[index] is group:
             del self._groups[index]
-
-
-def _order(group: SequenceGroup) -> Order:
-    return group.order
 
 
 class _Ranked(NamedTuple):
@@ -92,7 +89,7 @@ class ShareLine:
         if line is None:
             line = self._lines[share] = Line()
             self.weight += share.weight
-            share.rankings.append(self)
+            share.rankings.append(self.rank)
             if len(self._lines) == 2:
                 for one in self._lines:
                     self._insert(one)
@@ -113,7 +110,7 @@ class ShareLine:
             if not line:
                 self._leave(group.share)
 
-    def rank(self, share: FairShare, heavier: int = 0) -> None:
+    def rank(self, share: FairShare, heavier: int) -> None:
         """Reorder a share whose load has changed, and whose weight grew by `heavier`."""
         self.weight += heavier
         if share in self._ranks:
@@ -123,7 +120,7 @@ class ShareLine:
     def _leave(self, share: FairShare) -> None:
         del self._lines[share]
         self.weight -= share.weight
-        share.rankings.remove(self)
+        share.rankings.remove(self.rank)
         if share in self._ranks:
             self._remove(share)
         if len(self._lines) == 1:
@@ -176,5 +173,4 @@ class FairLine:
                 self._priorities.remove(priority)
 
 
-NOBODY = ShareLine()
-"""The line of a priority at which no group waits."""
+NOBODY = ShareLine()  # the line of a priority at which no group waits

@@ -1,14 +1,14 @@
 """Fair shares: who holds how many slots, of each priority, and by what weights they divide them.
 
-A share is whatever `Request.share` names, a tenant or a job, at one priority. Of those who wait,
-the one with the least load goes first: so slots are divided by weight whatever each one asks for.
-Knows no requests' insides and no slots. Keeps: a share is here as long as a request of it is.
+A share is whatever `Request.share` names, a tenant or a job, at one priority, as long as it has
+requests. Of those who wait, the one with the least load goes first: so slots are divided by weight
+whatever each one asks for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -20,24 +20,14 @@ UNIT = 2.0**-62
 a sum that shares join and leave is exact, and no remainder of rounding is taken for a share."""
 
 
-class Ranking(Protocol):
-    """An order by load of shares that wait for something."""
-
-    def rank(self, share: FairShare, heavier: int = 0) -> None:
-        """Reorder a share whose load has changed, and whose weight grew by `heavier`."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class Tier:
     """All shares of one priority."""
 
     priority: int
     members: dict[str, FairShare] = field(default_factory=dict)
-    weight: int = 0
-    """Sum of the members' weights."""
-    owned: int = 0
-    """Slots the members hold."""
+    weight: int = 0  # sum of the members' weights
+    owned: int = 0  # slots the members hold
 
 
 @dataclass(slots=True, eq=False)
@@ -46,20 +36,15 @@ class FairShare:
 
     name: str
     tier: Tier
-    number: int
-    """Grows from share to share: the larger, the younger."""
+    number: int  # grows from share to share: the larger, the younger
     place: int
     """An index of its own while it exists; indices are reused, so arrays by index stay small."""
-    weight: int = 0
-    """In units of `UNIT`."""
-    num_groups: int = 0
-    """Its requests that are not over."""
-    owned: int = 0
-    """Slots it holds."""
-    parked: int = 0
-    """Its sequences that are parked."""
-    rankings: list[Ranking] = field(default_factory=list)
-    """The orders it waits in."""
+    weight: int = 0  # in units of `UNIT`
+    num_groups: int = 0  # its requests that are not over
+    owned: int = 0  # slots it holds
+    parked: int = 0  # its sequences that are parked
+    rankings: list[Callable[[FairShare, int], None]] = field(default_factory=list)
+    """Called with a share whose load changed, and by how much its weight grew: it waits there."""
 
     @property
     def load(self) -> float:
@@ -91,7 +76,7 @@ class FairShares:
             place = self._take_place(request.priority)
             share = FairShare(request.share, tier, self._next_number, place)
             self._next_number += 1
-            tier.members[request.share] = share
+            tier.members[share.name] = share
         self.weigh(share, request.weight)
         share.num_groups += 1
         return share
@@ -115,14 +100,14 @@ class FairShares:
             share.tier.weight += heavier
             share.weight += heavier
             for ranking in share.rankings:
-                ranking.rank(share, heavier)
+                ranking(share, heavier)
 
     def own(self, share: FairShare, count: int) -> None:
         """Count `count` more slots as the share's."""
         share.owned += count
         share.tier.owned += count
         for ranking in share.rankings:
-            ranking.rank(share)
+            ranking(share, 0)
 
     def _take_place(self, priority: int) -> int:
         if not self._places:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from engine.steps.batch import F32, I32, I64
 
-BLOCK = 16
-"""Positions in a block: a cache line of 4-byte values."""
+BLOCK = 16  # positions in a block: a cache line of 4-byte values
 
 
 class History:

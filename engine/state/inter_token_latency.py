@@ -1,11 +1,9 @@
-"""Inter-token latency: how long sequences waited for their next token, counted without looking at
-each.
+"""Inter-token latency: how long sequences waited for their next token, without looking at each.
 
 A step serves every running slot of one stretch of slots: all of them, or those whose turn it is. So
 slots last served by the same step lie side by side, and a few boundaries say when each was. Only
 where steps serve slots of high priority beside some of a lower one is the time of each slot kept.
-Knows no sequences. Keeps: the counts of a step add up to its rows that are not their sequence's
-first.
+Keeps: the counts of a step add up to its rows that are not their sequence's first.
 """
 
 from __future__ import annotations
@@ -21,12 +19,9 @@ from engine.steps.batch import I64
 F64 = npt.NDArray[np.float64]
 Turn = tuple[int, int]
 """From the first slot up to but not including the second, past the last slot if need be."""
-MIXED: Turn = (-1, -1)
-"""Turn that stands for slots that are no stretch."""
-Gap = tuple[float, int]
-"""Seconds between two tokens, and how many rows waited so long."""
-EACH = math.nan
-"""Time that stands for: the stretch's slots have one each."""
+MIXED: Turn = (-1, -1)  # turn that stands for slots that are no stretch
+Gap = tuple[float, int]  # seconds between two tokens, and how many rows waited so long
+EACH = math.nan  # time that stands for: the stretch's slots have one each
 
 
 class InterTokenLatency:

@@ -1,9 +1,9 @@
 """Latencies: how long sequences waited, were prefilled and sampled, and what requests asked for.
 
 A step only notes which sequences began and ended in it, as arrays; the metrics are worked out for
-many steps at once, in `publish`. Knows no clock: the owner of the scheduler says what time it is,
-and nothing is decided by it. Keeps: the work of a step depends on what begins and ends in it, not
-on its rows; a request that is aborted leaves no times behind.
+many steps at once, in `publish`. The owner of the scheduler says what time it is. Keeps: the work
+of a step depends on what begins and ends in it, not on its rows; an aborted request leaves no times
+behind.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ PUBLISH_S = 0.1
 
 
 class _Ended(NamedTuple):
-    """Sequences that ended in one step."""
-
     now: float
     first_ids: I64
     taken_up: F64
@@ -69,22 +67,18 @@ class Latencies:
         self._groups[group.first_id] = group
 
     def take_up(self, group: SequenceGroup) -> None:
-        """Note that its prompt is fed from now on, or its sequences begin where a kept state
-        ends."""
+        """Note that its prompt, or what a kept state left of it, is fed from now on."""
         group.taken_up = self.now
         self.num_prompt_tokens += len(group.prompt)
 
     def start(self, group: SequenceGroup, slots: I32) -> None:
-        """Note the slots of its next sequences: the first ones began with the prompt, the others
-        begin now."""
+        """Note the slots of its next sequences: the first began with the prompt, others now."""
         assert group.taken_up is not None
         self._taken_up[slots] = self.now if group.started else group.taken_up
 
     def sample(self, slots: I64, first: I64, first_ids: I64, turn: Turn | None) -> None:
-        """Note that a step sampled a token for each of these slots, in the order of its turn.
-
-        `first`: i64[S], those of them whose first token it is; `first_ids`: their groups.
-        """
+        """Note that a step sampled a token for each of these slots, in the order of its turn: for
+        those of `first`, i64[S], of the groups `first_ids`, the first one."""
         self.num_sampled += len(slots)
         late = self._end_pauses(slots, first) if self._paused else first
         self._gaps += self._pace.serve(slots, late, turn, self.now)
@@ -113,8 +107,7 @@ class Latencies:
         """Return `first` and the slots that sample for the first time since their sequences were
         parked.
 
-        The latter waited since then. A sequence that begins in such a slot was never parked: the
-        one before it has ended.
+        The latter waited since then. A sequence that begins in such a slot was never parked.
         """
         paused = np.fromiter(self._paused, np.int64, len(self._paused))
         found = paused[np.isin(paused, slots)]
@@ -198,7 +191,6 @@ class Latencies:
         metrics.observe(metrics.SEQUENCE_TOKEN_SECONDS, pace)
 
     def _publish_finished(self) -> None:
-        """Observe each finished request once, whatever its n."""
         groups, self._finished = self._finished, []
         for group in groups:
             del self._groups[group.first_id]

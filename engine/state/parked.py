@@ -1,7 +1,7 @@
 """Parked: sequences of one request that hold no slot, and all that they need to go on in any.
 
-Knows no request and no slots. A sequence goes on bit for bit as if it had never stopped: its state
-and last token are the device's own, and what it draws depends on its seed and position alone.
+One goes on bit for bit as if it had never stopped: its state and last token are the device's own,
+and what it draws depends on its seed and position alone.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ def latest(parts: Sequence[Parked]) -> Parked:
 
 
 def in_parts(records: Iterable[tuple[T, Parked]], most: int) -> Iterator[list[tuple[T, Parked]]]:
-    """Yield the records in order, as many together as have at most `most` sequences, but at least
-    one."""
+    """Yield the records in order, together as many as have `most` sequences, but at least one."""
     part: list[tuple[T, Parked]] = []
     count = 0
     for record in records:

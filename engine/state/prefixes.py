@@ -1,9 +1,8 @@
 """Prefixes: kept states, found by exact tokens; the least recently used is evicted.
 
 The state after some tokens is one row of the device's pool, so a prefix is a slot. Those that begin
-alike share a path of a tree, whose edges are compared token by token: nothing is hashed, so a state
-is only ever found for the tokens that made it. Pure: knows no requests and no device. Keeps: a slot
-is free or one prefix's, and a pinned prefix is not evicted.
+alike share a path of a tree, whose edges are compared token by token: a state is only ever found
+for the tokens that made it. Keeps: a slot is free or one prefix's; none that is pinned is evicted.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from engine.steps.batch import I32
 NO_SLOT = -1
 NO_TOKENS: I32 = np.empty(0, np.int32)
 
-Order = tuple[int, int]
-"""Order of service: the larger comes first."""
+Order = tuple[int, int]  # order of service: the larger comes first
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +28,8 @@ class Prefix:
     slot: int = NO_SLOT
     is_ready: bool = False
     """The slot holds the state, or will when the batches scheduled so far have run."""
-    order: Order = (0, 0)
-    """Order of the request that makes the state."""
-    pins: int = 0
-    """Number of users that write the slot or are still to read it."""
+    order: Order = (0, 0)  # order of the request that makes the state
+    pins: int = 0  # number of users that write the slot or are still to read it
     parent: Prefix | None = None
     """None outside the tree: such a prefix is never found, and freed with its last pin."""
     children: dict[int, Prefix] = field(default_factory=dict)
@@ -47,12 +43,9 @@ class Prefix:
 class Found(NamedTuple):
     """Known prefixes of some tokens."""
 
-    ready: Prefix | None = None
-    """The longest whose state is ready."""
-    coming: Prefix | None = None
-    """The longest whose state is being made, if longer than `ready`."""
-    shared: int = 0
-    """Most tokens shared with any prefix in the tree."""
+    ready: Prefix | None = None  # the longest whose state is ready
+    coming: Prefix | None = None  # the longest whose state is being made, if longer than `ready`
+    shared: int = 0  # most tokens shared with any prefix in the tree
 
     @property
     def length(self) -> int:
@@ -101,13 +94,14 @@ class Prefixes:
 
     def claim(self, tokens: I32, order: Order) -> Prefix | None:
         """Return a pinned prefix whose state the caller is to make; None if all slots are pinned.
-
-        It is kept if `finish`ed, unless there is one of these tokens already.
-        """
+        It is kept if `finish`ed, unless there is one of these tokens already."""
         if not self.num_available:
             return None
         if not self._free:
-            self._evict()
+            evicted = next(iter(self._idle))
+            del self._idle[evicted]
+            self.num_evictions += 1
+            self._give_up(evicted)
         # Only now, since giving a prefix up changes the tree.
         prefix = self._place(tokens) if self.keep else Prefix(tokens)
         if prefix.slot != NO_SLOT:
@@ -151,12 +145,6 @@ class Prefixes:
             node = nodes.pop()
             nodes += node.children.values()
             node.children, node.parent = {}, None
-
-    def _evict(self) -> None:
-        prefix = next(iter(self._idle))
-        del self._idle[prefix]
-        self.num_evictions += 1
-        self._give_up(prefix)
 
     def _give_up(self, prefix: Prefix) -> None:
         self._free.append(prefix.slot)

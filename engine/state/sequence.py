@@ -32,32 +32,23 @@ class SequenceGroup:
     max_outputs: int
     """Tokens each sequence may sample: max_tokens, cut to what the context has left. 0: the prompt
     is scored, and no sequence ever starts."""
-    edits: EditPlan | None
-    """Edits of its sequences' logits, if any."""
-    unfinished: int
-    """Sequences without a terminal Output."""
-    num_bytes: int = 0
-    """About how many bytes remembering the request takes."""
+    edits: EditPlan | None  # edits of its sequences' logits, if any
+    unfinished: int  # sequences without a terminal Output
+    num_bytes: int = 0  # about how many bytes remembering the request takes
     to_start: int = 0
     """Sequences that start anew: all n, but for a cut and for those that were parked."""
-    started: int = 0
-    """How many of these were given a slot."""
+    started: int = 0  # how many of these were given a slot
     fresh: I64 | None = None
     """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
     share: FairShare = field(init=False)
     """Share that its slots count for, from when it is in line on."""
-    prefilled: int = 0
-    """Prompt tokens that were cached or fed by prefill rows."""
-    cached: int = 0
-    """Prompt tokens whose state was there already."""
-    scored: int = 0
-    """Prompt tokens whose scores have been sent."""
+    prefilled: int = 0  # prompt tokens that were cached or fed by prefill rows
+    cached: int = 0  # prompt tokens whose state was there already
+    scored: int = 0  # prompt tokens whose scores have been sent
     first_version: int = 0
     """Version of the weights that its first sequence started with; 0: of those in use."""
-    slot: int = NO_SLOT
-    """Slot of the only sequence, while its prompt is prefilled."""
-    state_slot: int = NO_SLOT
-    """Slot of the state after the prefilled tokens."""
+    slot: int = NO_SLOT  # slot of the only sequence, while its prompt is prefilled
+    state_slot: int = NO_SLOT  # slot of the state after the prefilled tokens
     prefix: Prefix | None = None
     """Prefix that the sequences fork from: the prompt without its last token. None: the only
     sequence's prompt is prefilled in its own slot."""
@@ -65,22 +56,15 @@ class SequenceGroup:
     """Prefixes that its prefill is still to make, the shortest first."""
     pinned: list[Prefix] = field(default_factory=list)
     """Prefixes that it reads, writes, or is to read."""
-    awaited: Prefix | None = None
-    """Prefix that another request is to make before this one begins."""
+    awaited: Prefix | None = None  # prefix that another request is to make before this one begins
     unforked: int = 0
     """Started sequences whose first step, which reads the prefix, is still to come."""
-    arrived: float = 0.0
-    """When it was accepted, in seconds, as are the next two."""
-    taken_up: float | None = None
-    """When its prompt's turn came."""
-    finished: float = 0.0
-    """When its last sequence ended."""
-    sampled: int = 0
-    """Tokens of its sequences that have ended, as far as they are counted."""
-    longest: int = 0
-    """Most tokens of any of these sequences."""
-    stop_row: int = -1
-    """Row of the stop table, from the first slot on."""
+    arrived: float = 0.0  # when it was accepted, in seconds, as are the next two
+    taken_up: float | None = None  # when its prompt's turn came
+    finished: float = 0.0  # when its last sequence ended
+    sampled: int = 0  # tokens of its sequences that have ended, as far as they are counted
+    longest: int = 0  # most tokens of any of these sequences
+    stop_row: int = -1  # row of the stop table, from the first slot on
     slots: I32 = field(default_factory=lambda: NO_SLOTS)
     """i32[n], from the first slot on: the last one that each sample was given, if any; some may
     have been given back, and be others' by now."""
@@ -146,8 +130,7 @@ class SequenceGroup:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether its progress is kept: its caller sends it again, and all its Outputs can be sent
-        again."""
+        """Whether its progress is kept: its caller sends it again, and all can be told again."""
         params = self.request.params
         return self.request.durable and params.prompt_logprobs is None and not params.logprobs
 
@@ -159,8 +142,7 @@ class SequenceGroup:
 
 
 def sample_seeds(seed: int, indices: I64) -> U64:
-    """Seeds of the random streams (seed, index): u64[len(indices)], splitmix64's outputs after
-    `seed`."""
+    """Seeds of the random streams (seed, index), u64[len(indices)]: splitmix64 after `seed`."""
     # Arrays overflow without a word: arithmetic modulo 2**64 is the point.
     mixed = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(seed)

@@ -2,8 +2,7 @@
 
 A slot is one row of the device's state pool. Here is who owns it and what its next decode row will
 say: that is a function of its position, and nothing else moves from take to free; the rows behind
-these are those of `engine.state.prefixes`. Knows no order of service and no device. Keeps: a slot
-is free or owned by exactly one sequence.
+these are those of `engine.state.prefixes`. Keeps: a slot is free or owned by exactly one sequence.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ class SlotTable:
         return self.num_slots - self.num_free
 
     def take(self, group: SequenceGroup, count: int) -> I32:
-        """Take slots for the group's next `count` sequences, with everything their first row
-        needs."""
+        """Take slots for a group's next `count` sequences, with all that a first row needs."""
         return self._give(group, group.next_fresh(count))
 
     def take_back(self, group: SequenceGroup, parked: Parked) -> I32:
@@ -104,7 +102,9 @@ class SlotTable:
     def _give(self, group: SequenceGroup, indices: I64) -> I32:
         """Take slots for these samples of a group, each at its beginning."""
         count = len(indices)
-        slots = self._take(count)
+        assert count <= self.num_free, "more slots were taken than are free"
+        self.num_free -= count
+        slots = self._free[self.num_free : self.num_free + count].copy()
         # A slice of one is many times faster than an array of one.
         at = slots if count > 1 else slice(slots[0], slots[0] + 1)
         params = group.request.params
@@ -151,8 +151,7 @@ class SlotTable:
                 del self.edits[slot]
             self.is_edited[slots] = False
         self.num_logprobs[slots] = NO_LOGPROBS
-        self.sequence_id[slots] = FREE
-        self.first_id[slots] = FREE
+        self.sequence_id[slots] = self.first_id[slots] = FREE
         self.is_running[slots] = False
         self._free[self.num_free : self.num_free + len(slots)] = slots
         self.num_free += len(slots)
@@ -167,11 +166,6 @@ class SlotTable:
         self.output_tokens.put(slots, positions, tokens)
         if self.output_logprobs is not None:
             self.output_logprobs.put(slots, positions, logprobs)
-
-    def _take(self, count: int) -> I32:
-        assert count <= self.num_free, "more slots were taken than are free"
-        self.num_free -= count
-        return self._free[self.num_free : self.num_free + count].copy()
 
 
 class StopSets:

@@ -27,14 +27,8 @@ U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
-FROM_DEVICE = -1
-"""A token id that stands for "the last token sampled in read_slots[row]"."""
-SAMPLED = -1
-"""A target that stands for "the token that this decode row samples"."""
-
-
-def _no_rows() -> I64:
-    return np.empty(0, np.int64)
+FROM_DEVICE = -1  # a token id that stands for "the last token sampled in read_slots[row]"
+SAMPLED = -1  # a target that stands for "the token that this decode row samples"
 
 
 class Span(IntEnum):
@@ -93,9 +87,8 @@ class Batch:
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
     edits: Edits = NO_EDITS
     # Facts about the step that the device does not need; it may end after the next is scheduled.
-    starting: I64 = field(
-        default_factory=_no_rows
-    )  # i64[S] decode rows that are a sequence's first
+    # i64[S]: the decode rows that are a sequence's first.
+    starting: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     turn: tuple[int, int] | None = None  # a Turn of inter_token_latency; None: all slots
 
     @property
@@ -122,11 +115,8 @@ class Batch:
 
 
 def padded(batch: Batch, spare_slot: int) -> Batch:
-    """The same step with two tokens at least, and two for the output head if there is one.
-
-    What is added samples and scores nothing: a row at position 0 of `spare_slot`, which nobody has,
-    and a target that no score row names.
-    """
+    """The same step with two tokens at least, and two for the output head if there is one: by a row
+    at position 0 of `spare_slot`, which nobody has, and a target that no score row names."""
     zero = np.int32(0)
     if batch.num_tokens == 1:
         batch = replace(
@@ -196,8 +186,7 @@ class Launched(Protocol):
 
 
 class Runner(Protocol):
-    """Runs batches. `engine.device.runner.ModelRunner` (MAX) and `tests/engines/numpy_runner.py`
-    are the two."""
+    """Runs batches: `engine.device.runner.ModelRunner` and `tests.engines.numpy_runner`."""
 
     @property
     def num_slots(self) -> int:
@@ -217,8 +206,7 @@ class Runner(Protocol):
         ...
 
     def load_weights(self, weights: Any) -> None:
-        """Use these `engine.weights.weights.Weights`, of the same configuration, from the next step
-        on.
+        """Use these `Weights`, of the same configuration, from the next step on.
 
         All steps launched have been waited for.
         """

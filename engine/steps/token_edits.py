@@ -1,14 +1,15 @@
 """Token edits that callers ask for: penalties, biases and bans, of a request and of a step.
 
 An EditPlan is what one request asks for, checked and as bytes that a batch can take; an EditList
-puts the rows of a step together. A row needs no Python object per token: its history is copied.
-Knows token ids, not where they are kept, and does no arithmetic on logits: that is the device's.
+puts the rows of a step together. A row needs no Python object per token: its history is copied. The
+device does the arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -17,8 +18,7 @@ from engine.errors import InvalidRequest
 from engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
 from engine.steps.batch import I32, NO_EDITS, Edits, Span
 
-NO_PENALTIES = (1.0, 0.0, 0.0)
-"""Repetition, frequency, presence."""
+NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,18 +26,14 @@ class EditPlan:
     """The edits of a request's rows. Lists of tokens are int32 in bytes."""
 
     penalties: tuple[float, float, float]
-    min_tokens: int
-    """Rows that have sampled fewer may not end."""
-    biases: bytes
-    """float32, of the BIASED tokens."""
+    min_tokens: int  # rows that have sampled fewer may not end
+    biases: bytes  # float32, of the BIASED tokens
     lists: dict[Span, bytes]
     """Lists that are the same for all rows: all but SAMPLED, where not empty."""
-    ends: bytes
-    """Tokens that are also banned before min_tokens."""
+    ends: bytes  # tokens that are also banned before min_tokens
     longer: dict[bytes, bytes]
     """Bad words of three tokens and more: all but the last two, and PAIRS of these."""
-    openings: tuple[bytes, ...]
-    """The keys of `longer`, as `bytes.endswith` takes them."""
+    openings: tuple[bytes, ...]  # the keys of `longer`, as `bytes.endswith` takes them
 
     @property
     def is_penal(self) -> bool:
@@ -57,22 +53,16 @@ def plan_edits(
     params: SamplingParams, prompt: I32, end_ids: frozenset[int], model: ModelConfig
 ) -> EditPlan | None:
     """Plan the edits of a request's rows; None if there are none. `end_ids` are banned until
-    `min_tokens`.
-
-    Raises InvalidRequest for what is not allowed, or could leave a row no token to sample.
-    """
+    `min_tokens`. Raises InvalidRequest for what is not allowed, or could leave a row no token."""
     words = params.bad_words
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     lists_tokens = params.logit_bias or params.allowed_token_ids or words
     if penalties == NO_PENALTIES and not (lists_tokens or params.min_tokens):
         return None
     _check_ranges(params)
-    for name, token_ids in (
-        ("logit_bias", params.logit_bias),
-        ("allowed_token_ids", params.allowed_token_ids),
-        *(("bad_words", word) for word in words),
-    ):
-        _check_ids(name, token_ids, model.vocab_size)
+    check_ids("logit_bias", params.logit_bias, model.vocab_size)
+    check_ids("allowed_token_ids", params.allowed_token_ids, model.vocab_size)
+    check_ids("bad_words", chain(*words), model.vocab_size)
     if not all(words):
         raise InvalidRequest("bad_words must be sequences of at least one token each", "bad_words")
     _check_choice(params, end_ids, model.vocab_size)
@@ -114,10 +104,8 @@ class EditList:
         self._shared: dict[tuple[int, bool], list[int]] = {}  # by plan and whether it is early
 
     def add(self, row: int, plan: EditPlan, num_sampled: int, known: bytes) -> None:
-        """Edit a decode row; `known` are the tokens it has sampled, but for the last one.
-
-        Rows are added in ascending order.
-        """
+        """Edit a decode row; rows ascend. `known` are the tokens it has sampled but for the last
+        one."""
         key = (id(plan), num_sampled < plan.min_tokens)
         spans = self._shared.get(key)
         if spans is None:
@@ -173,28 +161,34 @@ def _ids(token_ids: Iterable[int]) -> bytes:
     return np.fromiter(token_ids, "<i4").tobytes()
 
 
+def check_ranges(params: SamplingParams, *checks: tuple[str, bool, str]) -> None:
+    """Raise InvalidRequest for the first of the (field, is valid, allowed) that is not valid."""
+    for name, is_valid, allowed in checks:
+        if not is_valid:
+            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
+
+
+def check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise InvalidRequest, of the field `name`, for the first id beyond the vocabulary."""
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"{name} holds {token}; ids are 0 … {vocab_size - 1}", name)
+
+
 def _check_ranges(params: SamplingParams) -> None:
     low, high = REPETITION_PENALTIES
-    checks = (
+    check_ranges(
+        params,
         ("presence_penalty", abs(params.presence_penalty) <= MAX_PENALTY, f"±{MAX_PENALTY:g}"),
         ("frequency_penalty", abs(params.frequency_penalty) <= MAX_PENALTY, f"±{MAX_PENALTY:g}"),
         ("repetition_penalty", low <= params.repetition_penalty <= high, f"{low:g} … {high:g}"),
         ("min_tokens", 0 <= params.min_tokens <= params.max_tokens, f"0 … {params.max_tokens}"),
     )
-    for name, is_valid, allowed in checks:
-        if not is_valid:
-            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
     for token, bias in params.logit_bias.items():
         if not abs(bias) <= MAX_BIAS:
             raise InvalidRequest(
                 f"logit_bias must be ±{MAX_BIAS:g}, got {bias} for {token}", "logit_bias"
             )
-
-
-def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    for token in token_ids:
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(f"{name} holds {token}; ids are 0 … {vocab_size - 1}", name)
 
 
 def _check_choice(params: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> None:

@@ -1,2 +1,1 @@
-"""Checkpoints: reading, checking, converting and folding them. Imports engine/steps and the
-root."""
+"""Checkpoints: reading, checking, converting and folding them."""

@@ -1,8 +1,7 @@
 """Read a model folder: `config.json` and `model.safetensors`.
 
 A file holds exactly the tensors of its config (`tensors.tensor_shapes`), finite, in float32,
-float16 or bfloat16; whatever is wrong with it is a CheckpointError that names it. Does not know
-what the tensors mean: `weights.fold` does.
+float16 or bfloat16; whatever is wrong with it is a CheckpointError that names it.
 """
 
 from __future__ import annotations
@@ -24,17 +23,13 @@ class ModelFiles:
 
     config: ModelConfig
     tensors: dict[str, F32]
-    dtypes: dict[str, str]
-    """How the file stores each tensor: F32, BF16, …"""
+    dtypes: dict[str, str]  # how the file stores each tensor: F32, BF16, …
     fingerprint: str
 
 
 def read_model(folder: Path) -> ModelFiles:
-    """Read the files in `folder` and check them.
-
-    Raises CheckpointError naming the file, and the field or tensor, that is missing, unknown, of
-    the wrong shape or not finite.
-    """
+    """Read and check the files in `folder`. Raises CheckpointError naming the file, and the field
+    or tensor, that is missing, unknown, of the wrong shape or not finite."""
     config_path, tensor_path = folder / "config.json", folder / "model.safetensors"
     config_bytes = read_file(config_path)
     config = parse_model_config(config_path, config_bytes)

@@ -37,11 +37,9 @@ AUTOENCODER = {"wte", "encoderblocks", "decoderblocks", "lm_head", "projection"}
 
 
 def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = None) -> list[str]:
-    """Write `config.json`, `model.safetensors` and the tokenizer, if any, into `output`.
-
-    Returns what was decided, line by line. Raises ConfigError for arguments and CheckpointError
-    for tensors that do not make a model; then nothing is written.
-    """
+    """Write `config.json`, `model.safetensors` and the tokenizer, if any; return what was decided,
+    line by line. Raises ConfigError for arguments and CheckpointError for tensors that do not make
+    a model; then nothing is written."""
     notes: list[str] = []
     published = read_args(args)
     stored = _renamed(weights, stored_tensors(weights, read_file(weights)), notes)
@@ -60,8 +58,7 @@ def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = No
 
 
 def _renamed(path: Path, stored: Stored, notes: list[str]) -> Stored:
-    """Rename tensors to the names of the newest published code. Raises CheckpointError if
-    impossible."""
+    """Rename tensors to the names of the newest published code. Raises CheckpointError."""
     renamed: dict[str, str] = {}
     for old in sorted(stored):
         parts = [part for part in old.split(".") if part not in WRAPPERS]
@@ -97,8 +94,7 @@ def _check_length(path: Path, stored: Stored, config: ModelConfig) -> None:
 def _reconciled(
     stored: Stored, config: ModelConfig, constructor: Constructor, notes: list[str]
 ) -> Stored:
-    """Drop tensors that are never read, and reshape or share those that other versions stored
-    otherwise."""
+    """Drop tensors that are never read; reshape or share those that other versions stored so."""
     stored = dict(stored)
     if config.mixer == "parallel" and not config.use_projections:
         unused = [name for name in stored if re.search(r"layer\.(in|out)_proj\.", name)]
@@ -131,8 +127,7 @@ def _clip_decays(tensors: dict[str, F32], notes: list[str]) -> None:
 
 
 def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
-    """Return the file's content, if any. Raises CheckpointError if its tokens do not fit the
-    model."""
+    """The content, if any. Raises CheckpointError if its tokens do not fit the model."""
     if path is None:
         return None
     content = read_file(path)

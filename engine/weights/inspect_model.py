@@ -14,13 +14,11 @@ from engine.weights.checkpoint import read_model
 from engine.weights.tensors import DECAY_RANGE
 
 GB = 10**9
-FLOAT32 = 4
-"""Bytes of a float32."""
+FLOAT32 = 4  # bytes of a float32
 
 
 def inspect_model(folder: Path) -> dict[str, str]:
-    """Describe a model: facts by name. Raises CheckpointError if the folder is not a whole
-    model."""
+    """Facts about a model by name. Raises CheckpointError if the folder is not a whole model."""
     files = read_model(folder)
     config, tensors = files.config, files.tensors
     dtypes = Counter(files.dtypes.values())

@@ -19,8 +19,7 @@ from engine.weights.tensors import is_scalar, tensor_shapes
 
 
 def write_random_model(folder: Path, config: ModelConfig, seed: int = 0) -> None:
-    """Write `config.json` and float32 `model.safetensors` to `folder`, the same for the same
-    seed."""
+    """Write `config.json` and float32 `model.safetensors`, the same for the same seed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     save_file(random_tensors(config, seed), folder / "model.safetensors")

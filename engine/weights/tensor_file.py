@@ -1,7 +1,6 @@
 """The tensors of a safetensors file, checked against the shapes that a model asks for.
 
-Whatever is wrong with a file is a CheckpointError that names the file and the tensor. Does not know
-what tensors mean.
+Whatever is wrong with a file is a CheckpointError that names the file and the tensor.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from engine.weights.tensors import Shapes
 class StoredTensor:
     """A tensor as the file has it."""
 
-    dtype: str
-    """As safetensors names it: F32, BF16, …"""
+    dtype: str  # as safetensors names it: F32, BF16, …
     shape: tuple[int, ...]
     data: bytes
 
@@ -59,11 +57,8 @@ def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
 def checked(
     path: Path, stored: Mapping[str, StoredTensor], shapes: Shapes, asker: str
 ) -> dict[str, F32]:
-    """Return all tensors as float32.
-
-    Raises CheckpointError for the first that is missing, foreign, not finite, or not as `asker`
-    asks.
-    """
+    """Return all tensors as float32. Raises CheckpointError for the first that is missing, foreign,
+    not finite, or not as `asker` asks."""
     missing = [name for name in shapes if name not in stored]
     if missing:
         others = f", like {len(missing) - 1} more" if len(missing) > 1 else ""

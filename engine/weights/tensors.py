@@ -1,8 +1,8 @@
 """The tensors of a checkpoint: every name and shape, for every mixer.
 
-Names and shapes are those of the published checkpoints (blbadger/mrm), so weights move between the
-two without renaming. Tensors that the published code stores but never reads, the projections of
-parallel heads that have none, are not part of our files. Knows no values.
+They are those of the published checkpoints (blbadger/mrm), so weights move between the two without
+renaming. Tensors that the published code stores but never reads, the projections of parallel heads
+that have none, are not part of our files.
 """
 
 from __future__ import annotations

@@ -160,8 +160,7 @@ def _mixer(args: PublishedArgs, path: Path, names: Collection[str]) -> Mixer:
 
 
 def _decay_constant(args: PublishedArgs, path: Path, mixer: Mixer, notes: list[str]) -> int:
-    """Return c of λ ** ((t - s) / c). The published code computes it in ways that changed over
-    time."""
+    """Return c of λ ** ((t - s) / c), which the published code computes in ways that changed."""
     given = args.effective_decay_constant
     if given is not None and given < 1:
         raise ConfigError(f"{path}: effective_decay_constant must be at least 1, got {given}")

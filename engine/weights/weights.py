@@ -84,10 +84,8 @@ def fold(config: ModelConfig, tensors: Tensors, fingerprint: str) -> Weights:
 
 
 def named_tensors(weights: Weights) -> Iterator[tuple[str, F32]]:
-    """Every tensor under the name the step graph knows it by: `layers.0.up_weight`, `head`, …
-
-    Those of a unit are `layers.0.units.1.alpha_in`.
-    """
+    """Every tensor under the name the step graph knows it by: `layers.0.up_weight`, `head`, …;
+    those of a unit are `layers.0.units.1.alpha_in`."""
     yield "embedding", weights.embedding
     yield "head", weights.head
     for index, layer in enumerate(weights.layers):
@@ -130,7 +128,6 @@ def _fold_layer(config: ModelConfig, block: Tensors) -> LayerWeights:
 
 
 def _fold_units(config: ModelConfig, mixer: Tensors) -> tuple[MixerUnit, ...]:
-    """Make the layer's units from the tensors below `token_mixing_layer.`."""
     heads, n_ctx, c = config.num_heads, config.n_ctx, config.decay_constant
 
     def stacked(name: str) -> F32:

@@ -181,7 +181,7 @@ def test_a_kept_state_changes_no_bit(engine: Engine) -> None:
     few = msgspec.structs.replace(config, prefix_slots=20)
     for prefix_config in (config, few):
         kept, fed = (
-            Engine(engine._model, engine._runner, one).generate(prompts, params)
+            Engine(engine.model, engine._runner, one).generate(prompts, params)
             for one in (prefix_config, off)
         )
         lengths = [outputs[0].cached_tokens for outputs in kept]

@@ -84,7 +84,7 @@ class ScriptedEngine(EngineClient):
 
     def __init__(self, script: Script, text: Text) -> None:
         super().__init__("tcp://127.0.0.1:1")
-        self._status = STATUS
+        self.status = STATUS
         self._streams = Streams(self._hear)
         self._script = script
         ids = text.encode(list("abc"), False)

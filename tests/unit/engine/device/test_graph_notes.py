@@ -35,24 +35,16 @@ def keep(folder: Path, device: Any, code: str = "") -> Path:
     return path
 
 
-def wanted(folder: Path, device: Any) -> Path:
-    return cache_path("step", SHAPE, device, folder)
-
-
-def test_a_graph_that_has_its_name_stays_as_it_is(tmp_path: Path) -> None:
-    keep(tmp_path, Gpu("sm_90a"))
-    device: Any = Gpu("sm_90")
-    assert adopt(device, tmp_path) == 0
+def test_a_graph_of_a_gpu_is_found_by_one_of_another_name(tmp_path: Path) -> None:
+    path = keep(tmp_path, Gpu("sm_90a"))
+    same: Any = Gpu("sm_90")
+    assert adopt(same, tmp_path) == 0
     assert len(list(tmp_path.glob("*.mef"))) == 1
-
-
-def test_a_gpu_of_another_name_finds_it(tmp_path: Path) -> None:
-    path, device = keep(tmp_path, Gpu("sm_90a")), Gpu("NVIDIA H200")
-    any_device: Any = device
-    assert not wanted(tmp_path, device).exists()
-    assert adopt(any_device, tmp_path) == 1
-    assert wanted(tmp_path, device).samefile(path)
-    assert adopt(any_device, tmp_path) == 0
+    other: Any = Gpu("NVIDIA H200")
+    wanted = cache_path("step", SHAPE, other, tmp_path)
+    assert not wanted.exists()
+    assert [adopt(other, tmp_path) for _ in range(2)] == [1, 0]
+    assert wanted.samefile(path)
 
 
 def test_other_code_and_other_processors_are_refused(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, cast
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -19,15 +21,22 @@ from engine.state.slots import SlotTable
 from engine.steps.batch import SlotStates
 from tests.engines.numpy_runner import TINY
 
+Available = Callable[[int], None]
 SLOT = slot_bytes(TINY) + SlotTable(1, TINY.n_ctx).nbytes
 
 
-def set_available(monkeypatch: pytest.MonkeyPatch, folder: Path, num_bytes: int) -> None:
-    """Let the system say that so much memory is available."""
-    meminfo = folder / "meminfo"
-    meminfo.write_text(f"MemTotal: 9 kB\nMemAvailable:   {num_bytes // 1024} kB\nBuffers: 1 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "CGROUP", folder)
+@pytest.fixture
+def available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+    """available(2**30): let the system say that so many bytes are."""
+
+    def set_available(num_bytes: int) -> None:
+        kib = num_bytes // 1024
+        text = f"MemTotal: 9 kB\nMemAvailable:   {kib} kB\nBuffers: 1 kB\n"
+        (tmp_path / "meminfo").write_text(text)
+
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    return set_available
 
 
 def test_a_slot_takes_what_its_arrays_take() -> None:
@@ -40,66 +49,51 @@ def test_a_slot_takes_what_its_arrays_take() -> None:
     assert table.nbytes == 100 * SlotTable(1, TINY.n_ctx).nbytes
 
 
-def test_as_many_slots_as_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    set_available(monkeypatch, tmp_path, 2**20)
+def test_as_many_slots_as_fit(available: Available) -> None:
+    available(2**20)
     half = EngineConfig(memory_fraction=0.5, prefix_slots=100)
     assert count_slots(half, TINY, CPU()) == (2**20 - 100 * slot_bytes(TINY)) // 2 // SLOT
-    set_available(monkeypatch, tmp_path, 2**40)
+    available(2**40)
     assert count_slots(half, TINY, CPU()) == CPU_SLOTS
     assert count_slots(EngineConfig(max_slots=100), TINY, CPU()) == 100
     assert count_slots(EngineConfig(num_slots=10**6), TINY, CPU()) == 10**6
 
 
-def test_too_many_slots_are_refused_with_numbers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    set_available(monkeypatch, tmp_path, 2**30)
+def test_too_many_slots_are_refused_with_numbers(available: Available) -> None:
+    available(2**30)
     fitting = (2**30 - EngineConfig().prefix_slots * slot_bytes(TINY)) // SLOT
     assert count_slots(EngineConfig(num_slots=fitting), TINY, CPU()) == fitting
     expected = f"num_slots = {fitting + 1} does not fit, at most {fitting} do: a slot takes {SLOT} "
     with pytest.raises(ConfigError, match=re.escape(expected)):
         count_slots(EngineConfig(num_slots=fitting + 1), TINY, CPU())
-    set_available(monkeypatch, tmp_path, 0)
+    available(0)
     with pytest.raises(ConfigError, match="at most 0 do"):
         count_slots(EngineConfig(), TINY, CPU())
 
 
-class Gpu:
-    """What a number of slots depends on."""
-
-    is_host = False
-    stats: ClassVar = {"free_memory": 2**30}
-
-
 def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    available: Available,
 ) -> None:
-    config, gpu = EngineConfig(device="gpu", memory_fraction=1.0, prefix_slots=99), Gpu()
+    config = EngineConfig(device="gpu", memory_fraction=1.0, prefix_slots=99)
+    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": 2**30}))
     on_host = SlotTable(1, TINY.n_ctx).nbytes
     fitting = (2**30 - 100 * slot_bytes(TINY)) // slot_bytes(TINY)  # a spare one besides
-    set_available(monkeypatch, tmp_path, fitting * on_host + 1024)
-    assert count_slots(config, TINY, cast(Device, gpu)) == fitting
-    set_available(monkeypatch, tmp_path, 2**20)
-    assert count_slots(config, TINY, cast(Device, gpu)) == 2**20 // on_host
+    available(fitting * on_host + 1024)
+    assert count_slots(config, TINY, gpu) == fitting
+    available(2**20)
+    assert count_slots(config, TINY, gpu) == 2**20 // on_host
 
 
-def test_a_container_has_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    set_available(monkeypatch, tmp_path, 2**30)
-    assert memory.available_memory() == 2**30
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("4096\n")
-    assert memory.available_memory() == 2**30
-    (tmp_path / "memory.max").write_text("8192\n")
-    assert memory.available_memory() == 4096
-    (tmp_path / "memory.current").write_text("9000\n")
-    assert memory.available_memory() == 0
-
-
-def test_a_system_that_does_not_say_has_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_container_has_less_and_a_system_that_does_not_say_has_what_it_has(
+    available: Available, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nothing")
     assert memory.available_memory() > 2**28
+    available(2**30)
+    assert memory.available_memory() == 2**30
+    for most, used, left in (("max", 4096, 2**30), (8192, 4096, 4096), (8192, 9000, 0)):
+        (tmp_path / "memory.max").write_text(f"{most}\n")
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+        assert memory.available_memory() == left
 
 
 def test_slots_are_read_and_written_in_any_order() -> None:
@@ -123,7 +117,7 @@ def test_what_is_written_may_be_freed_at_once() -> None:
     model = msgspec.structs.replace(TINY, d_model=1024)  # enough that a copy would take its time
     pool, rng = StatePool(model, 1_100, CPU()), np.random.default_rng(0)
     expected = rng.random((1_000, model.state_width), np.float32)
-    for begin in range(20):
+    for begin in range(5):
         slots = np.arange(begin, begin + 1_000)
         states = SlotStates(expected.copy(), np.arange(1_000, dtype=np.int32))
         pool.write(slots, states)

@@ -2,101 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
+from engine.config import EngineConfig
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
-from tests.conftest import MakeEngine, MakeRequest
-from tests.engines.numpy_runner import TINY, feed, tiny_weights
+from engine.steps.batch import Batch, StepResult, padded
+from engine.weights.weights import Weights
+from tests.engines.making import engine_of, ints, request_of
+from tests.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
 
 
 def metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"srm_engine_{name}", labels) or 0.0
 
 
-def drain(engine: Engine, overlapped: bool = False) -> Iterator[Output]:
+def drain(engine: Engine, overlapped: bool = False) -> list[Output]:
+    said = []
     while engine.has_work:
-        yield from engine.step_overlapped() if overlapped else engine.step()
+        said += engine.step_overlapped() if overlapped else engine.step()
+    return sorted(said, key=lambda output: (output.id, output.index))
 
 
-def test_greedy_tokens_are_the_models_own(make_engine: MakeEngine) -> None:
-    weights = tiny_weights()
-    prompt = [5, 9, 3, 3]
+def test_greedy_tokens_are_the_models_own(weights: Weights) -> None:
+    prompt, expected = [5, 9, 3, 3], list[int]()
     state = np.zeros((TINY.num_layers, TINY.d_model))
-    expected: list[int] = []
     for position in range(TINY.n_ctx):
         token = prompt[position] if position < len(prompt) else expected[-1]
         logits, state = feed(weights, token, position, state)
         if position >= len(prompt) - 1:
             expected.append(int(logits.argmax()))
     params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
-    ((output,),) = make_engine().generate([prompt], params)
-    assert np.frombuffer(output.token_ids, "<i4").tolist() == expected
+    ((output,),) = engine_of().generate([prompt], params)
+    assert ints(output.token_ids) == expected
     assert len(expected) == TINY.n_ctx - len(prompt) + 1
 
 
-def test_a_full_context_still_samples_one_token(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    (outputs,) = engine.generate([[3] * 64], SamplingParams(max_tokens=5, n=2, ignore_eos=True))
-    assert [len(output.token_ids) for output in outputs] == [4, 4]
-    assert [output.finish_reason for output in outputs] == ["length"] * 2
+def test_a_full_context_still_samples_one_token() -> None:
+    params = SamplingParams(max_tokens=5, n=2, ignore_eos=True)
+    (outputs,) = engine_of().generate([[3] * 64], params)
+    assert [(len(one.token_ids), one.finish_reason) for one in outputs] == [(4, "length")] * 2
 
 
 @pytest.mark.parametrize("n", [1, 2, 40])
-def test_a_prompt_is_prefilled_once_whatever_n(make_engine: MakeEngine, n: int) -> None:
+def test_a_prompt_is_prefilled_once_whatever_n(n: int) -> None:
     before = metric("prefill_tokens_total")
+    engine = engine_of(num_slots=4, max_step_rows=3, max_step_tokens=7)
     params = SamplingParams(n=n, max_tokens=3, ignore_eos=True)
-    (outputs,) = make_engine(num_slots=4, max_step_rows=3, max_step_tokens=7).generate(
-        [[3] * 30], params
-    )
+    (outputs,) = engine.generate([[3] * 30], params)
     assert [output.index for output in outputs] == list(range(n))
     assert metric("prefill_tokens_total") - before == 29
 
 
-def test_both_ways_to_step_give_the_same_tokens(
-    make_engine: MakeEngine, make_request: MakeRequest
-) -> None:
-    results = []
-    for overlapped in (False, True):
-        engine = make_engine(num_slots=5, max_step_rows=3, max_step_tokens=9)
-        for i in range(6):
-            engine.add(
-                make_request(
-                    str(i),
-                    prompt=[i + 2] * (3 * i + 1),
-                    n=i + 1,
-                    seed=i,
-                    max_tokens=20,
-                    stop_token_ids=(5,),
-                )
-            )
-        outputs = list(drain(engine, overlapped))
-        results.append(sorted(outputs, key=lambda o: (o.id, o.index)))
-        assert engine.scheduler.table.num_free == 5
-    assert results[0] == results[1]
-    assert {"stop", "length"} == {output.finish_reason for output in results[0]}
-
-
-def test_equal_prompts_are_sampled_from_different_seeds(make_engine: MakeEngine) -> None:
+def test_prompts_are_completed_whatever_the_queue_holds_with_seeds_of_their_own() -> None:
+    engine = engine_of(num_slots=4, max_waiting=6)
+    results = engine.generate([[3, i % 32] for i in range(20)], SamplingParams(n=2, max_tokens=2))
+    assert [len(outputs) for outputs in results] == [2] * 20
     params = SamplingParams(max_tokens=20, seed=2**64 - 1, ignore_eos=True)
-    (first,), (second,) = make_engine().generate([[5, 6], [5, 6]], params)
+    (first,), (second,) = engine.generate([[5, 6], [5, 6]], params)
     assert first.token_ids != second.token_ids
 
 
-def test_more_prompts_than_the_queue_holds_are_all_completed(make_engine: MakeEngine) -> None:
-    engine = make_engine(num_slots=4, max_waiting=6)
-    results = engine.generate([[3, i % 32] for i in range(20)], SamplingParams(n=2, max_tokens=2))
-    assert [len(outputs) for outputs in results] == [2] * 20
-
-
-def test_a_refused_prompt_leaves_the_engine_as_it_was(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_refused_prompt_leaves_the_engine_as_it_was() -> None:
+    engine = engine_of()
     for params, prompts, error in (
         (SamplingParams(), [[5], [3] * 65], ContextTooLong),
         (SamplingParams(n=101), [[5]], InvalidRequest),
@@ -117,89 +90,81 @@ def test_a_refused_prompt_leaves_the_engine_as_it_was(make_engine: MakeEngine) -
     ],
 )
 def test_a_temperature_or_top_p_of_almost_0_takes_the_likeliest_token(
-    make_engine: MakeEngine, params: dict[str, Any]
+    params: dict[str, Any],
 ) -> None:
     common: dict[str, Any] = {"max_tokens": 8, "n": 3, "ignore_eos": True}
-    greedy = make_engine().generate([[5, 6]], SamplingParams(**common, temperature=0))
-    found = make_engine().generate([[5, 6]], SamplingParams(**common, **params))
-    assert [[one.token_ids for one in outputs] for outputs in found] == [
-        [one.token_ids for one in outputs] for outputs in greedy
-    ]
+    found, greedy = (
+        engine_of().generate([[5, 6]], SamplingParams(**common, **own))[0]
+        for own in (params, {"temperature": 0})
+    )
+    assert [one.token_ids for one in found] == [one.token_ids for one in greedy]
 
 
-def test_output_that_is_not_finite_ends_one_sequence_only(
-    make_engine: MakeEngine, make_request: MakeRequest
-) -> None:
-    weights = tiny_weights()
-    weights.embedding[31] = np.nan
-    for overlapped in (False, True):
-        engine = make_engine(model=weights)
-        engine.add(make_request("bad", prompt=[5, 31], max_tokens=9))
-        engine.add(make_request("good", prompt=[5, 6], max_tokens=9, temperature=0.0))
-        outputs = {output.id: output for output in drain(engine, overlapped)}
-        assert outputs["bad"].finish_reason == "error"
-        assert outputs["bad"].token_ids == b""
-        assert "finite" in (outputs["bad"].error or "")
-        assert outputs["good"].finish_reason == "length"
-
-
-def test_aborting_while_a_step_is_under_way_leaves_nothing(
-    make_engine: MakeEngine, make_request: MakeRequest
-) -> None:
-    engine = make_engine()
-    engine.add(make_request(n=3, emit="delta"))
-    for _ in range(3):
-        engine.step_overlapped()
-    engine.abort("a")
-    engine.abort("never there")
-    assert engine.has_work
-    assert engine.step_overlapped() == []
-    assert not engine.has_work
-    assert engine.status().running == 0
-
-
-def test_metrics_count_what_happened(make_engine: MakeEngine, make_request: MakeRequest) -> None:
-    names = {
-        "steps_total": {},
-        "decode_tokens_total": {},
-        "requests_total": {"outcome": "finished"},
-        "sequences_total": {"finish_reason": "length"},
-        "step_seconds_count": {},
-        "batch_rows_sum": {},
+def test_metrics_count_what_happened() -> None:
+    expected = {
+        ("steps_total",): 4,
+        ("decode_tokens_total",): 6,
+        ("requests_total", "outcome", "finished"): 1,
+        ("requests_total", "outcome", "aborted"): 1,
+        ("requests_total", "outcome", "refused"): 1,
+        ("sequences_total", "finish_reason", "length"): 2,
+        ("step_seconds_count",): 4,
+        ("batch_rows_sum",): 7,
     }
-    other = [("aborted", 1), ("refused", 1)]
-    before = {name: metric(name, **labels) for name, labels in names.items()}
-    outcomes_before = [metric("requests_total", outcome=name) for name, _ in other]
-    engine = make_engine()
-    engine.add(make_request(n=2, max_tokens=3))
-    list(drain(engine))
-    engine.add(make_request("b"))
+
+    def now() -> list[float]:
+        return [metric(name, **dict([label] if label else [])) for name, *label in expected]
+
+    before, engine = now(), engine_of()
+    engine.add(request_of(n=2, max_tokens=3))
+    drain(engine)
+    engine.add(request_of("b"))
     engine.abort("b")
     with pytest.raises(InvalidRequest):
-        engine.add(make_request(n=0))
-    grown = {name: metric(name, **labels) - before[name] for name, labels in names.items()}
-    assert grown == {
-        "steps_total": 4,
-        "decode_tokens_total": 6,
-        "requests_total": 1,
-        "sequences_total": 2,
-        "step_seconds_count": 4,
-        "batch_rows_sum": 7,
-    }
-    for (name, count), start in zip(other, outcomes_before, strict=True):
-        assert metric("requests_total", outcome=name) - start == count
+        engine.add(request_of(n=0))
+    grown = [later - earlier for later, earlier in zip(now(), before, strict=True)]
+    assert grown == list(expected.values())
     assert metric("num_slots") == metric("free_slots") == 8
     assert metric("running_sequences") == metric("waiting_sequences") == 0
 
 
-def test_kept_prefixes_are_counted(make_engine: MakeEngine, make_request: MakeRequest) -> None:
+def test_kept_prefixes_are_counted() -> None:
     names = ("prefix_hits_total", "cached_tokens_total", "prefix_evictions_total")
     before = {name: metric(name) for name in names}
-    engine = make_engine(prefix_slots=2)
+    engine = engine_of(prefix_slots=2)
     for i, prompt in enumerate(([5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 9], [9, 9], [8, 8])):
-        engine.add(make_request(str(i), prompt=prompt, max_tokens=1))
-        list(drain(engine))
+        engine.add(request_of(str(i), prompt, max_tokens=1))
+        drain(engine)
     assert [metric(name) - before[name] for name in names] == [2, 4, 2]
     assert metric("prefixes") == 2
     engine.load_weights(tiny_weights(seed=1))
     assert metric("prefixes") == 0
+
+
+class PaddingRunner(NumpyRunner):
+    """Pads every step, as a GPU's runner does where one row is summed in another order."""
+
+    num_padded = 0
+
+    def _run(self, batch: Batch) -> StepResult:
+        spare = len(self._states) - 1
+        run = padded(batch, spare)
+        assert run.num_tokens > 1 and len(run.targets) != 1
+        assert (run.num_decode, len(run.score_rows)) == (batch.num_decode, len(batch.score_rows))
+        assert set(run.write_slots) - set(batch.write_slots) <= {spare}
+        self.num_padded += run is not batch
+        return super()._run(run)
+
+
+def test_a_padded_step_gives_what_a_bare_one_does(weights: Weights) -> None:
+    config = EngineConfig(num_slots=4, max_step_rows=4, max_step_tokens=5, prefix_slots=2)
+    padding = PaddingRunner(weights, 4, 3)
+    engines = [Engine(TINY, runner, config) for runner in (NumpyRunner(weights, 4, 2), padding)]
+    scored = {"logprobs": 2, "prompt_logprobs": 1, "ignore_eos": True}
+    for prompt in ([3], [4, 5], [6, 7, 8, 9, 10]):
+        for n in (1, 3):
+            for own in (scored, {"temperature": 0, "logit_bias": {3: -1.0}}):
+                params = SamplingParams(n=n, max_tokens=5, seed=n, **own)
+                bare, full = (repr(engine.generate([prompt], params)) for engine in engines)
+                assert bare == full
+    assert padding.num_padded > 10

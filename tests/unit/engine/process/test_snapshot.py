@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,25 +71,47 @@ def write(folder: Path, chunks: list[list[Record]] = CHUNKS, stamp: Stamp = STAM
     return folder / NAME
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[SnapshotFile]:
+    found = SnapshotFile(path, STAMP)
+    yield found
+    found.close()
+
+
+def has(found: SnapshotFile, *records: Record) -> None:
+    for request, parked in records:
+        progress = found.progress(request)
+        assert progress is not None
+        assert_same(progress, parked)
+
+
 def read_all(path: Path) -> None:
     """Everything, as CHUNKS has it; raises SnapshotError."""
     found = SnapshotFile(path, STAMP)
     try:
-        for chunk in CHUNKS:
-            for request, parked in chunk:
-                progress = found.progress(request)
-                assert progress is not None
-                assert_same(progress, parked)
+        has(found, *chain(*CHUNKS))
     finally:
         found.close()
 
 
+def refused(path: Path, message: str, stamp: Stamp = STAMP) -> None:
+    with pytest.raises(SnapshotError, match=message):
+        SnapshotFile(path, stamp)
+
+
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "made" / "when needed")
-    read_all(path)
-    found = SnapshotFile(path, STAMP)
-    assert found.num_sequences == 25
-    found.close()
+    """Also over what a killed engine left, and when a new one takes its place for new readers."""
+    folder = tmp_path / "made" / "when needed"
+    path = write(folder)
+    (folder / PARTIAL).write_bytes(b"x" * 10_000)
+    read_all(write(folder))
+    with opened(path) as old:
+        assert old.header.num_sequences == 25
+        write(folder, [[record("x", 2)]])
+        has(old, CHUNKS[1][0])
+        with opened(path) as new:
+            has(new, record("x", 2))
+            assert new.progress(CHUNKS[1][0].request) is None
 
 
 def test_a_request_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,44 +124,27 @@ def test_a_request_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         read += len(data)
         return data
 
-    found = SnapshotFile(write(tmp_path), STAMP)
-    chunk = CHUNKS[2]
-    found.progress(chunk[0].request)
-    monkeypatch.setattr(os, "pread", pread)
-    for request, parked in chunk:
-        read = 0
-        found.progress(request)
-        sampled = sum(map(len, (*parked.tokens, *parked.logprobs)))
-        assert read == parked.states.states.nbytes + sampled
-    found.close()
+    with opened(write(tmp_path)) as found:
+        found.progress(CHUNKS[2][0].request)
+        monkeypatch.setattr(os, "pread", pread)
+        for request, parked in CHUNKS[2]:
+            read = 0
+            found.progress(request)
+            sampled = sum(map(len, (*parked.tokens, *parked.logprobs)))
+            assert read == parked.states.states.nbytes + sampled
 
 
 def test_another_request_of_the_same_id_gets_nothing(tmp_path: Path) -> None:
-    found = SnapshotFile(write(tmp_path), STAMP)
-    request, _ = CHUNKS[0][0]
-    replace = msgspec.structs.replace
-    assert found.progress(request) is not None
+    request, replace = CHUNKS[0][0].request, msgspec.structs.replace
     same = replace(request.params, logit_bias={1: 2.0, 3: 1.0})
-    assert found.progress(replace(request, params=same, priority=3)) is not None
-    for other in (
-        replace(request, id="z"),
-        replace(request, params=replace(request.params, seed=1)),
-        replace(request, prompt_token_ids=b"\1\0\0\0"),
-    ):
-        assert found.progress(other) is None
-    found.close()
-
-
-def test_a_new_snapshot_takes_the_place_of_the_old_one_which_readers_keep(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    old = SnapshotFile(path, STAMP)
-    write(tmp_path, [[record("x", 2)]])
-    assert old.progress(CHUNKS[1][0].request) is not None
-    old.close()
-    new = SnapshotFile(path, STAMP)
-    assert new.progress(record("x", 2).request) is not None
-    assert new.progress(CHUNKS[1][0].request) is None
-    new.close()
+    with opened(write(tmp_path)) as found:
+        assert found.progress(replace(request, params=same, priority=3)) is not None
+        for other in (
+            replace(request, id="z"),
+            replace(request, params=replace(request.params, seed=1)),
+            replace(request, prompt_token_ids=b"\1\0\0\0"),
+        ):
+            assert found.progress(other) is None
 
 
 def test_of_several_records_of_a_request_the_later_ones_count(tmp_path: Path) -> None:
@@ -150,35 +158,28 @@ def test_of_several_records_of_a_request_the_later_ones_count(tmp_path: Path) ->
     )
     odd, even = (all_of_them.only(np.arange(first, 10, 2)) for first in (1, 0))
     chunks = [[Record(request, before), Record(request, odd)], [Record(request, even)]]
-    found = SnapshotFile(write(tmp_path, chunks), STAMP)
-    progress = found.progress(request)
-    assert progress is not None
-    assert_same(progress, all_of_them)
-    found.close()
+    with opened(write(tmp_path, chunks)) as found:
+        has(found, Record(request, all_of_them))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("fingerprint", "beef"),
-        ("arithmetic", "gpu bfloat16"),
-        ("state_width", 4),
-        ("state_dtype", "<f8"),
-    ],
-)
-def test_another_model_or_arithmetic_is_refused(tmp_path: Path, field: str, value: object) -> None:
+def test_another_model_or_arithmetic_or_format_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path)
-    expected = f"{path}: {field} is {getattr(STAMP, field)}, expected {value}"
-    with pytest.raises(SnapshotError) as refused:
-        SnapshotFile(path, msgspec.structs.replace(STAMP, **{field: value}))
-    assert refused.value.message == expected
+    others = {"fingerprint": "beef", "arithmetic": "gpu", "state_width": 4, "state_dtype": "<f8"}
+    for field, value in others.items():
+        message = f"{path}: {field} is {getattr(STAMP, field)}, expected {value}$"
+        refused(path, message, msgspec.structs.replace(STAMP, **{field: value}))
+    monkeypatch.setattr("engine.process.snapshot_writer.FORMAT_VERSION", 2)
+    write(tmp_path)
+    refused(path, "format_version is 2, expected 1")
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path)
     whole = path.read_bytes()
     fields = set()
-    for at in range(len(whole)):
+    for at in (*range(PREAMBLE.size), *range(PREAMBLE.size, len(whole), 5)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
         with pytest.raises(SnapshotError, match=r"durable\.snapshot: .* is .*, expected ") as found:
             read_all(path)
@@ -191,31 +192,16 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path)
     whole = path.read_bytes()
-    for size in range(len(whole)):
+    for size in (*range(PREAMBLE.size + 9), *range(PREAMBLE.size + 9, len(whole), 7)):
         path.write_bytes(whole[:size])
         reason = "size in bytes" if size >= PREAMBLE.size else "bytes from 0 on"
-        with pytest.raises(SnapshotError, match=rf"{reason} is {size}, expected"):
-            SnapshotFile(path, STAMP)
+        refused(path, rf"{reason} is {size}, expected")
     path.write_bytes(whole + b"\0")
-    with pytest.raises(SnapshotError, match="size in bytes"):
-        SnapshotFile(path, STAMP)
-
-
-def test_a_file_that_shrinks_while_it_is_open_is_noticed(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    found = SnapshotFile(path, STAMP)
-    os.truncate(path, 100)
-    with pytest.raises(SnapshotError, match="bytes from"):
+    refused(path, "size in bytes")
+    path.write_bytes(whole)
+    with opened(path) as found, pytest.raises(SnapshotError, match="bytes from"):
+        os.truncate(path, 100)  # while it is open
         found.progress(CHUNKS[2][0].request)
-    found.close()
-
-
-def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.process.snapshot_writer.FORMAT_VERSION", 2)
-    path = write(tmp_path)
-    monkeypatch.undo()
-    with pytest.raises(SnapshotError, match="format_version is 2, expected 1"):
-        SnapshotFile(path, STAMP)
 
 
 def test_what_is_given_up_leaves_the_old_one(tmp_path: Path) -> None:
@@ -227,17 +213,8 @@ def test_what_is_given_up_leaves_the_old_one(tmp_path: Path) -> None:
     writer.discard()
     assert list(tmp_path.iterdir()) == [tmp_path / NAME]
     read_all(path)
-
-
-def test_what_a_killed_engine_left_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / PARTIAL).write_bytes(b"x" * 10_000)
-    read_all(write(tmp_path))
-
-
-def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SnapshotError, match=r"file/durable\.snapshot\.partial: cannot be written"):
-        SnapshotWriter(tmp_path / "file", STAMP)
+    with pytest.raises(SnapshotError, match=r"durable\.snapshot\.partial: cannot be written"):
+        SnapshotWriter(path, STAMP)  # a file is no folder
 
 
 def _write_with_little_room(folder: Path) -> None:

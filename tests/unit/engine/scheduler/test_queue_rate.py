@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduler.queue_rate import LONGEST_S, WINDOW_S, QueueRate
 
+GOES = [(5 * second, 100.0 + second) for second in range(21)]
+STANDS = [(7, float(second)) for second in range(10)]
+LONG_AGO = [(0, 0.0), (10**6, 1.0), (10**6, 2.0 + WINDOW_S), (1_000_020, 12.0 + WINDOW_S)]
 
-def test_the_queue_goes_on_as_it_went() -> None:
+
+@pytest.mark.parametrize(
+    ("noted", "count", "now", "seconds"),
+    [
+        (GOES, 50, 120.0, 10),
+        (GOES, 1, 120.0, 1),
+        (GOES, 10**9, 120.0, LONGEST_S),
+        ([], 1_000, 5.0, 1),
+        ([(3, 5.0)], 1_000, 5.1, 1),
+        (STANDS, 1, 9.0, LONGEST_S),
+        (LONG_AGO, 20, 12.0 + WINDOW_S, 10),
+    ],
+)
+def test_the_queue_goes_on_as_it_went(
+    noted: list[tuple[int, float]], count: int, now: float, seconds: int
+) -> None:
     pace = QueueRate()
-    for second in range(21):
-        pace.note(5 * second, 100.0 + second)
-    assert pace.seconds_until(50, 120.0) == 10
-    assert pace.seconds_until(1, 120.0) == 1
-    assert pace.seconds_until(10**9, 120.0) == LONGEST_S
-
-
-def test_before_there_is_a_pace_it_is_a_second() -> None:
-    pace = QueueRate()
-    assert pace.seconds_until(1_000, 5.0) == 1
-    pace.note(3, 5.0)
-    assert pace.seconds_until(1_000, 5.1) == 1
-
-
-def test_a_queue_that_stands_takes_longest() -> None:
-    pace = QueueRate()
-    for second in range(10):
-        pace.note(7, float(second))
-    assert pace.seconds_until(1, 9.0) == LONGEST_S
-
-
-def test_what_was_long_ago_does_not_count() -> None:
-    pace = QueueRate()
-    pace.note(0, 0.0)
-    pace.note(1_000_000, 1.0)
-    pace.note(1_000_000, 2.0 + WINDOW_S)
-    pace.note(1_000_020, 12.0 + WINDOW_S)
-    assert pace.seconds_until(20, 12.0 + WINDOW_S) == 10
+    for left, when in noted:
+        pace.note(left, when)
+    assert pace.seconds_until(count, now) == seconds
 
 
 @given(

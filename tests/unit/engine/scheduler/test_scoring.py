@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import SAMPLED, Batch, Scores, StepResult
 from engine.weights.weights import Weights
-from tests.conftest import MakeEngine, MakeRequest
-from tests.engines.numpy_runner import TINY, check_batch, feed
-
-
-def make_scheduler(num_slots: int = 8, max_step_tokens: int = 64) -> Scheduler:
-    return Scheduler(
-        TINY, EngineConfig(num_slots=num_slots, max_step_rows=4, max_step_tokens=max_step_tokens)
-    )
-
-
-def scheduled(scheduler: Scheduler) -> Batch:
-    batch = scheduler.schedule()
-    assert batch is not None
-    check_batch(batch, TINY, scheduler.table.num_slots + scheduler.prefixes.num_slots)
-    return batch
+from tests.engines.making import engine_of, floats, ints, request_of, scheduled, scheduler_of
+from tests.engines.numpy_runner import TINY, feed
 
 
 def complete(scheduler: Scheduler, batch: Batch, broken: int | None = None) -> list[Output]:
     """Score row q has log-probability -q, rank q + 1 and alternatives 100 * q and on."""
-    count = len(batch.score_rows)
-    places = np.arange(count, dtype=np.int32)
+    places = np.arange(len(batch.score_rows), dtype=np.int32)
     logprobs = -places.astype(np.float32)
     if broken is not None:
         logprobs[broken] = np.nan
@@ -43,82 +29,44 @@ def complete(scheduler: Scheduler, batch: Batch, broken: int | None = None) -> l
     return scheduler.complete(batch, StepResult(tokens, sampled, scores))
 
 
-def ints(data: bytes) -> list[int]:
-    found: list[int] = np.frombuffer(data, "<i4").tolist()
-    return found
-
-
-def floats(data: bytes) -> list[float]:
-    found: list[float] = np.frombuffer(data, "<f4").tolist()
-    return found
-
-
-def test_a_step_that_scores_nothing_has_only_its_decode_rows_in_the_head(
-    make_request: MakeRequest,
-) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request("a", prompt=[5], n=3, logprobs=0))
-    scheduler.add(make_request("b"))
+def test_a_step_that_scores_nothing_has_only_its_decode_rows_in_the_head() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("a", [5], n=3, logprobs=0))
+    scheduler.add(request_of("b"))
     batch = scheduled(scheduler)
     assert (batch.num_decode, batch.num_tokens) == (3, 5)
     assert batch.targets.tolist() == [SAMPLED] * 3
     assert len(batch.score_rows) == len(batch.num_top) == len(batch.scored_ids) == 0
 
 
-def test_scored_prompts_come_before_the_others_and_after_decode_rows(
-    make_request: MakeRequest,
-) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request("decoding", prompt=[4]))
+def test_scored_prompts_come_before_the_others_and_after_decode_rows() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("decoding", [4]))
     complete(scheduler, scheduled(scheduler))
-    scheduler.add(make_request("quiet", prompt=[5, 6, 7]))
-    scheduler.add(make_request("asks", prompt=[11, 12, 13, 14], prompt_logprobs=2))
-    scheduler.add(make_request("also", prompt=[21, 22], prompt_logprobs=0))
+    scheduler.add(request_of("quiet", [5, 6, 7]))
+    scheduler.add(request_of("aborted", [8, 9], prompt_logprobs=0))
+    scheduler.add(request_of("asks", [11, 12, 13, 14], prompt_logprobs=2))
+    scheduler.add(request_of("also", [21, 22], prompt_logprobs=0))
     batch = scheduled(scheduler)
-    assert batch.token_ids[1:].tolist() == [11, 12, 13, 21, 5, 6]
-    assert batch.targets.tolist() == [SAMPLED, 12, 13, 14, 22]
-    assert batch.score_rows.tolist() == [1, 2, 3, 4]
-    assert batch.num_top.tolist() == [2, 2, 2, 0]
+    assert batch.token_ids[1:].tolist() == [8, 11, 12, 13, 21, 5, 6]
+    assert batch.targets.tolist() == [SAMPLED, 9, 12, 13, 14, 22]
+    assert batch.score_rows.tolist() == [1, 2, 3, 4, 5]
+    assert batch.num_top.tolist() == [0, 2, 2, 2, 0]
+    scheduler.abort("aborted")
     asks, also = complete(scheduler, batch)
     assert (asks.id, asks.index, asks.finish_reason) == ("asks", PROMPT, None)
     assert ints(asks.token_ids) == [12, 13, 14]
-    assert floats(asks.logprobs) == [0, -1, -2]
-    assert ints(asks.ranks) == [1, 2, 3]
-    assert ints(asks.top_ids) == [0, 1, 100, 101, 200, 201]
-    assert floats(asks.top_logprobs) == [0, -1, -100, -101, -200, -201]
-    assert (ints(also.token_ids), floats(also.logprobs)) == ([22], [-3])
+    assert (floats(asks.logprobs), ints(asks.ranks)) == ([-1, -2, -3], [2, 3, 4])
+    assert ints(asks.top_ids) == [100, 101, 200, 201, 300, 301]
+    assert floats(asks.top_logprobs) == [-100, -101, -200, -201, -300, -301]
+    assert (ints(also.token_ids), floats(also.logprobs)) == ([22], [-4])
     assert also.top_ids == also.top_logprobs == b""
 
 
-@pytest.mark.parametrize("max_step_tokens", [5, 6, 9, 64])
-def test_every_position_is_scored_once_however_it_is_cut(
-    make_request: MakeRequest, max_step_tokens: int
-) -> None:
-    scheduler = make_scheduler(max_step_tokens=max_step_tokens)
-    prompts = {str(i): list(range(i + 2, i + 22)) for i in range(5)}
-    for name, prompt in prompts.items():
-        scheduler.add(make_request(name, prompt=prompt, prompt_logprobs=0, max_tokens=0))
-    scored: dict[str, list[int]] = {name: [] for name in prompts}
-    ended = []
-    while (batch := scheduler.schedule()) is not None:
-        check_batch(batch, TINY, 8 + scheduler.prefixes.num_slots)
-        assert batch.num_tokens <= max_step_tokens
-        for output in complete(scheduler, batch):
-            if output.index == PROMPT:
-                scored[output.id] += ints(output.token_ids)
-            else:
-                ended.append(output.id)
-    assert scored == {name: prompt[1:] for name, prompt in prompts.items()}
-    assert sorted(ended) == sorted(prompts)
-    assert scheduler.table.num_free == 8
-
-
 @pytest.mark.parametrize("n", [1, 3])
-def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(
-    make_request: MakeRequest, n: int
-) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request(prompt=[5, 6, 7], n=n, max_tokens=0, prompt_logprobs=1))
+def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(n: int) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of(n=n, max_tokens=0, prompt_logprobs=1))
     batch = scheduled(scheduler)
     assert (batch.num_decode, batch.token_ids.tolist()) == (0, [5, 6])
     assert scheduler.schedule() is None
@@ -128,101 +76,51 @@ def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(
         (index, "length", b"") for index in range(n)
     ]
     assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
-    assert scheduler.prefixes.num_used == 1  # kept for others
-    assert scheduler.prefixes.num_pinned == 0
-
-
-def test_a_prompt_is_scored_once_whatever_n(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request(prompt=[5, 6, 7], n=9, max_tokens=2, prompt_logprobs=0))
-    outputs = []
-    while (batch := scheduler.schedule()) is not None:
-        outputs += complete(scheduler, batch)
-    assert [output.index for output in outputs].count(PROMPT) == 1
-    assert sorted(output.index for output in outputs) == [PROMPT, *range(9)]
-
-
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("max_tokens", [0, 5])
-def test_a_prompt_whose_scores_are_not_finite_ends_in_errors(
-    make_request: MakeRequest, max_tokens: int, n: int
-) -> None:
-    scheduler = make_scheduler(max_step_tokens=6)
-    scheduler.add(make_request(prompt=[5] * 9, n=n, max_tokens=max_tokens, prompt_logprobs=0))
-    first, second = scheduled(scheduler), scheduled(scheduler)
-    outputs = complete(scheduler, first, broken=2)
-    assert [(one.index, one.finish_reason) for one in outputs] == [
-        (index, "error") for index in range(n)
-    ]
-    assert all("finite" in (one.error or "") for one in outputs)
-    assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
-    assert complete(scheduler, second) == []
-
-
-def test_an_aborted_request_says_nothing_of_its_prompt(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request("a", prompt_logprobs=0))
-    scheduler.add(make_request("b", prompt=[3, 4], prompt_logprobs=0))
-    batch = scheduled(scheduler)
-    scheduler.abort("a")
-    (output,) = complete(scheduler, batch)
-    assert (output.id, floats(output.logprobs)) == ("b", [-2])
+    # Its prefix is kept for others.
+    assert (scheduler.prefixes.num_used, scheduler.prefixes.num_pinned) == (1, 0)
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_alternatives_come_with_each_token_to_those_who_asked(
-    make_request: MakeRequest, most: int
-) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(make_request("not", prompt=[5], emit="delta"))
-    scheduler.add(make_request("asks", prompt=[5], emit="delta", logprobs=most, max_tokens=2))
-    scheduler.add(make_request("chosen", prompt=[5], emit="delta", logprobs=0))
+def test_alternatives_come_with_each_token_to_those_who_asked(most: int) -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("not", [5], emit="delta"))
+    scheduler.add(request_of("asks", [5], emit="delta", logprobs=most, max_tokens=2))
+    scheduler.add(request_of("chosen", [5], emit="delta", logprobs=0))
     for _ in range(2):
         batch = scheduled(scheduler)
         (row,) = batch.score_rows.tolist()
-        assert batch.num_top.tolist() == [most]
+        assert (batch.num_top.tolist(), batch.sequence_ids[row]) == ([most], 1)
         outputs = {output.id: output for output in complete(scheduler, batch)}
         asks = outputs["asks"]
-        assert batch.sequence_ids[row] == 1
         assert ints(asks.top_ids) == [0, 1][:most]
         assert floats(asks.top_logprobs) == [-0.0, -1][:most]
         assert (floats(asks.logprobs), ints(asks.ranks)) == ([0], [1])
         assert outputs["not"].logprobs == outputs["not"].top_ids == b""
         assert (floats(outputs["chosen"].logprobs), outputs["chosen"].top_ids) == ([-0.5], b"")
     assert asks.finish_reason == "length"
-    assert len(scheduled(scheduler).score_rows) == 0
-    assert scheduler.table.num_asking == 0
+    assert (len(scheduled(scheduler).score_rows), scheduler.table.num_asking) == (0, 0)
 
 
-def test_what_cannot_be_scored_is_refused_by_name(make_request: MakeRequest) -> None:
-    scheduler = make_scheduler()
-    for params in (
-        {"max_tokens": 0},
-        {"max_tokens": 0, "prompt_logprobs": 0, "prompt": [5]},
-        {"max_tokens": -1},
-    ):
-        with pytest.raises(InvalidRequest) as error:
-            scheduler.add(make_request(**params))
-        assert error.value.param == "max_tokens"
-    with pytest.raises(InvalidRequest, match="emit is final") as error:
-        scheduler.add(make_request(logprobs=1))
-    assert error.value.param == "logprobs"
-
-
-def log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    shifted = logits - logits.max()
-    found: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return found
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "prompt_logprobs": 0, "prompt": [5]}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_name(params: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named) as error:
+        scheduler_of().add(request_of(**params))
+    assert error.value.param == named
 
 
 @pytest.mark.parametrize("max_step_tokens", [9, 64])
-def test_scores_are_the_models_own(
-    make_engine: MakeEngine, weights: Weights, max_step_tokens: int
-) -> None:
+def test_scores_are_the_models_own(weights: Weights, max_step_tokens: int) -> None:
     prompt = [5, 9, 3, 3, 17, 8, 22, 4, 4, 30, 2, 6]
     params = SamplingParams(max_tokens=4, temperature=0.5, logprobs=20, prompt_logprobs=3, seed=4)
-    engine = make_engine(max_step_rows=8, max_step_tokens=max_step_tokens)
-    ((scores, sample),) = engine.generate([prompt], params)
+    ((scores, sample),) = engine_of(max_step_tokens=max_step_tokens).generate([prompt], params)
     tokens = prompt + ints(sample.token_ids)
     assert ints(scores.token_ids) == prompt[1:]
     assert (scores.index, sample.index) == (PROMPT, 0)
@@ -234,7 +132,8 @@ def test_scores_are_the_models_own(
     for position, token in enumerate(tokens[:-1]):
         logits, state = feed(weights, token, position, state)
         is_prompt = position < len(prompt) - 1
-        expected = log_softmax(logits / (1 if is_prompt else 0.5))
+        scaled = logits / (1 if is_prompt else 0.5)
+        expected = scaled - scaled.max() - np.log(np.exp(scaled - scaled.max()).sum())
         following = tokens[position + 1]
         assert logprobs[position] == pytest.approx(expected[following], abs=1e-5)
         order = np.argsort(-expected, kind="stable").tolist()

@@ -1,55 +1,56 @@
-"""What a step costs the host does not grow with its rows: calls are counted, not timed."""
+"""What the host does for a step grows with neither rows, slots nor queue: calls are counted."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from engine.config import EngineConfig
-from engine.messages import Output
 from engine.scheduler.scheduler import Scheduler
-from engine.steps.batch import StepResult
-from tests.conftest import MakeRequest
-from tests.engines.numpy_runner import TINY
+from tests.engines.making import complete, request_of, scheduler_of
 from tests.tools.calls import calls_of
 
 NUM_SLOTS = 16_384
 
 
-def running_scheduler(make_request: MakeRequest, n: int) -> Scheduler:
-    config = EngineConfig(
-        num_slots=NUM_SLOTS, max_step_rows=NUM_SLOTS, max_step_tokens=2 * NUM_SLOTS
-    )
-    scheduler = Scheduler(TINY, config)
-    scheduler.add(make_request(n=n, max_tokens=60))
+def running_scheduler(n: int) -> Scheduler:
+    limits = {"num_slots": NUM_SLOTS, "max_step_rows": NUM_SLOTS, "max_step_tokens": 2 * NUM_SLOTS}
+    scheduler = scheduler_of(**limits, max_waiting=NUM_SLOTS)
+    scheduler.add(request_of(n=n, max_tokens=60))
     scheduler.schedule()
     return scheduler
 
 
-def step(scheduler: Scheduler) -> list[Output]:
+def step(scheduler: Scheduler) -> None:
     batch = scheduler.schedule()
     assert batch is not None
-    tokens = np.full(batch.num_decode, 9, np.int32)
-    return scheduler.complete(batch, StepResult(tokens, np.zeros(len(tokens), np.float32)))
+    complete(scheduler, batch)
 
 
-def test_starting_many_samples_costs_what_starting_few_does(make_request: MakeRequest) -> None:
-    few, many = (running_scheduler(make_request, n) for n in (2, NUM_SLOTS - 1))
-    assert calls_of(lambda: step(many)) <= calls_of(lambda: step(few))
+def test_many_samples_cost_what_few_do() -> None:
+    few, many = (running_scheduler(n) for n in (2, NUM_SLOTS - 1))
+    assert calls_of(lambda: step(many)) <= calls_of(lambda: step(few))  # they start
     assert many.table.num_owned == NUM_SLOTS - 1
-
-
-def test_a_step_of_many_rows_costs_what_one_of_few_does(make_request: MakeRequest) -> None:
-    few, many = (running_scheduler(make_request, n) for n in (2, NUM_SLOTS - 1))
-    step(few)
-    step(many)
     calls = calls_of(lambda: step(many))
-    assert calls == calls_of(lambda: step(few))
-    assert calls < 250
-
-
-def test_aborting_many_samples_costs_what_aborting_few_does(make_request: MakeRequest) -> None:
-    few, many = (running_scheduler(make_request, n) for n in (2, NUM_SLOTS - 1))
-    step(few)
-    step(many)
+    assert calls == calls_of(lambda: step(few)) < 250
     assert calls_of(lambda: few.abort("a")) == calls_of(lambda: many.abort("a"))
     assert many.table.num_free == NUM_SLOTS
+
+
+def calls_of_turns(num_slots: int) -> int:
+    """Function calls of a step whose rows are full, however many slots others hold."""
+    scheduler = scheduler_of(num_slots=num_slots, max_step_rows=4, max_waiting=num_slots)
+    scheduler.add(request_of("high", [5], n=2, max_tokens=60))
+    scheduler.add(request_of("low", [5], n=num_slots - 2, priority=-1, max_tokens=60))
+    scheduler._admission.admit()
+    return calls_of(lambda: scheduler._turns.take(scheduler.table, scheduler._admission.shares))
+
+
+def calls_of_an_admission(waiting: int) -> int:
+    """Function calls of a step in which two of so many waiting requests get a slot."""
+    scheduler = scheduler_of(num_slots=2, max_waiting=waiting)
+    for i in range(waiting):
+        scheduler.add(request_of(str(i), [5], share=f"share {i % 8}", max_tokens=1))
+    return calls_of(scheduler.schedule)
+
+
+def test_turns_and_admission_cost_the_same_however_many_there_are() -> None:
+    calls_of_turns(40), calls_of_an_admission(16)  # what is done once only
+    assert calls_of_turns(4_000) == calls_of_turns(40)
+    assert calls_of_an_admission(2_000) == calls_of_an_admission(16)

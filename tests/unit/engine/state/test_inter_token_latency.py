@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.state.inter_token_latency import MIXED, InterTokenLatency
@@ -19,6 +19,7 @@ def turn_of(running: list[int], begin: int, limit: int) -> list[int]:
     return (from_there + [slot for slot in running if slot < begin])[:limit]
 
 
+@settings(max_examples=60)
 @given(
     steps=st.lists(
         st.tuples(

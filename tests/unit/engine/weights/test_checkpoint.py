@@ -1,21 +1,26 @@
-"""A good checkpoint is read; every broken one is a clear error."""
+"""A good checkpoint is read, and `srm inspect` counts what is there; broken ones are named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
+import srm
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
-from engine.steps.batch import F32
 from engine.weights.checkpoint import load_checkpoint
+from engine.weights.inspect_model import inspect_model
 from engine.weights.random_model import write_random_model
+from training.checkpoint import save_model
+from training.model import SRM
 
 CONFIG = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 
@@ -26,20 +31,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_files_load(folder: Path, dtype: str) -> None:
-    import torch  # noqa: PLC0415  # numpy cannot write bfloat16
-    from safetensors.torch import load_file as load_torch  # noqa: PLC0415
-    from safetensors.torch import save_file as save_torch  # noqa: PLC0415
-
-    kind = getattr(torch, dtype)
-    tensors = {k: v.to(kind) for k, v in load_torch(folder / "model.safetensors").items()}
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_files_load(folder: Path, dtype: torch.dtype) -> None:
+    tensors = {k: v.to(dtype) for k, v in load_torch(folder / "model.safetensors").items()}
     save_torch(tensors, folder / "model.safetensors")
     expected = tensors["input_layer.weight"].float().numpy()
     assert np.array_equal(load_checkpoint(folder).embedding, expected)
@@ -47,40 +41,14 @@ def test_half_precision_files_load(folder: Path, dtype: str) -> None:
 
 def test_the_fingerprint_changes_with_weights_and_config(folder: Path) -> None:
     first = load_checkpoint(folder).fingerprint
-    assert load_checkpoint(folder).fingerprint == first
-    _rewrite(folder, lambda tensors: tensors["input_layer.weight"].__setitem__((0, 0), 9.0))
+    assert load_checkpoint(folder).fingerprint == first == inspect_model(folder)["fingerprint"]
+    tensors = load_file(folder / "model.safetensors")
+    tensors["input_layer.weight"][0, 0] = 9.0
+    save_file(tensors, folder / "model.safetensors")
     second = load_checkpoint(folder).fingerprint
     config = msgspec.structs.replace(CONFIG, decay_constant=2)
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     assert len({first, second, load_checkpoint(folder).fingerprint}) == 3
-
-
-def _set_nan(tensors: dict[str, F32]) -> None:
-    tensors["output_layer.weight"][3, 3] = np.nan
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.pop("mixer_blocks.1.token_norm.bias"), r"token_norm\.bias \[8\] is missing"),
-        (
-            lambda t: t.update({"output_layer.weight": t["output_layer.weight"].T.copy()}),
-            r"output_layer\.weight has shape \[8, 11\], but config\.json asks for \[11, 8\]",
-        ),
-        (lambda t: t.update(extra=np.zeros(3, np.float32)), "1 tensor does not belong .* extra"),
-        (_set_nan, r"output_layer\.weight has values that are not finite"),
-        (
-            lambda t: t.update({"output_layer.weight": t["output_layer.weight"].astype(np.int32)}),
-            r"output_layer\.weight is I32; F32, F16 and BF16 can be read",
-        ),
-    ],
-)
-def test_wrong_tensors_are_named(
-    folder: Path, change: Callable[[dict[str, Any]], object], message: str
-) -> None:
-    _rewrite(folder, change)
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +56,7 @@ def test_wrong_tensors_are_named(
     [
         ({"vocab_size": 12}, r"input_layer\.weight has shape \[11, 8\].* \[12, 8\]"),
         ({"num_layers": 3}, r"mixer_blocks\.2\..* is missing"),
+        ({"num_layers": 1}, r"tensors do not belong to the model of config\.json"),
         ({"num_heads": 3}, "num_heads = 3 must divide d_model = 8"),
         ({"num_heads": 1}, "num_heads must be even where mixer is mixed, got 1"),
         ({"d_model": 0}, "d_model must be at least 1"),
@@ -95,16 +64,25 @@ def test_wrong_tensors_are_named(
         ({"n_ctx": "16"}, r"Expected `int`, got `str` - at `\$\.n_ctx`"),
         ({"eos_token_id": 11}, "eos_token_id must lie in"),
         ({"colour": "red"}, "unknown field `colour`"),
-        ({"mixer": "serial"}, r"Invalid enum value 'serial' - at `\$\.mixer`"),
+        ({"mixer": "serial"}, r"config\.json: .*Invalid enum value 'serial' - at `\$\.mixer`"),
         ({"mixer": "row"}, "num_heads must be 1 where mixer is row, got 4"),
         ({"kernel_size": 2}, "kernel_size must be 1 where mixer is mixed, got 2"),
+        ("{", r"config\.json"),
     ],
 )
-def test_wrong_configs_are_explained(folder: Path, fields: dict[str, Any], message: str) -> None:
-    config = {**msgspec.to_builtins(CONFIG), **fields}
-    (folder / "config.json").write_bytes(msgspec.json.encode(config))
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(folder)
+def test_configs_that_are_wrong_or_of_another_model_are_explained(
+    folder: Path, fields: dict[str, Any] | str, message: str
+) -> None:
+    """What is wrong with tensors is the same as for `srm convert`: see test_convert."""
+    content = (
+        fields.encode()
+        if isinstance(fields, str)
+        else msgspec.json.encode({**msgspec.to_builtins(CONFIG), **fields})
+    )
+    (folder / "config.json").write_bytes(content)
+    for read in (load_checkpoint, inspect_model):
+        with pytest.raises(CheckpointError, match=message):
+            read(folder)
 
 
 def test_missing_cut_and_foreign_files_are_named(folder: Path) -> None:
@@ -117,9 +95,64 @@ def test_missing_cut_and_foreign_files_are_named(folder: Path) -> None:
     path.unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
         load_checkpoint(folder)
-    (folder / "config.json").write_text("{")
-    path.write_bytes(whole)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        load_checkpoint(folder)
     with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
         load_checkpoint(folder / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "variant", "state"),
+    [
+        ({}, "mixed, 4 heads, projections, decay, c = 1", 64),
+        ({"mixer": "combined"}, "combined, 4 heads, projections, decay, c = 1", 128),
+        (
+            {"mixer": "kernel", "num_heads": 1, "kernel_size": 3, "use_projections": False},
+            "kernel, kernel_size 3, decay, c = 1",
+            64,
+        ),
+        (
+            {"mixer": "row", "num_heads": 1, "use_projections": False, "decay": False},
+            "row, no decay",
+            64,
+        ),
+        (
+            {"mixer": "combined", "decay_constant": 2, "combined_row_quirk": True},
+            "combined, 4 heads, projections, decay, c = 2, combined_row_quirk",
+            128,
+        ),
+    ],
+)
+def test_a_model_is_described_by_one_line_for_each_fact(
+    changes: dict[str, Any],
+    variant: str,
+    state: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = msgspec.structs.replace(CONFIG, **changes)
+    write_random_model(tmp_path, config)
+    found, tensors = inspect_model(tmp_path), load_file(tmp_path / "model.safetensors")
+    assert found["variant"] == variant
+    assert found["state"] == f"{state} bytes a sequence, in float32"
+    assert found["slots"] == f"{10**9 // (state + 4):,} per GB (10^9 bytes)"
+    assert found["parameters"] == f"{sum(value.size for value in tensors.values()):,}"
+    assert found["work"] == f"{config.flops_per_token:,} FLOP a token"
+    assert found["stored as"] == f"F32 {len(tensors)}"
+    assert (found["decays"] == "none") == ("no decay" in variant)
+    assert found["tokenizer"] == "no: token ids only"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert srm.main(["inspect", str(tmp_path)]) == 0
+    said = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert said["d_model"] == "8" and said["layers"] == "2" and said["tokenizer"] == "yes"
+    assert srm.main(["inspect", str(tmp_path / "nowhere")]) == CheckpointError.exit_code
+
+
+def test_dtypes_and_decays_out_of_range_are_told(tmp_path: Path) -> None:
+    model = SRM(CONFIG)
+    save_model(model, tmp_path)
+    assert inspect_model(tmp_path)["stored as"] == "BF16 38, F32 24"
+    tensors = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    decays = [name for name in tensors if name.endswith("decay_value")]
+    for name, decay in zip(decays, [0.5, 1.06, *[0.9] * (len(decays) - 2)], strict=True):
+        tensors[name] = np.array([decay], np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert inspect_model(tmp_path)["decays"] == "8 from 0.5 to 1.06, 2 of them used as 0.9 or 1.0"

@@ -40,7 +40,7 @@ class Scripted(EngineClient):
     def __init__(self) -> None:
         super().__init__("tcp://127.0.0.1:1")
         self.requests: list[Request] = []
-        self._status = STATUS
+        self.status = STATUS
         self._streams = Streams(self._answer)
 
     def _answer(self, message: ToEngine) -> None:

@@ -1,16 +1,23 @@
-"""`Stream.cut`: completions that are not wanted any more, as their caller counts them."""
+"""Streams as their callers count them: completions cut off, closed, refused."""
 
 from __future__ import annotations
 
 import asyncio
 from array import array
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.client.streams import Stream, Streams
-from engine.errors import InvalidRequest, Overloaded
+from engine.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    SRMError,
+    StepFailed,
+)
 from engine.messages import (
     REASONS,
     Abort,
@@ -27,23 +34,22 @@ LENGTH = REASONS.index("length")
 N = 4
 
 
+def request(name: str, n: int = N, **settings: Any) -> Request:
+    return Request(name, b"\5\0\0\0", SamplingParams(n=n), **settings)
+
+
 class Engine:
     """Hears what two requests of N completions send, and answers what a test wants."""
 
     def __init__(self, emit: str) -> None:
         self.heard: list[ToEngine] = []
         self.streams = Streams(self.heard.append)
-        requests = [
-            Request(name, b"\5\0\0\0", SamplingParams(n=N), emit=emit)  # type: ignore[arg-type]
-            for name in ("a", "b")
-        ]
-        self.stream: Stream = self.streams.open(requests)
+        self.stream: Stream = self.streams.open([request(name, emit=emit) for name in "ab"])
         self.requests = [one for one in self.heard if isinstance(one, Request)]
         self.heard.clear()
 
     def say(self, place: int, index: int, num_tokens: int, is_end: bool) -> None:
-        request = self.requests[place]
-        reason = LENGTH if is_end else 0
+        request, reason = self.requests[place], LENGTH if is_end else 0
         if request.emit != "columns":
             ids = array("i", [7] * num_tokens).tobytes()
             output = Output(request.id, index, ids, finish_reason=REASONS[reason])
@@ -58,10 +64,7 @@ class Engine:
             self.streams.receive(Outputs([], columns))
 
 
-emits = pytest.mark.parametrize("emit", ["final", "delta", "columns"])
-
-
-@emits
+@pytest.mark.parametrize("emit", ["final", "delta", "columns"])
 def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     engine = Engine(emit)
     stream = engine.stream
@@ -70,28 +73,20 @@ def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     stream.take()  # two of eight have ended
     engine.say(1, 2, 3, is_end=True)  # and one more, which nobody takes
     assert stream.unfinished == 2 * N - 2
-    assert stream.cut(1, 2) == 3
-    assert stream.unfinished == N + 1
+    assert (stream.cut(1, 2), stream.unfinished) == (3, N + 1)
     assert not engine.heard  # there is nothing to stop: both have ended
-    assert stream.cut(1, 1) == 0
+    assert (stream.cut(1, 1), stream.unfinished) == (0, N)
     assert engine.heard == [StopSamples("b", b"", cut=1)]
-    assert stream.unfinished == N
     engine.say(1, 1, 1, is_end=True)  # was on its way
     assert not stream.take_outputs()
     assert stream.unfinished == N
-    assert stream.cut(0, 0) == 0
-    assert stream.unfinished == 0
+    for end in (4, 3, 3, 1):  # nothing is counted twice
+        assert stream.cut(0, end) == 0
+    assert stream.unfinished == 1
+    assert [one.cut for one in engine.heard if isinstance(one, StopSamples)] == [1, 3, 1]
+    assert (stream.cut(0, 0), stream.unfinished) == (0, 0)
     stream.close()
     assert not any(isinstance(message, Abort) for message in engine.heard)
-
-
-@emits
-def test_a_second_cut_counts_nothing_twice(emit: str) -> None:
-    engine = Engine(emit)
-    for end in (4, 3, 3, 1):
-        engine.stream.cut(0, end)
-    assert engine.stream.unfinished == N + 1
-    assert [one.cut for one in engine.heard if isinstance(one, StopSamples)] == [3, 1]
 
 
 def test_samples_that_were_stopped_by_name_are_not_counted_again() -> None:
@@ -108,12 +103,12 @@ def test_only_those_that_have_ended_are_taken_where_no_others_are_wanted() -> No
     engine = Engine("columns")
     engine.say(0, 1, 2, is_end=False)
     engine.say(1, 1, 3, is_end=True)
-    news = engine.stream.take(only_ended=True).news
-    assert (news.indices.tolist(), news.offsets.tolist()) == ([N + 1], [0, 3])
-    assert not len(engine.stream.take(only_ended=True).news.indices)
-    engine.say(0, 1, 1, is_end=True)
-    news = engine.stream.take(only_ended=True).news
-    assert (news.indices.tolist(), news.offsets.tolist()) == ([1], [0, 3])
+    for index in (N + 1, None, 1):
+        news = engine.stream.take(only_ended=True).news
+        assert news.indices.tolist() == ([] if index is None else [index])
+        assert news.offsets.tolist() == ([0] if index is None else [0, 3])
+        if index is None:
+            engine.say(0, 1, 1, is_end=True)
     engine.say(0, 2, 2, is_end=False)
     assert engine.stream.cut(0, 2) == 2  # that have come in vain
 
@@ -128,14 +123,37 @@ async def test_who_waits_for_what_is_cut_is_woken() -> None:
     assert engine.stream.unfinished == 0
 
 
+@pytest.mark.parametrize(
+    ("error", "durable", "aborts"),
+    [
+        (InvalidRequest("too long"), True, True),
+        (Overloaded("full"), True, True),
+        (InvalidRequest("too long"), False, True),
+        (EngineUnavailable("drains"), True, False),
+        (StepFailed("broke"), True, False),
+        (EngineUnavailable("drains"), False, True),
+    ],
+)
+def test_one_of_several_prompts_that_is_refused_has_the_others_aborted(
+    error: SRMError, durable: bool, aborts: bool
+) -> None:
+    heard: list[ToEngine] = []
+    streams = Streams(heard.append)
+    stream = streams.open([request(name, durable=durable) for name in "abc"])
+    streams.refuse("b", error)
+    stream.close()
+    aborted = {message.id for message in heard if isinstance(message, Abort)}
+    assert aborted >= ({"a", "c"} if aborts else set())
+    assert bool(aborted) == aborts
+
+
 def test_more_completions_than_there_are_numbers_for_are_refused() -> None:
     heard: list[ToEngine] = []
     streams = Streams(heard.append)
     with pytest.raises(InvalidRequest, match=r"prompts x n .* 1048576 .* 33554432"):
-        streams.open([Request("a", b"\5\0\0\0", SamplingParams(n=1 << 25))])
+        streams.open([request("a", 1 << 25)])
     assert not heard
-    first = streams.open([Request("a", b"\5\0\0\0", SamplingParams(n=4))])
-    second = streams.open([Request("b", b"\5\0\0\0", SamplingParams(n=4))])
+    first, second = (streams.open([request(name)]) for name in "ab")
     streams.receive(Outputs([Output("b", 1, finish_reason="stop")]))
     assert not first.take_outputs()
     assert len(second.take_outputs()) == 1
@@ -145,9 +163,8 @@ def test_requests_that_are_refused_leave_room_for_others() -> None:
     """170 at once of 100,000 completions, most of them refused: they took up all rows for good."""
     heard: list[ToEngine] = []
     streams = Streams(heard.append)
-    params = SamplingParams(n=100_000)
-    opened = [streams.open([Request(f"{i}", b"", params, emit="columns")]) for i in range(170)]
-    sent = [request.stream for request in heard if isinstance(request, Request)]
+    opened = [streams.open([request(f"{i}", 100_000, emit="columns")]) for i in range(170)]
+    sent = [message.stream for message in heard if isinstance(message, Request)]
     taken = np.array(sent[:2])  # by the engine, which says something of their first completions
     rows, reasons = np.array([7, 7], np.int32).tobytes(), bytes(2)
     streams.receive(Outputs([], Columns(taken.tobytes(), rows, reasons)))
@@ -158,7 +175,7 @@ def test_requests_that_are_refused_leave_room_for_others() -> None:
     for one in opened:
         one.close()
     for i in range(1_000):
-        with closing(streams.open([Request(f"{i}", b"", SamplingParams(n=400))])) as small:
+        with closing(streams.open([request(f"{i}", 400)])) as small:
             streams.receive(Outputs([Output(f"{i}", 399, finish_reason="stop")]))
             assert len(small.take_outputs()) == 1
     assert streams.table.num_rows <= 200_000

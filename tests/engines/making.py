@@ -1,0 +1,96 @@
+"""Requests, engines and schedulers whose settings are small enough to follow by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.messages import Output, Request, SamplingParams
+from engine.process.engine import Engine
+from engine.scheduler.scheduler import Scheduler
+from engine.steps.batch import Batch, StepResult
+from engine.weights.weights import Weights
+from tests.engines.numpy_runner import TINY, NumpyRunner, check_batch, tiny_weights
+
+OF_A_REQUEST = {"priority", "emit", "stream", "share", "weight", "durable"}
+SMALL: dict[str, int] = {
+    "num_slots": 8,
+    "max_step_rows": 8,
+    "max_step_tokens": 64,
+    "max_waiting": 100,
+    "prefix_slots": 4,
+    "max_parked_bytes": 1024**3,
+}
+
+
+def request_of(
+    request_id: str = "a", prompt: Sequence[int] = (5, 6, 7), **settings: Any
+) -> Request:
+    """request_of("a", [5, 6], n=2, priority=1): the rest are sampling params, without an end."""
+    own = {name: settings.pop(name) for name in OF_A_REQUEST & settings.keys()}
+    ids = np.array(prompt, "<i4").tobytes()
+    return Request(request_id, ids, SamplingParams(**{"ignore_eos": True, **settings}), **own)
+
+
+@cache
+def _tiny() -> Weights:
+    return tiny_weights()
+
+
+def engine_of(model: Weights | None = None, **settings: Any) -> Engine:
+    """engine_of(num_slots=8, …): an engine on the numpy runner, settings as in EngineConfig."""
+    weights, config = model or _tiny(), EngineConfig(**{**SMALL, **settings})
+    runner = NumpyRunner(weights, config.num_slots)
+    return Engine(weights.config, runner, config, weights.fingerprint)
+
+
+def scheduler_of(**settings: Any) -> Scheduler:
+    return Scheduler(TINY, EngineConfig(**{**SMALL, **settings}))
+
+
+def scheduled(scheduler: Scheduler) -> Batch:
+    """The next step's batch, which there must be, checked."""
+    batch = scheduler.schedule()
+    assert batch is not None
+    check_batch(batch, TINY, scheduler.table.num_slots + scheduler.prefixes.num_slots)
+    return batch
+
+
+def complete(scheduler: Scheduler, batch: Batch, tokens: Sequence[int] | int = 9) -> list[Output]:
+    """Have the batch's rows sample these tokens."""
+    ids = np.broadcast_to(np.array(tokens, np.int32), batch.num_decode)
+    return scheduler.complete(batch, StepResult(ids, np.full(len(ids), -0.5, np.float32)))
+
+
+def step(scheduler: Scheduler, tokens: Sequence[int] | int = 9) -> list[Output]:
+    return complete(scheduler, scheduled(scheduler), tokens)
+
+
+def steps(scheduler: Scheduler, most: int = 1_000) -> list[Output]:
+    """All that is said in at most so many steps."""
+    said: list[Output] = []
+    while most and (batch := scheduler.schedule()) is not None:
+        check_batch(batch, TINY, scheduler.table.num_slots + scheduler.prefixes.num_slots)
+        said += complete(scheduler, batch)
+        most -= 1
+    return said
+
+
+def rows(batch: Batch) -> list[list[int]]:
+    """Tokens that each row feeds."""
+    return [batch.token_ids[a:b].tolist() for a, b in pairwise(batch.row_offsets.tolist())]
+
+
+def ints(data: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(data, "<i4").tolist()
+    return found
+
+
+def floats(data: bytes) -> list[float]:
+    found: list[float] = np.frombuffer(data, "<f4").tolist()
+    return found

@@ -1,0 +1,122 @@
+"""Requests are checked once, at the door: every field and value that is refused is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.errors import ContextTooLong, InvalidRequest
+from engine.messages import Request, SamplingParams
+from engine.scheduler.accept import accept
+from engine.state.sequence import SequenceGroup
+from tests.engines.making import request_of
+from tests.engines.numpy_runner import TINY
+
+EOS, V = TINY.eos_token_id, TINY.vocab_size
+NAN, INF = float("nan"), float("inf")
+
+
+def accepted(**settings: Any) -> SequenceGroup:
+    return accept(request_of(**settings), TINY, 0)
+
+
+BAD: dict[str, tuple[object, ...]] = {
+    "max_tokens": (0,),
+    "n": (0, -3),
+    "temperature": (-0.1, 101, 1e39, NAN, INF),
+    "top_k": (-1, 2**31),
+    "top_p": (-0.1, 1.01, NAN),
+    "min_p": (-0.01, 1.5),
+    "seed": (-1, 2**64),
+    "logprobs": (-1, 21),
+    "prompt_logprobs": (-1, 21),
+    "stop_token_ids": ((3, V), (-1,)),
+    "presence_penalty": (2.1, -3, NAN),
+    "frequency_penalty": (2.1, -3, NAN),
+    "repetition_penalty": (0.0, -1.0, 0.001, 101.0, NAN, INF),
+    "logit_bias": ({V: 1.0}, {-1: 1.0}, {0: 100.5}, {0: NAN}, {0: -INF}),
+    "allowed_token_ids": ((V,), (0, -1)),
+    "bad_words": (((V,),), ((1, -1),), ((1,), ())),
+    "min_tokens": (-1, 17),
+    # No sum of floats would notice these.
+    "weight": (5e-324, 0.0, -1.0, 0.000999, 1000.1, NAN, INF, -INF),
+}
+GOOD: dict[str, tuple[object, ...]] = {
+    "temperature": (0, 1e-9, 100),
+    "top_k": (2**31 - 1,),
+    "top_p": (0,),
+    "min_p": (1.0,),
+    "seed": (2**64 - 1,),
+    "max_tokens": (2**62,),
+    "logprobs": (0,),
+    "prompt_logprobs": (20,),
+    "stop_token_ids": (tuple(range(32)) * 3,),
+    "weight": (0.001, 1000.0),
+}
+EDITS: dict[str, tuple[object, ...]] = {
+    "presence_penalty": (2.0, -2.0),
+    "frequency_penalty": (2.0, -2.0),
+    "repetition_penalty": (0.01, 100.0),
+    "logit_bias": ({0: 100.0, V - 1: -100.0},),
+    "allowed_token_ids": ((V - 1,),),
+    "bad_words": (tuple((token,) for token in range(1, V)),),
+    "min_tokens": (16,),
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, one) for name in BAD for one in BAD[name]])
+def test_a_parameter_out_of_range_is_named(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=field) as error:
+        accepted(**{field: value})
+    assert error.value.param == field
+
+
+def test_the_ends_of_a_range_are_in_it_and_who_wants_no_edits_has_no_plan() -> None:
+    for name, values in GOOD.items():
+        assert all(accepted(**{name: value}).edits is None for value in values), name
+    for name, values in EDITS.items():
+        assert all(accepted(**{name: value}).edits for value in values), name
+    penalties = {"presence_penalty": -0.0, "frequency_penalty": 0, "repetition_penalty": 1}
+    lists: dict[str, Any] = {"logit_bias": {}, "allowed_token_ids": (), "bad_words": ()}
+    assert accepted(**penalties, **lists, min_tokens=0).edits is None
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"bad_words": tuple((token,) for token in range(V))}, "bad_words"),
+        ({"bad_words": tuple((3, token) for token in range(V))}, "bad_words"),
+        ({"allowed_token_ids": (4, 4), "bad_words": ((4, 4),)}, "allowed_token_ids"),
+        ({"allowed_token_ids": (EOS,), "min_tokens": 1}, "allowed_token_ids"),
+        ({"allowed_token_ids": (EOS, 5), "min_tokens": 1, "stop_token_ids": (5,)}, "allowed_token"),
+        ({"min_tokens": 1, "stop_token_ids": tuple(range(V))}, "min_tokens"),
+        (
+            {"min_tokens": 1, "bad_words": tuple((t,) for t in range(V) if t != EOS)},
+            "bad_words and min_tokens",
+        ),
+    ],
+)
+def test_what_could_leave_no_token_is_refused(params: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{named}.* must leave a token") as error:
+        accepted(**params)
+    assert error.value.param is not None and error.value.param in named + "_ids"
+
+
+def test_prompts_are_token_ids_that_fit_the_context() -> None:
+    for data in (b"", b"\1\0\0", b"\1\0\0\0\0"):
+        with pytest.raises(InvalidRequest, match="int32"):
+            accept(Request("a", data, SamplingParams()), TINY, 0)
+    for token in (-1, 32, 2**31 - 1):
+        with pytest.raises(InvalidRequest, match=f"holds {token}; ids are 0 … 31") as error:
+            accepted(prompt=[1, token, 2])
+        assert error.value.param == "prompt_token_ids"
+    with pytest.raises(ContextTooLong, match=r"64 tokens.*65 tokens"):
+        accepted(prompt=[3] * 65)
+    for length, max_tokens, expected in ((64, 9, 1), (63, 9, 2), (1, 100, 64), (10, 9, 9)):
+        assert accepted(prompt=[3] * length, max_tokens=max_tokens).max_outputs == expected
+
+
+def test_end_of_text_is_a_stop_token_unless_ignored() -> None:
+    assert accepted(stop_token_ids=(4, 5), ignore_eos=False).stop_ids == {1, 4, 5}
+    assert accepted(stop_token_ids=(4, 5)).stop_ids == {4, 5}
