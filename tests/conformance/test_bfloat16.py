@@ -9,10 +9,12 @@ logits differ by as much as a few such values make; that is measured against wha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
+from max.dtype import DType
 
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
@@ -21,11 +23,17 @@ from engine.process.engine import Engine
 from engine.settings import load
 from engine.steps.batch import F32
 from engine.weights.checkpoint import load_checkpoint
-from engine.weights.weights import LayerWeights, MixerUnit, Weights, fold
+from engine.weights.weights import LayerWeights, MixerUnit, Weights
+from tests.engines.logits_model import LogitsModel
 from tests.engines.numpy_runner import F64, feed
-from tests.models.forms import ROUNDED, compiled, tensors
+from tests.models.forms import CONFIGS, ROUNDED, all_forms, folded, graphs
 
-MODELS = {name: fold(shape, tensors(name, shape), name) for name, shape in ROUNDED.items()}
+MODELS = folded(ROUNDED)
+
+
+@cache
+def in_max() -> dict[str, LogitsModel]:
+    return graphs().bind(MODELS, DType.bfloat16)
 
 
 def rounded(values: F32 | F64 | torch.Tensor) -> torch.Tensor:
@@ -105,8 +113,8 @@ def _run(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_same_roundings(name: str) -> None:
-    weights, model = MODELS[name], compiled()[name]
-    ids = np.random.default_rng(3).integers(0, 101, 40, dtype=np.int32)
+    weights, model = MODELS[name], in_max()[name]
+    ids = np.random.default_rng(3).integers(0, 97, 40, dtype=np.int32)
     found = model.feed(model.pool(), [(ids, 5, 5, 0)])
     emulation, state = Emulation(weights), np.zeros(weights.config.state_width)
     emulated, exact = np.zeros(found.shape), np.zeros(found.shape)
@@ -119,14 +127,15 @@ def test_logits_are_those_of_the_same_roundings(name: str) -> None:
     assert error.max() < rounding.max()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *CONFIGS])
 def test_any_chunking_and_company_give_the_same_bits(name: str) -> None:
-    model = compiled()[name]
-    ids, other = np.random.default_rng(4).integers(0, 101, (2, 48), dtype=np.int32)
+    model = in_max()[name] if name in MODELS else all_forms()[name].max
+    size, most = min(64, model.config.n_ctx), model.config.vocab_size
+    ids, other = np.random.default_rng(4).integers(0, most, (2, size), dtype=np.int32)
     whole, parts = model.pool(), model.pool()
     expected = model.feed(whole, [(ids, 2, 2, 0)])
     found = []
-    for start, stop in ((0, 1), (1, 14), (14, 15), (15, 48)):
+    for start, stop in ((0, 1), (1, 14), (14, 15), (15, size)):
         rows = [(other[start:stop], 9, 9, start), (ids[start:stop], 4, 4, start)]
         found.append(model.feed(parts, rows)[stop - start :])
     assert np.array_equal(np.concatenate(found), expected)

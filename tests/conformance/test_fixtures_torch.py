@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.weights.tensors import is_scalar
-from tests.models.published import TOLERANCE, cases, convert_fixture, parametrized, relative_error
+from tests.models.forms import TOLERANCE, error
+from tests.models.published import cases, convert_fixture, parametrized
 from training.checkpoint import load_model
 from training.model import SRM
 
@@ -45,7 +46,7 @@ def test_logits_are_those_of_the_published_code(name: str, form: str, tmp_path: 
     for ids, positions, expected in cases(name):
         found = run(model, torch.from_numpy(ids), form)
         assert torch.isfinite(found).all()
-        assert relative_error(found[:, positions].numpy(), expected) < TOLERANCE
+        assert error(found[:, positions].numpy(), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent"])
@@ -64,4 +65,4 @@ def test_tiny_alphas_of_either_sign_are_exact(form: str, tmp_path: Path) -> None
     exact = load_model(tmp_path).double()
     exact.load_state_dict(model.state_dict())
     expected = run(exact, ids, "parallel").numpy()
-    assert relative_error(run(model, ids, form).numpy(), expected) < TOLERANCE
+    assert error(run(model, ids, form).numpy(), expected) < TOLERANCE

@@ -58,8 +58,3 @@ def cases(
             if key.startswith("logits_"):
                 length = key.removeprefix("logits_")
                 yield arrays[f"input_ids_{length}"], arrays[f"positions_{length}"], arrays[key]
-
-
-def relative_error(found: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
-    """max |difference| / max |expected|; NaN where anything is not a number."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
