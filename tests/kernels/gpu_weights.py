@@ -1,12 +1,13 @@
 """`python -m tests.kernels.gpu_weights`: what is bound to GPU graphs, against what they declare.
 
-Needs no GPU: the graphs are built for a virtual one, which a process cannot take back. Prints a
-`Report` as JSON.
+Needs no GPU: the graphs are built for a virtual one, which a process cannot take back. Prints as
+JSON which graphs were looked at ("compared") and which weights are bound in another way than their
+graph declares ("wrong").
 """
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Iterator
 from typing import cast, get_args
 
@@ -28,15 +29,6 @@ class _Gpu:
     """A GPU that nothing can be put on; a virtual one leaves on the host what is put on it."""
 
     is_host = False
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What was found."""
-
-    compared: list[str]
-    """Graphs whose weights were looked at."""
-    wrong: list[str]
-    """Weights that are bound in another way than their graph declares."""
 
 
 def models() -> Iterator[ModelConfig]:
@@ -74,7 +66,7 @@ def main() -> None:
                     for name in sorted(bound.keys() | declared.keys())
                     if bound.get(name) != declared.get(name)
                 ]
-    sys.stdout.buffer.write(msgspec.json.encode(Report(compared, wrong)))
+    print(json.dumps({"compared": compared, "wrong": wrong}))
 
 
 if __name__ == "__main__":
