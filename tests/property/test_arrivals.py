@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -74,6 +73,8 @@ def test_poisson_times_are_those_of_the_seed(seed: int, rate: float, duration: f
     assert (longer[len(planned) :] >= duration).all()
     faster = times(of(seed=seed, rate=2 * rate, duration_s=duration / 2))
     np.testing.assert_allclose(faster * 2, planned)
+    other = of(seed=seed ^ 1, rate=rate, duration_s=duration)
+    assert not np.intersect1d(planned, times(other)).size
 
 
 def test_poisson_gaps_are_exponential_and_their_counts_poisson() -> None:
@@ -91,10 +92,6 @@ def test_poisson_gaps_are_exponential_and_their_counts_poisson() -> None:
     assert abs(neighbours) < 3 / math.sqrt(seconds)
 
 
-def test_seeds_give_other_times() -> None:
-    assert not np.intersect1d(times(of(seed=1)), times(of(seed=2))).size
-
-
 @given(
     arrivals=st.sampled_from(["constant", "poisson", "ramp"]),
     requests=st.integers(1, 300),
@@ -105,13 +102,6 @@ def test_requests_are_a_limit_too(arrivals: str, requests: int, duration: float)
     unlimited = of(arrivals=arrivals, rate=30.0, duration_s=duration, **ramp)
     limited = msgspec.structs.replace(unlimited, requests=requests)
     assert times(limited).tolist() == times(unlimited)[:requests].tolist()
-
-
-@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
-def test_requests_alone_end_a_run(arrivals: str) -> None:
-    for requests in (1, 65_536, 65_537, 200_000):
-        planned = times(of(arrivals=arrivals, duration_s=0, requests=requests))
-        assert len(planned) == requests
 
 
 @given(
@@ -131,11 +121,16 @@ def test_times_of_a_trace_are_sorted_shifted_and_scaled(
 
 
 @pytest.mark.parametrize("arrivals", ["constant", "poisson"])
-def test_more_requests_than_any_machine_sends_are_refused(arrivals: str) -> None:
+def test_requests_alone_end_a_run_and_more_than_any_machine_sends_are_refused(
+    arrivals: str,
+) -> None:
+    for requests in (1, 65_536, 65_537, 200_000):
+        planned = times(of(arrivals=arrivals, duration_s=0, requests=requests))
+        assert len(planned) == requests
     with pytest.raises(ConfigError, match="more than 100000000 requests"):
         times(of(arrivals=arrivals, rate=1e9, duration_s=1e9))
 
 
-def test_closed_loops_have_none(tmp_path: Path) -> None:
+def test_closed_loops_have_none() -> None:
     with pytest.raises(AssertionError, match="closed loop"):
         times(Scenario())

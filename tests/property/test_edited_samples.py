@@ -74,7 +74,7 @@ def test_words_of_three_and_four_tokens_are_not_sampled() -> None:
         assert word in texts, "they would be sampled, or this test says nothing"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     requests=st.lists(
         st.tuples(

@@ -85,7 +85,7 @@ def both_forms(model: SRM, ids: torch.Tensor) -> list[torch.Tensor]:
     return [model(ids[None])[0], torch.stack(found)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases(), schedule=schedules())
 def test_tokens_and_scores_are_those_of_both_forms(case: Case, schedule: EngineConfig) -> None:
     model = SRM(case.config)
@@ -109,7 +109,7 @@ def test_tokens_and_scores_are_those_of_both_forms(case: Case, schedule: EngineC
                 assert short.max() < TOLERANCE * max(1, largest), "it is not the likeliest token"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases(), schedule=schedules(), other=schedules(), data=st.data())
 def test_slots_chunks_order_and_company_change_no_bit(
     case: Case, schedule: EngineConfig, other: EngineConfig, data: st.DataObject
@@ -123,7 +123,7 @@ def test_slots_chunks_order_and_company_change_no_bit(
         assert renamed == expected[i]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases(), schedule=schedules(), data=st.data())
 def test_what_follows_in_a_prompt_changes_no_score_before_it(
     case: Case, schedule: EngineConfig, data: st.DataObject
