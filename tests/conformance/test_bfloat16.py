@@ -8,7 +8,6 @@ logits differ by as much as a few such values make; that is measured against wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -16,13 +15,7 @@ import pytest
 import torch
 from max.dtype import DType
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
-from engine.messages import SamplingParams
-from engine.process.engine import Engine
-from engine.settings import load
 from engine.steps.batch import F32
-from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import LayerWeights, MixerUnit, Weights
 from tests.engines.logits_model import LogitsModel
 from tests.engines.numpy_runner import F64, feed
@@ -140,30 +133,3 @@ def test_any_chunking_and_company_give_the_same_bits(name: str) -> None:
         found.append(model.feed(parts, rows)[stop - start :])
     assert np.array_equal(np.concatenate(found), expected)
     assert np.array_equal(parts[0].to_numpy()[4], whole[0].to_numpy()[2])
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[ModelRunner]:
-    """The demo model, whose graph other tests need as well."""
-    settings = load(EngineConfig, ["--num-slots=64", "--dtype=bfloat16"])
-    runner = ModelRunner(load_checkpoint(DEMO_MODEL), settings)
-    yield runner
-    runner.close()
-
-
-def test_sampled_tokens_are_the_same_alone_and_among_others(runner: ModelRunner) -> None:
-    rng, config = np.random.default_rng(7), load_checkpoint(DEMO_MODEL).config
-    prompts = [rng.integers(0, 101, n).tolist() for n in rng.integers(1, 25, 30)]
-
-    def tokens(
-        prompts: list[list[int]], rows: int, step_tokens: int, first_seed: int = 0
-    ) -> list[bytes]:
-        params = SamplingParams(max_tokens=20, ignore_eos=True, seed=first_seed)
-        settings = EngineConfig(num_slots=64, max_step_rows=rows, max_step_tokens=step_tokens)
-        engine = Engine(config, runner, settings)
-        return [outputs[0].token_ids for outputs in engine.generate(prompts, params)]
-
-    together = tokens(prompts, 64, 512)
-    assert tokens(prompts, 7, 11) == together
-    assert [tokens([prompt], 1, 5, i)[0] for i, prompt in enumerate(prompts)] == together
-    assert len(set(together)) == len(prompts)

@@ -39,7 +39,7 @@ def run(model: SRM, ids: Tensor, form: str) -> Tensor:
         return torch.stack(found, dim=1)
 
 
-@pytest.mark.parametrize("form", ["parallel", "recurrent"])
+@pytest.mark.parametrize("form", ["parallel", pytest.param("recurrent", marks=pytest.mark.slow)])
 @parametrized()
 def test_logits_are_those_of_the_published_code(name: str, form: str, tmp_path: Path) -> None:
     model = load_model(convert_fixture(name, tmp_path))

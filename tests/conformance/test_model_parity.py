@@ -49,13 +49,6 @@ def test_one_pass_and_chunks_give_torchs_logits_at_every_position(name: str) -> 
         assert error(found, expected) < TOLERANCE
 
 
-def test_ragged_batches_in_shuffled_slots_give_torchs_logits(forms: Forms) -> None:
-    texts = list(forms.random_ids(1, 8, forms.max.config.n_ctx))
-    found = forms.max.feed_in_chunks(texts, np.random.default_rng(1))
-    for text, logits in zip(texts, found, strict=True):
-        assert error(logits, forms.expected(text)) < TOLERANCE
-
-
 def test_forks_of_one_prefix_give_torchs_logits(forms: Forms) -> None:
     prefix, tails = forms.random_ids(2, 20), forms.random_ids(3, 6, 9)
     pool = forms.max.pool()
@@ -108,11 +101,11 @@ def demo() -> Iterator[tuple[Weights, Engine, SRM]]:
     runner.close()
 
 
-def test_engine_greedy_tokens_are_torchs_for_500_prompts(
+def test_engine_greedy_tokens_are_torchs_for_150_prompts(
     demo: tuple[Weights, Engine, SRM],
 ) -> None:
     weights, engine, model = demo
-    config, rng, count, new = weights.config, np.random.default_rng(5), 500, 24
+    config, rng, count, new = weights.config, np.random.default_rng(5), 150, 24
     lengths = rng.integers(1, 40, count)
     prompts = [rng.integers(2, config.vocab_size, n).tolist() for n in lengths]
     params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig
 from engine.device.runner import ModelRunner
 from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
 from engine.process.engine import Engine
@@ -20,14 +19,13 @@ from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import random_tensors, write_random_model
 from engine.weights.tensors import is_scalar
 from engine.weights.weights import fold
+from tests.models.forms import TOLERANCE, config
 from training.checkpoint import load_model
 from training.model import SRM
 
 F64 = npt.NDArray[np.float64]
 
-CONFIG = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=96, vocab_size=301)
-TOLERANCE = 1e-5
-"""Of float32 log-probabilities, relative to the largest logit."""
+CONFIG = config()
 SAMPLED = 8
 PARAMS = SamplingParams(
     max_tokens=SAMPLED,
@@ -62,7 +60,7 @@ def generate(
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     rng = np.random.default_rng(0)
-    lengths = [2, 3, CONFIG.n_ctx - SAMPLED + 1, *rng.integers(4, 60, 12).tolist()]
+    lengths = [2, 3, CONFIG.n_ctx - SAMPLED + 1, *rng.integers(4, 50, 12).tolist()]
     return [rng.integers(0, CONFIG.vocab_size, length).tolist() for length in lengths]
 
 
@@ -71,10 +69,6 @@ def log_softmax(model: SRM, tokens: list[int]) -> tuple[F64, float]:
     with torch.no_grad():
         logits = model(torch.tensor([tokens]))[0]
     return logits.log_softmax(-1).numpy(), float(logits.abs().max())
-
-
-def array(data: bytes, dtype: str, rows: int) -> npt.NDArray[Any]:
-    return np.frombuffer(data, dtype).reshape(rows, -1)
 
 
 def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list[int]]) -> None:
@@ -90,7 +84,9 @@ def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list
         rows = np.arange(len(tokens))
         np.testing.assert_allclose(found, expected[rows, tokens], atol=TOLERANCE * largest)
         top_ids, top_logprobs = (
-            array(b"".join(getattr(one, name) for one in outputs), dtype, len(tokens))
+            np.frombuffer(b"".join(getattr(one, name) for one in outputs), dtype).reshape(
+                len(tokens), -1
+            )
             for name, dtype in (("top_ids", "<i4"), ("top_logprobs", "<f4"))
         )
         best = -np.sort(-expected, axis=1)[:, :MAX_LOGPROBS]
@@ -148,16 +144,11 @@ def test_any_chunking_and_company_give_the_same_bits(
 
 def test_scoring_changes_no_sample(runner: ModelRunner, prompts: list[list[int]]) -> None:
     for temperature in (0.0, 0.8):
-        sampling = {
-            "max_tokens": SAMPLED,
-            "temperature": temperature,
-            "ignore_eos": True,
-            "seed": 3,
-        }
-        silent = SamplingParams(**sampling)  # type: ignore[arg-type]
-        scored = SamplingParams(**sampling, logprobs=5, prompt_logprobs=0)  # type: ignore[arg-type]
-        quiet = generate(runner, prompts, silent, 128)
-        loud = generate(runner, prompts, scored, 19)
+        silent = SamplingParams(
+            max_tokens=SAMPLED, temperature=temperature, ignore_eos=True, seed=3
+        )
+        scored = msgspec.structs.replace(silent, logprobs=5, prompt_logprobs=0)
+        quiet, loud = generate(runner, prompts, silent, 128), generate(runner, prompts, scored, 19)
         assert [a[-1].token_ids for a in quiet] == [b[-1].token_ids for b in loud]
 
 

@@ -7,7 +7,9 @@ in `engine/steps/batch.py`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -160,6 +162,18 @@ def feed(weights: Weights, token: int, position: int, state: F64) -> tuple[F64, 
             mixed = mixed @ layer.proj_out_weight + layer.proj_out_bias
         x = x + mixed
     return x @ weights.head, np.concatenate(new_states)
+
+
+def in_float64(part: Any) -> Any:
+    """Weights, or a part of them, whose arrays `feed` need not widen at every token."""
+    if isinstance(part, np.ndarray):
+        return part.astype(np.float64)
+    if isinstance(part, tuple):
+        return tuple(map(in_float64, part))
+    if not dataclasses.is_dataclass(part):
+        return part
+    names = (field.name for field in dataclasses.fields(part))
+    return type(part)(**{name: in_float64(getattr(part, name)) for name in names})
 
 
 def _mix(

@@ -18,8 +18,6 @@ from engine.weights.convert import convert
 from tests.serving import ROOT
 
 ABSENT = "the fixtures of the published code are not beside this repository"
-TOLERANCE = 1e-5
-"""Of float32, relative to the largest logit."""
 
 
 def _folder() -> Path | None:

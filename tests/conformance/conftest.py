@@ -1,0 +1,13 @@
+"""The devices that the real engine is held to the same on."""
+
+from __future__ import annotations
+
+import pytest
+from max.driver import accelerator_count
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "gpu" and accelerator_count() == 0:
+        pytest.skip("no device")
+    return str(request.param)
