@@ -101,9 +101,7 @@ def demo() -> Iterator[tuple[Weights, Engine, SRM]]:
     runner.close()
 
 
-def test_engine_greedy_tokens_are_torchs_for_150_prompts(
-    demo: tuple[Weights, Engine, SRM],
-) -> None:
+def test_engine_greedy_tokens_are_torchs_for_150_prompts(demo: tuple[Weights, Engine, SRM]) -> None:
     weights, engine, model = demo
     config, rng, count, new = weights.config, np.random.default_rng(5), 150, 24
     lengths = rng.integers(1, 40, count)

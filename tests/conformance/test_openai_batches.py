@@ -32,10 +32,7 @@ def line(custom_id: str, url: str = URL, **body: Any) -> dict[str, Any]:
 
 def started(client: openai.OpenAI, lines: list[Any], endpoint: Any = URL, **fields: Any) -> Batch:
     data = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines)
-    source = client.files.create(
-        file=("in.jsonl", io.BytesIO(data.encode())),
-        purpose="batch",
-    )
+    source = client.files.create(file=("in.jsonl", io.BytesIO(data.encode())), purpose="batch")
     return client.batches.create(
         input_file_id=source.id, endpoint=endpoint, completion_window="24h", **fields
     )

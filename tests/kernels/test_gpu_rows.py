@@ -129,8 +129,7 @@ def test_scores(kernels: dict[str, Kernel], vocab: int) -> None:
     ids, top = np.full((3, TOP), -9, np.int32), np.full((3, TOP), 9, np.float32)
     ranks, logprobs = np.zeros(3, np.int32), np.zeros(3, np.float32)
     kernel_for(kernels, "score", vocab).launch(
-        *(3, THREADS, bits, vocab, temperature, targets, num_top, TOP),
-        *(ids, top, ranks, logprobs),
+        *(3, THREADS, bits, vocab, temperature, targets, num_top, TOP), *(ids, top, ranks, logprobs)
     )
     for i in range(3):
         logprob, rank, likeliest = oracle.score(

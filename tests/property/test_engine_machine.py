@@ -31,26 +31,11 @@ import msgspec
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, Overloaded
-from engine.messages import (
-    PROMPT,
-    REASONS,
-    Columns,
-    Output,
-    Request,
-    Running,
-    SamplingParams,
-    join,
-)
+from engine.messages import PROMPT, REASONS, Columns, Output, Request, Running, SamplingParams, join
 from engine.process.engine import Engine
 from engine.scheduler.outputs import NOT_FINITE
 from engine.scheduler.parking import parkable

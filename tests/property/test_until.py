@@ -19,16 +19,7 @@ from hypothesis import strategies as st
 
 from engine.client.client import EngineClient
 from engine.client.streams import Streams
-from engine.messages import (
-    REASONS,
-    Abort,
-    Columns,
-    Output,
-    Outputs,
-    Request,
-    StopSamples,
-    ToEngine,
-)
+from engine.messages import REASONS, Abort, Columns, Output, Outputs, Request, StopSamples, ToEngine
 from server.generation.generation import Generation
 from server.generation.request_owner import RequestOwner
 from server.generation.responder import Responder

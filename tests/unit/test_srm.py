@@ -22,10 +22,7 @@ from tests.serving import ROOT
     ],
 )
 def test_a_variable_that_is_no_setting_stops_the_program_and_is_named(
-    variable: str,
-    near: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    variable: str, near: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(variable, "7")
     assert srm.main(["serve", "--num-slots=-1"]) == 2
