@@ -101,10 +101,14 @@ LIMITS = [2047, 2048, 2049, 8191, 8192, 8193]
 
 @pytest.mark.parametrize("vocab", [1, 2, 17, 255, 256, 257, 1000, *LIMITS, 65_000])
 def test_tokens_and_logprobs(ops: Ops, vocab: int) -> None:
+    """In a third of the rows many tokens are as likely as others: the first maximum is greedy's."""
     rng = np.random.default_rng(vocab)
     num_rows = 40 if vocab < 10_000 else 10
     logits = rng.normal(0, 3, (num_rows, vocab)).astype(np.float32)
+    logits[::3] = np.round(logits[::3]) / 4
+    logits[3, : vocab // 2], logits[3, vocab // 2 :] = -0.0, 0.0
     settings = [random_settings(rng, vocab) for _ in range(num_rows)]
+    settings[3] = GREEDY
     seeds = rng.integers(2**64, size=num_rows, dtype=np.uint64)
     positions = rng.integers(2**31, size=num_rows)
     found = run(ops, logits, settings, seeds, positions)
@@ -218,18 +222,6 @@ def test_equal_logits_are_drawn_equally_often(ops: Ops, vocab: int) -> None:
     np.testing.assert_allclose(logprobs, -np.log(vocab), rtol=1e-6)
 
 
-@pytest.mark.parametrize("vocab", [2048, 8192, 9000])
-def test_ties_of_any_number_stay_together(ops: Ops, vocab: int) -> None:
-    """Eight different logits: every search ends between numbers that many tokens share."""
-    rng = np.random.default_rng(vocab)
-    logits = (rng.integers(-4, 4, (60, vocab)) / 4).astype(np.float32)
-    rows = [random_settings(rng, vocab) for _ in logits]
-    tokens, _ = run(ops, logits, rows)
-    for token, row, case in zip(tokens, rows, logits, strict=True):
-        kept = case == case.max() if row.temperature == 0 else probabilities(case, row) > 0
-        assert kept[token], row
-
-
 def test_a_row_does_not_depend_on_the_others(ops: Ops) -> None:
     rng = np.random.default_rng(2)
     num_rows, vocab, every = 2000, 300, [*COMBINATIONS, GREEDY]
@@ -241,19 +233,6 @@ def test_a_row_does_not_depend_on_the_others(ops: Ops) -> None:
         one = slice(row, row + 1)
         alone = run(ops, logits[one], [mixed[row]], seeds[one], positions[one])
         assert alone == (tokens[row], logprobs[row])
-
-
-@pytest.mark.parametrize("vocab", [1, 63, 256, 1000, 3000, 9000])
-def test_greedy_takes_the_first_of_equal_maxima(ops: Ops, vocab: int) -> None:
-    rng = np.random.default_rng(vocab)
-    logits = rng.integers(3, size=(50, vocab)).astype(np.float32)
-    logits[:10, :] = -0.0
-    logits[:10, vocab // 2 :] = 0.0
-    tokens, logprobs = run(ops, logits, Settings(0, top_k=3, top_p=0.5, min_p=0.5))
-    np.testing.assert_array_equal(tokens, logits.argmax(1))
-    wide = logits.astype(np.float64)
-    expected = wide.max(1) - np.log(np.exp(wide).sum(1))
-    np.testing.assert_allclose(logprobs, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 700, 2500, 9000])

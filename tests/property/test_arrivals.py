@@ -25,16 +25,6 @@ def of(**settings: Any) -> Scenario:
     return Scenario(**{"arrivals": "poisson", **settings})
 
 
-def stepped_ramp(first: float, last: float, duration: float, steps: int = 20_000) -> list[float]:
-    """When the requests due pass each whole number, by adding up the rate in small steps."""
-    found, due, step = [0.0], 0.0, duration / steps
-    for number in range(steps):
-        due += (first + (last - first) * (number + 0.5) / steps) * step
-        while due >= len(found):
-            found.append((number + 1) * step)
-    return found
-
-
 @given(rate=RATES, duration=DURATIONS)
 def test_constant_times_are_multiples_of_the_gap(rate: float, duration: float) -> None:
     planned = times(of(arrivals="constant", rate=rate, duration_s=duration))
@@ -51,15 +41,6 @@ def test_ramp_times_are_where_the_integral_of_the_rate_is_whole(
     np.testing.assert_allclose(due, np.arange(len(planned)), atol=1e-6)
     assert abs(len(planned) - math.ceil((rate + rate_end) / 2 * duration)) <= 1
     assert all(one < other for one, other in pairwise(planned.tolist()))
-
-
-@pytest.mark.parametrize(("first", "last"), [(1, 50), (50, 1), (7, 7), (80, 0.01)])
-def test_ramp_times_are_those_of_adding_up_the_rate(first: float, last: float) -> None:
-    planned = times(of(arrivals="ramp", rate=first, rate_end=last, duration_s=10.0))
-    brute = stepped_ramp(first, last, 10.0)
-    assert abs(len(planned) - len(brute)) <= 1
-    steps = 1.5 * 10.0 / 20_000
-    np.testing.assert_allclose(planned[: len(brute)], brute[: len(planned)], atol=steps)
 
 
 @given(seed=SEEDS, rate=RATES, duration=DURATIONS)
