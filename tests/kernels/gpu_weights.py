@@ -31,6 +31,9 @@ class _Gpu:
     is_host = False
 
 
+BUILDERS = (build_step_graph, build_logits_graph)
+
+
 def models() -> Iterator[ModelConfig]:
     """One of every mixer, with and without projections where it may be."""
     for mixer in get_args(Mixer):
@@ -54,7 +57,8 @@ def main() -> None:
                 name: (f"{buffer.device.label}:{buffer.device.id}", buffer.dtype, buffer.shape)
                 for name, buffer in host_weights(weights, dtype, cast(Device, _Gpu())).items()
             }
-            for build in (build_step_graph, build_logits_graph):
+            # The graph that gives logits has the weights of the step's.
+            for build in BUILDERS if dtype == DType.float32 else BUILDERS[:1]:
                 graph = f"{build.__name__} {model.mixer} {model.use_projections} {dtype.name}"
                 declared = {
                     name: (str(w.value.device), w.value.dtype, tuple(map(int, w.value.shape)))

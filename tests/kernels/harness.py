@@ -148,8 +148,9 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
 
 def _to_numpy(buffer: Buffer) -> Array:
-    is_narrow = buffer.dtype == BF16
-    return (buffer.view(DType.uint16, buffer.shape) if is_narrow else buffer).to_numpy()
+    bits = buffer.view(DType.uint16, buffer.shape) if buffer.dtype == BF16 else buffer
+    found: Array = bits.to_numpy()
+    return found
 
 
 def _inputs(on: DeviceRef) -> dict[str, Inputs]:

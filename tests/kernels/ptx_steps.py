@@ -138,7 +138,7 @@ class Steps:
             return None
         if name in {"ld", "st"}:
             return self._compile_access(name, opcode, operands, kinds[0])
-        if name == "mov" and (operands[0].startswith("{") or operands[1].startswith("{")):
+        if name == "mov" and operands[0].startswith("{"):
             return self._compile_pieces(operands, kinds[0])
         if name == "shfl":
             return self._compile_shuffle(opcode[2], operands)
@@ -209,27 +209,17 @@ class Steps:
         return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
 
     def _compile_pieces(self, operands: list[str], kind: Kind) -> Step:
-        """A register to its halves, or the other way round."""
+        """A register to its halves."""
         half = np.dtype(f"u{kind.itemsize // 2}")
-        bits = 8 * half.itemsize
-        if operands[0].startswith("{"):
-            low, high = (self._assign(name, half) for name in names(operands[0]))
-            whole = self._operand(operands[1], kind)
+        low, high = (self._assign(name, half) for name in names(operands[0]))
+        whole = self._operand(operands[1], kind)
 
-            def split(chosen: Threads) -> None:
-                values = whole(chosen)
-                low(chosen, values.astype(half))
-                high(chosen, (values >> bits).astype(half))
+        def split(chosen: Threads) -> None:
+            values = whole(chosen)
+            low(chosen, values.astype(half))
+            high(chosen, (values >> 8 * half.itemsize).astype(half))
 
-            return split
-        parts = [self._operand(name, half) for name in names(operands[1])]
-        assign = self._assign(operands[0], kind)
-
-        def join(chosen: Threads) -> None:
-            low, high = (np.asarray(part(chosen)).astype(kind) for part in parts)
-            assign(chosen, low | high << bits)
-
-        return join
+        return split
 
     def _compile_shuffle(self, mode: str, operands: list[str]) -> Step:
         word = np.dtype(np.uint32)

@@ -12,7 +12,7 @@ import pytest
 from engine.messages import LEAST_TOP_P
 from engine.steps.batch import F32, I32
 from tests.kernels import oracle
-from tests.kernels.harness import Ops, untouched
+from tests.kernels.harness import Array, Ops, untouched
 
 F64 = npt.NDArray[np.float64]
 
@@ -293,7 +293,7 @@ def test_extreme_logits(ops: Ops) -> None:
 def sample_greedily(ops: Ops, last_token: I32, logits: F32, write_slots: I32) -> I32:
     """The tokens, which are written to slots. There may be more slots than logits."""
     ones, zeros = np.ones(len(logits), np.float32), np.zeros(len(logits), np.float32)
-    plain = [zeros, zeros.astype(np.int32), ones, zeros, zeros.astype(np.uint64)]
+    plain: list[Array] = [zeros, zeros.astype(np.int32), ones, zeros, zeros.astype(np.uint64)]
     positions = np.arange(len(write_slots), dtype=np.int32)
     tokens: I32 = ops.run("sample", last_token, logits, *plain, positions, write_slots)[0]
     return tokens
