@@ -17,7 +17,7 @@ from engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import widened
 from tests.kernels.ptx import Kernel
-from tests.kernels.test_sampler import GREEDY, Settings, random_settings
+from tests.kernels.test_sampler import GREEDY, Settings, columns, random_settings
 from tests.kernels.test_sampler import check as check_tokens
 
 THREADS = 256
@@ -56,10 +56,7 @@ def draw(kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]) 
     tokens, logprobs = np.full(count, -9, np.int32), np.full(count, 9, np.float32)
     kernel.launch(
         *(count, THREADS, np.ascontiguousarray(logits), vocab),
-        np.array([row.temperature for row in rows], np.float32),
-        np.array([row.top_k for row in rows], np.int32),
-        np.array([row.top_p for row in rows], np.float32),
-        np.array([row.min_p for row in rows], np.float32),
+        *columns(rows),
         np.arange(100, 100 + count, dtype=np.uint64),
         *(tokens, logprobs),
     )

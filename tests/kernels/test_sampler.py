@@ -44,6 +44,12 @@ COMBINATIONS = [
 ]
 
 
+def columns(rows: list[Settings]) -> list[Array]:
+    """As the kernels get them."""
+    kinds = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
+    return [np.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()]
+
+
 def run(
     ops: Ops,
     logits: F32,
@@ -59,10 +65,7 @@ def run(
         "sample",
         last_token,
         np.ascontiguousarray(logits, np.float32),
-        np.array([row.temperature for row in rows], np.float32),
-        np.array([row.top_k for row in rows], np.int32),
-        np.array([row.top_p for row in rows], np.float32),
-        np.array([row.min_p for row in rows], np.float32),
+        *columns(rows),
         (np.arange(num_rows) if seeds is None else seeds).astype(np.uint64),
         (np.zeros(num_rows) if positions is None else positions).astype(np.int32),
         np.arange(num_rows, dtype=np.int32),
