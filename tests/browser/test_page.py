@@ -108,11 +108,15 @@ def test_text_streams_in_and_can_be_stopped(server: Server, open_page: Open) -> 
     page.fill("#n", "64")
     page.fill("#max_tokens", "120")
     slow_down(page)  # or all might have come before it is stopped
-    stops = (lambda: page.click("#cancel")), (lambda: page.keyboard.press("Escape"))
-    for stop in stops:
+    for prompt, by_key in (("the cat", False), ("sat on", True)):
+        page.fill("#prompt", prompt)
         page.click("#run")
-        expect(page.locator(".sample p").first).to_have_text(re.compile(".{30}", re.S))
-        stop()
+        begun = re.compile(f"^{prompt}.{{30}}", re.S)
+        expect(page.locator(".sample p").first).to_have_text(begun)
+        if by_key:
+            page.keyboard.press("Escape")
+        else:
+            page.click("#cancel")
         expect(page.locator("#announcement")).to_have_text("Stopped")
         assert "stopped" in page.locator(".sample h3 span").all_text_contents()
         assert page.locator("#error").is_hidden()

@@ -19,11 +19,9 @@ from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
 from tests.bodies.edited import edited
-from tests.engines.numpy_runner import F64, feed, in_float64, tiny_weights
-from tests.models.forms import config
+from tests.engines.numpy_runner import F64, SMALL, feed, in_float64, tiny_weights
 
-CONFIG = config()
-EOS = CONFIG.eos_token_id
+EOS = SMALL.eos_token_id
 CASES = ["float32", "bfloat16", pytest.param("gpu", marks=pytest.mark.gpu)]
 """A random model in float32; the demo model in bfloat16, on a CPU and on a GPU."""
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.25, "gpu": 0.35}
@@ -74,7 +72,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
         pytest.skip("no device")
     device = "gpu" if request.param == "gpu" else "cpu"
     dtype = "float32" if request.param == "float32" else "bfloat16"
-    weights = tiny_weights(3, CONFIG) if dtype == "float32" else load_checkpoint(DEMO_MODEL)
+    weights = tiny_weights(3, SMALL) if dtype == "float32" else load_checkpoint(DEMO_MODEL)
     flags = [f"--device={device}", f"--dtype={dtype}", "--num-slots=32"]
     runner = ModelRunner(weights, load(EngineConfig, flags))
     prompts = PROMPTS if dtype == "float32" else PROMPTS[:1]  # the larger model takes its time

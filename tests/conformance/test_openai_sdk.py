@@ -29,7 +29,7 @@ BOTH: dict[str, Any] = {
     "user": "someone",
 }
 """Optional parameters at their neutral values."""
-COMPLETION = {"best_of": 1, "echo": False, "logprobs": None, "suffix": None}
+COMPLETION: dict[str, Any] = {"best_of": 1, "echo": False, "logprobs": None, "suffix": None}
 CHAT: dict[str, Any] = {
     "function_call": "none",
     "functions": [],

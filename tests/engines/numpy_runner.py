@@ -38,6 +38,8 @@ F64 = npt.NDArray[np.float64]
 Kept = Callable[[F64], F64]
 
 TINY = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=64, vocab_size=32)
+SMALL = ModelConfig(d_model=32, num_layers=2, num_heads=4, n_ctx=64, vocab_size=97)
+"""Of the shape that the published fixtures have, whose graphs others use as well."""
 
 
 def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,6 +18,7 @@ from engine.steps.batch import F32, I32
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import Weights, fold
 from tests.engines.logits_model import LogitsGraphs, LogitsModel
+from tests.engines.numpy_runner import SMALL
 from training.model import SRM
 
 F64 = npt.NDArray[np.float64]
@@ -26,9 +28,7 @@ TOLERANCE = 1e-5
 
 
 def config(**fields: Any) -> ModelConfig:
-    """By default of the shape that the published fixtures have, which use the same graphs."""
-    shape = {"d_model": 32, "num_layers": 2, "num_heads": 4, "n_ctx": 64, "vocab_size": 97}
-    return ModelConfig(**{**shape, **fields})
+    return msgspec.structs.replace(SMALL, **fields)
 
 
 def headless(**fields: Any) -> ModelConfig:

@@ -132,8 +132,8 @@ def test_no_request_is_lost_and_each_sample_is_of_its_weights(
             if is_pure and ends:
                 assert len(set(versions)) == 1
                 weights = (versions[0] - 1) % len(VERSIONS)
-                one = expected(msgspec.msgpack.encode(request), weights)[index]
-                assert join([output for _, output in said]).token_ids == one.token_ids
+                exact = expected(msgspec.msgpack.encode(request), weights)[index]
+                assert join([output for _, output in said]).token_ids == exact.token_ids
         scores = b"".join(output.token_ids for _, output in ran.said[request.id, PROMPT])
         if request.params.prompt_logprobs is not None and is_whole:
             assert scores == request.prompt_token_ids[4:]
