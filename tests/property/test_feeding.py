@@ -71,17 +71,3 @@ def test_texts_give_torchs_logits_and_the_same_bits_however_fed(
     for (text, _), logits in zip(given, found, strict=True):
         assert error(logits, forms.expected(text)) < TOLERANCE
         assert np.array_equal(logits, fed_whole(forms, text))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=3, deadline=None)
-@given(data=st.data())
-def test_what_follows_changes_no_bit_of_what_was(name: str, data: st.DataObject) -> None:
-    forms = all_forms()[name]
-    (text, _), (other, _) = (data.draw(feeds(forms)) for _ in range(2))
-    at = data.draw(st.integers(1, len(text)))
-    changed = np.concatenate([text[:at], other])[: forms.max.config.n_ctx]
-    logits, others = fed_whole(forms, text), fed_whole(forms, changed)
-    assert np.array_equal(logits[:at], others[:at])
-    same = len(text) == len(changed) and np.array_equal(text, changed)
-    assert same == (logits.shape == others.shape and np.array_equal(logits, others))
