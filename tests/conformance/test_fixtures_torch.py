@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,6 @@ from tests.models.forms import TOLERANCE, error
 from tests.models.published import cases, convert_fixture, parametrized
 from training.checkpoint import load_model
 from training.model import SRM
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sharing matrices this small out to threads takes longer than multiplying them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(model: SRM, ids: Tensor, form: str) -> Tensor:

@@ -55,10 +55,6 @@ def feed_as_drawn(forms: Forms, given: list[Feed], draw: Callable[..., int]) -> 
     return [np.concatenate(parts) for parts in found]
 
 
-def fed_whole(forms: Forms, text: I32) -> F32:
-    return forms.max.feed(forms.max.pool(), [(text, 0, 0, 0)])
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
@@ -70,4 +66,5 @@ def test_texts_give_torchs_logits_and_the_same_bits_however_fed(
     found = feed_as_drawn(forms, given, data.draw)
     for (text, _), logits in zip(given, found, strict=True):
         assert error(logits, forms.expected(text)) < TOLERANCE
-        assert np.array_equal(logits, fed_whole(forms, text))
+        whole = forms.max.feed(forms.max.pool(), [(text, 0, 0, 0)])
+        assert np.array_equal(logits, whole)
