@@ -43,13 +43,11 @@ def requested() -> list[str]:
 
 
 @pytest.fixture
-def open_page(
-    browser: Browser, server: Server, complaints: list[str], requested: list[str]
-) -> Iterator[Open]:
-    """open_page(width=320, color_scheme="dark"): the page, with numbers in it."""
+def open_url(browser: Browser, complaints: list[str], requested: list[str]) -> Iterator[Open]:
+    """open_url(url, width=320, color_scheme="dark"): a page that must not complain."""
     contexts = []
 
-    def open_it(width: int = 1200, **settings: Any) -> Page:
+    def open_it(url: str, width: int = 1200, **settings: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
         contexts.append(context)
         page = context.new_page()
@@ -59,13 +57,24 @@ def open_page(
             "console",
             lambda message: complaints.append(message.text) if message.type == "error" else None,
         )
-        page.goto(server.url)
-        expect(page.locator("#total")).not_to_have_text("–")
+        page.goto(url)
         return page
 
     yield open_it
     for context in contexts:
         context.close()
     assert requested
-    assert [url for url in requested if not url.startswith(f"{server.url}/")] == []
     assert complaints == []
+
+
+@pytest.fixture
+def open_page(open_url: Open, server: Server, requested: list[str]) -> Iterator[Open]:
+    """open_page(width=320, color_scheme="dark"): the page, with numbers in it."""
+
+    def open_it(width: int = 1200, **settings: Any) -> Page:
+        page = open_url(server.url, width, **settings)
+        expect(page.locator("#total")).not_to_have_text("–")
+        return page
+
+    yield open_it
+    assert [url for url in requested if not url.startswith(f"{server.url}/")] == []

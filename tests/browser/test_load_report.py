@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from loadtest.report.compare import compare
 from loadtest.report.compare_report import html
 from loadtest.report.report_files import write_reports
+from tests.browser.conftest import Open
 from tests.loads.recorded_run import run_of
 
-OpenFile = Callable[..., Page]
 WIDE = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).length"
 
 
@@ -32,32 +32,20 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_file(
-    browser: Browser, pages: Path, complaints: list[str], requested: list[str]
-) -> Iterator[OpenFile]:
-    contexts = []
+def open_file(open_url: Open, pages: Path, requested: list[str]) -> Iterator[Open]:
+    """open_file(name, width=360): a page that asks for nothing but itself."""
+    opened = []
 
-    def open_it(name: str, width: int = 1200, **settings: Any) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("request", lambda request: requested.append(request.url))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.goto((pages / name).as_uri())
-        return page
+    def open_it(name: str, *arguments: Any, **settings: Any) -> Page:
+        opened.append((pages / name).as_uri())
+        return open_url(opened[-1], *arguments, **settings)
 
     yield open_it
-    for context in contexts:
-        context.close()
-    assert requested
-    assert [url for url in requested if not url.startswith(pages.as_uri())] == []
-    assert len(requested) == len(contexts)
-    assert complaints == []
+    assert requested == opened
 
 
 @pytest.mark.parametrize("name", ["single/report.html", "sweep/report.html", "compare.html"])
-def test_all_of_it_is_seen_on_a_phone(open_file: OpenFile, name: str) -> None:
+def test_all_of_it_is_seen_on_a_phone(open_file: Open, name: str) -> None:
     page = open_file(name, 360)
     page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
@@ -74,7 +62,7 @@ def test_all_of_it_is_seen_on_a_phone(open_file: OpenFile, name: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_plots_stand_out_from_the_page_in_light_and_dark(open_file: OpenFile, scheme: str) -> None:
+def test_plots_stand_out_from_the_page_in_light_and_dark(open_file: Open, scheme: str) -> None:
     page = open_file("single/report.html", color_scheme=scheme)
 
     def brightness(selector: str, kind: str) -> list[int]:
@@ -93,7 +81,7 @@ def test_plots_stand_out_from_the_page_in_light_and_dark(open_file: OpenFile, sc
     assert all(abs(line - paper) > 150 for line in lines)
 
 
-def test_what_warns_stands_first_and_a_table_beside_each_plot(open_file: OpenFile) -> None:
+def test_what_warns_stands_first_and_a_table_beside_each_plot(open_file: Open) -> None:
     page = open_file("single/report.html")
     assert page.locator("main > *").first.inner_text().endswith("A warning.")
     assert page.get_by_role("img").count() == page.locator("figure").count() == 12

@@ -17,7 +17,7 @@ def reference(server: Server, open_page: Open) -> Page:
     return page
 
 
-def test_its_contents_lead_to_every_entry(reference: Page) -> None:
+def test_its_contents_lead_to_every_entry_and_it_can_be_searched(reference: Page) -> None:
     linked = reference.locator("nav a").evaluate_all("all => all.map(one => one.hash.slice(1))")
     entries = reference.locator("details").evaluate_all("all => all.map(one => one.id)")
     assert linked == entries
@@ -27,9 +27,6 @@ def test_its_contents_lead_to_every_entry(reference: Page) -> None:
     reference.get_by_role("link", name="CompletionRequest", exact=True).first.click()
     expect(entry.locator("table")).to_be_visible()
     expect(entry).to_be_in_viewport()
-
-
-def test_it_can_be_searched(reference: Page) -> None:
     reference.fill("#search", "temperature top_k body")
     shown = reference.locator("details:visible")
     expect(reference.locator("#CompletionRequest table")).to_be_visible()
@@ -41,22 +38,19 @@ def test_it_can_be_searched(reference: Page) -> None:
     expect(shown).to_have_count(0)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_looks_as_the_page_does(server: Server, open_page: Open, scheme: str) -> None:
-    page = open_page(color_scheme=scheme)
+def test_it_looks_as_the_page_does_and_fits_the_screen(server: Server, open_page: Open) -> None:
     look = """() => ["color", "backgroundColor", "fontFamily"]
         .map(name => getComputedStyle(document.body)[name])"""
-    looked = page.evaluate(look)
-    page.goto(f"{server.url}/docs")
-    assert page.evaluate(look) == looked
-
-
-@pytest.mark.parametrize("width", [320, 360, 1280])
-def test_it_fits_the_screen(server: Server, open_page: Open, width: int) -> None:
-    page = open_page(width)
-    page.goto(f"{server.url}/docs")
-    assert page.evaluate("document.documentElement.scrollHeight") < 8_000
-    page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") == width
     cut = "all => all.filter(one => one.scrollWidth > one.clientWidth).length"
-    assert page.locator(".scroll").evaluate_all(cut) == 0
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme)
+        looked = page.evaluate(look)
+        page.goto(f"{server.url}/docs")
+        assert page.evaluate(look) == looked
+    height = page.evaluate("document.documentElement.scrollHeight")
+    page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
+    for width in (320, 360, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.locator(".scroll").evaluate_all(cut) == 0
+    assert height < 8_000

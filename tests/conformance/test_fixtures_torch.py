@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.weights.tensors import is_scalar
-from tests.models.published import TOLERANCE, cases, convert_fixture, parametrized, relative_error
+from tests.models.forms import TOLERANCE, error
+from tests.models.published import cases, convert_fixture, parametrized
 from training.checkpoint import load_model
 from training.model import SRM
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sharing matrices this small out to threads takes longer than multiplying them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(model: SRM, ids: Tensor, form: str) -> Tensor:
@@ -38,14 +29,14 @@ def run(model: SRM, ids: Tensor, form: str) -> Tensor:
         return torch.stack(found, dim=1)
 
 
-@pytest.mark.parametrize("form", ["parallel", "recurrent"])
+@pytest.mark.parametrize("form", ["parallel", pytest.param("recurrent", marks=pytest.mark.slow)])
 @parametrized()
 def test_logits_are_those_of_the_published_code(name: str, form: str, tmp_path: Path) -> None:
     model = load_model(convert_fixture(name, tmp_path))
     for ids, positions, expected in cases(name):
         found = run(model, torch.from_numpy(ids), form)
         assert torch.isfinite(found).all()
-        assert relative_error(found[:, positions].numpy(), expected) < TOLERANCE
+        assert error(found[:, positions].numpy(), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent"])
@@ -64,4 +55,4 @@ def test_tiny_alphas_of_either_sign_are_exact(form: str, tmp_path: Path) -> None
     exact = load_model(tmp_path).double()
     exact.load_state_dict(model.state_dict())
     expected = run(exact, ids, "parallel").numpy()
-    assert relative_error(run(model, ids, form).numpy(), expected) < TOLERANCE
+    assert error(run(model, ids, form).numpy(), expected) < TOLERANCE

@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from engine.device.state_pool import slot_bytes
 from engine.messages import Output, Request, SamplingParams
 from engine.process.engine import Engine
 from tests.engines.numpy_runner import tiny_weights
+from tests.engines.run_engine import run
 
 MODEL = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=16, vocab_size=256)
 NUM_REQUESTS, SAMPLES, MAX_TOKENS = 500, 1_000, 10
@@ -63,13 +65,6 @@ def warm_up(runner: ModelRunner) -> None:
     params = SamplingParams(n=ROWS, max_tokens=1)
     engine.add(Request(id="warm", prompt_token_ids=prompt, params=params))
     run(engine)
-
-
-def run(engine: Engine) -> list[Output]:
-    outputs = []
-    while engine.has_work:
-        outputs += engine.step()
-    return outputs
 
 
 def resident_bytes() -> int:
@@ -120,9 +115,7 @@ def run_half_a_million(cache_dir: Path) -> None:
         engine = Engine(MODEL, runner, few)
         engine.add(make_request(number))
         again = run(engine)
-        assert sorted(again, key=index) == sorted(found[str(number)], key=index)
+        assert sorted(again, key=attrgetter("index")) == sorted(
+            found[str(number)], key=attrgetter("index")
+        )
     runner.close()
-
-
-def index(output: Output) -> int:
-    return output.index

@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
 from tests.serving import Server
 
+MESSAGES: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": "the cat"},
+    {"role": "user", "content": "sat on the mat"},
+]
+BOTH: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "max_tokens": 3,
+    "n": 1,
+    "presence_penalty": 0,
+    "seed": 1,
+    "stop": None,
+    "stream": False,
+    "temperature": 1,
+    "top_p": 1,
+    "user": "someone",
+}
+"""Optional parameters at their neutral values."""
+COMPLETION: dict[str, Any] = {"best_of": 1, "echo": False, "logprobs": None, "suffix": None}
+CHAT: dict[str, Any] = {
+    "function_call": "none",
+    "functions": [],
+    "logprobs": False,
+    "metadata": {},
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "prompt_cache_key": "a",
+    "response_format": {"type": "text"},
+    "safety_identifier": "b",
+    "service_tier": "auto",
+    "store": False,
+    "tool_choice": "none",
+    "tools": [],
+    "top_logprobs": None,
+}
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
         yield one
@@ -24,10 +62,22 @@ async def async_client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
         yield one
 
 
+def chat(client: openai.OpenAI, **fields: Any) -> ChatCompletion:
+    """A chat's reply, which is of the client's own types throughout."""
+    given = {"model": "tiny", "messages": MESSAGES, **fields}
+    answer: ChatCompletion = client.chat.completions.create(**given)
+    ChatCompletion.model_validate(answer.model_dump(), strict=True)
+    return answer
+
+
+def test_every_optional_parameter_at_its_neutral_value(client: openai.OpenAI) -> None:
+    complete = client.completions.create(model="tiny", prompt="the cat", **BOTH, **COMPLETION)
+    assert len(complete.choices) == len(chat(client, **BOTH, **CHAT).choices) == 1
+
+
 def test_a_completion(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt="the cat", max_tokens=7, seed=1)
-    assert answer.object == "text_completion"
-    assert answer.model == "tiny"
+    assert (answer.object, answer.model) == ("text_completion", "tiny")
     assert answer.id.startswith("cmpl-")
     assert answer.created > 0
     (choice,) = answer.choices
@@ -37,50 +87,44 @@ def test_a_completion(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_every_optional_parameter_at_its_neutral_value(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model="tiny",
-        prompt="the cat",
-        best_of=1,
-        echo=False,
-        frequency_penalty=0,
-        logit_bias={},
-        logprobs=None,
-        max_tokens=3,
-        n=1,
-        presence_penalty=0,
-        seed=1,
-        stop=None,
-        stream=False,
-        suffix=None,
-        temperature=1,
-        top_p=1,
-        user="someone",
-    )
-    assert len(answer.choices) == 1
+def test_a_chat_and_what_was_answered_sent_back(client: openai.OpenAI) -> None:
+    answer = chat(client, max_completion_tokens=9, seed=1)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.refusal) == ("assistant", None)
+    assert choice.message.content
+    assert choice.finish_reason in {"stop", "length"}
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 9
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    said = [*MESSAGES, choice.message.to_dict(), {"role": "user", "content": "the mat"}]
+    again = chat(client, messages=said, max_completion_tokens=5)
+    assert again.usage is not None
+    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
 
 
-def test_n_lists_and_tokens(client: openai.OpenAI) -> None:
+def test_n_lists_tokens_and_best_of(client: openai.OpenAI) -> None:
     for prompt in (["the cat", "sat"], [[0, 5, 6], [0, 7]]):
         answer = client.completions.create(model="tiny", prompt=prompt, n=3, max_tokens=2)
         assert [choice.index for choice in answer.choices] == list(range(6))
-    answer = client.completions.create(model="tiny", prompt=[0, 5, 6], max_tokens=2)
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == 3
-
-
-def test_best_of(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="tiny",
-        prompt="the cat",
+        prompt=[0, 5, 6],
         n=2,
         best_of=5,
         max_tokens=4,
-        extra_body={"ignore_eos": True},
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.1,
+            "ignore_eos": True,
+            "stop_token_ids": [],
+            "return_token_ids": True,
+        },
     )
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.usage is not None
-    assert answer.usage.completion_tokens == 20
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 20)
+    choice = answer.choices[0].model_dump()
+    assert (len(choice["token_ids"]), choice["prompt_token_ids"]) == (4, [0, 5, 6])
 
 
 def test_an_id_that_is_taken_is_a_conflict(client: openai.OpenAI) -> None:
@@ -92,18 +136,6 @@ def test_an_id_that_is_taken_is_a_conflict(client: openai.OpenAI) -> None:
         with pytest.raises(openai.ConflictError) as refused:
             client.completions.create(model="tiny", prompt="x", extra_body=fields)
     assert (refused.value.code, refused.value.param) == ("id_in_use", "request_id")
-
-
-def test_logprobs(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt="the cat", logprobs=0, max_tokens=4)
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.tokens
-    assert logprobs.token_logprobs
-    assert logprobs.text_offset
-    assert logprobs.top_logprobs
-    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset)
-    assert logprobs.text_offset[0] == 0
 
 
 def test_echo_with_alternatives(client: openai.OpenAI) -> None:
@@ -122,6 +154,7 @@ def test_echo_with_alternatives(client: openai.OpenAI) -> None:
         assert 5 <= len(top) <= 6
         assert top[token] == logprob
     assert len(logprobs.text_offset) == len(logprobs.tokens)
+    assert logprobs.text_offset[0] == 0
 
 
 def test_scoring_only_streamed(client: openai.OpenAI) -> None:
@@ -140,90 +173,106 @@ def test_scoring_only_streamed(client: openai.OpenAI) -> None:
     assert len(choice.logprobs.tokens) == len(choice.model_dump()["prompt_logprobs"]) == 3
 
 
-def test_a_stream_with_usage(client: openai.OpenAI) -> None:
-    whole = client.completions.create(model="tiny", prompt="the cat", max_tokens=20, n=2, seed=4)
-    texts = {0: "", 1: ""}
-    reasons = {}
-    usage = None
-    for event in client.completions.create(
-        model="tiny",
-        prompt="the cat",
-        max_tokens=20,
-        n=2,
-        seed=4,
-        stream=True,
-        stream_options={"include_usage": True},
-    ):
-        usage = event.usage
+def test_n_logprobs_and_parts_of_a_chat(client: openai.OpenAI) -> None:
+    answer = chat(
+        client,
+        messages=[{"role": "user", "content": [{"type": "text", "text": "the cat"}]}],
+        n=3,
+        max_completion_tokens=4,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.model_dump()["prompt_token_ids"][0] == 0
+    for choice in answer.choices:
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert len(choice.logprobs.content) == len(choice.model_dump()["token_ids"]) == 4
+        for token in choice.logprobs.content:
+            assert token.logprob <= 0
+            assert [type(other.token) for other in token.top_logprobs] == [str, str]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_stream_with_usage_is_the_whole(client: openai.OpenAI, is_chat: bool) -> None:
+    of: Any = client.chat.completions if is_chat else client.completions
+    asked = {"messages": MESSAGES} if is_chat else {"prompt": "the cat"}
+    fields = {"model": "tiny", "max_tokens": 20, "n": 2, "seed": 4, **asked}
+    whole = of.create(**fields)
+    texts, reasons, roles = {0: "", 1: ""}, {}, {}
+    for event in of.create(**fields, stream=True, stream_options={"include_usage": True}):
+        if is_chat:
+            ChatCompletionChunk.model_validate(event.model_dump(), strict=True)
         for choice in event.choices:
-            texts[choice.index] += choice.text
-            reasons[choice.index] = choice.finish_reason
-    assert list(texts.values()) == [choice.text for choice in whole.choices]
+            texts[choice.index] += (choice.delta.content or "") if is_chat else choice.text
+            if is_chat and choice.delta.role:
+                roles[choice.index] = choice.delta.role
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    said = [one.message.content if is_chat else one.text for one in whole.choices]
+    assert list(texts.values()) == said
     assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
-    assert usage == whole.usage
+    assert roles == ({0: "assistant", 1: "assistant"} if is_chat else {})
+    assert event.usage.total_tokens == whole.usage.total_tokens
+    assert is_chat or event.usage == whole.usage
 
 
-async def test_the_async_client(async_client: openai.AsyncOpenAI) -> None:
-    whole = await async_client.completions.create(
-        model="tiny", prompt="the cat", max_tokens=20, seed=4
-    )
-    stream = await async_client.completions.create(
-        model="tiny", prompt="the cat", max_tokens=20, seed=4, stream=True
-    )
+def test_the_clients_own_gathering_of_a_stream(client: openai.OpenAI) -> None:
+    stops = {"stop_token_ids": list(range(100, 228))}  # or it raises that the answer is cut off
+    fields: dict[str, Any] = {
+        "model": "tiny", "messages": MESSAGES, "seed": 4, "logprobs": True, "extra_body": stops,
+    }  # fmt: skip
+    (whole,) = client.chat.completions.create(**fields).choices
+    with client.chat.completions.stream(**fields) as stream:
+        for _ in stream:
+            pass
+        (gathered,) = stream.get_final_completion().choices
+    assert gathered.message.content == whole.message.content
+    assert (gathered.finish_reason, gathered.logprobs) == (whole.finish_reason, whole.logprobs)
+
+
+async def test_the_async_client_reads_a_stream_and_leaves_one(
+    async_client: openai.AsyncOpenAI,
+) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "prompt": "the cat", "max_tokens": 20, "seed": 4}
+    stream = await async_client.completions.create(**fields, n=100, stream=True)
+    async for _ in stream:
+        break
+    await stream.close()
+    whole = await async_client.completions.create(**fields)
+    stream = await async_client.completions.create(**fields, stream=True)
     events = [event async for event in stream]
     assert "".join(event.choices[0].text for event in events) == whole.choices[0].text
 
 
-async def test_leaving_a_stream_leaves_the_server_usable(
-    async_client: openai.AsyncOpenAI,
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"prompt": "x", "n": 0}, "n", "invalid_request"),
+        ({"prompt": "x", "suffix": "y"}, "suffix", None),
+        ({"prompt": [5] * 1_000}, None, "context_length_exceeded"),
+        ({"prompt": "x", "extra_body": {"nonsense": 1}}, "nonsense", None),
+        ({"prompt": "x", "model": "gpt-9"}, None, "model_not_found"),
+        ({"messages": []}, "messages", "invalid_request"),
+        ({"messages": MESSAGES, "tools": TOOLS}, "tools", None),
+        ({"messages": MESSAGES * 20}, "messages", "context_length_exceeded"),
+        ({"messages": MESSAGES, "model": "gpt-9"}, None, "model_not_found"),
+    ],
+)
+def test_errors_are_the_clients_own_kinds(
+    client: openai.OpenAI, fields: dict[str, Any], param: str | None, code: str | None
 ) -> None:
-    stream = await async_client.completions.create(
-        model="tiny", prompt="the cat", n=100, max_tokens=100, stream=True
-    )
-    async for _ in stream:
-        break
-    await stream.close()
-    answer = await async_client.completions.create(model="tiny", prompt="the cat", max_tokens=2)
-    assert answer.choices
-
-
-def test_errors_are_the_clients_own_kinds(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="tiny", prompt="x", n=0)
-    assert (bad.value.param, bad.value.type) == ("n", "invalid_request_error")
-    assert bad.value.code == "invalid_request"
-    assert "n must be an integer from 1" in bad.value.message
-    assert bad.value.request_id
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="tiny", prompt="x", suffix="y")
-    assert bad.value.param == "suffix"
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="tiny", prompt=[5] * 1_000)
-    assert bad.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="tiny", prompt="x", extra_body={"nonsense": 1})
-    assert bad.value.param == "nonsense"
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.completions.create(model="gpt-9", prompt="x")
-    assert missing.value.code == "model_not_found"
-
-
-def test_our_extensions_pass_through_the_client(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model="tiny",
-        prompt="the cat",
-        max_tokens=6,
-        extra_body={
-            "top_k": 5,
-            "min_p": 0.1,
-            "ignore_eos": True,
-            "stop_token_ids": [],
-            "return_token_ids": True,
-        },
-    )
-    choice = answer.choices[0].model_dump()
-    assert len(choice["token_ids"]) == 6
-    assert choice["prompt_token_ids"][0] == 0
+    of: Any = client.chat.completions if "messages" in fields else client.completions
+    kind = openai.NotFoundError if "model" in fields else openai.BadRequestError
+    with pytest.raises(kind) as refused:
+        of.create(**{"model": "tiny", **fields})
+    assert refused.value.request_id
+    assert "model" in fields or refused.value.type == "invalid_request_error"
+    assert param is None or refused.value.param == param
+    assert code is None or refused.value.code == code
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 import pytest
-from max.driver import accelerator_count
 from tokenizers import Tokenizer
 
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
@@ -21,7 +20,6 @@ from engine.weights.checkpoint import load_checkpoint
 from tests.engines.run_engine import run, tokens
 from training.tasks import problems
 
-DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
 HALFWAY = 6
 """Steps until most samples have said some of their tokens, but all of them none of their end."""
 CONFIG_FLAGS = ["--num-slots=200", "--max-step-rows=64", "--max-step-tokens=256"]
@@ -36,16 +34,17 @@ class Served:
         self.model: ModelConfig = weights.config
         self.runner = ModelRunner(weights, self.config)
 
-    def engine(self) -> Engine:
+    def engine(self, requests: Sequence[Request] = ()) -> Engine:
         """A new one; what the pool holds is the one's before."""
-        return Engine(self.model, self.runner, self.config)
+        engine = Engine(self.model, self.runner, self.config)
+        for request in requests:
+            engine.add(request)
+        return engine
 
 
-@pytest.fixture(scope="module", params=DEVICES)
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    if request.param == "gpu" and accelerator_count() == 0:
-        pytest.skip("no device")
-    found = Served(request.param)
+@pytest.fixture(scope="module")
+def served(device: str) -> Iterator[Served]:
+    found = Served(device)
     yield found
     found.runner.close()
 
@@ -69,18 +68,13 @@ def requests() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def expected(served: Served, requests: list[Request]) -> dict[tuple[str, int], bytes]:
-    engine = served.engine()
-    for request in requests:
-        engine.add(request)
-    return tokens(run(engine))
+    return tokens(run(served.engine(requests)))
 
 
 def test_all_are_parked_and_go_on(
     served: Served, requests: list[Request], expected: dict[tuple[str, int], bytes]
 ) -> None:
-    engine = served.engine()
-    for request in requests:
-        engine.add(request)
+    engine = served.engine(requests)
     said = run(engine, HALFWAY) + engine.settle()
     slots = parkable(engine.scheduler.table)
     engine.scheduler.park(slots, served.runner.read_slots(slots))
@@ -100,9 +94,7 @@ def test_all_are_parked_and_go_on(
 def test_another_engine_goes_on(
     served: Served, requests: list[Request], expected: dict[tuple[str, int], bytes]
 ) -> None:
-    engine = served.engine()
-    for request in requests:
-        engine.add(request)
+    engine = served.engine(requests)
     run(engine, HALFWAY)
     engine.settle()
     kept: dict[str, list[Parked]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig
 from engine.device.runner import ModelRunner
 from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
 from engine.process.engine import Engine
@@ -20,14 +19,13 @@ from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import random_tensors, write_random_model
 from engine.weights.tensors import is_scalar
 from engine.weights.weights import fold
+from tests.engines.numpy_runner import SMALL
+from tests.models.forms import TOLERANCE
 from training.checkpoint import load_model
 from training.model import SRM
 
 F64 = npt.NDArray[np.float64]
 
-CONFIG = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=96, vocab_size=301)
-TOLERANCE = 1e-5
-"""Of float32 log-probabilities, relative to the largest logit."""
 SAMPLED = 8
 PARAMS = SamplingParams(
     max_tokens=SAMPLED,
@@ -41,7 +39,7 @@ PARAMS = SamplingParams(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    write_random_model(path, CONFIG)
+    write_random_model(path, SMALL)
     return path
 
 
@@ -56,14 +54,14 @@ def generate(
     runner: ModelRunner, prompts: list[list[int]], params: SamplingParams, max_step_tokens: int
 ) -> list[list[Output]]:
     config = EngineConfig(num_slots=64, max_step_rows=16, max_step_tokens=max_step_tokens)
-    return Engine(CONFIG, runner, config).generate(prompts, params)
+    return Engine(SMALL, runner, config).generate(prompts, params)
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     rng = np.random.default_rng(0)
-    lengths = [2, 3, CONFIG.n_ctx - SAMPLED + 1, *rng.integers(4, 60, 12).tolist()]
-    return [rng.integers(0, CONFIG.vocab_size, length).tolist() for length in lengths]
+    lengths = [2, 3, SMALL.n_ctx - SAMPLED + 1, *rng.integers(4, 50, 12).tolist()]
+    return [rng.integers(0, SMALL.vocab_size, length).tolist() for length in lengths]
 
 
 def log_softmax(model: SRM, tokens: list[int]) -> tuple[F64, float]:
@@ -71,10 +69,6 @@ def log_softmax(model: SRM, tokens: list[int]) -> tuple[F64, float]:
     with torch.no_grad():
         logits = model(torch.tensor([tokens]))[0]
     return logits.log_softmax(-1).numpy(), float(logits.abs().max())
-
-
-def array(data: bytes, dtype: str, rows: int) -> npt.NDArray[Any]:
-    return np.frombuffer(data, dtype).reshape(rows, -1)
 
 
 def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list[int]]) -> None:
@@ -90,7 +84,9 @@ def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list
         rows = np.arange(len(tokens))
         np.testing.assert_allclose(found, expected[rows, tokens], atol=TOLERANCE * largest)
         top_ids, top_logprobs = (
-            array(b"".join(getattr(one, name) for one in outputs), dtype, len(tokens))
+            np.frombuffer(b"".join(getattr(one, name) for one in outputs), dtype).reshape(
+                len(tokens), -1
+            )
             for name, dtype in (("top_ids", "<i4"), ("top_logprobs", "<f4"))
         )
         best = -np.sort(-expected, axis=1)[:, :MAX_LOGPROBS]
@@ -109,17 +105,18 @@ def test_zero_and_tiny_alphas_are_exact(
     runner: ModelRunner, folder: Path, prompts: list[list[int]]
 ) -> None:
     """The published recurrence divides by them: 0 gives NaN, 1e-8 costs it all its digits."""
-    tensors, rng = random_tensors(CONFIG), np.random.default_rng(2)
+    tensors, rng = random_tensors(SMALL), np.random.default_rng(2)
     for name, values in tensors.items():
         if is_scalar(name) and name.endswith(".weight"):
             tiny = rng.choice(np.array([0, 1e-8, -1e-8, 1e-30], np.float32), values.shape)
             values[...] = np.where(rng.random(values.shape) < 0.5, tiny, values)
         elif is_scalar(name) and name.endswith(".bias"):  # what it would subtract, and then divide
             values[...] = rng.standard_normal(values.shape)
-    model = SRM(CONFIG)
+    model = SRM(SMALL)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
     model.double()
-    runner.load_weights(fold(CONFIG, tensors, "tiny alphas"))
+    prompts = prompts[:6]
+    runner.load_weights(fold(SMALL, tensors, "tiny alphas"))
     found = generate(runner, prompts, PARAMS, 50)
     runner.load_weights(load_checkpoint(folder))
     for prompt, outputs in zip(prompts, found, strict=True):
@@ -148,16 +145,11 @@ def test_any_chunking_and_company_give_the_same_bits(
 
 def test_scoring_changes_no_sample(runner: ModelRunner, prompts: list[list[int]]) -> None:
     for temperature in (0.0, 0.8):
-        sampling = {
-            "max_tokens": SAMPLED,
-            "temperature": temperature,
-            "ignore_eos": True,
-            "seed": 3,
-        }
-        silent = SamplingParams(**sampling)  # type: ignore[arg-type]
-        scored = SamplingParams(**sampling, logprobs=5, prompt_logprobs=0)  # type: ignore[arg-type]
-        quiet = generate(runner, prompts, silent, 128)
-        loud = generate(runner, prompts, scored, 19)
+        silent = SamplingParams(
+            max_tokens=SAMPLED, temperature=temperature, ignore_eos=True, seed=3
+        )
+        scored = msgspec.structs.replace(silent, logprobs=5, prompt_logprobs=0)
+        quiet, loud = generate(runner, prompts, silent, 128), generate(runner, prompts, scored, 19)
         assert [a[-1].token_ids for a in quiet] == [b[-1].token_ids for b in loud]
 
 
@@ -165,7 +157,7 @@ def test_scoring_a_sample_gives_what_sampling_it_gave(
     runner: ModelRunner, prompts: list[list[int]]
 ) -> None:
     """Bit for bit, though one was fed token by token and the other in chunks."""
-    short = [prompt for prompt in prompts if len(prompt) + SAMPLED <= CONFIG.n_ctx]
+    short = [prompt for prompt in prompts if len(prompt) + SAMPLED <= SMALL.n_ctx]
     samples = [outputs[-1] for outputs in generate(runner, short, PARAMS, 128)]
     texts = [
         prompt + np.frombuffer(sample.token_ids, "<i4").tolist()

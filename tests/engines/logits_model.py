@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from max.driver import CPU, Buffer
@@ -16,7 +16,8 @@ from engine.device.model import build_logits_graph, graph_shape
 from engine.device.runner import host_weights
 from engine.settings import load
 from engine.steps.batch import F32, I32
-from engine.weights.weights import Weights
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import Weights, fold
 
 NUM_SLOTS = 24
 
@@ -68,33 +69,45 @@ class LogitsModel:
         return found
 
 
-def compile_logits(
-    models: Mapping[str, Weights], dtypes: Mapping[str, DType] | None = None
-) -> dict[str, LogitsModel]:
-    """All of them at once, in hardly more time than a few take; names are identifiers.
+class LogitsGraphs:
+    """Graphs of different shapes, compiled as one module, or read from disk where they were."""
 
-    Of float32 where `dtypes` says nothing else. What was compiled once is read from disk.
-    """
-    device = CPU()
-    kinds = {name: (dtypes or {}).get(name, DType.float32) for name in models}
-    registry = {
-        f"{name}.{k}": value
-        for name, weights in models.items()
-        for k, value in host_weights(weights, kinds[name], device).items()
-    }
-    session = InferenceSession(devices=[device])
+    def __init__(self, wanted: Iterable[tuple[ModelConfig, DType]]) -> None:
+        shapes = {graph_shape(*one): one for one in wanted}
+        self._scopes = {shape: f"shape_{number}" for number, shape in enumerate(shapes)}
+        self._session = InferenceSession(devices=[CPU()])
 
-    def compile_them() -> CompiledModel:
-        module = Module()
-        for name, weights in models.items():
-            graph = build_logits_graph(weights.config, kinds[name], device, f"{name}.", module)
-        return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+        def compile_them() -> CompiledModel:
+            module = Module()
+            for shape, (config, dtype) in shapes.items():
+                scope = f"{self._scopes[shape]}."
+                graph = build_logits_graph(config, dtype, CPU(), scope, module)
+            return self._session.compile(module, custom_extensions=graph.kernel_libraries_paths)
 
-    shape = tuple((name, graph_shape(models[name].config, kinds[name])) for name in models)
-    folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
-    compiled = cached("logits", shape, compile_them, device, folder)
-    loaded = session.init_all(compiled, weights_registry=registry)
-    return {
-        name: LogitsModel(weights.config, loaded[f"{name}.srm_logits"])
-        for name, weights in models.items()
-    }
+        folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+        self._compiled = cached("logits", tuple(shapes), compile_them, CPU(), folder)
+        self._registry: dict[str, Buffer] = {}  # of all graphs: MAX binds no single one
+        for config, dtype in shapes.values():
+            self._register(fold(config, random_tensors(config), "any"), dtype)
+
+    def _register(self, weights: Weights, dtype: DType) -> str:
+        """Name what is to be bound to the graph of these weights; returns the graph's name."""
+        scope = self._scopes[graph_shape(weights.config, dtype)]
+        bound = host_weights(weights, dtype, CPU())
+        self._registry |= {f"{scope}.{name}": value for name, value in bound.items()}
+        return f"{scope}.srm_logits"
+
+    def bind(
+        self, models: Mapping[str, Weights], dtype: DType = DType.float32
+    ) -> dict[str, LogitsModel]:
+        """Models by name. Raises KeyError for one whose shape was not compiled."""
+        found, left = {}, dict(models)
+        while left:
+            graphs: dict[str, str] = {}  # one model of each graph at a time
+            for name, weights in list(left.items()):
+                if self._scopes[graph_shape(weights.config, dtype)] + ".srm_logits" not in graphs:
+                    graphs[self._register(left.pop(name), dtype)] = name
+            bound = self._session.init_all(self._compiled, weights_registry=self._registry)
+            for graph, name in graphs.items():
+                found[name] = LogitsModel(models[name].config, bound[graph])
+        return found

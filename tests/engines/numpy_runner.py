@@ -7,7 +7,10 @@ in `engine/steps/batch.py`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +35,11 @@ from engine.weights.weights import LayerWeights, MixerUnit, Weights, fold
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
+Kept = Callable[[F64], F64]
 
 TINY = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=64, vocab_size=32)
+SMALL = ModelConfig(d_model=32, num_layers=2, num_heads=4, n_ctx=64, vocab_size=97)
+"""Of the shape that the published fixtures have, whose graphs others use as well."""
 
 
 def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:
@@ -140,48 +146,73 @@ def _fed_before(weights: Weights, token: int, position: int, state: F64) -> tupl
     return _FED[key][1:]
 
 
-def feed(weights: Weights, token: int, position: int, state: F64) -> tuple[F64, F64]:
-    """One token through the model: logits f64[V] and the new state f64[state_width]."""
+def as_it_is(values: F64) -> F64:
+    return values
+
+
+def feed(
+    weights: Weights, token: int, position: int, state: F64, kept: Kept = as_it_is
+) -> tuple[F64, F64]:
+    """One token through the model: logits f64[V] and the new state f64[state_width].
+
+    `kept` is what becomes of that which a step in a narrower dtype keeps of its activations.
+    """
     if not 0 <= token < weights.config.vocab_size:  # the sequence's last sample was not finite
         return np.full(weights.config.vocab_size, np.nan), np.full_like(state, np.nan)
     x = weights.embedding[token].astype(np.float64)
     left, new_states = list(state.reshape(-1, weights.config.d_model)), []
     for layer in weights.layers:
-        normed = _norm(x, layer.channel_norm_weight, layer.channel_norm_bias)
+        normed = kept(_norm(x, layer.channel_norm_weight, layer.channel_norm_bias))
         up = normed @ layer.up_weight + layer.up_bias
-        x = x + (up / (1 + np.exp(-up))) @ layer.down_weight + layer.down_bias
-        mixed = _norm(x, layer.token_norm_weight, layer.token_norm_bias)
+        x = kept(x + kept(_silu(up)) @ layer.down_weight + layer.down_bias)
+        mixed = kept(_norm(x, layer.token_norm_weight, layer.token_norm_bias))
         if layer.proj_in_weight is not None and layer.proj_in_bias is not None:
-            mixed = mixed @ layer.proj_in_weight + layer.proj_in_bias
-        mixed, states = _mix(weights.config, layer, mixed, position, left[: len(layer.units)])
+            mixed = kept(mixed @ layer.proj_in_weight + layer.proj_in_bias)
+        mixed, states = _mix(weights.config, layer, mixed, position, left, kept)
         left = left[len(layer.units) :]
         new_states += states
         if layer.proj_out_weight is not None and layer.proj_out_bias is not None:
-            mixed = mixed @ layer.proj_out_weight + layer.proj_out_bias
-        x = x + mixed
+            mixed = kept(mixed) @ layer.proj_out_weight + layer.proj_out_bias
+        x = kept(x + mixed)
     return x @ weights.head, np.concatenate(new_states)
 
 
+def in_float64(part: Any, kept: Kept = as_it_is) -> Any:
+    """Weights, or a part of them, whose arrays `feed` need not widen at every token.
+
+    Those of units are float32 in every model; what others are kept as, `kept` says.
+    """
+    if isinstance(part, np.ndarray):
+        return kept(part.astype(np.float64))
+    if isinstance(part, tuple):
+        return tuple(in_float64(one, kept) for one in part)
+    if not isinstance(part, Weights | LayerWeights | MixerUnit):
+        return part
+    kept = as_it_is if isinstance(part, MixerUnit) else kept
+    names = (field.name for field in dataclasses.fields(part))
+    wide = {name: in_float64(getattr(part, name), kept) for name in names}
+    return dataclasses.replace(part, **wide)
+
+
 def _mix(
-    config: ModelConfig, layer: LayerWeights, x: F64, position: int, states: list[F64]
+    config: ModelConfig, layer: LayerWeights, x: F64, position: int, states: list[F64], kept: Kept
 ) -> tuple[F64, list[F64]]:
     """The layer's units, joined as the mixer joins them: output f64[d] and a new state each."""
-    if config.mixer == "combined":
-        row, column = (
-            _run_unit(unit, x, position, s) for unit, s in zip(layer.units, states, strict=True)
-        )
-        return row[0] + column[0], [row[1], column[1]]
-    if config.mixer == "expanded":
-        first, second = layer.units
-        inner, s = _run_unit(first, x, position, states[0])
-        y, t = _run_unit(second, inner / (1 + np.exp(-inner)), position, states[1])
-        return y, [s, t]
-    (unit,) = layer.units
-    y, s = _run_unit(unit, x, position, states[0])
-    return y, [s]
+    first, *others = layer.units
+    y, s = _run_unit(first, x, position, states[0], kept)
+    if not others:
+        return y, [s]
+    source = x if config.mixer == "combined" else kept(_silu(y))
+    z, t = _run_unit(others[0], source, position, states[1], kept)
+    return (kept(y) + z if config.mixer == "combined" else z), [s, t]
 
 
-def _run_unit(unit: MixerUnit, x: F64, position: int, state: F64) -> tuple[F64, F64]:
+def _silu(x: F64) -> F64:
+    y: F64 = x / (1 + np.exp(-x))
+    return y
+
+
+def _run_unit(unit: MixerUnit, x: F64, position: int, state: F64, kept: Kept) -> tuple[F64, F64]:
     def per_channel(scalars: F32) -> F64:
         return np.repeat(scalars.astype(np.float64), len(x) // len(scalars))
 
@@ -191,7 +222,7 @@ def _run_unit(unit: MixerUnit, x: F64, position: int, state: F64) -> tuple[F64, 
     if unit.gamma is not None:
         y += per_channel(unit.gamma[:, position]) * x
     if unit.taps is not None and unit.taps_beta is not None:
-        y = np.convolve(y, unit.taps[::-1, position])[: len(y)] + unit.taps_beta[position]
+        y = np.convolve(kept(y), unit.taps[::-1, position])[: len(y)] + unit.taps_beta[position]
     return y, s
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from engine.messages import Output, join
+from collections import defaultdict
+
+from engine.config import EngineConfig
+from engine.messages import Output, Request, join
 from engine.process.engine import Engine
+from engine.weights.weights import Weights
+from tests.engines.numpy_runner import NumpyRunner
 
 
 def run(engine: Engine, most: int = 1_000) -> list[Output]:
@@ -21,3 +26,18 @@ def tokens(outputs: list[Output]) -> dict[tuple[str, int], bytes]:
     return {
         key: join([one for one in outputs if (one.id, one.index) == key]).token_ids for key in keys
     }
+
+
+def alone(request: Request, weights: Weights) -> dict[int, Output]:
+    """All that is said of the prompt and of each sample by an engine that does nothing else."""
+    n = request.params.n
+    config = EngineConfig(
+        num_slots=n, prefix_slots=1, prefix_cache=False, max_step_rows=64, max_step_tokens=128
+    )
+    engine = Engine(weights.config, NumpyRunner(weights, n, config.prefix_slots), config)
+    engine.add(request)
+    outputs: defaultdict[int, list[Output]] = defaultdict(list)
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.index].append(output)
+    return {index: join(said) for index, said in outputs.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from max.driver import CPU, Accelerator, accelerator_count
 
@@ -10,11 +12,20 @@ from engine.settings import load
 from tests.kernels.harness import Ops
 
 
+@cache
+def _ops_on(device: str) -> Ops:
+    folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+    return Ops(CPU() if device == "cpu" else Accelerator(), folder)
+
+
 @pytest.fixture(scope="session", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
-    if request.param == "cpu":
-        return Ops(CPU(), folder)
-    if accelerator_count() == 0:
+    if request.param == "gpu" and accelerator_count() == 0:
         pytest.skip("no device")
-    return Ops(Accelerator(), folder)
+    return _ops_on(request.param)
+
+
+@pytest.fixture(scope="session")
+def cpu_ops() -> Ops:
+    """For arrays that are too large to be copied to a device, and for what a GPU has not."""
+    return _ops_on("cpu")

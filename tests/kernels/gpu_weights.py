@@ -1,12 +1,13 @@
 """`python -m tests.kernels.gpu_weights`: what is bound to GPU graphs, against what they declare.
 
-Needs no GPU: the graphs are built for a virtual one, which a process cannot take back. Prints a
-`Report` as JSON.
+Needs no GPU: the graphs are built for a virtual one, which a process cannot take back. Prints as
+JSON which graphs were looked at ("compared") and which weights are bound in another way than their
+graph declares ("wrong").
 """
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Iterator
 from typing import cast, get_args
 
@@ -30,13 +31,7 @@ class _Gpu:
     is_host = False
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What was found."""
-
-    compared: list[str]
-    """Graphs whose weights were looked at."""
-    wrong: list[str]
-    """Weights that are bound in another way than their graph declares."""
+BUILDERS = (build_step_graph, build_logits_graph)
 
 
 def models() -> Iterator[ModelConfig]:
@@ -62,7 +57,8 @@ def main() -> None:
                 name: (f"{buffer.device.label}:{buffer.device.id}", buffer.dtype, buffer.shape)
                 for name, buffer in host_weights(weights, dtype, cast(Device, _Gpu())).items()
             }
-            for build in (build_step_graph, build_logits_graph):
+            # The graph that gives logits has the weights of the step's.
+            for build in BUILDERS if dtype == DType.float32 else BUILDERS[:1]:
                 graph = f"{build.__name__} {model.mixer} {model.use_projections} {dtype.name}"
                 declared = {
                     name: (str(w.value.device), w.value.dtype, tuple(map(int, w.value.shape)))
@@ -74,7 +70,7 @@ def main() -> None:
                     for name in sorted(bound.keys() | declared.keys())
                     if bound.get(name) != declared.get(name)
                 ]
-    sys.stdout.buffer.write(msgspec.json.encode(Report(compared, wrong)))
+    print(json.dumps({"compared": compared, "wrong": wrong}))
 
 
 if __name__ == "__main__":

@@ -21,15 +21,32 @@ from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorVa
 
 from engine.device import kernels
 from engine.device.graph_cache import cached
-from engine.device.linear import kernel_libraries
+from engine.device.linear import PANEL, kernel_libraries, layer_norm, linear
 
 Array = npt.NDArray[Any]
 Inputs = list[BufferType | TensorType]
 
 HOST = DeviceRef.CPU()
 I32, U64, F32, BF16 = DType.int32, DType.uint64, DType.float32, DType.bfloat16
+KINDS = {"float32": F32, "bfloat16": BF16, "widened": BF16}
+"""How products keep and multiply: the third as a processor does that has none of bfloat16."""
+EPILOGUES = {
+    "up": (True, True, False),
+    "down": (True, False, True),
+    "proj_in": (True, False, False),
+    "head": (False, False, False),
+}
+"""What the model does: (has bias, has SiLU, has residual)."""
+PRODUCTS = [f"{kind}.{name}" for kind in ("float32", "bfloat16") for name in EPILOGUES]
+PRODUCTS += ["widened.down", "widened.head"]
 MUTATED_TENSORS = {("edit", 1), ("edit_bfloat16", 1)}
 """Inputs that an op changes in place though they are no buffers: op and place."""
+
+
+def widened(bits: Array) -> npt.NDArray[np.float32]:
+    """The float32 that bits of bfloat16 mean."""
+    wide = bits.astype(np.uint32) << 16
+    return wide.view(np.float32)
 
 
 def untouched(shape: tuple[int, ...], dtype: type[np.float32 | np.int32]) -> Array:
@@ -42,30 +59,58 @@ def untouched(shape: tuple[int, ...], dtype: type[np.float32 | np.int32]) -> Arr
 def compile_ops(session: InferenceSession, device: Device, folder: Path) -> CompiledModel:
     """The graphs of `Ops`, from `folder` where they are there: a GPU machine may have no compiler.
 
-    "mix" is there plain, with gamma ("mix_gamma"), with SiLU ("mix_silu"), and with both and a
-    residual ("mix_all"), whose inputs come in this order after those of "mix".
+    PRODUCTS and "layer_norm" of either dtype are for a CPU alone. "mix" is there plain, with gamma
+    ("mix_gamma"), with SiLU ("mix_silu"), and with both and a residual ("mix_all"), whose inputs
+    come in this order after those of "mix".
     """
     inputs = _inputs(DeviceRef.from_device(device))
 
     def compile_graphs() -> CompiledModel:
         module = Module()
         libraries: list[Path] = []
-        for name, op in (
-            ("embed", kernels.embed),
-            ("mix", kernels.mix),
-            ("mix_gamma", kernels.mix),
-            ("mix_silu", partial(kernels.mix, silu=True)),
-            ("mix_all", partial(kernels.mix, silu=True)),
-            ("taps", kernels.taps),
-            ("edit", kernels.edit),
-            ("edit_bfloat16", kernels.edit),
-            ("sample", kernels.sample),
-            ("score", kernels.score),
-        ):
+        for name, op in _ops(device.is_host).items():
             libraries = _add_graph(module, name, op, inputs[name])
         return session.compile(module, custom_extensions=libraries)
 
     return cached("ops", (Path(__file__).read_bytes(),), compile_graphs, device, folder)
+
+
+def _ops(is_host: bool) -> dict[str, Callable[..., Any]]:
+    ops: dict[str, Callable[..., Any]] = {
+        "embed": kernels.embed,
+        "mix": kernels.mix,
+        "mix_gamma": kernels.mix,
+        "mix_silu": partial(kernels.mix, silu=True),
+        "mix_all": partial(kernels.mix, silu=True),
+        "taps": kernels.taps,
+        "edit": kernels.edit,
+        "edit_bfloat16": kernels.edit,
+        "sample": kernels.sample,
+        "score": kernels.score,
+    }
+    if is_host:
+        ops |= {name: partial(_product, name) for name in PRODUCTS}
+        ops |= dict.fromkeys(["float32.layer_norm", "bfloat16.layer_norm"], layer_norm)
+    return ops
+
+
+def _product(
+    name: str, x: TensorValue, weight: TensorValue, bias: TensorValue, residual: TensorValue
+) -> TensorValue:
+    """Inputs that are not used give dimensions a value. Logits, of "head", are float32."""
+    kind, _, epilogue = name.partition(".")
+    has_bias, silu, has_residual = EPILOGUES[epilogue]
+    return linear(
+        x,
+        weight,
+        "columns",
+        bias=bias if has_bias else None,
+        silu=silu,
+        residual=residual if has_residual else None,
+        rows="rows",
+        out_dtype=F32 if epilogue == "head" else KINDS[kind],
+        widen=kind == "widened",
+    )
 
 
 class Ops:
@@ -89,7 +134,7 @@ class Ops:
             buffer.view(kind.dtype, array.shape)
             for array, kind, buffer in zip(arrays, inputs, buffers, strict=True)
         ]
-        outputs = [output.to_numpy() for output in self._models[name].execute(*views)]
+        outputs = [_to_numpy(output) for output in self._models[name].execute(*views)]
         for place, (array, kind) in enumerate(zip(arrays, inputs, strict=True)):
             is_mutated = isinstance(kind, BufferType) or (name, place) in MUTATED_TENSORS
             if is_mutated and kind.device != HOST:
@@ -100,6 +145,12 @@ class Ops:
 def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """Numpy has no bfloat16, only its bits."""
     return np.dtype(np.uint16) if dtype == BF16 else dtype.to_numpy()
+
+
+def _to_numpy(buffer: Buffer) -> Array:
+    bits = buffer.view(DType.uint16, buffer.shape) if buffer.dtype == BF16 else buffer
+    found: Array = bits.to_numpy()
+    return found
 
 
 def _inputs(on: DeviceRef) -> dict[str, Inputs]:
@@ -116,7 +167,14 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
         *(per_position, per_position, per_position),
         TensorType(F32, [2, "heads"], on),
     ]
+    products = {name: _product_inputs(on, KINDS[name.partition(".")[0]]) for name in PRODUCTS}
+    norms: dict[str, Inputs] = {}
+    for kind in ("float32", "bfloat16"):
+        row = TensorType(KINDS[kind], ["width"], on)
+        norms[f"{kind}.layer_norm"] = [TensorType(KINDS[kind], ["tokens", "width"], on), row, row]
     return {
+        **products,
+        **norms,
         "embed": [
             last_token,
             TensorType(I32, ["tokens"], on),
@@ -149,6 +207,15 @@ def _inputs(on: DeviceRef) -> dict[str, Inputs]:
             *(TensorType(I32, [dim], on) for dim in ("decode", "head", "scored", "scored")),
         ],
     }
+
+
+def _product_inputs(on: DeviceRef, dtype: DType) -> Inputs:
+    return [
+        TensorType(dtype, ["tokens", "depth"], on),
+        TensorType(dtype, ["panels", "words", PANEL, 4 // dtype.size_in_bytes], on),
+        TensorType(dtype, ["columns"], on),
+        TensorType(dtype, ["rows", "columns"], on),
+    ]
 
 
 def _edit_inputs(on: DeviceRef, dtype: DType) -> Inputs:

@@ -109,12 +109,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     (a, b, c, d), (k, m) = counter, key
     for _ in range(10):
         first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = (
-            second >> 32 ^ b ^ k,
-            second & MASK_32,
-            first >> 32 ^ d ^ m,
-            first & MASK_32,
-        )
+        a, b, c, d = (second >> 32 ^ b ^ k, second & MASK_32, first >> 32 ^ d ^ m, first & MASK_32)
         k, m = (k + 0x9E3779B9) & MASK_32, (m + 0xBB67AE85) & MASK_32
     return a, b, c, d
 

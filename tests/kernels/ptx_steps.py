@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.kernels.ptx_functions import BINARY, COMPARISONS, UNARY, without_denormals
 from tests.kernels.ptx_memory import STRIDE, Memory
 from tests.kernels.ptx_text import Program, PTXError, names
 
@@ -28,6 +27,43 @@ _TYPES = {
     "bf16": np.dtype(np.uint16),
     "pred": np.dtype(np.bool_),
 }  # fmt: skip
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(np, to) for name, to in
+       (("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"),
+        ("gt", "greater"), ("ge", "greater_equal"))},
+    "nan": lambda a, b: np.isnan(a) | np.isnan(b),
+    "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+}  # fmt: skip
+
+
+def _or_unordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: compare(a, b) | np.isnan(a) | np.isnan(b)
+
+
+COMPARISONS |= {
+    name + "u": _or_unordered(COMPARISONS[name]) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(np, to) for name, to in
+       (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("min", "minimum"),
+        ("max", "maximum"), ("and", "bitwise_and"), ("or", "bitwise_or"), ("xor", "bitwise_xor"))},
+    "shl": lambda a, b: np.where(b < 8 * a.dtype.itemsize, a << (b % (8 * a.dtype.itemsize)), 0),
+    "shr": lambda a, b: a >> np.minimum(b, 8 * a.dtype.itemsize - 1)
+    if a.dtype.kind == "i"
+    else np.where(b < 8 * a.dtype.itemsize, a >> (b % (8 * a.dtype.itemsize)), 0),
+}  # fmt: skip
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt,
+    "rcp": lambda a: 1 / a, "rsqrt": lambda a: 1 / np.sqrt(a), "mov": lambda a: a,
+    "cvta": lambda a: a, "not": np.invert,
+}  # fmt: skip
+
+
+def without_denormals(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What `ftz` does: flush to zero."""
+    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
 
 
 class Steps:
@@ -102,7 +138,7 @@ class Steps:
             return None
         if name in {"ld", "st"}:
             return self._compile_access(name, opcode, operands, kinds[0])
-        if name == "mov" and (operands[0].startswith("{") or operands[1].startswith("{")):
+        if name == "mov" and operands[0].startswith("{"):
             return self._compile_pieces(operands, kinds[0])
         if name == "shfl":
             return self._compile_shuffle(opcode[2], operands)
@@ -173,27 +209,17 @@ class Steps:
         return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
 
     def _compile_pieces(self, operands: list[str], kind: Kind) -> Step:
-        """A register to its halves, or the other way round."""
+        """A register to its halves."""
         half = np.dtype(f"u{kind.itemsize // 2}")
-        bits = 8 * half.itemsize
-        if operands[0].startswith("{"):
-            low, high = (self._assign(name, half) for name in names(operands[0]))
-            whole = self._operand(operands[1], kind)
+        low, high = (self._assign(name, half) for name in names(operands[0]))
+        whole = self._operand(operands[1], kind)
 
-            def split(chosen: Threads) -> None:
-                values = whole(chosen)
-                low(chosen, values.astype(half))
-                high(chosen, (values >> bits).astype(half))
+        def split(chosen: Threads) -> None:
+            values = whole(chosen)
+            low(chosen, values.astype(half))
+            high(chosen, (values >> 8 * half.itemsize).astype(half))
 
-            return split
-        parts = [self._operand(name, half) for name in names(operands[1])]
-        assign = self._assign(operands[0], kind)
-
-        def join(chosen: Threads) -> None:
-            low, high = (np.asarray(part(chosen)).astype(kind) for part in parts)
-            assign(chosen, low | high << bits)
-
-        return join
+        return split
 
     def _compile_shuffle(self, mode: str, operands: list[str]) -> Step:
         word = np.dtype(np.uint32)

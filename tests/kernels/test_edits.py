@@ -11,7 +11,7 @@ import pytest
 from engine.device.linear import round_bfloat16
 from engine.steps.batch import F32, I32, Span
 from tests.kernels import oracle
-from tests.kernels.harness import Ops, untouched
+from tests.kernels.harness import Ops, untouched, widened
 
 TILE = 8192
 """Tokens that the op counts at a time."""
@@ -103,16 +103,30 @@ def expect(logits: npt.NDArray[np.float64], asked: Rows) -> npt.NDArray[np.float
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_random_edits(ops: Ops, vocab: int, seed: int) -> None:
+def test_rows_are_the_oracles_and_do_not_depend_on_others(ops: Ops, vocab: int, seed: int) -> None:
     rng = np.random.default_rng([vocab, seed])
     asked = draw(rng, vocab)
-    logits = rng.normal(0, 4, (15, vocab)).astype(np.float32)
-    expected = expect(logits.astype(np.float64), asked)
+    before = rng.normal(0, 4, (15, vocab)).astype(np.float32)
+    together = before.copy()
+    run(ops, together, asked)
+    expected = expect(before.astype(np.float64), asked)
+    np.testing.assert_allclose(together, expected, rtol=1e-6, atol=2e-5)
     others = np.setdiff1d(np.arange(15), asked.rows)
-    before = logits.copy()
-    run(ops, logits, asked)
-    np.testing.assert_allclose(logits, expected, rtol=1e-6, atol=2e-5)
-    np.testing.assert_array_equal(logits[others], before[others])
+    np.testing.assert_array_equal(together[others], before[others])
+    for place, row in enumerate(asked.rows):
+        alone = before.copy()
+        run(ops, alone, only(asked, slice(place, place + 1)))
+        np.testing.assert_array_equal(alone[row], together[row])
+    alone = before.copy()
+    run(ops, alone, only(asked, slice(0)))
+    np.testing.assert_array_equal(alone, before)
+
+
+def only(asked: Rows, part: slice) -> Rows:
+    """The same edits of fewer rows."""
+    return asked._replace(
+        rows=asked.rows[part], spans=asked.spans[part], penalties=asked.penalties[part]
+    )
 
 
 @pytest.mark.parametrize("vocab", [33, TILE + 1])
@@ -120,43 +134,23 @@ def test_bfloat16_is_rounded_after_the_bias_and_after_the_penalties(ops: Ops, vo
     rng = np.random.default_rng(vocab)
     asked = draw(rng, vocab)
     bits = round_bfloat16(rng.normal(0, 4, (15, vocab)).astype(np.float32))
-    expected = expect(wide(bits).astype(np.float64), asked)
+    expected = expect(widened(bits).astype(np.float64), asked)
     run(ops, bits, asked, "edit_bfloat16")
     finite = np.isfinite(expected)
-    assert (np.isfinite(wide(bits)) == finite).all()
+    assert (np.isfinite(widened(bits)) == finite).all()
     # Half a unit of 8 bits each time, of numbers up to the bias.
     size = np.abs(expected[finite]) + 100 * (np.abs(expected[finite]) > 50)
-    assert (np.abs(wide(bits)[finite] - expected[finite]) <= size * 2**-7 + 2**-4).all()
-
-
-def wide(bits: npt.NDArray[np.uint16]) -> F32:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-@pytest.mark.parametrize("vocab", [20, TILE + 7])
-def test_a_row_does_not_depend_on_the_others(ops: Ops, vocab: int) -> None:
-    rng = np.random.default_rng(vocab)
-    asked = draw(rng, vocab)
-    logits = rng.normal(0, 4, (15, vocab)).astype(np.float32)
-    together = logits.copy()
-    run(ops, together, asked)
-    for place, row in enumerate(asked.rows):
-        alone, one = logits.copy(), slice(place, place + 1)
-        some = asked._replace(
-            rows=asked.rows[one], spans=asked.spans[one], penalties=asked.penalties[one]
-        )
-        run(ops, alone, some)
-        np.testing.assert_array_equal(alone[row], together[row])
+    assert (np.abs(widened(bits)[finite] - expected[finite]) <= size * 2**-7 + 2**-4).all()
 
 
 def test_many_rows_that_share_their_lists(ops: Ops) -> None:
     """More than a core's share of work."""
     rng, vocab, count = np.random.default_rng(0), 700, 300
     asked = draw(rng, vocab)
-    all_rows = np.arange(count, dtype=np.int32)
+    all_rows, zeros = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
     asked = asked._replace(
-        token_ids=np.zeros(count, np.int32),
-        read_slots=np.zeros(count, np.int32),
+        token_ids=zeros,
+        read_slots=zeros,
         rows=all_rows,
         spans=np.tile(asked.spans[:1], (count, 1)),
         penalties=np.tile(asked.penalties[:1], (count, 1)),
@@ -165,14 +159,6 @@ def test_many_rows_that_share_their_lists(ops: Ops) -> None:
     expected = expect(logits[:1].astype(np.float64), asked._replace(rows=all_rows[:1]))
     run(ops, logits, asked)
     np.testing.assert_allclose(logits, np.tile(expected, (count, 1)), rtol=1e-6, atol=2e-5)
-
-
-def test_no_rows_is_nothing(ops: Ops) -> None:
-    asked = draw(np.random.default_rng(0), 9)
-    logits = np.arange(15 * 9, dtype=np.float32).reshape(15, 9)
-    none = asked._replace(rows=asked.rows[:0], spans=asked.spans[:0], penalties=asked.penalties[:0])
-    run(ops, logits, none)
-    np.testing.assert_array_equal(logits.ravel(), np.arange(15 * 9))
 
 
 def test_rows_that_are_no_distribution_stay_so(ops: Ops) -> None:
@@ -185,26 +171,18 @@ def test_rows_that_are_no_distribution_stay_so(ops: Ops) -> None:
     np.testing.assert_array_equal(np.isneginf(logits), banned)
 
 
-def test_offsets_are_64_bit(ops: Ops, request: pytest.FixtureRequest) -> None:
+def test_offsets_are_64_bit(cpu_ops: Ops) -> None:
     """Logits of more than 2^31 values, of which two rows are edited."""
-    if request.node.callspec.params["ops"] == "gpu":
-        pytest.skip("copying them to a device would touch all of it")
     vocab, count = TILE, 2**31 // TILE + 1
     logits = untouched((count, vocab), np.float32)
-    no_ids = np.zeros(count, np.int32)
-    spans = np.zeros((2, 2 * len(Span)), np.int32)
-    spans[:, 2 * Span.BIASED + 1] = 1
-    spans[:, 2 * Span.SAMPLED + 1] = 2
+    no_ids, spans = np.zeros(count, np.int32), np.zeros((2, 2 * len(Span)), np.int32)
+    spans[:, 2 * Span.BIASED + 1], spans[:, 2 * Span.SAMPLED + 1] = 1, 2
     asked = Rows(
-        np.zeros(1, np.int32),
-        no_ids,
-        no_ids,
-        np.array([0, count - 1], np.int32),
-        spans,
+        *(np.zeros(1, np.int32), no_ids, no_ids, np.array([0, count - 1], np.int32), spans),
         np.array([[1, 0.5, 2]] * 2, np.float32),
         np.array([7, vocab - 1], np.int32),
         np.array([4], np.float32),
     )
-    run(ops, logits, asked)
+    run(cpu_ops, logits, asked)
     for row in (0, count - 1):
         assert (logits[row, 7], logits[row, -1], logits[row, 8]) == (1.5, -2.5, 0)

@@ -27,10 +27,8 @@ def test_rows_of_the_table(ops: Ops, width: int, decode: int, prefill: int) -> N
     np.testing.assert_array_equal(last_token, before)
 
 
-def test_offsets_are_64_bit(ops: Ops, request: pytest.FixtureRequest) -> None:
+def test_offsets_are_64_bit(cpu_ops: Ops) -> None:
     """A table of more than 2^31 values and last tokens of more than 2^32 bytes."""
-    if request.node.callspec.params["ops"] == "gpu":
-        pytest.skip("copying them to a device would touch all of it")
     width, vocab, slots = 64, 2**31 // 64 + 2, 2**30 + 2
     table, last_token = untouched((vocab, width), np.float32), untouched((slots,), np.int32)
     table[[5, vocab - 2, vocab - 1]] = np.array([[1], [2], [3]])
@@ -38,6 +36,6 @@ def test_offsets_are_64_bit(ops: Ops, request: pytest.FixtureRequest) -> None:
     token_ids = np.array([-1, -1, vocab - 2, 5], np.int32)
     read_slots = np.array([0, slots - 1, 7], np.int32)
 
-    (x,) = ops.run("embed", last_token, token_ids, read_slots, table)
+    (x,) = cpu_ops.run("embed", last_token, token_ids, read_slots, table)
 
     np.testing.assert_array_equal(x, np.repeat([[1], [3], [2], [1]], width, axis=1))

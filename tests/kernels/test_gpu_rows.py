@@ -15,8 +15,10 @@ import pytest
 from engine.device.linear import KERNELS, round_bfloat16
 from engine.steps.batch import F32, I32
 from tests.kernels import oracle
+from tests.kernels.harness import widened
 from tests.kernels.ptx import Kernel
-from tests.kernels.test_sampler import GREEDY, Settings, expect, random_settings
+from tests.kernels.test_sampler import GREEDY, Settings, columns, random_settings
+from tests.kernels.test_sampler import check as check_tokens
 
 THREADS = 256
 SHORT, LONG = 8 * THREADS, 32 * THREADS
@@ -45,7 +47,7 @@ def kernel_for(kernels: dict[str, Kernel], op: str, vocab: int, dtype: str = "bf
 def rounded(logits: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.uint16], F32]:
     """As bfloat16, and what these are."""
     bits = round_bfloat16(logits.astype(np.float32))
-    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits, widened(bits)
 
 
 def draw(kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]) -> tuple[I32, F32]:
@@ -54,10 +56,7 @@ def draw(kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]) 
     tokens, logprobs = np.full(count, -9, np.int32), np.full(count, 9, np.float32)
     kernel.launch(
         *(count, THREADS, np.ascontiguousarray(logits), vocab),
-        np.array([row.temperature for row in rows], np.float32),
-        np.array([row.top_k for row in rows], np.int32),
-        np.array([row.top_p for row in rows], np.float32),
-        np.array([row.min_p for row in rows], np.float32),
+        *columns(rows),
         np.arange(100, 100 + count, dtype=np.uint64),
         *(tokens, logprobs),
     )
@@ -65,23 +64,8 @@ def draw(kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]) 
 
 
 def check(logits: F32, rows: list[Settings], tokens: I32, logprobs: F32) -> None:
-    """Every row has the oracle's token, unless rounding may decide between two."""
-    decided = 0
-    for i, row in enumerate(rows):
-        u = oracle.uniform(100 + i, i)
-        token, logprob = expect(logits[i], row, u)
-        nearby = {
-            expect(logits[i], Settings(row.temperature, row.top_k, top_p, row.min_p), v)[0]
-            for top_p, v in (
-                *((row.top_p, u + 2e-6), (row.top_p, u - 2e-6), (row.top_p + 2e-6, u)),
-                (row.top_p - 2e-6 if row.top_p < 1 else 1, u),
-            )
-        }
-        if nearby == {token}:
-            decided += 1
-            assert tokens[i] == token, (row, u)
-            assert logprobs[i] == pytest.approx(logprob, rel=1e-5, abs=1e-5)
-    assert decided >= 0.8 * len(rows)
+    uniforms = [oracle.uniform(100 + i, i) for i in range(len(rows))]
+    check_tokens(logits, rows, uniforms, tokens, logprobs, decided=0.8)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +126,7 @@ def test_scores(kernels: dict[str, Kernel], vocab: int) -> None:
     ids, top = np.full((3, TOP), -9, np.int32), np.full((3, TOP), 9, np.float32)
     ranks, logprobs = np.zeros(3, np.int32), np.zeros(3, np.float32)
     kernel_for(kernels, "score", vocab).launch(
-        *(3, THREADS, bits, vocab, temperature, targets, num_top, TOP),
-        *(ids, top, ranks, logprobs),
+        *(3, THREADS, bits, vocab, temperature, targets, num_top, TOP), *(ids, top, ranks, logprobs)
     )
     for i in range(3):
         logprob, rank, likeliest = oracle.score(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,24 +39,23 @@ def make(
     ]
 
 
+def check(ops: Ops, inputs: Inputs) -> None:
+    exact: list[Any] = [a.astype(np.float64) if a.dtype == np.float32 else a for a in inputs]
+    (y,) = ops.run("taps", *inputs)
+    np.testing.assert_allclose(y, oracle.taps(*exact), rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("kernel_size", [1, 2, 4, 7, 64])
 @pytest.mark.parametrize("width", [1, 5, 16, 33, 96])
 def test_widths_on_both_sides_of_the_kernel(ops: Ops, width: int, kernel_size: int) -> None:
-    rng = np.random.default_rng(width)
     lengths, positions = [1, 0, 5, 0, 1, 30, 0], [0, 4, N_CTX - 5, 0, 17, 0, 1]
-    inputs = make(rng, lengths, positions, width, kernel_size)
-    exact = [a.astype(np.float64) if a.dtype == np.float32 else a for a in inputs]
-    (y,) = ops.run("taps", *inputs)
-    np.testing.assert_allclose(y, oracle.taps(*exact), rtol=1e-5, atol=2e-5)  # type: ignore[arg-type]
+    check(ops, make(np.random.default_rng(width), lengths, positions, width, kernel_size))
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1] * 100])
 def test_any_mixture_of_lengths(ops: Ops, lengths: list[int]) -> None:
     rng = np.random.default_rng(len(lengths))
-    inputs = make(rng, lengths, rng.integers(N_CTX, size=len(lengths)).tolist(), 8, 3)
-    exact = [a.astype(np.float64) if a.dtype == np.float32 else a for a in inputs]
-    (y,) = ops.run("taps", *inputs)
-    np.testing.assert_allclose(y, oracle.taps(*exact), rtol=1e-5, atol=2e-5)  # type: ignore[arg-type]
+    check(ops, make(rng, lengths, rng.integers(N_CTX, size=len(lengths)).tolist(), 8, 3))
 
 
 def test_nothing_left_of_channel_0_is_read(ops: Ops) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,8 +16,9 @@ from max.dtype import DType
 from engine.config import ModelConfig
 from engine.steps.batch import F32, I32
 from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
-from tests.engines.logits_model import LogitsModel, compile_logits
+from engine.weights.weights import Weights, fold
+from tests.engines.logits_model import LogitsGraphs, LogitsModel
+from tests.engines.numpy_runner import SMALL
 from training.model import SRM
 
 F64 = npt.NDArray[np.float64]
@@ -25,8 +28,7 @@ TOLERANCE = 1e-5
 
 
 def config(**fields: Any) -> ModelConfig:
-    shape = {"d_model": 48, "num_layers": 2, "num_heads": 4, "n_ctx": 96, "vocab_size": 101}
-    return ModelConfig(**{**shape, **fields})
+    return msgspec.structs.replace(SMALL, **fields)
 
 
 def headless(**fields: Any) -> ModelConfig:
@@ -34,45 +36,44 @@ def headless(**fields: Any) -> ModelConfig:
 
 
 CONFIGS = {
-    "mixed": config(d_model=64, num_layers=3),
-    "mixed_unprojected": config(num_heads=6, use_projections=False),
-    "mixed_undecayed": config(num_heads=2, decay=False, decay_constant=3),
+    "mixed": config(),
+    "mixed_undecayed": config(decay=False, decay_constant=3),
+    "mixed_unprojected": config(use_projections=False),
+    "mixed_narrow": config(d_model=6, num_heads=2, n_ctx=65, vocab_size=5),
+    "tiny_alphas": config(),
     "parallel": config(mixer="parallel"),
     "parallel_unprojected": config(mixer="parallel", use_projections=False, decay_constant=2),
-    "column_heads": config(mixer="column_heads", num_heads=3, decay=False),
+    "column_heads": config(mixer="column_heads", decay=False),
     "combined": config(mixer="combined", decay_constant=2),
     "combined_quirk": config(mixer="combined", decay_constant=2, combined_row_quirk=True),
+    "combined_undecayed_quirk": config(
+        mixer="combined", decay=False, decay_constant=3, combined_row_quirk=True
+    ),
+    "combined_one_head": config(
+        mixer="combined", d_model=17, num_heads=1, n_ctx=70, decay_constant=3
+    ),
     "row": headless(mixer="row", decay=False),
     "column": headless(mixer="column", decay=False),
     "kernel": headless(mixer="kernel", kernel_size=4, decay_constant=2),
     "kernel_undecayed": headless(mixer="kernel", kernel_size=7, decay=False, d_model=35),
+    "kernel_wider_than_the_model": headless(
+        mixer="kernel", kernel_size=9, d_model=7, decay_constant=3
+    ),
     "diagonal": config(mixer="diagonal"),
     "diagonal_undecayed": config(mixer="diagonal", decay=False),
     "expanded": headless(mixer="expanded", decay=False),
-    "expanded_heads": config(mixer="expanded", decay=False, num_heads=3),
+    "expanded_heads": config(mixer="expanded", decay=False),
     "expanded_unprojected": config(mixer="expanded", decay=False, use_projections=False),
-    "tiny_alphas": config(),
-    "mixed_narrow": config(d_model=6, num_heads=2, n_ctx=65, vocab_size=5),
-    "combined_one_head": config(
-        mixer="combined", d_model=17, num_heads=1, n_ctx=70, decay_constant=3
-    ),
-    "combined_undecayed_quirk": config(
-        mixer="combined", decay=False, decay_constant=3, combined_row_quirk=True
-    ),
-    "kernel_wider_than_the_model": headless(
-        mixer="kernel", kernel_size=9, d_model=7, n_ctx=64, decay_constant=3
-    ),
 }
-LENGTHS = {
-    **{
-        f"mixed_{n}": config(n_ctx=n, decay_constant=max(1, n // 512))
-        for n in (64, 511, 512, 850, 1023, 1024, 2048)
-    },
-    "parallel_2048": config(n_ctx=2048, decay_constant=4, mixer="parallel"),
+LENGTHS = {"mixed_512": config(n_ctx=512), "mixed_1024": config(num_layers=3, n_ctx=1024)}
+LONG = {
+    "mixed_850": config(n_ctx=850),
+    "mixed_2048": config(n_ctx=2048, decay_constant=4),
     "combined_2048": config(n_ctx=2048, decay_constant=4, mixer="combined"),
     "kernel_2048": headless(n_ctx=2048, decay_constant=8, mixer="kernel", kernel_size=4),
     "diagonal_2048": config(n_ctx=2048, mixer="diagonal"),
 }
+"""For slow tests."""
 _ROUNDED_SHAPE: dict[str, Any] = {"d_model": 64, "num_layers": 3, "n_ctx": 48}
 ROUNDED = {
     "rounded_mixed": config(**_ROUNDED_SHAPE),
@@ -104,10 +105,15 @@ class Forms:
         return rng.integers(0, self.max.config.vocab_size, shape, dtype=np.int32)
 
 
+def folded(shapes: Mapping[str, ModelConfig]) -> dict[str, Weights]:
+    return {name: fold(shape, tensors(name, shape), name) for name, shape in shapes.items()}
+
+
 def tensors(name: str, config: ModelConfig) -> dict[str, F32]:
     found, rng = random_tensors(config), np.random.default_rng(0)
     for key, value in found.items():
-        if name in LENGTHS and key.endswith("decay_value"):  # clipped, slow ones, never forgetting
+        # Clipped ones, slow ones, and one that never forgets.
+        if name in LENGTHS | LONG and key.endswith("decay_value"):
             value[...] = rng.choice(np.array([0.88, 0.999, 0.9995, 1.0], np.float32), value.shape)
         if name == "tiny_alphas" and "mixer_heads" in key and key.endswith("weight"):
             value[:, [0, 3, 20]], value[:, [1, 10]] = 0, 1e-8
@@ -115,25 +121,34 @@ def tensors(name: str, config: ModelConfig) -> dict[str, F32]:
 
 
 @cache
-def compiled() -> dict[str, LogitsModel]:
-    """By name, of CONFIGS, LENGTHS and ROUNDED. Compiled once for all tests that ask."""
-    shapes = CONFIGS | LENGTHS | ROUNDED
-    weights = {name: fold(shape, tensors(name, shape), name) for name, shape in shapes.items()}
-    return compile_logits(weights, dict.fromkeys(ROUNDED, DType.bfloat16))
+def graphs() -> LogitsGraphs:
+    """Of CONFIGS, LENGTHS and ROUNDED. Compiled once for all tests that ask."""
+    exact = [(shape, DType.float32) for shape in (CONFIGS | LENGTHS).values()]
+    return LogitsGraphs([*exact, *((shape, DType.bfloat16) for shape in ROUNDED.values())])
 
 
 @cache
 def all_forms() -> dict[str, Forms]:
     """By name, of CONFIGS and LENGTHS."""
-    found = {}
-    for name, shape in (CONFIGS | LENGTHS).items():
+    return _forms(graphs(), CONFIGS | LENGTHS)
+
+
+@cache
+def long_forms() -> dict[str, Forms]:
+    """By name, of LONG."""
+    return _forms(LogitsGraphs((shape, DType.float32) for shape in LONG.values()), LONG)
+
+
+def _forms(graphs: LogitsGraphs, shapes: Mapping[str, ModelConfig]) -> dict[str, Forms]:
+    found, in_max = {}, graphs.bind(folded(shapes))
+    for name, shape in shapes.items():
         reference = SRM(shape)
         values = tensors(name, shape)
         reference.load_state_dict({k: torch.from_numpy(v) for k, v in values.items()})
-        found[name] = Forms(compiled()[name], reference.double())
+        found[name] = Forms(in_max[name], reference.double())
     return found
 
 
-def error(found: F32, expected: F64) -> float:
+def error(found: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
     """max |difference| / max |expected|; NaN where anything is not a number."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -18,8 +18,6 @@ from engine.weights.convert import convert
 from tests.serving import ROOT
 
 ABSENT = "the fixtures of the published code are not beside this repository"
-TOLERANCE = 1e-5
-"""Of float32, relative to the largest logit."""
 
 
 def _folder() -> Path | None:
@@ -58,8 +56,3 @@ def cases(
             if key.startswith("logits_"):
                 length = key.removeprefix("logits_")
                 yield arrays[f"input_ids_{length}"], arrays[f"positions_{length}"], arrays[key]
-
-
-def relative_error(found: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
-    """max |difference| / max |expected|; NaN where anything is not a number."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())

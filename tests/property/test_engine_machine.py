@@ -31,26 +31,11 @@ import msgspec
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, Overloaded
-from engine.messages import (
-    PROMPT,
-    REASONS,
-    Columns,
-    Output,
-    Request,
-    Running,
-    SamplingParams,
-    join,
-)
+from engine.messages import PROMPT, REASONS, Columns, Output, Request, Running, SamplingParams, join
 from engine.process.engine import Engine
 from engine.scheduler.outputs import NOT_FINITE
 from engine.scheduler.parking import parkable
@@ -61,6 +46,7 @@ from engine.state.slots import FREE
 from engine.steps.batch import Batch
 from tests.bodies.edit_strategies import wanted
 from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
+from tests.engines.run_engine import alone
 
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
@@ -95,7 +81,17 @@ prompts = st.one_of(
     st.lists(tokens, min_size=58, max_size=TINY.n_ctx),
     alike,
 )
-
+configs = st.builds(
+    lambda rows, spare_tokens, **others: EngineConfig(
+        max_step_rows=rows, max_step_tokens=rows + spare_tokens, **others
+    ),
+    st.integers(1, 5),
+    st.integers(1, 12),
+    num_slots=st.integers(1, 6),
+    max_waiting=st.integers(6, 30),
+    prefix_slots=st.integers(1, 5),
+    max_parked_bytes=st.sampled_from([0, 2_000, 2**32, 2**32]),
+)
 
 WEIGHTS_OF = {"": 1.0, "heavy": 1e3, "light": 0.1}
 Emit = Literal["final", "delta", "columns"]
@@ -115,53 +111,16 @@ class RecordingRunner(NumpyRunner):
         return super().launch(batch)
 
 
-def alone(request: Request) -> dict[int, Output]:
-    """All that is said of the prompt and of each sample by an engine that does nothing else."""
-    config = EngineConfig(
-        num_slots=request.params.n,
-        prefix_slots=1,
-        prefix_cache=False,
-        max_step_rows=64,
-        max_step_tokens=128,
-    )
-    engine = Engine(TINY, NumpyRunner(WEIGHTS, config.num_slots, config.prefix_slots), config)
+def expected_of(request: Request) -> dict[int, Output]:
     emit: Literal["final", "delta"] = "delta" if request.params.logprobs else "final"
-    engine.add(msgspec.structs.replace(request, emit=emit))
-    outputs: defaultdict[int, list[Output]] = defaultdict(list)
-    while engine.has_work:
-        for output in engine.step():
-            outputs[output.index].append(output)
-    return {index: join(said) for index, said in outputs.items()}
+    return alone(msgspec.structs.replace(request, emit=emit), WEIGHTS)
 
 
 class EngineMachine(RuleBasedStateMachine):
     reached: ClassVar[Counter[str]] = Counter()  # in all examples
 
-    @initialize(
-        num_slots=st.integers(1, 6),
-        max_step_rows=st.integers(1, 5),
-        spare_tokens=st.integers(1, 12),
-        max_waiting=st.integers(6, 30),
-        prefix_slots=st.integers(1, 5),
-        max_parked_bytes=st.sampled_from([0, 2_000, 2**32, 2**32]),
-    )
-    def start(
-        self,
-        num_slots: int,
-        max_step_rows: int,
-        spare_tokens: int,
-        max_waiting: int,
-        prefix_slots: int,
-        max_parked_bytes: int,
-    ) -> None:
-        config = EngineConfig(
-            num_slots=num_slots,
-            max_step_rows=max_step_rows,
-            max_step_tokens=max_step_rows + spare_tokens,
-            max_waiting=max_waiting,
-            prefix_slots=prefix_slots,
-            max_parked_bytes=max_parked_bytes,
-        )
+    @initialize(config=configs)
+    def start(self, config: EngineConfig) -> None:
         self.config = config
         self.open()
         self.requests: dict[str, Request] = {}
@@ -259,7 +218,7 @@ class EngineMachine(RuleBasedStateMachine):
             stopped |= {i for i in to_start if i >= cut}
         self.stopped |= {(request_id, index) for index in stopped}
         self.count_reached(request_id, stopped, indices)
-        for engine in (self.engine, self.twin):
+        for engine in self.both():
             engine.stop(request_id, np.array(sorted(indices), np.int32), cut)
         assert not {of[owner] for owner in owners.tolist() if owner in of} & stopped
 
@@ -341,7 +300,7 @@ class EngineMachine(RuleBasedStateMachine):
             del self.received[key]
         self.cached.pop(request.stream, None)
         self.requests[request.id] = request
-        for engine in (self.engine, self.twin):
+        for engine in self.both():
             try:
                 engine.add(request)
             except Overloaded:
@@ -361,7 +320,7 @@ class EngineMachine(RuleBasedStateMachine):
         running = [self.requests[name] for name in sorted(self.engine.scheduler.request_ids())]
         again = data.draw(st.permutations([one.id for one in running if one.durable]))
         self.open()
-        for engine in (self.engine, self.twin):
+        for engine in self.both():
             engine.progress = lambda one: merged(kept[one.id]) if one.id in kept else None
         for name in again:
             self.add_again(self.requests[name])
@@ -369,14 +328,14 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(running=st.sampled_from(["finish", "drop", "continue"]))
     def load_weights(self, running: Running) -> None:
         """The same ones again, as the engine process does: no token may change."""
-        for engine in (self.engine, self.twin):
+        for engine in self.both():
             engine.scheduler.is_held = running == "finish"
         while running == "finish" and not self.engine.scheduler.is_quiet:
             self.step_both()
         self.settle()
         if running == "drop":
             self.aborted |= set(self.engine.scheduler.request_ids())
-        for engine in (self.engine, self.twin):
+        for engine in self.both():
             for name in engine.scheduler.request_ids() if running == "drop" else ():
                 engine.abort(name)
             engine.load_weights(WEIGHTS)
@@ -388,13 +347,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(TINY, self.runner, config)
         self.twin = Engine(TINY, self.twin_runner, config)
 
+    def both(self) -> tuple[Engine, Engine]:
+        return self.engine, self.twin
+
     def settle(self) -> None:
-        self.receive(*(said(engine, engine.settle()) for engine in (self.engine, self.twin)))
+        self.receive(*(said(engine, engine.settle()) for engine in self.both()))
 
     @rule(times=st.integers(1, 8))
     def step(self, times: int) -> None:
         for _ in range(times):
-            self.receive(*(said(engine, engine.step()) for engine in (self.engine, self.twin)))
+            self.receive(*(said(engine, engine.step()) for engine in self.both()))
 
     @rule(times=st.integers(1, 8))
     def step_overlapped(self, times: int) -> None:
@@ -402,8 +364,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.step_both()
 
     def step_both(self) -> None:
-        engines = (self.engine, self.twin)
-        self.receive(*(said(engine, engine.step_overlapped()) for engine in engines))
+        self.receive(*(said(engine, engine.step_overlapped()) for engine in self.both()))
 
     def receive(self, news: Said, twin: Said) -> None:
         assert news == twin
@@ -544,7 +505,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.compare(request)
 
     def compare(self, request: Request) -> None:
-        expected = alone(request)
+        expected = expected_of(request)
         said: dict[int, Output] = {
             index: join(outputs)
             for (name, index), outputs in self.received.items()
@@ -571,7 +532,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert bool(said[index].logprobs) == has_logprobs
         if request.params.max_tokens and request.params.prompt_logprobs is not None:
             params = msgspec.structs.replace(request.params, logprobs=None, prompt_logprobs=None)
-            unscored = alone(msgspec.structs.replace(request, params=params))
+            unscored = expected_of(msgspec.structs.replace(request, params=params))
             for index, one in ((i, one) for i, one in unscored.items() if i in said):
                 is_broken = said[index].finish_reason == "error"  # maybe only a prompt's score
                 assert is_broken or one.token_ids == said[index].token_ids

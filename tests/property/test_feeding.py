@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,12 +55,9 @@ def feed_as_drawn(forms: Forms, given: list[Feed], draw: Callable[..., int]) -> 
     return [np.concatenate(parts) for parts in found]
 
 
-def fed_whole(forms: Forms, text: I32) -> F32:
-    return forms.max.feed(forms.max.pool(), [(text, 0, 0, 0)])
-
-
-@settings(max_examples=150, deadline=None)
-@given(name=st.sampled_from(list(CONFIGS)), data=st.data())
+@pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
 def test_texts_give_torchs_logits_and_the_same_bits_however_fed(
     name: str, data: st.DataObject
 ) -> None:
@@ -68,17 +66,5 @@ def test_texts_give_torchs_logits_and_the_same_bits_however_fed(
     found = feed_as_drawn(forms, given, data.draw)
     for (text, _), logits in zip(given, found, strict=True):
         assert error(logits, forms.expected(text)) < TOLERANCE
-        assert np.array_equal(logits, fed_whole(forms, text))
-
-
-@settings(max_examples=100, deadline=None)
-@given(name=st.sampled_from(list(CONFIGS)), data=st.data())
-def test_what_follows_changes_no_bit_of_what_was(name: str, data: st.DataObject) -> None:
-    forms = all_forms()[name]
-    (text, _), (other, _) = (data.draw(feeds(forms)) for _ in range(2))
-    at = data.draw(st.integers(1, len(text)))
-    changed = np.concatenate([text[:at], other])[: forms.max.config.n_ctx]
-    logits, others = fed_whole(forms, text), fed_whole(forms, changed)
-    assert np.array_equal(logits[:at], others[:at])
-    same = len(text) == len(changed) and np.array_equal(text, changed)
-    assert same == (logits.shape == others.shape and np.array_equal(logits, others))
+        whole = forms.max.feed(forms.max.pool(), [(text, 0, 0, 0)])
+        assert np.array_equal(logits, whole)

@@ -199,7 +199,7 @@ def assert_distribution(found: Distribution, times: list[float]) -> None:
         assert getattr(found, name) == pytest.approx(times[rank - 1], rel=1e-3, abs=1e-6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(recording=runs(), window=windows)
 def test_every_measure_equals_plain_loops(
     recording: Recording, window: tuple[float, float]

@@ -54,7 +54,7 @@ SCENARIOS = st.builds(
 INDICES = st.lists(st.integers(0, 2**40), min_size=1, max_size=8, unique=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(scenario=SCENARIOS, indices=INDICES, more=INDICES)
 def test_requests_do_not_depend_on_which_others_were_made(
     scenario: Scenario, indices: list[int], more: list[int]
@@ -68,6 +68,7 @@ def test_requests_do_not_depend_on_which_others_were_made(
     assert Workload(shorter).request(indices[0]) == made[indices[0]]
 
 
+@settings(max_examples=50)
 @given(scenario=SCENARIOS, indices=INDICES)
 def test_bodies_say_what_is_said_of_them(scenario: Scenario, indices: list[int]) -> None:
     workload = Workload(scenario)

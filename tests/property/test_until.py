@@ -7,7 +7,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,7 @@ from hypothesis import strategies as st
 
 from engine.client.client import EngineClient
 from engine.client.streams import Streams
-from engine.messages import (
-    REASONS,
-    Abort,
-    Columns,
-    Output,
-    Outputs,
-    Request,
-    StopSamples,
-    ToEngine,
-)
+from engine.messages import REASONS, Abort, Columns, Output, Outputs, Request, StopSamples, ToEngine
 from server.generation.generation import Generation
 from server.generation.request_owner import RequestOwner
 from server.generation.responder import Responder
@@ -297,17 +288,3 @@ async def test_a_line_of_a_batch_says_the_same(text: Text) -> None:
     assert [choice["text"] for choice in reply["choices"]] == own[:4]
     assert reply["samples"][0]["drawn"] == 4
     assert "discarded_tokens" not in reply["usage"]
-
-
-async def test_the_same_samples_in_another_order_give_the_same_reply(text: Text) -> None:
-    own = ["abc", "b", "cc", "a", "ba", "cab"]
-    tokens = [(0, index) for index, one in enumerate(own) for _ in one]
-    script = Script([own], tokens, 1, 1, stops_late=False)
-    fields = {"until": {"match": "a", "count": 2}}
-    seen = []
-    for order in (tokens, tokens[::-1]):
-        one = replace(script, order=order)
-        _, generation, choices = await reply_to(one, text, fields, RequestOwner(durable=True))
-        seen.append((choices, generation.usage, generation.samples))
-    assert seen[0] == seen[1]
-    assert [choice.text for choice in seen[0][0]] == own[:4]

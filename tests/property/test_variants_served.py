@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig, ModelConfig
@@ -85,7 +85,7 @@ def both_forms(model: SRM, ids: torch.Tensor) -> list[torch.Tensor]:
     return [model(ids[None])[0], torch.stack(found)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases(), schedule=schedules())
 def test_tokens_and_scores_are_those_of_both_forms(case: Case, schedule: EngineConfig) -> None:
     model = SRM(case.config)
@@ -109,7 +109,7 @@ def test_tokens_and_scores_are_those_of_both_forms(case: Case, schedule: EngineC
                 assert short.max() < TOLERANCE * max(1, largest), "it is not the likeliest token"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases(), schedule=schedules(), other=schedules(), data=st.data())
 def test_slots_chunks_order_and_company_change_no_bit(
     case: Case, schedule: EngineConfig, other: EngineConfig, data: st.DataObject
@@ -121,18 +121,3 @@ def test_slots_chunks_order_and_company_change_no_bit(
     for i, outputs in zip(order, found, strict=True):
         renamed = [msgspec.structs.replace(one, id=str(i)) for one in outputs]
         assert renamed == expected[i]
-
-
-@settings(max_examples=100, deadline=None)
-@given(case=cases(), schedule=schedules(), data=st.data())
-def test_what_follows_in_a_prompt_changes_no_score_before_it(
-    case: Case, schedule: EngineConfig, data: st.DataObject
-) -> None:
-    prompt = max(case.prompts, key=len)
-    assume(len(prompt) > 1)
-    at = data.draw(st.integers(1, len(prompt) - 1))
-    token = st.integers(0, case.config.vocab_size - 1)
-    tail = data.draw(st.lists(token, max_size=case.config.n_ctx - at))
-    one, other = (said(outputs) for outputs in serve(case, schedule, [prompt, prompt[:at] + tail]))
-    assert one[0][: at - 1] == other[0][: at - 1] == prompt[1:at]
-    assert one[1][: at - 1] == other[1][: at - 1]
