@@ -100,8 +100,7 @@ class Body:
         self._is_whole = False
 
     async def __call__(self) -> Message:
-        """Return the next message. Raises BodyTooSlow, BodyTooLarge and Overloaded until the
-        last."""
+        """Return the next message. Raises BodyTooSlow, BodyTooLarge, Overloaded until the last."""
         if self._is_whole:
             return await self._receive()
         elapsed_s = asyncio.get_running_loop().time() - self._began

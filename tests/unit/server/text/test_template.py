@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.config import DEMO_MODEL
-from server.text import template
-from server.text.template import TemplateFailed, compile_template, render
+from server.text import template_process as template
+from server.text.template_process import TemplateFailed, compile_template, render
 from training.tasks import problems
 
 CHAT_ML = """{% for message in messages %}
