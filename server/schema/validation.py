@@ -59,8 +59,8 @@ def checked(
     for name, values in neutral.items():  # in this order: the first says most
         if name in given:
             _check_neutral(name, given[name], values)
-    names = _attributes(kind)
-    request = kind(**{names[name]: value for name, value in fields.items()})
+    own = _fields(kind)
+    request = kind(**{own[name].name: value for name, value in fields.items()})
     request.check()
     return request
 
@@ -68,7 +68,7 @@ def checked(
 def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
     """The struct that the named texts make. Raises InvalidRequest naming parameter and value."""
     hints = hints_of(kind)
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields(kind)
     found = {}
     for name, text in given:
         if name not in fields:
@@ -78,8 +78,7 @@ def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
             raise InvalidRequest(f"{name} is given twice", name)
         value = _from_text(text, hints[name])
         if value is None:
-            must = allowed(hints[name])
-            raise InvalidRequest(f"{name} must be {must}; got {show(text)}", name)
+            raise refused(kind, name, text)
         found[field.name] = value
     for name, field in fields.items():
         if field.required and field.name not in found:
@@ -109,13 +108,13 @@ def _unknown(name: str, known: list[str]) -> InvalidRequest:
 def hints_of(kind: type[Fields]) -> dict[str, Any]:
     """The annotation of every field, whole, by its name on the wire."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+    return {name: hints[field.name] for name, field in _fields(kind).items()}
 
 
 @cache
-def _attributes(kind: type[Fields]) -> dict[str, str]:
-    """Return each field's attribute name, by its name on the wire."""
-    return {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
+def _fields(kind: type[Fields]) -> dict[str, msgspec.structs.FieldInfo]:
+    """Return the fields by their names on the wire."""
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
 def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
@@ -185,7 +184,7 @@ def allowed(hint: Any) -> str:
     return f"{what} of at least {low}" if high is None else f"{what} from {low} to {high}"
 
 
-_IN_WORDS = {
+_IN_WORDS: dict[Any, str] = {
     inspect.BoolType: "true or false",
     inspect.IntType: "an integer",
     inspect.FloatType: "a number",
