@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from server.http.keys import Keys, load_keys
+from server.http.keys import Keys, key_to_send, load_keys
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
@@ -23,39 +23,34 @@ def test_a_file_and_the_environment_add_up(tmp_path: Path) -> None:
     assert all(keys.find(other) is None for other in ("", ALICE + "x", ALICE[:-1], "\udcff", "é"))
 
 
-def test_without_keys_there_are_none() -> None:
+def test_without_keys_there_are_none_and_nothing_of_a_key_is_kept() -> None:
     assert not load_keys("", {})
-    assert load_keys("", {"SRM_API_KEYS": ALICE})
     assert Keys([]).find(ALICE) is None
+    keys = load_keys("", {"SRM_API_KEYS": f"alice {ALICE}"})
+    assert keys and ALICE not in repr(vars(keys))
+    environ = {"SRM_API_KEYS": f"alice {ALICE}, bob {BOB}"}
+    assert [key_to_send(environ, name) for name in ("bob", "eve")] == [BOB, ALICE]
+    assert key_to_send({}, "bob") is None
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_bad_file_is_named_and_its_keys_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    for content, message in (
         ("", "has no key"),
         ("# nobody\n", "has no key"),
         ("a short-key\n", "line 1: a key must have at least 16 characters"),
         (f"a {ALICE}\nb {ALICE}\n", "line 2: the same key or name as that of 'a'"),
         (f"a {ALICE}\na {BOB}\n", "line 2: the same key or name as that of 'a'"),
-    ],
-)
-def test_a_bad_file_is_named_and_its_keys_are_not(
-    tmp_path: Path, content: str, message: str
-) -> None:
-    file = tmp_path / "keys"
-    file.write_text(content)
-    with pytest.raises(ConfigError) as caught:
-        load_keys(str(file), {})
-    assert message in caught.value.message
-    assert not any(word in caught.value.message for word in (ALICE, BOB, "short-key"))
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    ):
+        file.write_text(content)
+        with pytest.raises(ConfigError) as caught:
+            load_keys(str(file), {})
+        assert message in caught.value.message
+        assert not any(word in caught.value.message for word in (ALICE, BOB, "short-key"))
     os.mkfifo(tmp_path / "pipe")  # reading it would hold up all requests
-    with pytest.raises(ConfigError, match=r"pipe': must be a file"):
-        load_keys(str(tmp_path / "pipe"), {})
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_keys(str(tmp_path / "none"), {})
+    for name, message in (("pipe", "pipe': must be a file"), ("none", "cannot be read")):
+        with pytest.raises(ConfigError, match=message):
+            load_keys(str(tmp_path / name), {})
     with pytest.raises(ConfigError, match="SRM_API_KEYS has no key"):
         load_keys("", {"SRM_API_KEYS": " , "})
 
@@ -71,8 +66,3 @@ def test_keys_are_read_again_or_stay(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="line 1"):
         keys.reread(str(file), {})
     assert keys.find(BOB)
-
-
-def test_nothing_of_a_key_is_kept() -> None:
-    keys = load_keys("", {"SRM_API_KEYS": f"alice {ALICE}"})
-    assert ALICE not in repr(vars(keys))
