@@ -129,12 +129,9 @@ class Thing(msgspec.Struct):
 
 def test_a_new_operation_takes_no_more_than_its_entry() -> None:
     operation = Operation(
-        method="PUT",
-        path="/things/{name}",
-        summary="Put it.",
+        **{"method": "PUT", "path": "/things/{name}", "summary": "Put it.", "reply": Thing},
         parameters={"name": "Its name."},
         body=Body(kind=Thing, neutral={"colour": ("",)}),
-        reply=Thing,
         errors=(404,),
     )
     whole = document([operation], "t", "1")

@@ -263,39 +263,25 @@ def test_what_is_about_text_is_refused_where_there_is_none(name: str) -> None:
 
 
 CLIENTS: dict[str, dict[str, Any]] = {
-    "openai": {
-        **{"model": "m", "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}},
-        **{"logprobs": None, "max_tokens": 16, "n": 1, "presence_penalty": 0, "seed": 1},
+    "openai, LangChain": {
+        **{"prompt": ["a"], "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}},
+        **{"logprobs": None, "max_tokens": 16, "n": 1, "presence_penalty": 0, "seed": None},
         **{"stop": None, "stream": True, "stream_options": {"include_obfuscation": False}},
-        **{"suffix": None, "temperature": 1, "top_p": 1, "user": "someone"},
+        **{"suffix": None, "temperature": 0.7, "top_p": 1, "user": "someone"},
     },
-    "lm-eval loglikelihood": {
-        **{"model": "m", "prompt": [[5, 6], [7]], "temperature": 0, "max_tokens": 1},
+    "lm-eval": {
+        **{"prompt": [[5, 6], [7]], "temperature": 0, "max_tokens": 1, "stop": ["a"] * 9},
         **{"logprobs": 1, "seed": 1234, "echo": True},
     },
-    "lm-eval generate": {
-        **{"model": "m", "max_tokens": 256, "temperature": 0, "stop": ["a"] * 9, "seed": 1234},
-    },
     "TRL": {
-        **{"model": "m", "prompt": [[5, 6]], "n": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
-        **{"min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 16, "logprobs": 0},
-        **{"return_token_ids": True, "return_tokens_as_token_ids": True},
-        **{"structured_outputs": None, "prompt_logprobs": None},
+        **{"prompt": [[5, 6]], "n": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        **{"repetition_penalty": 1.0, "max_tokens": 16, "logprobs": 0, "return_token_ids": True},
+        **{"return_tokens_as_token_ids": True, "structured_outputs": None, "prompt_logprobs": None},
     },
-    "guidellm": {
-        **{"model": "m", "stream": True, "max_tokens": 9, "max_completion_tokens": 9},
-        **{"stop": None, "ignore_eos": True},
+    "guidellm, vllm bench": {
+        **{"stream": True, "max_tokens": 9, "max_completion_tokens": 9, "ignore_eos": True},
         **{"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-    },
-    "vllm bench": {
-        **{"model": "m", "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 128},
-        **{"logprobs": None, "stream": True, "stream_options": {"include_usage": True}},
-        **{"ignore_eos": True, "best_of": 1},
-    },
-    "LangChain": {
-        **{"model": "m", "prompt": ["a"], "temperature": 0.7, "top_p": 1, "n": 1},
-        **{"frequency_penalty": 0, "presence_penalty": 0, "max_tokens": 256, "seed": None},
-        **{"logprobs": None, "logit_bias": None, "best_of": 1},
+        **{"repetition_penalty": 1.0, "temperature": 0.0, "logprobs": None, "best_of": 1},
     },
 }
 ROUTER = {
@@ -312,7 +298,7 @@ CHAT_ROUTER = {
 
 def test_what_clients_send_is_taken_and_what_routers_add_changes_nothing() -> None:
     for fields in CLIENTS.values():
-        assert completion(**fields).model == "m"
+        assert completion(model="m", **fields).model == "m"
     assert completion(**ROUTER) == completion()
     assert chat(**ROUTER, **CHAT_ROUTER) == chat()
 

@@ -33,7 +33,11 @@ def test_what_does_not_fit_the_model_or_the_request_is_named(text: Text) -> None
 
 
 def test_what_asks_for_nothing_is_nothing(text: Text) -> None:
-    neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1}
+    neutral: dict[str, Any] = {
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1,
+    }
     neutral |= {"logit_bias": {}, "allowed_token_ids": None, "bad_words": [], "min_tokens": 0}
     assert params(text, **neutral) == params(text)
 

@@ -30,13 +30,8 @@ def unpacked(encoded: bytes) -> dict[str, list[Any]]:
 
 
 OUTPUT = Output(
-    id="a",
-    index=0,
-    token_ids=ints(5, 6),
-    logprobs=floats(-1, -math.inf),
-    ranks=ints(2, 9),
-    top_ids=ints(7, 5, 8, -1),
-    top_logprobs=floats(-0.5, -1, 0, 0),
+    **{"id": "a", "index": 0, "token_ids": ints(5, 6), "logprobs": floats(-1, -math.inf)},
+    **{"ranks": ints(2, 9), "top_ids": ints(7, 5, 8, -1), "top_logprobs": floats(-0.5, -1, 0, 0)},
 )
 
 

@@ -88,7 +88,7 @@ def test_cut_anywhere_it_reads_the_same(
     finish_reason: FinishReason,
 ) -> None:
     def read(cuts: list[int]) -> list[Delta]:
-        options = {"with_special": with_special, "keeps_stop": keeps_stop}
+        options: dict[str, Any] = {"with_special": with_special, "keeps_stop": keeps_stop}
         return run(text, ids, cuts, stops, finish_reason, (), echo, **options)
 
     (whole,) = read([])
@@ -137,7 +137,7 @@ def test_the_token_that_stops_is_counted_and_may_be_kept(
     text: Text, with_special: bool, keeps_stop: bool
 ) -> None:
     a, b = ids_of(text, "ab")
-    options = {"with_special": with_special, "keeps_stop": keeps_stop}
+    options: dict[str, Any] = {"with_special": with_special, "keeps_stop": keeps_stop}
     for last, name, reason in (
         (b, "b", b),
         (EOS, "<|end_of_text|>" if with_special else "", None),
