@@ -10,7 +10,7 @@ import pytest
 from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest, parse_chat
 from server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
 from server.schema.conversation import MAX_MESSAGES
-from server.schema.sampling_fields import StreamOptions
+from server.schema.sampling_fields import NEUTRAL, StreamOptions
 from server.schema.until import MAX_CHOICES
 from tests.bodies.refusals import USER, chat, completion, refusal
 
@@ -18,117 +18,106 @@ USAGE = {"include_usage": True}
 UNTIL = {"match": "x"}
 Parse = Callable[..., Any]
 
-WRONG: dict[Parse, dict[str, list[Any]]] = {
+VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
     completion: {
-        "prompt": [
-            *([], [[]], [[5], []], 5, True, {}, ["a", 5], [5, "a"], [[5], "a"], [-1], [2**31]),
-            [5.5],
-        ],
-        "model": [5],
-        "n": [0, MAX_CHOICES + 1, "2", 2.5, True, 16.5, 1e300, "x" * 10_000],
-        "max_tokens": [0, -1],
-        "echo": [1],
-        "logprobs": [21, -1, True],
-        "prompt_logprobs": [21, True],
-        "temperature": [-0.1, 101, "hot"],
-        "top_p": [-0.1, 1.1],
-        "top_k": [-2, 1.5],
-        "min_p": [-0.1, 2],
-        "seed": [2**64, -(2**63) - 1, 1.5],
-        "stop": [5, "", ["a", ""], ["a"] * 129, "a" * 257],
-        "stop_token_ids": [[-1], 5],
-        "ignore_eos": [1],
-        "stream": ["true"],
-        "stream_options": [{"include_usage": 1}, {"other": True}],
-        "best_of": [0, 1.5],
-        "max_completion_tokens": [0],
-        "include_stop_str_in_output": [1],
-        "skip_special_tokens": ["no"],
-        "add_special_tokens": [0],
-        "truncate_prompt_tokens": [0, -2, 1.5],
-        "priority": [2**31, 0.5],
-        "request_id": ["", "a b", "a\n", "x" * 129, 5],
-        "metadata": [
-            *({"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {str(i): "" for i in range(17)}, [])
-        ],
-        "return_packed": ["yes"],
-        "return_token_ids": [0],
-        "user": [7],
-        "presence_penalty": [2.01, -3, "1"],
-        "frequency_penalty": [2.01, -3, True],
-        "repetition_penalty": [0, -1, 101, True, [1]],
-        "logit_bias": [
-            *([], *({name: 1} for name in ("a", "-1", "1.5", "", str(2**31)))),
-            *({"5": bias} for bias in (101, -101, "1", None, True)),
-            {str(token): 1 for token in range(1025)},
-        ],
-        "allowed_token_ids": [[], [-1], [1.5], ["a"], 5, {}],
-        "bad_words": ["a", [""], ["a", "   "], ["x" * 257], [5], ["a"] * 129],
-        "min_tokens": [-1, 1.5, True, "1"],
+        "prompt": (
+            [["a", "b"], [[5, 6], [7]]],
+            [
+                [],
+                [[]],
+                [[5], []],
+                5,
+                True,
+                {},
+                ["a", 5],
+                [5, "a"],
+                [[5], "a"],
+                [-1],
+                [2**31],
+                [5.5],
+            ],
+        ),
+        "model": (["m"], [5]),
+        "n": ([MAX_CHOICES], [0, MAX_CHOICES + 1, "2", 2.5, True, 16.5, 1e300, "x" * 10_000]),
+        "max_tokens": ([10**12], [0, -1]),
+        "echo": ([True], [1]),
+        "logprobs": ([0, 20], [21, -1, True]),
+        "prompt_logprobs": ([20], [21, True]),
+        "temperature": ([0, 100], [-0.1, 101, "hot"]),
+        "top_p": ([0, 1], [-0.1, 1.1]),
+        "top_k": ([-1], [-2, 1.5]),
+        "min_p": ([0, 1], [-0.1, 2]),
+        "seed": ([2**64 - 1, -(2**63)], [2**64, -(2**63) - 1, 1.5]),
+        "stop": ([["a"] * 128, "é" * 256], [5, "", ["a", ""], ["a"] * 129, "a" * 257]),
+        "stop_token_ids": ([[3]], [[-1], 5]),
+        "ignore_eos": ([True], [1]),
+        "stream": ([True], ["true"]),
+        "stream_options": ([], [{"include_usage": 1}, {"other": True}]),
+        "best_of": ([MAX_CHOICES], [0, 1.5]),
+        "max_completion_tokens": ([1], [0]),
+        "include_stop_str_in_output": ([True], [1]),
+        "skip_special_tokens": ([False], ["no"]),
+        "add_special_tokens": ([False], [0]),
+        "truncate_prompt_tokens": ([-1, 1], [0, -2, 1.5]),
+        "priority": ([-(2**31) + 1], [2**31, 0.5]),
+        "request_id": (["aZ09._:-" * 16], ["", "a b", "a\n", "x" * 129, 5]),
+        "metadata": (
+            [{f"{i:064}": "b" * 512 for i in range(16)}],
+            [{"a": 1}, {"a" * 65: ""}, {"a": "b" * 513}, {str(i): "" for i in range(17)}, []],
+        ),
+        "return_packed": ([True], ["yes"]),
+        "return_token_ids": ([True], [0]),
+        "user": (["someone"], [7]),
+        "presence_penalty": ([2, -2], [2.01, -3, "1"]),
+        "frequency_penalty": ([2, -2], [2.01, -3, True]),
+        "repetition_penalty": ([100], [0, -1, 101, True, [1]]),
+        "logit_bias": (
+            [],
+            [
+                *([], *({name: 1} for name in ("a", "-1", "1.5", "", str(2**31)))),
+                *({"5": bias} for bias in (101, -101, "1", None, True)),
+                {str(token): 1 for token in range(1025)},
+            ],
+        ),
+        "allowed_token_ids": ([[0]], [[], [-1], [1.5], ["a"], 5, {}]),
+        "bad_words": ([["a"] * 128], ["a", [""], ["a", "   "], ["x" * 257], [5], ["a"] * 129]),
+        "min_tokens": ([1], [-1, 1.5, True, "1"]),
     },
     chat: {
-        "messages": [[], {}, "hi", 5, [USER] * (MAX_MESSAGES + 1)],
-        "max_tokens": [0],
-        "max_completion_tokens": [0, "5"],
-        "logprobs": [1],
-        "top_logprobs": [21, True],
-        "add_generation_prompt": ["yes"],
-        "continue_final_message": [1],
-        "chat_template_kwargs": [[], "x"],
-        "n": [0],
-        "safety_identifier": [5],
+        "messages": ([], [[], {}, "hi", 5, [USER] * (MAX_MESSAGES + 1)]),
+        "max_tokens": ([1], [0]),
+        "max_completion_tokens": ([1], [0, "5"]),
+        "logprobs": ([True], [1]),
+        "top_logprobs": ([0], [21, True]),
+        "add_generation_prompt": ([True], ["yes"]),
+        "continue_final_message": ([True], [1]),
+        "chat_template_kwargs": ([{"mood": 1}], [[], "x"]),
+        "n": ([1], [0]),
+        "safety_identifier": (["me"], [5]),
     },
 }
+"""Values of a field that are taken, at the limits, and those that are refused."""
 
 
 @pytest.mark.parametrize(
-    ("parse", "field"), [(parse, field) for parse, fields in WRONG.items() for field in fields]
+    ("parse", "field"), [(parse, field) for parse, fields in VALUES.items() for field in fields]
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(parse: Parse, field: str) -> None:
-    for value in WRONG[parse][field]:
+    taken, wrong = VALUES[parse][field]
+    for value in taken:
+        assert getattr(parse(**{field: value}), field) == value
+    for value in wrong:
         error = refusal(parse, **{field: value})
         assert error.param == field
         assert error.message.startswith(f"{field} must be ") and "; got " in error.message
         assert len(error.message) < 400  # a long value is cut
 
 
-TAKEN: dict[str, list[tuple[Any, Any]]] = {
-    "prompt": [
-        *(("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([5, 6], [[5, 6]])),
-        *(([[5, 6], [7]], [[5, 6], [7]]), ([5.0, 6], [[5, 6]])),
-    ],
-    "n": [(16.0, 16)],
-    "stop_token_ids": [([3.0], [3])],
-}
-AT_LIMITS: dict[str, list[Any]] = {
-    "n": [MAX_CHOICES],
-    "max_tokens": [10**12],
-    "temperature": [0, 100],
-    "top_p": [0, 1],
-    "top_k": [-1],
-    "seed": [2**64 - 1, -(2**63)],
-    "stop": [["a"] * 128, "é" * 256],
-    "logprobs": [0],
-    "user": ["someone"],
-    "best_of": [MAX_CHOICES],
-    "truncate_prompt_tokens": [-1, 1],
-    "priority": [-(2**31) + 1],
-    "request_id": ["aZ09._:-" * 16],
-    "metadata": [{f"{i:064}": "b" * 512 for i in range(16)}],
-    "include_stop_str_in_output": [True],
-    "skip_special_tokens": [False],
-    "add_special_tokens": [False],
-}
-
-
-def test_every_form_and_values_at_the_limits_are_taken() -> None:
-    """An integer may be written as a float; prompts become a list of prompts."""
-    for field, values in AT_LIMITS.items():
-        for value in values:
-            assert getattr(completion(**{field: value}), field) == value
-    for field, pairs in TAKEN.items():
-        for value, expected in pairs:
-            assert getattr(completion(**{field: value}), field) == expected
+def test_one_prompt_is_a_list_and_an_integer_may_be_written_as_a_float() -> None:
+    for prompt, expected in (("a", ["a"]), ("", [""]), ([5, 6], [[5, 6]]), ([5.0, 6], [[5, 6]])):
+        assert completion(prompt=prompt).prompt == expected
+    request = completion(n=16.0, stop_token_ids=[3.0])
+    assert (request.n, request.stop_token_ids) == (16, [3])
 
 
 def test_null_is_absent_and_defaults_are_openais() -> None:
@@ -143,23 +132,13 @@ def test_null_is_absent_and_defaults_are_openais() -> None:
     )
 
 
-NEUTRAL: list[tuple[Parse, str, Any, Any]] = [
-    (completion, "suffix", "", "end"),
-    (completion, "length_penalty", 1.0, 1.1),
-    (completion, "length_penalty", 1, True),
+ASKING: list[tuple[Parse, str, Any, Any]] = [
+    (completion, "length_penalty", 1.0, True),
     (completion, "spaces_between_special_tokens", False, 1),
-    (completion, "cache_salt", None, "mine"),
-    (completion, "structured_outputs", None, {"regex": "a"}),
-    (completion, "use_beam_search", False, True),
-    (completion, "response_format", {"type": "text"}, "x"),
-    (chat, "tools", [], [{"type": "function", "function": {"name": "f"}}]),
-    (chat, "tool_choice", "none", "required"),
-    (chat, "tool_choice", "auto", {"type": "function", "function": {"name": "f"}}),
-    (chat, "response_format", {"type": "text"}, {"type": "json_object"}),
-    (chat, "modalities", ["text"], ["text", "audio"]),
     *(
-        (chat, name, value, other)
-        for name, values in CHAT_NEUTRAL.items()
+        (parse, name, value, other)
+        for parse, neutral in ((completion, NEUTRAL), (chat, CHAT_NEUTRAL))
+        for name, values in neutral.items()
         for value in (*values, None)
         for other in (True, 7, "asked for", ["x"], {"x": 1})
         if other not in values
@@ -168,7 +147,7 @@ NEUTRAL: list[tuple[Parse, str, Any, Any]] = [
 
 
 def test_what_is_not_honoured_may_be_neutral_and_nothing_else() -> None:
-    for parse, field, neutral, asking in NEUTRAL:
+    for parse, field, neutral, asking in ASKING:
         assert parse(**{field: neutral}) == parse()
         error = refusal(parse, **{field: asking})
         assert error.param == field

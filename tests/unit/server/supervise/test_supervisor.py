@@ -8,11 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from server.supervise import supervisor
+from server.supervise import embedded_engine, supervisor
+from server.supervise.embedded_engine import MAX_CRASHES
 from server.supervise.supervisor import Child
 
 BEATING = """
@@ -124,9 +127,9 @@ async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be
     child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it runs steadily."""
-    why, count, healed = tmp_path / "why", tmp_path / "count", tmp_path / "healed"
+    why, ends, healed = tmp_path / "why", tmp_path / "ends", tmp_path / "healed"
     program = (
-        f"import os, time; open({str(count)!r}, 'a').write('+')\n"
+        f"import os, time; open({str(ends)!r}, 'a').write('+')\n"
         f"while os.path.exists({str(healed)!r}): time.sleep(0.01)\n"
         "raise SystemExit(2)"
     )
@@ -134,7 +137,7 @@ async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be
     crashing.why_away = why
     keeper = asyncio.create_task(crashing.keep_running())
     async with asyncio.timeout(120):
-        while not count.exists() or count.stat().st_size < supervisor._MAX_FAILURES + 2:
+        while not ends.exists() or ends.stat().st_size < supervisor._MAX_FAILURES + 2:
             await asyncio.sleep(0.01)
         assert not keeper.done()
         assert "times (exit code 2); the server's log says why" in why.read_text()
@@ -161,3 +164,43 @@ async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_i
 async def test_one_that_takes_its_time_to_start_is_not_silent(child: MakeChild) -> None:
     slow = child("import time; time.sleep(1); raise SystemExit(2)", silence_s=0.1)
     assert await slow.keep_running() == 2
+
+
+# An engine of a command's own: how often it is started again
+
+
+async def keep(
+    codes: list[int], progress: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[float], int]:
+    """The pauses made for an engine that ends with these codes, and the code it is left with."""
+    pauses: list[float] = []
+
+    class Crashing:
+        async def run_once(self) -> int:
+            return codes.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    code = await embedded_engine._keep(cast(Child, Crashing()), progress)
+    return pauses, code
+
+
+async def test_crashes_with_nothing_done_between_them_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes = [-9] * 100
+    pauses, code = await keep(codes, lambda: 7, monkeypatch)
+    assert (len(pauses), code, len(codes)) == (MAX_CRASHES - 1, -9, 100 - MAX_CRASHES)
+    assert pauses == sorted(pauses) and pauses[-1] == 5
+    pauses, code = await keep([-9] * 50 + [3], count().__next__, monkeypatch)
+    assert (len(pauses), code) == (50, 3), "a checkpoint that is none is so the next time, too"
+    assert max(pauses) < 1
+
+
+def test_what_the_engine_has_said_of_its_end_is_the_last_line() -> None:
+    """Behind "num_slots = … does not fit" came "the engine process ended, exit code 2"."""
+    for code, is_said in ((-9, True), (1, True), (2, False), (3, False)):
+        error = embedded_engine._ended(code)
+        assert (bool(error.message), error.exit_code) == (is_said, max(code, 1))

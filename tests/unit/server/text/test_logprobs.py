@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from array import array
 from dataclasses import replace
-from math import inf
+from math import inf, isnan
+from typing import Any
 
 import msgspec
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine.messages import Output
 from server.schema.completion_response import Logprobs
+from server.text import packed
 from server.text.logprobs import as_prompt_logprobs, of_delta, of_prompt
 from server.text.sample import Delta
 
@@ -113,3 +116,52 @@ def test_a_delta_without_tokens_has_no_entries_of_its_own() -> None:
     assert of_delta(replace(nothing, text_offset=[0, 4]), 2, name, echoed) == Logprobs(
         ["five", "three"], [None, -1], [None, {"three": -1}], [0, 4]
     )
+
+
+# Packed arrays are the engine's own, and a prompt's begin with what its first token has not
+
+
+def unpacked(encoded: bytes) -> dict[str, list[Any]]:
+    kinds = {"token_ids": "i", "ranks": "i", "top_token_ids": "i"}
+    return {
+        name: memoryview(base64.b64decode(value)).cast(kinds.get(name, "f")).tolist()  # type: ignore[call-overload]
+        for name, value in msgspec.json.decode(encoded).items()
+    }
+
+
+OUTPUT = output([5, 6], [-1, -inf], [7, 5, 8, -1], [-0.5, -1, 0, 0])
+
+
+def test_only_what_is_asked_for_is_sent() -> None:
+    sample = packed.PackedSample(3, ())
+    delta = sample.feed(OUTPUT)
+    assert (delta.index, delta.is_first, delta.text, sample.finished) == (3, True, "", False)
+    asked = {k: unpacked(msgspec.json.encode(packed.of_delta(delta, k))) for k in (None, 0, 2)}
+    assert asked[None] == {"token_ids": [5, 6]}
+    assert asked[0] == {"token_ids": [5, 6], "logprobs": [-1, -inf]}
+    assert asked[2] == asked[0] | {"top_token_ids": [7, 5, 8, -1], "top_logprobs": [-0.5, -1, 0, 0]}
+
+
+def test_the_token_that_stops_is_told() -> None:
+    for stop_token_ids, expected in (((6,), 6), ((9,), None)):
+        sample = packed.PackedSample(0, stop_token_ids)
+        delta = sample.feed(msgspec.structs.replace(OUTPUT, finish_reason="stop"))
+        assert (delta.finish_reason, delta.stop_reason, sample.finished) == ("stop", expected, True)
+        assert delta.token_ids == OUTPUT.token_ids
+
+
+def test_a_prompts_arrays_have_an_entry_for_every_token() -> None:
+    prompt = array("i", [4, 5, 6]).tobytes()
+    assert unpacked(bytes(packed.of_prompt(prompt, OUTPUT, None))) == {"token_ids": [4, 5, 6]}
+    found = unpacked(bytes(packed.of_prompt(prompt, OUTPUT, 2)))
+    assert found["token_ids"] == [4, 5, 6]
+    assert found["ranks"] == [0, 9, 9]
+    assert found["top_token_ids"] == [-1, -1, 7, 5, 8, -1]
+    assert isnan(found["logprobs"][0]) and found["logprobs"][1:] == [-1, -inf]
+    assert found["top_logprobs"][2:] == [-0.5, -1, 0, 0]
+    assert all(map(isnan, found["top_logprobs"][:2]))
+    assert set(unpacked(bytes(packed.of_prompt(prompt, OUTPUT, 0)))) == {
+        "token_ids",
+        "logprobs",
+        "ranks",
+    }
