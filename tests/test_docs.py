@@ -75,6 +75,7 @@ from server.schema import (
     sampling_fields,
     until,
 )
+from server.schema.validation import allowed
 from server.supervise.launch import load_settings
 from server.text import template_process
 from server.text.chat_template import RENDER_S
@@ -254,15 +255,6 @@ def test_every_route_is_there(text_model: Path) -> None:
     assert set(names("api.md", "Routes")) == served
 
 
-def described(hint: Any) -> str | None:
-    """The outermost description in an annotation."""
-    for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
-        found = part.description if isinstance(part, msgspec.Meta) else described(part)
-        if found:
-            return str(found)
-    return None
-
-
 def test_every_request_field_is_there_with_what_is_allowed() -> None:
     hints = get_type_hints(completion_request.CompletionRequest, include_extras=True)
     found = rows("api.md", "Fields that are honoured")
@@ -276,7 +268,7 @@ def test_every_request_field_is_there_with_what_is_allowed() -> None:
             is_made = isinstance(field.default_factory, type)
             default = field.default_factory() if is_made else field.default
             assert row[1] == f"`{json.dumps(default)}`"
-        assert row[2] == described(hints[field.name]) or field.name == "prompt"
+        assert field.name == "prompt" or row[2] == allowed(hints[field.name])
 
 
 @pytest.mark.parametrize(
@@ -300,8 +292,8 @@ def test_every_field_of_other_requests_is_there(heading: str, kind: type[msgspec
     for row in found:
         name = spelled[row[0].strip("`")]
         most = f"a list of 1 to {conversation.MAX_MESSAGES} messages"
-        allowed = most if name == "messages" else described(hints[name])
-        assert row[2].removesuffix(", see below") == allowed
+        expected = most if name == "messages" else allowed(hints[name])
+        assert row[2].removesuffix(", see below") == expected
 
 
 def test_every_field_of_a_message_is_there() -> None:
@@ -596,7 +588,7 @@ def test_what_the_operator_may_say_is_there() -> None:
     hints = get_type_hints(admin.WeightsRequest, include_extras=True)
     found = rows("api.md", "WeightsRequest")
     assert [row[0].strip("`") for row in found] == list(hints)
-    assert [row[2] for row in found] == [described(hint) for hint in hints.values()]
+    assert [row[2] for row in found] == [allowed(hint) for hint in hints.values()]
 
 
 @pytest.mark.parametrize("page", [one for one in PAGES if one.stem != "CHANGELOG"], ids=str)
