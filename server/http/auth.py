@@ -94,7 +94,8 @@ class Auth:
         except SRMError as error:
             if is_begun:
                 raise
-            await (await errors.srm_error(Request(scope), error))(scope, receive, send)
+            reply = await errors.srm_error(Request(scope), error)
+            await reply(scope, receive, send)
         finally:
             body.close()
 

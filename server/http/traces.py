@@ -16,10 +16,6 @@ from starlette.types import Scope
 from engine.errors import ConfigError
 from server.http.request_log import Entry
 
-_MODULES = (
-    *("trace", "sdk.trace", "sdk.trace.export", "sdk.resources"),
-    *("exporter.otlp.proto.http.trace_exporter", "trace.propagation.tracecontext"),
-)
 _INVALID_STATUS = 500
 
 
@@ -28,13 +24,17 @@ class Tracer:
 
     def __init__(self, endpoint: str, model_name: str) -> None:
         try:
-            modules: list[Any] = [import_module(f"opentelemetry.{name}") for name in _MODULES]
+            api: Any = import_module("opentelemetry.trace")
+            sdk: Any = import_module("opentelemetry.sdk.trace")
+            export: Any = import_module("opentelemetry.sdk.trace.export")
+            resources: Any = import_module("opentelemetry.sdk.resources")
+            otlp: Any = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+            propagation: Any = import_module("opentelemetry.trace.propagation.tracecontext")
         except ImportError as error:
             raise ConfigError(
                 f"otlp_endpoint = {endpoint!r} needs packages that are not here ({error.name}): "
                 "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
             ) from None
-        api, sdk, export, resources, otlp, propagation = modules
         resource = resources.Resource.create({"service.name": "srm", "srm.model": model_name})
         self.provider = sdk.TracerProvider(resource=resource)
         self.provider.add_span_processor(

@@ -63,7 +63,7 @@ RequestId = Annotated[
         description="a string of 1 to 128 of A-Z a-z 0-9 . _ : -",
     ),
 ]
-STREAM_OPTIONS = Meta(
+_STREAM_OPTIONS = Meta(
     description="an object with include_usage, continuous_usage_stats: true or false; "
     "include_obfuscation: false"
 )
@@ -136,7 +136,7 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     ignore_eos: bool = False
     truncate_prompt_tokens: TruncatedTo | None = None
     stream: bool = False
-    stream_options: Annotated[StreamOptions, STREAM_OPTIONS] | None = None
+    stream_options: Annotated[StreamOptions, _STREAM_OPTIONS] | None = None
     stream_interval: StreamInterval | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False

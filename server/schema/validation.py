@@ -176,9 +176,8 @@ def allowed(hint: Any) -> str:
     if isinstance(kind, inspect.Metadata):
         return str((kind.extra_json_schema or {})["description"])
     what = _IN_WORDS[type(kind)]
-    low, high = getattr(kind, "ge", None), getattr(kind, "le", None)
-    if isinstance(kind, inspect.FloatType):
-        low, high = f"{low:g}", f"{high:g}"
+    ends = (getattr(kind, "ge", None), getattr(kind, "le", None))
+    low, high = (f"{end:g}" if isinstance(end, float) else end for end in ends)
     if low is None:
         return what
     return f"{what} of at least {low}" if high is None else f"{what} from {low} to {high}"
