@@ -22,7 +22,7 @@ from engine.errors import (
 )
 from server import errors
 from server.config import ServerConfig
-from server.http.body_limits import BodyLimits, is_upload
+from server.http.body_limits import Body, BodyLimits, is_upload
 from server.http.cors import Origins, is_loopback
 from server.http.draining import READING, Draining
 from server.http.keys import ApiKey, Keys
@@ -35,15 +35,13 @@ ADMIN = frozenset({"/", "/metrics"})
 ADMIN_FOLDERS = ("/dashboard/",)
 """Paths for the operator: on `admin_port` where there is one, and without a key there."""
 OPERATOR_FOLDER = "/v1/admin/"
-"""Paths that change the server, for the operator only: on `admin_port` where there is one; without
-keys, only there."""
+"""Paths that change the server: on `admin_port` if there is one; without keys, only there."""
 OPERATOR_KEY = "admin"
 """Name of the operator's key; further ones are called `admin-…`."""
 BY_WAY = ("origin", "forwarded", "x-forwarded-for")
 """Headers that show that a web page or a proxy sent the request, and not the operator."""
 OPEN = frozenset({"/", "/docs", "/openapi.json"})
-"""Pages without secrets that a browser requests before it can send a key; ADMIN_FOLDERS are open
-too."""
+"""Pages without secrets, requested before a browser can send a key; so are ADMIN_FOLDERS."""
 TOO_MANY_CONNECTIONS = "too_many_connections"
 """Set in a scope's state by `server.http.connection`."""
 
@@ -89,7 +87,7 @@ class Auth:
             is_begun = True
             await send(message)
 
-        body = self.intake.body(receive, is_upload(scope))
+        body = Body(self.intake, receive, is_upload(scope))
         try:
             self._admit(scope)
             await self._app(scope, body, watched_send)
@@ -107,17 +105,18 @@ class Auth:
         if path in PROBES:
             return
         headers = Headers(scope=scope)
-        is_admin_port = self._is_admin_port(scope)
+        is_admin_port = bool(self._admin_port) and scope["server"][1] == self._admin_port
         if self._is_admin_local if is_admin_port else self._is_local and not self._keys:
             self._origins.check_host(headers.get("host", ""))
         self._origins.check(headers)
-        self._check_port(scope, path)
+        if self._admin_port and _is_admin(path) and not is_admin_port:
+            raise NotFound(f"{path} is answered on another port, admin_port")
         if scope["method"] not in READING:
             self._draining.check()
         if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
             raise Overloaded(f"there are more than {self._max_connections} connections")
         key = None
-        if self._keys and not self._is_open(scope, path):
+        if self._keys and not _is_open(path, is_admin_port):
             key = self._check_key(headers.get("authorization", ""), scope["method"])
         if path.startswith(OPERATOR_FOLDER):
             _check_operator(scope, headers, key, is_admin_port)
@@ -127,19 +126,6 @@ class Auth:
                 f"content-encoding must be left out; got {encoding[:80]!r}", "content-encoding"
             )
         self.intake.check_announced(headers.get("content-length", ""), is_upload(scope))
-
-    def _check_port(self, scope: Scope, path: str) -> None:
-        if self._admin_port and _is_admin(path) and not self._is_admin_port(scope):
-            raise NotFound(f"{path} is answered on another port, admin_port")
-
-    def _is_admin_port(self, scope: Scope) -> bool:
-        return bool(self._admin_port) and scope["server"][1] == self._admin_port
-
-    def _is_open(self, scope: Scope, path: str) -> bool:
-        if path in OPEN or path.startswith(ADMIN_FOLDERS):
-            return True
-        is_read = _is_admin(path) and not path.startswith(OPERATOR_FOLDER)
-        return is_read and self._is_admin_port(scope)
 
     def _check_key(self, authorization: str, method: str) -> ApiKey:
         scheme, _, given = authorization.partition(" ")
@@ -156,6 +142,11 @@ class Auth:
 
 def _is_admin(path: str) -> bool:
     return path in ADMIN or path.startswith((*ADMIN_FOLDERS, OPERATOR_FOLDER))
+
+
+def _is_open(path: str, is_admin_port: bool) -> bool:
+    is_page = path in OPEN or path.startswith(ADMIN_FOLDERS)
+    return is_page or (is_admin_port and path in ADMIN)
 
 
 def _check_operator(

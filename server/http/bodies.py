@@ -12,8 +12,7 @@ FORMS = {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Return the request's JSON body. Raises WrongContentType, and BodyTooLarge as soon as it is
-    too large."""
+    """Return the request's JSON body. Raises WrongContentType, and BodyTooLarge at once."""
     given = request.headers.get("content-type", "")
     if given.partition(";")[0].strip().lower() in FORMS:
         raise WrongContentType(

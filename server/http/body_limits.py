@@ -42,7 +42,7 @@ class BodyLimits:
         self._max_file_bytes = max_file_bytes
         self._max_body_bytes = max_body_bytes
         self._max_held_bytes = max_held_bytes
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._retry_after_s = retry_after_s
 
     def check_announced(self, content_length: str, is_upload: bool = False) -> None:
@@ -50,73 +50,67 @@ class BodyLimits:
         Raises BodyTooLarge and Overloaded."""
         num_bytes = int(content_length[:19]) if content_length.isdecimal() else 0
         if num_bytes > self.limit(is_upload):
-            raise self._too_large(is_upload)
+            raise self.too_large(is_upload)
         if content_length not in {"", "0"} and not is_upload:
-            self._check_room()
+            self.check_room()
 
     def limit(self, is_upload: bool) -> int:
         """Return the most bytes of a body; for an upload, of the file and the form around it."""
         return self._max_file_bytes + FORM_BYTES if is_upload else self._max_body_bytes
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
         if self.held_bytes > self._max_held_bytes:
             raise Overloaded(
                 f"requests hold {self.held_bytes} of at most {self._max_held_bytes} bytes",
                 self._retry_after_s(),
             )
 
-    def _too_large(self, is_upload: bool) -> BodyTooLarge:
+    def too_large(self, is_upload: bool) -> BodyTooLarge:
         if is_upload:
             return BodyTooLarge(f"the file is larger than max_file_bytes = {self._max_file_bytes}")
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
 
-    def body(self, receive: Receive, is_upload: bool = False) -> Body:
-        """Return the body of one request; it must be closed when the request is answered."""
-        return Body(self, receive, is_upload)
-
-    def count(self, body: Body, size: int) -> None:
-        """Count bytes of a body that have arrived. Raises BodyTooLarge and Overloaded."""
-        body.num_bytes += size
-        if not body.is_upload:
-            self.held_bytes += size
-        if body.num_bytes > self.limit(body.is_upload):
-            raise self._too_large(body.is_upload)
-        if not body.is_upload:
-            self._check_room()
-
-    def time_left_s(self, body: Body, elapsed_s: float) -> float:
-        return self._timeout_s + body.num_bytes / LEAST_BYTES_PER_S - elapsed_s
-
 
 class Body:
-    """The `receive` of one request, with limits on size and time."""
+    """The `receive` of one request, with limits on size and time; it must be closed in the end."""
 
-    def __init__(self, intake: BodyLimits, receive: Receive, is_upload: bool) -> None:
+    def __init__(self, limits: BodyLimits, receive: Receive, is_upload: bool = False) -> None:
         self.num_bytes = 0
         self.is_upload = is_upload
-        self._intake = intake
+        self._limits = limits
         self._receive = receive
         self._began = asyncio.get_running_loop().time()
         self._is_whole = False
 
     async def __call__(self) -> Message:
-        """Return the next message. Raises BodyTooSlow, BodyTooLarge and Overloaded until the
-        last."""
+        """Return the next message. Raises BodyTooSlow, BodyTooLarge, Overloaded until the last."""
         if self._is_whole:
             return await self._receive()
         elapsed_s = asyncio.get_running_loop().time() - self._began
         try:
-            async with asyncio.timeout(self._intake.time_left_s(self, elapsed_s)):
+            async with asyncio.timeout(self.time_left_s(elapsed_s)):
                 message = await self._receive()
         except TimeoutError:
             raise BodyTooSlow(f"only {self.num_bytes} bytes of the body came in time") from None
         if message["type"] == "http.request":
             self._is_whole = not message.get("more_body", False)
-            self._intake.count(self, len(message.get("body", b"")))
+            self._count(len(message.get("body", b"")))
         return message
+
+    def time_left_s(self, elapsed_s: float) -> float:
+        return self._limits.timeout_s + self.num_bytes / LEAST_BYTES_PER_S - elapsed_s
 
     def close(self) -> None:
         """Stop counting the body as held."""
         if not self.is_upload:
-            self._intake.held_bytes -= self.num_bytes
+            self._limits.held_bytes -= self.num_bytes
         self.num_bytes = 0
+
+    def _count(self, size: int) -> None:
+        self.num_bytes += size
+        if not self.is_upload:
+            self._limits.held_bytes += size
+        if self.num_bytes > self._limits.limit(self.is_upload):
+            raise self._limits.too_large(self.is_upload)
+        if not self.is_upload:
+            self._limits.check_room()

@@ -26,8 +26,7 @@ from server.errors import ErrorBody, ErrorDetail
 from server.http.auth import TOO_MANY_CONNECTIONS
 
 LINGER_S = 2.0
-"""Seconds for which the rest of a body is read after its reply. Without it the reply could get
-lost."""
+"""Seconds for which the rest of a body is read after its reply, which could get lost otherwise."""
 
 MAX_PIPELINED = 16
 """Requests that a client may send before the first is answered. Each takes some memory."""
@@ -51,8 +50,7 @@ class Connection(HttpToolsProtocol):
         self._has_begun = False
         """Whether a request has begun that has not arrived whole."""
         self._has_ended = False
-        """Whether a request ended in the last data received: then not all of it belongs to the next
-        one."""
+        """Whether a request ended in the last data, not all of which then belongs to the next."""
         self._head_bytes = 0
         self._refused_head = False
         self._receiving: asyncio.TimerHandle | None = None
@@ -119,8 +117,7 @@ class Connection(HttpToolsProtocol):
             self._limit_receiving(LINGER_S)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser refuses; only close while an earlier one is being
-        answered."""
+        """Answer a request that the parser refuses; only close while an earlier one is answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
         elif self._refused_head:
@@ -185,8 +182,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(status, "headers_too_large", message)
 
     def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
-        """Answer with an error in place of the routes, which have not seen this request, and
-        close."""
+        """Answer with an error, before the routes have seen the request, and close."""
         detail = ErrorDetail(message, "invalid_request_error", None, code)
         body = msgspec.json.encode(ErrorBody(detail))
         lines = [

@@ -60,8 +60,7 @@ class Origins:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address, or every address of a name, is reached from this machine only; ""
-    means all addresses."""
+    """Whether an address, or each of a name, is reached from this machine only; "" means all."""
     if _is_address(host):
         address = ip_address(host)
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback

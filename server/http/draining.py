@@ -37,8 +37,7 @@ class Draining:
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that, once told to stop, ends when nothing runs any more, after `drain_s` at the
-    latest."""
+    """A server that ends, once told to, when nothing runs any more, or after `drain_s`."""
 
     def __init__(self, config: uvicorn.Config, draining: Draining, drain_s: float) -> None:
         super().__init__(config)
@@ -48,8 +47,7 @@ class DrainingServer(uvicorn.Server):
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
-        """Begin to drain, or stop draining and end. A stop that was asked for is no failure: exit
-        0."""
+        """Begin to drain, or end at once. A stop that was asked for is no failure: exit 0."""
         if self._deadline is None:
             self._draining.is_on = True
             self._deadline = time.monotonic() + self._drain_s

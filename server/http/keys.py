@@ -37,8 +37,7 @@ class Keys:
         return bool(self._keys)
 
     def reread(self, file: str, environ: Mapping[str, str]) -> None:
-        """Replace the keys by those that are there now. Raises ConfigError, and then changes
-        nothing."""
+        """Replace the keys by those there are now. Raises ConfigError, and then changes nothing."""
         self._keys = load_keys(file, environ)._keys
 
     def find(self, given: str) -> ApiKey | None:

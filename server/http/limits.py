@@ -25,8 +25,7 @@ LONGEST_S = 120
 """Most seconds that a client is told to wait: it would not wait longer, and not come back."""
 _ROUNDING_S = 1e-6
 _FULL_AT = struct.Struct("=dd")
-"""When a key's two buckets are full again, by the machine's monotonic clock, which all processes
-share."""
+"""When a key's two buckets are full again, by the monotonic clock that all processes share."""
 
 
 class Limits:
@@ -47,10 +46,9 @@ class Limits:
 
     def account(self, name: str) -> Account:
         """Return the account of the key of this name."""
-        account = self._accounts.get(name)
-        if account is None:
-            account = self._accounts[name] = Account(name, self)
-        return account
+        if name not in self._accounts:
+            self._accounts[name] = Account(name, self)
+        return self._accounts[name]
 
 
 class Account:
@@ -94,8 +92,7 @@ class Account:
 
     @contextmanager
     def _full_at(self) -> Iterator[list[float]]:
-        """Yield when the buckets are full again, to be changed in place; nobody else changes them
-        meanwhile."""
+        """Yield when the buckets are full again, for the caller alone to change in place."""
         if not any(self._limits.per_minute):
             yield [0.0, 0.0]
             return

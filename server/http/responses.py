@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class WhileConnected(Response):
-    """Makes a reply and sends it while the client is there; raises ClientDisconnect once it is
-    not."""
+    """Makes a reply and sends it; raises ClientDisconnect once the client is gone."""
 
     def __init__(self, make: Callable[[], Awaitable[Response]]) -> None:
         """The request's body must have been read: from here on, only a disconnect can come."""
@@ -34,7 +33,7 @@ class WhileConnected(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._respond(scope, receive, send))
-        gone = asyncio.create_task(_disconnect(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -50,7 +49,8 @@ class WhileConnected(Response):
         await response(scope, receive, send)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Return when the client has left; passes over what else it sends."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.errors import TimedOut
 from server.http.body_limits import is_upload
 from server.http.request_log import CURRENT
+from server.http.responses import until_gone
 
 TIMED_OUT = 0.9
 """Fraction of its time-out after which a client that leaves counts as timed out; below 1, since its
@@ -100,10 +101,9 @@ class Retries:
         return running
 
     async def _attend(self, running: _Running, receive: Receive, send: Send) -> None:
-        """Give a client the reply. Raises ClientDisconnect if it leaves, and TimedOut if a retry
-        takes over."""
+        """Give a client the reply. Raises ClientDisconnect, and TimedOut if a retry takes over."""
         leave = running.attach(send)
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         left = asyncio.create_task(leave.wait())
         try:
             await asyncio.wait({running.task, gone, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -169,8 +169,7 @@ class _Running:
         return self.leave
 
     def wait_for_retry(self, grace_s: float) -> None:
-        """Hold back the reply for a retry of the timed-out client, and end if none comes in
-        `grace_s`."""
+        """Hold back the reply for the timed-out client's retry; end if none comes in `grace_s`."""
         self._has_client.clear()
         self._abandon(True)
         self._expiry = asyncio.get_running_loop().call_later(grace_s, self.end)
@@ -181,8 +180,7 @@ class _Running:
             self.entry.stream.abandon(is_alone)
 
     def end(self) -> None:
-        """End the request, which nobody waits for: to the routes this is a client that has gone
-        away."""
+        """End the request, which nobody waits for: to the routes, its client has gone away."""
         self._has_ended.set()
         self._has_client.set()  # for what is held back, which nobody will get
         self.is_begun = True  # too late for another client
@@ -205,11 +203,6 @@ class _Running:
         assert self._send is not None
         self.is_begun = True
         await self._send(message)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _read_timeout_s(scope: Scope) -> float | None:

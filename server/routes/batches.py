@@ -26,7 +26,6 @@ from server.generation.request_owner import of_current_request
 from server.http.bodies import json_reply, read_body
 from server.routes import batch_replies as replies
 from server.routes.files import Anchor, Seconds
-from server.schema.form_params import from_text
 from server.schema.openapi import Body, Operation
 from server.schema.sampling_fields import (
     MAX_METADATA,
@@ -34,7 +33,7 @@ from server.schema.sampling_fields import (
     MAX_METADATA_VALUE,
     Metadata,
 )
-from server.schema.validation import Fields, checked, given_fields, refused, require
+from server.schema.validation import Fields, checked, from_text, given_fields, refused, require
 from server.storage.records import BatchRecord, LineError, new_batch_id
 from server.storage.store import Store
 

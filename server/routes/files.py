@@ -22,9 +22,8 @@ from server.generation.request_owner import of_current_request
 from server.http.bodies import json_reply
 from server.http.responses import WhileConnected
 from server.routes import batch_replies as replies
-from server.schema.form_params import from_text
 from server.schema.openapi import Operation
-from server.schema.validation import Fields
+from server.schema.validation import Fields, from_text
 from server.storage.database import translated
 from server.storage.downloads import Download
 from server.storage.records import FileRecord

@@ -22,15 +22,9 @@ from server.http.responses import WhileConnected
 from server.routes.chat import render
 from server.routes.models import Models
 from server.schema.chat_request import MESSAGES_FORMS
-from server.schema.conversation import (
-    Conversation,
-    GenerationPrompt,
-    Message,
-    TemplateVariables,
-    messages_of,
-)
+from server.schema.conversation import Conversation, Message, messages_of
 from server.schema.openapi import Body, Operation
-from server.schema.sampling_fields import Flag, TokenId
+from server.schema.sampling_fields import TokenId
 from server.schema.validation import Fields, checked, given_fields, require
 from server.text.chat_template import ChatTemplate
 from server.text.text import AT_ONCE, Text
@@ -51,12 +45,12 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="a string")] | None = None
     prompt: Texts | None = None
     messages: list[Message] | None = None
-    add_special_tokens: Annotated[Flag | None, Meta(description="true or false")] = None
+    add_special_tokens: bool | None = None
     """Default: for a prompt, and not for messages, whose template writes them."""
-    return_token_strs: Flag = False
-    add_generation_prompt: GenerationPrompt | None = None
-    continue_final_message: Flag = False
-    chat_template_kwargs: TemplateVariables | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def conversation(self) -> Conversation | None:

@@ -12,20 +12,11 @@ from msgspec import Meta
 
 from engine.errors import InvalidRequest
 from server.schema.completion_request import CompletionRequest
-from server.schema.conversation import (
-    MAX_MESSAGES,
-    Conversation,
-    GenerationPrompt,
-    Message,
-    TemplateVariables,
-    messages_of,
-)
-from server.schema.sampling_fields import NEUTRAL, Alternatives, Flag, SamplingRequest
+from server.schema.conversation import MAX_MESSAGES, Conversation, Message, messages_of
+from server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from server.schema.validation import checked, given_fields
 
-Label = Annotated[str, Meta(description="a string")]
-MaxTokens = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
-
+MaxTokens = Annotated[int, Meta(ge=1)]
 
 MESSAGES_FORMS = (
     Annotated[
@@ -43,17 +34,17 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     max_completion_tokens: MaxTokens | None = None
     max_tokens: MaxTokens | None = None
     """The older name of max_completion_tokens."""
-    logprobs: Flag = False
+    logprobs: bool = False
     top_logprobs: Alternatives | None = None
     prompt_logprobs: Alternatives | None = None
     """Log-probabilities of the prompt that the template makes, with so many alternatives."""
-    add_generation_prompt: GenerationPrompt | None = None
-    continue_final_message: Flag = False
-    chat_template_kwargs: TemplateVariables | None = None
-    add_special_tokens: Flag = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = False
     """Templates write special tokens themselves."""
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     @property
     def conversation(self) -> Conversation:
@@ -73,13 +64,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
                 f"{self.max_completion_tokens} are two names of one limit: send one of them",
                 "max_tokens",
             )
-        if self.returns == "counts":
-            shown = {
-                "logprobs": self.logprobs,
-                "prompt_logprobs": self.prompt_logprobs is not None,
-                "return_token_ids": self.return_token_ids,
-            }
-            self.refuse_beside(shown, 'return = "counts", which has no choices')
+        self.refuse_shown()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest(
                 f"top_logprobs = {self.top_logprobs} is allowed only with logprobs = true",

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import InvalidRequest
-from server.schema.sampling_fields import NEUTRAL, Alternatives, Flag, SamplingRequest, TokenId
+from server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest, TokenId
 from server.schema.until import MAX_CHOICES
 from server.schema.validation import checked, convert, given_fields, refused, require, show
 
@@ -20,6 +20,9 @@ PROMPT_FORMS = (
     Annotated[list[TokenIds], Meta(min_length=1)],
 )
 """Types that `prompt` may have on the wire."""
+MaxTokens = Annotated[int, Meta(ge=1, description="an integer of at least 1; max_tokens if both")]
+_BEST_OF = f"an integer from n to {MAX_CHOICES}; with stream, n"
+BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -27,29 +30,16 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 
     prompt: list[str] | list[list[int]]
     """One entry per prompt, texts or token ids."""
-    best_of: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                le=MAX_CHOICES,
-                description=f"an integer from n to {MAX_CHOICES}; with stream, n",
-            ),
-        ]
-        | None
-    ) = None
+    best_of: BestOf | None = None
     max_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
     ] = 16
-    max_completion_tokens: (
-        Annotated[int, Meta(ge=1, description="an integer of at least 1; max_tokens if both")]
-        | None
-    ) = None
-    add_special_tokens: Flag = True
-    echo: Flag = False
+    max_completion_tokens: MaxTokens | None = None
+    add_special_tokens: bool = True
+    echo: bool = False
     logprobs: Alternatives | None = None
     prompt_logprobs: Alternatives | None = None
-    return_packed: Flag = False
+    return_packed: bool = False
 
     @property
     def num_samples(self) -> int:
@@ -71,25 +61,14 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         if self.return_packed:
             self._refuse_text()
         if self.says_samples:
-            self._check_samples()
-
-    def _check_samples(self) -> None:
-        """Refuse what conflicts with `until`, or with another `return` than choices."""
-        is_ranked = self.num_samples > self.n
-        beside = {
-            "best_of": is_ranked,
-            "return_packed": self.return_packed,
-            "echo": self.echo,
-            "max_tokens": not self.max_tokens,
-        }
-        self.refuse_beside(beside, self.as_said)
-        if self.returns == "counts":
-            shown = {
-                "logprobs": self.logprobs is not None,
-                "prompt_logprobs": self.prompt_logprobs is not None,
-                "return_token_ids": self.return_token_ids,
+            beside = {
+                "best_of": self.num_samples > self.n,
+                "return_packed": self.return_packed,
+                "echo": self.echo,
+                "max_tokens": not self.max_tokens,
             }
-            self.refuse_beside(shown, 'return = "counts", which has no choices')
+            self.refuse_beside(beside, self.as_said)
+            self.refuse_shown()
 
     def _refuse_text(self) -> None:
         """Refuse fields about text, since packed replies have none."""

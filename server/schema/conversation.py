@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from engine.errors import UNDECODABLE, InvalidRequest
-from server.schema.sampling_fields import Flag
 from server.schema.validation import show
 
 MAX_MESSAGES = 4096
 """Most messages of one chat."""
 
 Role = Literal["developer", "system", "user", "assistant", "tool"]
-GenerationPrompt = Annotated[Flag | None, Meta(description="true or false")]
-TemplateVariables = Annotated[dict[str, Any], Meta(description="an object")]
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """Template variables that requests set in fields of their own."""
 _LABELS = {"cache_control", "id", "type"}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
-from msgspec import NODEFAULT, Meta, UnsetType
+from msgspec import NODEFAULT, UnsetType
 
 from engine.settings import field_docs
 from server.errors import ErrorBody
+from server.schema.validation import allowed
 
 Schema = dict[str, Any]
 
@@ -47,8 +48,7 @@ _HAVE_RETRY = (429, 503)
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """A JSON request body, read as `server.schema.sampling_fields` reads it: null is the same as
-    absent."""
+    """A JSON request body, read as `server.schema.validation` does: null is the same as absent."""
 
     kind: type[msgspec.Struct]
     forms: Mapping[str, tuple[Any, ...]] = {}
@@ -109,52 +109,47 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
 
 
 def _operation(one: Operation) -> Schema:
-    success = {"description": "Done.", "headers": _headers(), "content": _content(one)}
-    errors = sorted(
-        {
-            *one.errors,
-            *_EVERYWHERE,
-            *([400, 408, 413] if one.body or one.form else []),
-            *([415] if one.body else []),
-        }
-    )
+    has_input = one.body is not None or one.form is not None
+    errors = {*one.errors, *_EVERYWHERE, *((400, 408, 413) if has_input else ())}
+    if one.body is not None:
+        errors.add(415)
     name = re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_")
     operation: Schema = {
         "operationId": name,
         "summary": one.summary,
         "responses": {
-            "200": success,
-            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in errors},
+            "200": {"description": "Done.", "headers": _headers(), "content": _content(one)},
+            **{
+                f"{status}": {"$ref": f"#/components/responses/{status}"}
+                for status in sorted(errors)
+            },
         },
     }
     text = {"type": "string", "minLength": 1}
-    in_path = [
+    parameters = [
         {"name": name, "in": "path", "required": True, "description": meaning, "schema": text}
         for name, meaning in one.parameters.items()
     ]
-    in_query = [
-        {"name": name, "in": "query", "description": meaning}
-        | {"schema": {"type": "array", "items": text}}
+    several = {"type": "array", "items": text}
+    parameters += [
+        {"name": name, "in": "query", "description": meaning, "schema": several}
         for name, meaning in one.queries.items()
     ]
-    if one.query is not None:
-        in_query += [
-            {"name": field, "in": "query", "description": schema.pop("description")}
-            | {"schema": schema}
-            for field, schema in _fields(one.query).items()
-        ]
-    if in_path or in_query:
-        operation["parameters"] = in_path + in_query
+    query = _fields(one.query) if one.query is not None else {}
+    for field, schema in query.items():
+        meaning = schema.pop("description")
+        parameters.append({"name": field, "in": "query", "description": meaning, "schema": schema})
+    if parameters:
+        operation["parameters"] = parameters
     if one.body is not None:
         content = {_JSON: {"schema": reference(one.body.kind)}}
         operation["requestBody"] = {"required": True, "content": content}
     if one.form is not None:
+        fields = msgspec.structs.fields(one.form)
         whole = {
             "type": "object",
             "properties": _fields(one.form),
-            "required": [
-                field.encode_name for field in msgspec.structs.fields(one.form) if field.required
-            ],
+            "required": [field.encode_name for field in fields if field.required],
             "additionalProperties": False,
         }
         content = {"multipart/form-data": {"schema": whole}}
@@ -169,10 +164,10 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
     for field in msgspec.structs.fields(kind):
         schema = _nullable([hints[field.name]], required=True)
         options = [one for one in schema.pop("anyOf", [schema]) if one != {"type": "null"}]
-        allowed = _description(hints[field.name])
+
         if options[0].get("contentEncoding"):
             options[0] = {"type": "string", "format": "binary"}
-        found[field.encode_name] = options[0] | ({"description": allowed} if allowed else {})
+        found[field.encode_name] = options[0] | {"description": allowed(hints[field.name])}
     return found
 
 
@@ -254,11 +249,8 @@ def _request(body: Body) -> dict[str, Schema]:
         hint = hints[field.name]
         forms = body.forms.get(field.name, (hint,))
         schema = _nullable(forms, required=field.required)
-        allowed = next(filter(None, map(_description, forms)), None)
         meaning = None if field.name in body.forms else meanings.get(field.name)
-        schema["description"] = " ".join(
-            filter(None, [meaning, f"Allowed: {allowed}." if allowed else None])
-        )
+        schema["description"] = f"{meaning or ''} Allowed: {allowed(forms[0])}.".lstrip()
         if field.required:
             required.append(field.encode_name)
         elif field.default_factory is not NODEFAULT:
@@ -289,10 +281,3 @@ def _nullable(forms: Iterable[Any], required: bool) -> Schema:
     if not required and {"type": "null"} not in options:
         options.append({"type": "null"})
     return dict(options[0]) if len(options) == 1 else {"anyOf": options}
-
-
-def _description(hint: Any) -> str | None:
-    """Return the description in an annotation's Meta: what it allows."""
-    metas = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Meta)]
-    inner = [_description(part) for part in get_args(hint) if get_origin(part) is Annotated]
-    return next(filter(None, [*(meta.description for meta in metas), *inner]), None)

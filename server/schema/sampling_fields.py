@@ -32,24 +32,41 @@ MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 
-Flag = Annotated[bool, Meta(description="true or false")]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Alternatives = Annotated[
-    int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")
-]
-Penalty = Annotated[
-    float,
-    Meta(
-        ge=-MAX_PENALTY,
-        le=MAX_PENALTY,
-        description=f"a number from -{MAX_PENALTY:g} to {MAX_PENALTY:g}",
-    ),
-]
+Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Metadata = dict[
     Annotated[str, Meta(max_length=MAX_METADATA_KEY)],
     Annotated[str, Meta(max_length=MAX_METADATA_VALUE)],
 ]
+AllowedTokens = Annotated[
+    list[TokenId], Meta(min_length=1, description="a list of at least one token id")
+]
+Seed = Annotated[
+    int,
+    Meta(
+        description="an integer from -2**63 to 2**64 - 1",
+        extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1},
+    ),
+]
+TruncatedTo = Annotated[
+    int, Meta(ge=-1, description="an integer of at least 1, or -1 for the context")
+]
+StreamInterval = Annotated[
+    int, Meta(ge=1, description="an integer of at least 1; only with stream")
+]
+RequestId = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9._:-]{1,128}\Z",
+        description="a string of 1 to 128 of A-Z a-z 0-9 . _ : -",
+    ),
+]
+_STREAM_OPTIONS = Meta(
+    description="an object with include_usage, continuous_usage_stats: true or false; "
+    "include_obfuscation: false"
+)
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,30 +81,23 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     """The fields that completions and chat completions have in common."""
 
-    model: Annotated[str, Meta(description="a string")] | None = None
-    n: Annotated[
-        int, Meta(ge=1, le=MAX_CHOICES, description=f"an integer from 1 to {MAX_CHOICES}")
-    ] = 1
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     temperature: Annotated[
         float,
         Meta(
             ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"
         ),
     ] = 1.0
-    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
     top_k: Annotated[
         int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
     ] = 0
-    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] = 0.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[
-        float,
-        Meta(
-            ge=REPETITION_PENALTIES[0],
-            le=REPETITION_PENALTIES[1],
-            description="a number from {:g} to {:g}".format(*REPETITION_PENALTIES),
-        ),
+        float, Meta(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])
     ] = 1.0
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
@@ -97,10 +107,7 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
             f"from -{MAX_BIAS:g} to {MAX_BIAS:g}",
         ),
     ] = {}
-    allowed_token_ids: (
-        Annotated[list[TokenId], Meta(min_length=1, description="a list of at least one token id")]
-        | None
-    ) = None
+    allowed_token_ids: AllowedTokens | None = None
     bad_words: Annotated[
         list[Annotated[str, Meta(max_length=MAX_BAD_WORD_LENGTH, pattern="[^ ]")]],
         Meta(
@@ -112,16 +119,7 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     min_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 0, at most max_tokens")
     ] = 0
-    seed: (
-        Annotated[
-            int,
-            Meta(
-                description="an integer from -2**63 to 2**64 - 1",
-                extra_json_schema={"minimum": -(2**63), "maximum": 2**64 - 1},
-            ),
-        ]
-        | None
-    ) = None
+    seed: Seed | None = None
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
         Meta(
@@ -133,48 +131,18 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
         list[TokenId],
         Meta(max_length=MAX_STOPS, description=f"a list of at most {MAX_STOPS} token ids"),
     ] = []
-    include_stop_str_in_output: Flag = False
-    skip_special_tokens: Flag = True
-    ignore_eos: Flag = False
-    truncate_prompt_tokens: (
-        Annotated[int, Meta(ge=-1, description="an integer of at least 1, or -1 for the context")]
-        | None
-    ) = None
-    stream: Flag = False
-    stream_options: (
-        Annotated[
-            StreamOptions,
-            Meta(
-                description="an object with include_usage, continuous_usage_stats: true or false; "
-                "include_obfuscation: false"
-            ),
-        ]
-        | None
-    ) = None
-    stream_interval: (
-        Annotated[int, Meta(ge=1, description="an integer of at least 1; only with stream")] | None
-    ) = None
-    return_token_ids: Flag = False
-    return_tokens_as_token_ids: Flag = False
-    priority: Annotated[
-        int,
-        Meta(
-            ge=-MAX_PRIORITY,
-            le=MAX_PRIORITY,
-            description=f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}",
-        ),
-    ] = 0
-    request_id: (
-        Annotated[
-            str,
-            Meta(
-                pattern=r"^[A-Za-z0-9._:-]{1,128}\Z",
-                description="a string of 1 to 128 of A-Z a-z 0-9 . _ : -",
-            ),
-        ]
-        | None
-    ) = None
-    user: Annotated[str, Meta(description="a string")] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    truncate_prompt_tokens: TruncatedTo | None = None
+    stream: bool = False
+    stream_options: Annotated[StreamOptions, _STREAM_OPTIONS] | None = None
+    stream_interval: StreamInterval | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    request_id: RequestId | None = None
+    user: str | None = None
     metadata: Annotated[
         Metadata,
         Meta(
@@ -192,6 +160,14 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def refuse_shown(self) -> None:
+        """Raise InvalidRequest for what choices show, where only counts are asked for."""
+        if self.returns == "counts":
+            for name in ("logprobs", "prompt_logprobs", "return_token_ids"):
+                value = getattr(self, name)
+                is_asked = value is not None and value is not False
+                self.refuse_beside({name: is_asked}, 'return = "counts", which has no choices')
 
     def check(self) -> None:
         self.check_wanted(self.n, self.stream)
@@ -229,5 +205,4 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "cache_salt": (),
 }
-"""Fields that clients send and we do not honour, with the values (besides null) that ask for
-nothing."""
+"""Fields that we do not honour, with the values (besides null) that ask for nothing."""

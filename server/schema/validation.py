@@ -1,4 +1,4 @@
-"""A request's body, checked field by field against the struct that says what is allowed.
+"""A request's body, query or form, checked field by field against the struct that says what may be.
 
 Null is the same as absent. A field that is not understood, or that asks for what the server does
 not do, is refused by name and never ignored. Knows no field.
@@ -6,11 +6,13 @@ not do, is refused by name and never ignored. Knows no field.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
+from msgspec import inspect
 
 from engine.errors import UNDECODABLE, InvalidRequest
 
@@ -57,8 +59,31 @@ def checked(
     for name, values in neutral.items():  # in this order: the first says most
         if name in given:
             _check_neutral(name, given[name], values)
-    names = _attributes(kind)
-    request = kind(**{names[name]: value for name, value in fields.items()})
+    own = _fields(kind)
+    request = kind(**{own[name].name: value for name, value in fields.items()})
+    request.check()
+    return request
+
+
+def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
+    """The struct that the named texts make. Raises InvalidRequest naming parameter and value."""
+    hints = hints_of(kind)
+    fields = _fields(kind)
+    found = {}
+    for name, text in given:
+        if name not in fields:
+            raise InvalidRequest(f"{name[:80]!r} is not a parameter of this request", name[:80])
+        field = fields[name]
+        if field.name in found:
+            raise InvalidRequest(f"{name} is given twice", name)
+        value = _from_text(text, hints[name])
+        if value is None:
+            raise refused(kind, name, text)
+        found[field.name] = value
+    for name, field in fields.items():
+        if field.required and field.name not in found:
+            raise InvalidRequest(f"{name} is required: {allowed(hints[name])}", name)
+    request = kind(**found)
     request.check()
     return request
 
@@ -83,13 +108,13 @@ def _unknown(name: str, known: list[str]) -> InvalidRequest:
 def hints_of(kind: type[Fields]) -> dict[str, Any]:
     """The annotation of every field, whole, by its name on the wire."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+    return {name: hints[field.name] for name, field in _fields(kind).items()}
 
 
 @cache
-def _attributes(kind: type[Fields]) -> dict[str, str]:
-    """Return each field's attribute name, by its name on the wire."""
-    return {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
+def _fields(kind: type[Fields]) -> dict[str, msgspec.structs.FieldInfo]:
+    """Return the fields by their names on the wire."""
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
 def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
@@ -143,11 +168,28 @@ def _convert(kind: type[Fields], name: str, value: Any) -> Any:
         raise refused(kind, name, value) from None
 
 
+@cache
 def allowed(hint: Any) -> str:
-    """The description in a field's annotation."""
-    optional = next((arg for arg in get_args(hint) if get_origin(arg) is Annotated), hint)
-    meta = get_args(hint if get_origin(hint) is Annotated else optional)[-1]
-    return str(meta.description)
+    """What a field may be: the description in its annotation, or what type and range say."""
+    options = getattr(inspect.type_info(hint), "types", (inspect.type_info(hint),))
+    kind = next(one for one in options if not isinstance(one, inspect.NoneType))
+    if isinstance(kind, inspect.Metadata):
+        return str((kind.extra_json_schema or {})["description"])
+    what = _IN_WORDS[type(kind)]
+    ends = (getattr(kind, "ge", None), getattr(kind, "le", None))
+    low, high = (f"{end:g}" if isinstance(end, float) else end for end in ends)
+    if low is None:
+        return what
+    return f"{what} of at least {low}" if high is None else f"{what} from {low} to {high}"
+
+
+_IN_WORDS: dict[Any, str] = {
+    inspect.BoolType: "true or false",
+    inspect.IntType: "an integer",
+    inspect.FloatType: "a number",
+    inspect.StrType: "a string",
+    inspect.DictType: "an object",
+}
 
 
 def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
@@ -159,6 +201,14 @@ def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
         + (f"leave it out or send {show(neutral[0])}" if neutral else "leave it out"),
         name,
     )
+
+
+def _from_text(text: str, hint: Any) -> Any:
+    """Return the value, or None if invalid; so is the text `null`, which msgspec reads as None."""
+    try:
+        return msgspec.convert(text, hint, strict=False)
+    except msgspec.ValidationError:
+        return None
 
 
 def show(value: Any) -> str:

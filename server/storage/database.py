@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from engine.errors import StoreError, StoreFull
 
@@ -59,7 +59,8 @@ _BUSY_S = 30
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+P = ParamSpec("P")
+Work = Callable[Concatenate[sqlite3.Connection, P], T]
 
 
 class Damaged(Exception):
@@ -69,7 +70,7 @@ class Damaged(Exception):
 class Database:
     """One process's access to the database in a folder. May be used from several threads."""
 
-    def __init__(self, folder: Path, fill: Work[None], has_content: Callable[[], bool]) -> None:
+    def __init__(self, folder: Path, fill: Work[[], None], has_content: Callable[[], bool]) -> None:
         """`fill` puts what the sidecars say into new tables; `has_content` returns whether they say
         any.
 
@@ -86,17 +87,16 @@ class Database:
     def path(self, number: int) -> Path:
         return self._folder / ("store.sqlite3" if number == 1 else f"store-{number}.sqlite3")
 
-    def read(self, work: Work[T]) -> T:
-        """Run `work` in a transaction and return its result. Raises StoreError."""
-        return self._run(work, is_writing=False)
+    def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of `work`, run in a transaction. Raises StoreError."""
+        return self._run(lambda connection: work(connection, *args, **kwargs), is_writing=False)
 
-    def write(self, work: Work[T]) -> T:
-        """Run `work` in a transaction and return its result; all it did is then on disk, or none of
-        it.
+    def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of `work`, run in a transaction: all it did is on disk, or none of it.
 
         It may be called twice, the second time in a new database. Raises StoreError.
         """
-        return self._run(work, is_writing=True)
+        return self._run(lambda connection: work(connection, *args, **kwargs), is_writing=True)
 
     def close(self) -> None:
         with self._lock:
@@ -104,7 +104,7 @@ class Database:
                 self._connection.close()
                 self._connection = None
 
-    def _run(self, work: Work[T], is_writing: bool) -> T:
+    def _run(self, work: Work[[], T], is_writing: bool) -> T:
         with self._lock, translated(self._folder):
             try:
                 return self._attempt(work, is_writing)
@@ -118,7 +118,7 @@ class Database:
                     f"the database in {self._folder} is damaged again: {damaged}; check the disk"
                 ) from None
 
-    def _attempt(self, work: Work[T], is_writing: bool) -> T:
+    def _attempt(self, work: Work[[], T], is_writing: bool) -> T:
         if not self._newest():
             if not is_writing and not self._has_content():
                 with closing(self._connect(":memory:")) as empty:
@@ -128,7 +128,7 @@ class Database:
         with self._locked(fcntl.LOCK_SH):
             return self._transact(work, is_writing)
 
-    def _transact(self, work: Work[T], is_writing: bool) -> T:
+    def _transact(self, work: Work[[], T], is_writing: bool) -> T:
         try:
             connection = self._opened()
             connection.execute("BEGIN IMMEDIATE" if is_writing else "BEGIN")
@@ -148,8 +148,7 @@ class Database:
             raise
 
     def _opened(self) -> sqlite3.Connection:
-        """Connect to the newest database. Raises StoreError if a newer program made it, and
-        Damaged."""
+        """Connect to the newest database. Raises Damaged; StoreError for a newer program's."""
         newest = self._newest()
         if self._connection is not None and self._number == newest:
             return self._connection

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,24 +21,24 @@ from server.storage.records import BatchRecord, FileRecord, is_batch_id, is_file
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".json"
-
-_Record = TypeVar("_Record", FileRecord, BatchRecord)
+Record = TypeVar("Record", FileRecord, BatchRecord)
 
 
 class Sidecars:
     """The sidecars of one folder: `files/<id>.json` and `batches/<id>.json`."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = folder / "files"
-        self._batches = folder / "batches"
+        self._folders: dict[type, Path] = {
+            FileRecord: folder / "files",
+            BatchRecord: folder / "batches",
+        }
 
-    @property
     def has_any(self) -> bool:
-        return self._files.exists() or self._batches.exists()
+        return any(folder.exists() for folder in self._folders.values())
 
     def write(self, record: FileRecord | BatchRecord) -> None:
         """Write a record, in place of any of the same id."""
-        folder = self._files if isinstance(record, FileRecord) else self._batches
+        folder = self._folders[type(record)]
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / (record.id + _SUFFIX)
         made = folder / (record.id + ".making")
@@ -54,55 +54,37 @@ class Sidecars:
         sync_folder(folder)
 
     def has_file(self, id: str) -> bool:
-        return (self._files / (id + _SUFFIX)).exists()
+        return (self._folders[FileRecord] / (id + _SUFFIX)).exists()
 
-    def remove_file(self, id: str) -> None:
-        """Remove the sidecar of a file."""
-        _remove(self._files, id)
+    def remove(self, kind: type[FileRecord | BatchRecord], id: str) -> None:
+        """Remove the sidecar of a file, or of a batch that could not be added."""
+        folder = self._folders[kind]
+        if folder.exists():
+            (folder / (id + _SUFFIX)).unlink(missing_ok=True)
+            sync_folder(folder)
 
-    def remove_batch(self, id: str) -> None:
-        """Remove the sidecar of a batch that could not be added."""
-        _remove(self._batches, id)
+    def ids(self, kind: type[FileRecord | BatchRecord]) -> list[str]:
+        """Return the ids of all files, or of all batches, that have a sidecar."""
+        folder = self._folders[kind]
+        names = (path.name for path in folder.iterdir()) if folder.exists() else ()
+        ids = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+        is_id = is_file_id if kind is FileRecord else is_batch_id
+        return [id for id in ids if is_id(id)]
 
-    def file_ids(self) -> list[str]:
-        """Return the ids of all files that have a sidecar."""
-        return _ids_in(self._files, is_file_id)
-
-    def batch_ids(self) -> list[str]:
-        return _ids_in(self._batches, is_batch_id)
-
-    def files(self, ids: Iterable[str]) -> list[FileRecord]:
-        """Return the records of those files whose bytes are there, oldest first."""
-        return _read(self._files, [id for id in ids if (self._files / id).exists()], FileRecord)
-
-    def batches(self, ids: Iterable[str]) -> list[BatchRecord]:
-        """Return the records of these batches, oldest first."""
-        return _read(self._batches, ids, BatchRecord)
-
-
-def _remove(folder: Path, id: str) -> None:
-    if folder.exists():
-        (folder / (id + _SUFFIX)).unlink(missing_ok=True)
-        sync_folder(folder)
-
-
-def _ids_in(folder: Path, is_id: Callable[[str], bool]) -> list[str]:
-    names = (path.name for path in folder.iterdir()) if folder.exists() else ()
-    ids = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
-    return [id for id in ids if is_id(id)]
-
-
-def _read(folder: Path, ids: Iterable[str], kind: type[_Record]) -> list[_Record]:
-    found = []
-    for id in ids:
-        path = folder / (id + _SUFFIX)
-        try:
-            record = msgspec.json.decode(path.read_bytes(), type=kind)
-        except FileNotFoundError:  # deleted since
-            continue
-        except (OSError, *UNDECODABLE) as error:
-            log.error("%s is left out: %s", path, error)
-            continue
-        if record.id == id:
-            found.append(record)
-    return sorted(found, key=lambda record: (record.created_at, record.id))
+    def read(self, kind: type[Record], ids: Iterable[str]) -> list[Record]:
+        """Return these records, oldest first, but for files whose bytes are not there."""
+        found = []
+        for id in ids:
+            path = self._folders[kind] / (id + _SUFFIX)
+            if kind is FileRecord and not path.with_suffix("").exists():
+                continue
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=kind)
+            except FileNotFoundError:  # deleted since
+                continue
+            except (OSError, *UNDECODABLE) as error:
+                log.error("%s is left out: %s", path, error)
+                continue
+            if record.id == id:
+                found.append(record)
+        return sorted(found, key=lambda record: (record.created_at, record.id))

@@ -9,27 +9,27 @@ Knows no HTTP, no lines, and nothing of how a batch is run.
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 import msgspec
 
 from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited
-from server.storage import rows
+from server.storage import rows, upkeep
 from server.storage.database import Database, sync_folder, translated
 from server.storage.records import RUNNABLE, BatchRecord, FileRecord, is_file_id, new_file_id
 from server.storage.sidecars import Sidecars
-from server.storage.upkeep import Upkeep, add_missing
 
 LEAST_BYTES = 4096
 """Bytes that even the smallest file counts for in a quota: it takes room too."""
 _PROGRESS = {"completed", "failed", "input_tokens", "output_tokens", "cached_tokens"}
 """Fields that change all the time and can be recomputed: not worth a sidecar each time."""
+_OUTPUTS = ("output_file_id", "error_file_id")
 _RETRY_S = 60
 
 
@@ -43,9 +43,8 @@ class Store:
         self.folder = folder.expanduser()
         self._files = self.folder / "files"
         self._sidecars = Sidecars(self.folder)
-        fill = partial(add_missing, self._sidecars)
-        self._database = Database(self.folder, fill, lambda: self._sidecars.has_any)
-        self._upkeep = Upkeep(self.folder, self._database, self._sidecars)
+        fill = partial(upkeep.add_missing, self._sidecars)
+        self._database = Database(self.folder, fill, self._sidecars.has_any)
 
     def close(self) -> None:
         self._database.close()
@@ -78,7 +77,7 @@ class Store:
         """
         path = self.path_of(record.id)
 
-        def add(connection: sqlite3.Connection) -> None:
+        def add(connection: Connection) -> None:
             used = rows.bytes_of(connection, record.owner, LEAST_BYTES)
             check_quota(used + max(record.num_bytes, LEAST_BYTES), max_bytes)
             if not path.exists():  # this may be the second attempt
@@ -91,7 +90,7 @@ class Store:
             self._database.write(add)
         except BaseException:
             with suppress(OSError):  # what went wrong first is what is said
-                self._sidecars.remove_file(record.id)
+                self._sidecars.remove(FileRecord, record.id)
             for left in (path, path.with_suffix(".upload")):
                 with suppress(OSError):
                     left.unlink(missing_ok=True)
@@ -99,7 +98,7 @@ class Store:
 
     def get_file(self, id: str, owner: str | None = None) -> FileRecord | None:
         """Return the file of an id; None if there is none, or it is not the given owner's."""
-        return self._database.read(lambda connection: rows.get_file(connection, id, owner))
+        return self._database.read(rows.get, FileRecord, id, owner)
 
     def list_files(
         self,
@@ -109,26 +108,21 @@ class Store:
         is_ascending: bool = False,
         purpose: str | None = None,
     ) -> list[FileRecord] | None:
-        """Return at most `limit` files, newest first unless `is_ascending`; None if there is no
-        file `after`."""
+        """At most `limit` files, newest first unless `is_ascending`; None without that `after`."""
         return self._database.read(
-            lambda connection: rows.list_files(
-                connection, owner, limit, after, is_ascending, purpose
-            )
+            rows.list_of, FileRecord, owner, limit, after, is_ascending, purpose
         )
 
     def delete_file(self, id: str, owner: str) -> bool:
-        """Delete a file; returns whether there was one. Raises Conflict while a running batch needs
-        it."""
+        """Delete a file; returns whether it was there. Raises Conflict while a batch needs it."""
 
-        def delete(connection: sqlite3.Connection) -> bool:
-            if rows.get_file(connection, id, owner) is None:
+        def delete(connection: Connection) -> bool:
+            if rows.get(connection, FileRecord, id, owner) is None:
                 return False
-            needed_by = rows.needed_by(connection, id)
-            if needed_by:
+            if needed_by := rows.needed_by(connection, id):
                 raise Conflict(f"file {id} is needed by batch {needed_by}, which runs")
             rows.delete_file(connection, id, int(time.time()))
-            self._sidecars.remove_file(id)
+            self._sidecars.remove(FileRecord, id)
             return True
 
         was_there = self._database.write(delete)
@@ -139,7 +133,7 @@ class Store:
 
     def bytes_of(self, owner: str | None = None) -> int:
         """Return the bytes that the files of an owner, or of all, count for."""
-        return self._database.read(lambda connection: rows.bytes_of(connection, owner, LEAST_BYTES))
+        return self._database.read(rows.bytes_of, owner, LEAST_BYTES)
 
     # Batches
 
@@ -147,9 +141,8 @@ class Store:
         """Add a batch. Raises NotFound if its input file is not there, and RateLimited if the owner
         has `max_running` that run (0: any number)."""
 
-        def add(connection: sqlite3.Connection) -> None:
-            file = rows.get_file(connection, record.input_file_id, record.owner)
-            if file is None:
+        def add(connection: Connection) -> None:
+            if rows.get(connection, FileRecord, record.input_file_id, record.owner) is None:
                 raise NotFound(f"there is no file {record.input_file_id[:80]!r}", "input_file_id")
             running = rows.count_running(connection, record.owner)
             if max_running and running >= max_running:
@@ -165,24 +158,22 @@ class Store:
             self._database.write(add)
         except BaseException:
             with suppress(OSError):
-                self._sidecars.remove_batch(record.id)
+                self._sidecars.remove(BatchRecord, record.id)
             raise
 
     def get_batch(self, id: str, owner: str | None = None) -> BatchRecord | None:
         """Return the batch of an id; None if there is none, or it is not the given owner's."""
-        return self._database.read(lambda connection: rows.get_batch(connection, id, owner))
+        return self._database.read(rows.get, BatchRecord, id, owner)
 
     def list_batches(
         self, owner: str, limit: int, after: str | None = None
     ) -> list[BatchRecord] | None:
         """Return at most `limit` batches, newest first; None if there is no batch `after`."""
-        return self._database.read(
-            lambda connection: rows.list_batches(connection, owner, limit, after)
-        )
+        return self._database.read(rows.list_of, BatchRecord, owner, limit, after)
 
     def runnable_batches(self) -> list[BatchRecord]:
         """Return every owner's unfinished batches, oldest first."""
-        return self._database.read(lambda connection: rows.batches_in(connection, RUNNABLE))
+        return self._database.read(rows.running_batches)
 
     def change_batch(
         self, id: str, expected_status: str | Collection[str], **fields: Any
@@ -191,26 +182,18 @@ class Store:
 
         A new `status` also sets its time, `<status>_at`, unless that is given.
         """
-
-        def change(connection: sqlite3.Connection) -> BatchRecord | None:
-            return self._change(connection, id, expected_status, fields)
-
-        return self._database.write(change)
+        return self._database.write(self._change, id, expected_status, fields)
 
     def allocate_output_ids(self, batch: BatchRecord) -> BatchRecord:
-        """Return the batch with the ids of its output and error file, which never change
-        afterwards."""
+        """Return the batch with its output and error file ids, which never change afterwards."""
         assert batch.is_runnable
 
-        def allocate(connection: sqlite3.Connection) -> BatchRecord:
-            found = rows.get_batch(connection, batch.id, None)
+        def allocate(connection: Connection) -> BatchRecord:
+            found = rows.get(connection, BatchRecord, batch.id, None)
             assert found is not None, batch.id
             if found.output_file_id and found.error_file_id:
                 return found
-            fields = {
-                "output_file_id": found.output_file_id or new_file_id(),
-                "error_file_id": found.error_file_id or new_file_id(),
-            }
+            fields = {name: getattr(found, name) or new_file_id() for name in _OUTPUTS}
             changed = self._change(connection, batch.id, RUNNABLE, fields)
             assert changed is not None, batch.id
             return changed
@@ -227,18 +210,15 @@ class Store:
         """
         assert status not in RUNNABLE
 
-        def finish(connection: sqlite3.Connection) -> BatchRecord | None:
-            batch = rows.get_batch(connection, id, None)
+        def finish(connection: Connection) -> BatchRecord | None:
+            batch = rows.get(connection, BatchRecord, id, None)
             if batch is None or not batch.is_runnable:
                 return None
             for file in files:
                 self._sidecars.write(file)
                 rows.put_file(connection, file)
-            there = {file.id for file in files}
-            ids = {
-                name: getattr(batch, name) if getattr(batch, name) in there else None
-                for name in ("output_file_id", "error_file_id")
-            }
+            there = {file.id: file.id for file in files}
+            ids = {name: there.get(getattr(batch, name)) for name in _OUTPUTS}
             return self._change(connection, id, RUNNABLE, {**ids, **fields, "status": status})
 
         return self._database.write(finish)
@@ -254,16 +234,16 @@ class Store:
 
         Also restores what a new database lacks, and removes what crashes left.
         """
-        return self._upkeep.expire(now)
+        return upkeep.expire(self._files, self._database, self._sidecars, now)
 
     def _change(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         id: str,
         expected_status: str | Collection[str],
         fields: dict[str, Any],
     ) -> BatchRecord | None:
-        batch = rows.get_batch(connection, id, None)
+        batch = rows.get(connection, BatchRecord, id, None)
         expected = {expected_status} if isinstance(expected_status, str) else expected_status
         if batch is None or batch.status not in expected:
             return None

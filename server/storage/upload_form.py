@@ -67,8 +67,7 @@ class UploadForm:
         return self._found
 
     def finish(self) -> str:
-        """Return the file's name. Raises InvalidRequest if the form has not ended, or has no
-        file."""
+        """Return the file's name. Raises InvalidRequest for a form cut short or without a file."""
         if not self.is_whole:
             raise InvalidRequest("the body ends in the middle of the form")
         if self.filename is None:

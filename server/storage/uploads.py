@@ -39,40 +39,17 @@ class Uploads:
         self.store = store
         self.threads = threads
         self.max_file_bytes = max_file_bytes
-        self._max_store_bytes = max_store_bytes
-        self._coming: Counter[str] = Counter()
+        self.max_store_bytes = max_store_bytes
+        self.coming: Counter[str] = Counter()
         """Bytes received of incomplete files, by owner."""
-        self._num_coming = 0
+        self.num_coming = 0
 
     def begin(self, owner: str) -> Upload:
         """Begin an upload, which must be ended. Raises Overloaded."""
-        if self._num_coming >= MAX_UPLOADS:
+        if self.num_coming >= MAX_UPLOADS:
             raise Overloaded(f"{MAX_UPLOADS} files are being uploaded already", _RETRY_S)
-        self._num_coming += 1
+        self.num_coming += 1
         return Upload(self, owner)
-
-    def count(self, owner: str, num_bytes: int) -> None:
-        """Count bytes received."""
-        self._coming[owner] += num_bytes
-
-    def check_room(self, owner: str, kept_bytes: int) -> None:
-        """Raise QuotaExceeded or StoreFull if incomplete files do not fit beside `kept_bytes`.
-
-        `keep` makes the final check.
-        """
-        check_quota(kept_bytes + self._coming[owner], self._max_store_bytes)
-        if self.store.free_bytes() < LEAST_FREE_BYTES:
-            raise full(self.store.folder)
-
-    def keep(self, record: FileRecord) -> None:
-        """Add a complete file to the store. Blocks. Raises QuotaExceeded and StoreError."""
-        self.store.add_upload(record, self._max_store_bytes)
-
-    def end(self, owner: str, num_bytes: int) -> None:
-        self._num_coming -= 1
-        self._coming[owner] -= num_bytes
-        if not self._coming[owner]:
-            del self._coming[owner]
 
 
 class Upload:
@@ -81,7 +58,8 @@ class Upload:
     def __init__(self, uploads: Uploads, owner: str) -> None:
         self.id = new_file_id()
         self.num_bytes = 0
-        self._uploads = uploads
+        self._all = uploads
+        self._store = uploads.store
         self._owner = owner
         self._buffer: list[bytes] = []
         self._buffered = 0
@@ -99,9 +77,8 @@ class Upload:
     async def write(self, data: bytes) -> None:
         """Add bytes to the file. Raises BodyTooLarge, QuotaExceeded and StoreError."""
         self.num_bytes += len(data)
-        self._uploads.count(self._owner, len(data))
-        if self.num_bytes > self._uploads.max_file_bytes:
-            most = self._uploads.max_file_bytes
+        self._all.coming[self._owner] += len(data)
+        if self.num_bytes > (most := self._all.max_file_bytes):
             raise BodyTooLarge(f"the file is larger than max_file_bytes = {most}")
         self._buffer.append(data)
         self._buffered += len(data)
@@ -115,12 +92,15 @@ class Upload:
 
     def end(self) -> None:
         """End the upload, kept or not. Does not wait: a thread may be writing to the file."""
-        self._uploads.end(self._owner, self.num_bytes)
+        self._all.num_coming -= 1
+        self._all.coming[self._owner] -= self.num_bytes
+        if not self._all.coming[self._owner]:
+            del self._all.coming[self._owner]
         if self._last is not None:
             self._last.add_done_callback(lambda _: self._discard())
 
     async def _run(self, function: Callable[..., None], *args: object) -> None:
-        self._last = self._uploads.threads.submit(function, *args)
+        self._last = self._all.threads.submit(function, *args)
         await asyncio.wrap_future(self._last)
 
     def _taken(self) -> list[bytes]:
@@ -129,25 +109,32 @@ class Upload:
         return taken
 
     def _open(self) -> None:
-        path = self._uploads.store.upload_path(self.id)
-        with translated(self._uploads.store.folder):
+        path = self._store.upload_path(self.id)
+        with translated(self._store.folder):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._path = path
-        self._kept_bytes = self._uploads.store.bytes_of(self._owner)
-        self._uploads.check_room(self._owner, self._kept_bytes)
+        self._kept_bytes = self._store.bytes_of(self._owner)
+        self._check_room()
+
+    def _check_room(self) -> None:
+        """Raise QuotaExceeded or StoreFull if what has come does not fit; `_keep` is the last."""
+        kept_bytes = self._kept_bytes + self._all.coming[self._owner]
+        check_quota(kept_bytes, self._all.max_store_bytes)
+        if self._store.free_bytes() < LEAST_FREE_BYTES:
+            raise full(self._store.folder)
 
     def _write(self, pieces: list[bytes]) -> None:
-        self._uploads.check_room(self._owner, self._kept_bytes)
-        with translated(self._uploads.store.folder):
+        self._check_room()
+        with translated(self._store.folder):
             for piece in pieces:
                 left = memoryview(piece)
                 while left:
                     left = left[os.write(self._file, left) :]
 
     def _keep(self, record: FileRecord) -> None:
-        with translated(self._uploads.store.folder):
+        with translated(self._store.folder):
             os.fsync(self._file)
-        self._uploads.keep(record)
+        self._store.add_upload(record, self._all.max_store_bytes)
         self._path = None
 
     def _discard(self) -> None:

@@ -84,8 +84,7 @@ async def _when_ready(
 
 
 async def _keep(child: Child, progress: Callable[[], int]) -> int:
-    """Run the engine, restarting it when it crashes; returns its exit code once that has no
-    point."""
+    """Keep the engine running; returns its exit code once a restart has no point."""
     crashes, done = 0, progress()
     while True:
         code = await child.run_once()

@@ -189,8 +189,7 @@ def _state(pid: int) -> str:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """Return a function to run in a child before its program: whatever ends the parent then ends
-    the child."""
+    """Return what to run in a child before its program, so that it ends with its parent."""
 
     def prepare() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it knows what to do then
@@ -216,8 +215,7 @@ class Supervisor:
     """Whether SIGHUP makes the API processes read their keys again, and ends nothing."""
 
     async def run(self, meanwhile: Coroutine[None, None, None]) -> int:
-        """Keep all running until SIGTERM or SIGINT (returns 0), or until one cannot run (its exit
-        code)."""
+        """Keep all running until SIGTERM or SIGINT (0), or until one cannot run (its exit code)."""
         stopped = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._on_signal, stopped)

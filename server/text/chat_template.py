@@ -21,8 +21,7 @@ import msgspec
 
 from engine.errors import CheckpointError, InvalidRequest
 from server.schema.conversation import Conversation
-from server.text.template import TemplateFailed
-from server.text.template_process import Answer, receive, send
+from server.text.template_process import Answer, TemplateFailed, receive, send
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""

@@ -33,14 +33,6 @@ class Scored(NamedTuple):
     logprob: float
     top: list[tuple[int, float]]
 
-    @property
-    def shown(self) -> list[tuple[int, float]]:
-        """The likeliest ones, and the token itself behind them if it is none of these."""
-        for token, _ in self.top:
-            if token == self.token:
-                return self.top
-        return [*self.top, (self.token, self.logprob)]
-
 
 def naming(text: Text, as_ids: bool) -> Name:
     """How tokens are written: as their text, or as `token_id:17`."""
@@ -121,7 +113,8 @@ def _top(
 def _by_name(one: Scored, name: Name) -> dict[str, float]:
     """Return the likeliest tokens and the token itself; of two with one name, the second by id."""
     found: dict[str, float] = {}
-    for token, logprob in one.shown:
+    is_among = any(token == one.token for token, _ in one.top)
+    for token, logprob in one.top if is_among else [*one.top, (one.token, one.logprob)]:
         label = name(token)
         found[_id_name(token) if label in found else label] = logprob
     return found

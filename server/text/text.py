@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from engine.config import ModelConfig, parse_model_config
 from engine.errors import CheckpointError
@@ -68,9 +68,10 @@ class Text:
             raise CheckpointError(
                 f"{path}: token id {largest} lies outside the model's {self.model.vocab_size}"
             )
-        special = _special(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
         try:
-            plain = _entries(vocab, self._tokenizer, special, self.model.vocab_size)
+            plain = _entries(vocab, added, self.model.vocab_size)
         except KeyError as error:
             raise CheckpointError(
                 f"{path}: a token is not spelled in byte-level BPE: {error}"
@@ -144,29 +145,18 @@ def _read(path: Path) -> str:
         raise CheckpointError(f"cannot read {path}: {error}") from None
 
 
-def _special(tokenizer: Tokenizer) -> dict[int, str]:
-    """The special tokens' names."""
-    added = tokenizer.get_added_tokens_decoder()
-    return {token_id: token.content for token_id, token in added.items() if token.special}
-
-
-def _entries(
-    vocab: dict[str, int], tokenizer: Tokenizer, special: dict[int, str], size: int
-) -> list[bytes]:
+def _entries(vocab: dict[str, int], added: dict[int, AddedToken], size: int) -> list[bytes]:
     """Bytes of every token id below `size`; special tokens and ids that are no tokens have none.
 
     Raises KeyError of a character that stands for no byte.
     """
     table = [b""] * size
     byte_of = _bytes_of_characters()
-    added = tokenizer.get_added_tokens_decoder()
     for token, token_id in vocab.items():
-        if token_id in special:
-            continue
-        if token_id in added:
-            table[token_id] = token.encode()
-        else:
+        if token_id not in added:
             table[token_id] = bytes(byte_of[character] for character in token)
+        elif not added[token_id].special:
+            table[token_id] = token.encode()
     return table
 
 
@@ -189,6 +179,5 @@ def _bytes_of_characters() -> dict[str, int]:
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
-    table = {chr(byte): byte for byte in visible}
-    table.update({chr(0x100 + order): byte for order, byte in enumerate(hidden)})
-    return table
+    spelled = {chr(0x100 + order): byte for order, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in visible} | spelled

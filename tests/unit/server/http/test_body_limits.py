@@ -11,10 +11,8 @@ from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
 from server.http.body_limits import FORM_BYTES, Body, BodyLimits
 
 
-def intake(
-    max_body_bytes: int = 100, max_held_bytes: int = 1_000, timeout_s: float = 5
-) -> BodyLimits:
-    return BodyLimits(max_body_bytes, max_held_bytes, timeout_s, lambda: 7)
+def intake(size: int = 100, held: int = 1_000, timeout_s: float = 5, file: int = 0) -> BodyLimits:
+    return BodyLimits(size, held, timeout_s, lambda: 7, file)
 
 
 def sender(*chunks: bytes) -> Receive:
@@ -40,19 +38,15 @@ async def read(body: Body) -> int:
             return size
 
 
-async def test_a_body_counts_until_it_is_closed() -> None:
+async def test_a_body_counts_until_it_is_closed_and_is_too_large_as_soon_as_it_is() -> None:
     counted = intake()
-    body = counted.body(sender(b"x" * 60, b"y" * 40))
+    body = Body(counted, sender(b"x" * 60, b"y" * 40))
     assert await read(body) == counted.held_bytes == 100
     body.close()
     body.close()
     assert counted.held_bytes == 0
-
-
-async def test_a_body_is_too_large_as_soon_as_it_is() -> None:
-    counted = intake()
     with pytest.raises(BodyTooLarge, match="100 bytes"):
-        await read(counted.body(sender(b"x" * 60, b"y" * 41, b"never read")))
+        await read(Body(counted, sender(b"x" * 60, b"y" * 41, b"never read")))
     counted.check_announced("100")
     for announced in ("101", "9" * 5_000):
         with pytest.raises(BodyTooLarge):
@@ -60,22 +54,22 @@ async def test_a_body_is_too_large_as_soon_as_it_is() -> None:
 
 
 async def test_a_file_takes_no_room_and_may_be_larger() -> None:
-    counted = BodyLimits(100, 150, 5, lambda: 7, max_file_bytes=1_000)
+    counted = intake(held=150, file=1_000)
     counted.check_announced(str(1_000 + FORM_BYTES), is_upload=True)
     with pytest.raises(BodyTooLarge, match="max_file_bytes = 1000"):
         counted.check_announced(str(1_001 + FORM_BYTES), is_upload=True)
-    upload = counted.body(sender(b"x" * 500, b"y" * 500), is_upload=True)
+    upload = Body(counted, sender(b"x" * 500, b"y" * 500), is_upload=True)
     assert await read(upload) == 1_000
     assert counted.held_bytes == 0
     upload.close()
     assert counted.held_bytes == 0
     with pytest.raises(BodyTooLarge, match="max_file_bytes = 1000"):
-        await read(counted.body(sender(b"x" * FORM_BYTES, b"y" * 1_001), is_upload=True))
+        await read(Body(counted, sender(b"x" * FORM_BYTES, b"y" * 1_001), is_upload=True))
 
 
 async def test_all_bodies_together_are_bounded() -> None:
-    counted = intake(max_held_bytes=250)
-    bodies = [counted.body(sender(b"x" * 100)) for _ in range(3)]
+    counted = intake(held=250)
+    bodies = [Body(counted, sender(b"x" * 100)) for _ in range(3)]
     await read(bodies[0])
     await read(bodies[1])
     with pytest.raises(Overloaded) as refused:
@@ -87,29 +81,22 @@ async def test_all_bodies_together_are_bounded() -> None:
     for body in bodies:
         body.close()
     counted.check_announced("1")
-    assert await read(counted.body(sender(b"x" * 100))) == 100
+    assert await read(Body(counted, sender(b"x" * 100))) == 100
 
 
 async def test_a_body_that_stops_coming_is_too_slow() -> None:
-    counted = intake(timeout_s=0.05)
-    body = counted.body(sender(b"xy", b""))
-    await body()
-    body = counted.body(sender())
     with pytest.raises(BodyTooSlow, match="only 0 bytes"):
-        await read(body)
-
-
-async def test_what_has_come_gives_the_rest_more_time() -> None:
-    counted = intake(max_body_bytes=10**6, max_held_bytes=10**6, timeout_s=5)
-    body = counted.body(sender(b"x" * 160 * 1024, b""))
-    assert counted.time_left_s(body, 4) == 1
+        await read(Body(intake(timeout_s=0.05), sender()))
+    counted = intake(10**6, 10**6)
+    body = Body(counted, sender(b"x" * 160 * 1024, b""))
+    assert body.time_left_s(4) == 1
     await body()
-    assert counted.time_left_s(body, 4) == 11
+    assert body.time_left_s(4) == 11
 
 
 async def test_waiting_for_the_client_to_leave_takes_as_long_as_it_takes() -> None:
     counted = intake(timeout_s=0.01)
-    body = counted.body(sender(b"x"))
+    body = Body(counted, sender(b"x"))
     await read(body)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):

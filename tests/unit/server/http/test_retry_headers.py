@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from server.http.retries import _is_retry, _read_timeout_s
 
 
@@ -15,23 +13,20 @@ def scope(method: str = "POST", kind: str = "http", **headers: str) -> dict[str,
     return {"type": kind, "method": method, "headers": encoded}
 
 
-@pytest.mark.parametrize("given", ["", "abc", "0", "-1", "nan", "inf", "1e999"])
-def test_no_time_out_is_known_of_what_is_no_time(given: str) -> None:
-    assert _read_timeout_s(scope(read_timeout=given)) is None
-
-
-def test_the_time_out_of_reading_comes_first() -> None:
-    assert _read_timeout_s(scope(read_timeout="0.5")) == 0.5
-    assert _read_timeout_s(scope(timeout="7")) == 7
-    assert _read_timeout_s(scope(read_timeout="3", timeout="7")) == 3
-    assert _read_timeout_s(scope("GET", read_timeout="3")) is None
-    assert _read_timeout_s(scope(kind="websocket", read_timeout="3")) is None
-
-
+TIMEOUTS: list[tuple[dict[str, str], float | None]] = [
+    ({"read_timeout": "0.5"}, 0.5),
+    ({"timeout": "7"}, 7),
+    ({"read_timeout": "3", "timeout": "7"}, 3),
+    ({"method": "GET", "read_timeout": "3"}, None),
+    ({"kind": "websocket", "read_timeout": "3"}, None),
+    *(({"read_timeout": one}, None) for one in ("", "abc", "0", "-1", "nan", "inf", "1e999")),
+]
 COUNTS = {"": False, "0": False, "1": True, "9" * 5_000: True, "²": False, "-1": False}
 
 
-@pytest.mark.parametrize("count", COUNTS, ids=lambda count: count[:2] or "empty")
-def test_a_retry_counts_above_0(count: str) -> None:
-    assert _is_retry(scope(retry_count=count)) == COUNTS[count]
+def test_what_a_client_says_of_its_patience_and_of_retries() -> None:
+    for fields, seconds in TIMEOUTS:
+        assert _read_timeout_s(scope(**fields)) == seconds, fields
+    for count, is_retry in COUNTS.items():
+        assert _is_retry(scope(retry_count=count)) == is_retry, count[:9]
     assert not _is_retry(scope())

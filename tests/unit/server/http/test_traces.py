@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -27,39 +27,33 @@ def test_without_the_packages_the_setting_is_refused(monkeypatch: pytest.MonkeyP
         Tracer("http://127.0.0.1:4318/v1/traces", "m")
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """An address that takes spans, and the bodies that came."""
-    bodies: list[bytes] = []
+class Collector(BaseHTTPRequestHandler):
+    """Takes spans; keeps the bodies that came."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200)
-            self.end_headers()
+    bodies: ClassVar[list[bytes]] = []
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def do_POST(self) -> None:
+        self.bodies.append(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_request_is_a_span_with_what_is_known_of_it() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", bodies
+        tracer = Tracer(f"http://127.0.0.1:{server.server_port}/v1/traces", "tiny")
+        entry = Entry("id-1", completion_id="cmpl-1", completion_tokens=8, first_token_s=0.25)
+        tracer.record(SCOPE, "/v1/completions", 200, time.time_ns(), entry)
+        tracer.record(SCOPE, "other", 503, time.time_ns(), Entry("id-2"))
+        tracer.close()
         server.shutdown()
         serving.join()
-
-
-def test_a_request_is_a_span_with_what_is_known_of_it(
-    collector: tuple[str, list[bytes]],
-) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    endpoint, bodies = collector
-    tracer = Tracer(endpoint, "tiny")
-    entry = Entry("id-1", completion_id="cmpl-1", completion_tokens=8, first_token_s=0.25)
-    tracer.record(SCOPE, "/v1/completions", 200, time.time_ns(), entry)
-    tracer.record(SCOPE, "other", 503, time.time_ns(), Entry("id-2"))
-    tracer.close()
-    sent = b"".join(bodies)
+    sent = b"".join(Collector.bodies)
     for part in (
         *(b"POST /v1/completions", b"srm.request_id", b"id-1", b"cmpl-1", b"srm.first_token_s"),
         *(b"tiny", b"id-2", bytes.fromhex("0af7651916cd43dd8448eb211c80319c")),

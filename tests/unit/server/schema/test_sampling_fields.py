@@ -2,105 +2,47 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from engine.errors import InvalidRequest
 from engine.messages import SamplingParams
 from server.generation.sampling import sampling_params
-from server.schema.completion_request import CompletionRequest, parse_completion
 from server.text.text import Text
+from tests.bodies.refusals import completion, refusal
 from tests.serving import TEXT_MODEL
 
 
-@pytest.fixture(scope="module")
-def text(text_model: Path) -> Text:
-    return Text(text_model)
-
-
-def parse(**fields: Any) -> CompletionRequest:
-    return parse_completion(json.dumps({"prompt": "x", **fields}).encode())
-
-
 def params(text: Text, **fields: Any) -> SamplingParams:
-    return sampling_params(parse(**fields), text)
+    return sampling_params(completion(**fields), text)
 
 
-BAD: dict[str, list[Any]] = {
-    "presence_penalty": [2.01, -3, "1"],
-    "frequency_penalty": [2.01, -3, True],
-    "repetition_penalty": [0, -1, 101, True, [1]],
-    "logit_bias": [
-        [],
-        *({name: 1} for name in ("a", "-1", "1.5", "", str(2**31))),
-        *({"5": bias} for bias in (101, -101, "1", None, True)),
-        {str(token): 1 for token in range(1025)},
-    ],
-    "allowed_token_ids": [[], [-1], [1.5], ["a"], 5, {}],
-    "bad_words": ["a", [""], ["a", "   "], ["x" * 257], [5], ["a"] * 129],
-    "min_tokens": [-1, 1.5, True, "1"],
-}
-
-
-@pytest.mark.parametrize(
-    ("field", "bad"), [(field, value) for field, values in BAD.items() for value in values]
-)
-def test_what_is_not_allowed_is_named(field: str, bad: Any) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{field} must be .*; got ") as error:
-        parse(**{field: bad})
-    assert error.value.param == field
-
-
-@pytest.mark.parametrize(
-    ("field", "bad"),
-    [
+def test_what_does_not_fit_the_model_or_the_request_is_named(text: Text) -> None:
+    for field, bad in (
         ("logit_bias", {str(TEXT_MODEL.vocab_size): 1}),
         ("allowed_token_ids", [5, TEXT_MODEL.vocab_size]),
         ("min_tokens", 17),
-    ],
-)
-def test_what_does_not_fit_the_model_or_the_request_is_named(
-    text: Text, field: str, bad: Any
-) -> None:
-    with pytest.raises(InvalidRequest) as error:
-        params(text, **{field: bad})
-    assert error.value.param == field
+    ):
+        assert refusal(params, text, **{field: bad}).param == field
 
 
 def test_what_asks_for_nothing_is_nothing(text: Text) -> None:
-    neutral = {
-        "presence_penalty": 0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1,
-        "logit_bias": {},
-        "allowed_token_ids": None,
-        "bad_words": [],
-        "min_tokens": 0,
-    }
-    assert params(text, **neutral) == params(text)
+    neutral = dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), 0)
+    none: dict[str, Any] = {"logit_bias": {}, "allowed_token_ids": None, "bad_words": []}
+    assert params(text, **neutral, **none, repetition_penalty=1) == params(text)
 
 
 def test_what_is_allowed_is_told_the_engine(text: Text) -> None:
+    numbers = {"presence_penalty": -2.0, "frequency_penalty": 0.5, "repetition_penalty": 1.25}
     found = params(
         text,
-        presence_penalty=-2,
-        frequency_penalty=0.5,
-        repetition_penalty=1.25,
+        **numbers,
         logit_bias={"5": 100, "0": -1.5},
         allowed_token_ids=[7, 5, 7],
         min_tokens=16,
     )
-    assert (found.presence_penalty, found.frequency_penalty) == (-2.0, 0.5)
-    assert found.repetition_penalty == 1.25
-    assert found.logit_bias == {5: 100.0, 0: -1.5}
+    assert numbers == {name: getattr(found, name) for name in numbers}
+    assert (found.logit_bias, found.min_tokens) == ({5: 100.0, 0: -1.5}, 16)
     assert found.allowed_token_ids == (7, 5)
-    assert found.min_tokens == 16
-
-
-def test_no_more_tokens_are_asked_for_than_there_may_be(text: Text) -> None:
+    # No more tokens are asked for than there may be.
     assert params(text, max_tokens=500, min_tokens=400).min_tokens == TEXT_MODEL.n_ctx
 
 

@@ -9,12 +9,15 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited, StoreError, StoreFull
 from server.storage import database
@@ -35,37 +38,20 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "data")
 
 
-def a_file(
-    store: Store,
-    data: bytes = b"{}\n",
-    owner: str = "",
-    expires_at: int | None = None,
-    max_bytes: int = 0,
-) -> FileRecord:
-    record = FileRecord(
-        id=new_file_id(),
-        owner=owner,
-        filename="in.jsonl",
-        purpose="batch",
-        num_bytes=len(data),
-        created_at=NOW,
-        expires_at=expires_at,
-    )
+FILE = FileRecord(id="", filename="in.jsonl", purpose="batch", num_bytes=0, created_at=NOW)
+_BATCH = {"id": "", "endpoint": "/v1/completions", "input_file_id": "", "completion_window": "24h"}
+BATCH = msgspec.convert({**_BATCH, "created_at": NOW, "expires_at": NOW + 24 * 3600}, BatchRecord)
+
+
+def a_file(store: Store, data: bytes = b"{}\n", max_bytes: int = 0, **fields: Any) -> FileRecord:
+    record = replace(FILE, id=new_file_id(), num_bytes=len(data), **fields)
     store.upload_path(record.id).write_bytes(data)
     store.add_upload(record, max_bytes)
     return record
 
 
 def a_batch(store: Store, file: FileRecord, max_running: int = 0) -> BatchRecord:
-    record = BatchRecord(
-        id=new_batch_id(),
-        owner=file.owner,
-        endpoint="/v1/completions",
-        input_file_id=file.id,
-        completion_window="24h",
-        created_at=NOW,
-        expires_at=NOW + 24 * 3600,
-    )
+    record = replace(BATCH, id=new_batch_id(), owner=file.owner, input_file_id=file.id)
     store.add_batch(record, max_running)
     return record
 
@@ -80,14 +66,8 @@ def finish(store: Store, batch: BatchRecord, output: bytes = b"out\n") -> BatchR
     batch = store.allocate_output_ids(batch)
     assert batch.output_file_id is not None
     store.path_of(batch.output_file_id).write_bytes(output)
-    file = FileRecord(
-        id=batch.output_file_id,
-        owner=batch.owner,
-        filename="out.jsonl",
-        purpose="batch_output",
-        num_bytes=len(output),
-        created_at=NOW + 1,
-    )
+    named = {"id": batch.output_file_id, "owner": batch.owner, "purpose": "batch_output"}
+    file = replace(FILE, **named, num_bytes=len(output), created_at=NOW + 1)
     done = store.finish_batch(batch.id, "completed", [file], completed=1)
     assert done is not None
     return done
@@ -101,7 +81,7 @@ def test_nothing_is_made_before_it_is_needed(store: Store) -> None:
     assert not store.folder.exists()
 
 
-def test_a_file_is_what_was_put_in(store: Store) -> None:
+def test_a_file_is_what_was_put_in_and_nobody_else_may_read_it(store: Store) -> None:
     record = a_file(store, b"hello")
     assert store.get_file(record.id, "") == record
     assert store.path_of(record.id).read_bytes() == b"hello"
@@ -110,30 +90,26 @@ def test_a_file_is_what_was_put_in(store: Store) -> None:
     assert not store.delete_file(record.id, "")
     assert store.get_file(record.id) is None
     assert names_in(store) == []
-
-
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    store = Store(tmp_path)
     a_batch(store, a_file(store))
-    for path in tmp_path.iterdir():
+    store.folder.chmod(0o755)
+    for path in store.folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0, path.name
 
 
-@pytest.mark.parametrize(
-    "id",
-    [
-        *("", "x", "..", "../../etc/passwd", "file-../../x", "file-" + "g" * 32, "/etc/passwd"),
-        *("file-" + "0" * 31, "file-" + "0" * 33, "file-" + "0" * 32 + "\n", "file-\0" + "0" * 31),
-        *("FILE-" + "0" * 32, "file-" + "٠" * 32, "batch_" + "0" * 32, "file-" + "0" * 10_000),
-    ],
+NO_IDS = (
+    *("", "x", "..", "../../etc/passwd", "file-../../x", "file-" + "g" * 32, "/etc/passwd"),
+    *("file-" + "0" * 31, "file-" + "0" * 33, "file-" + "0" * 32 + "\n", "file-\0" + "0" * 31),
+    *("FILE-" + "0" * 32, "file-" + "٠" * 32, "batch_" + "0" * 32, "file-" + "0" * 10_000),
 )
-def test_what_is_no_id_never_becomes_a_path(store: Store, id: str) -> None:
-    assert not is_file_id(id)
-    with pytest.raises(NotFound):
-        store.path_of(id)
-    assert store.get_file(id) is None
-    assert not store.delete_file(id, "")
+
+
+def test_what_is_no_id_never_becomes_a_path(store: Store) -> None:
+    for id in NO_IDS:
+        assert not is_file_id(id), id
+        with pytest.raises(NotFound):
+            store.path_of(id)
+        assert store.get_file(id) is None
+        assert not store.delete_file(id, "")
 
 
 def test_an_owner_sees_only_what_is_its_own(store: Store) -> None:
@@ -146,7 +122,7 @@ def test_an_owner_sees_only_what_is_its_own(store: Store) -> None:
     assert store.get_batch(batch.id, "b") is None
     assert store.list_batches("b", 10) == []
     with pytest.raises(NotFound, match="no file"):
-        store.add_batch(msgspec.structs.replace(batch, id=new_batch_id(), owner="b"))
+        store.add_batch(replace(batch, id=new_batch_id(), owner="b"))
 
 
 def test_a_quota_counts_small_files_too(store: Store) -> None:
@@ -183,18 +159,15 @@ def test_progress_is_not_worth_a_sidecar(store: Store) -> None:
     batch = a_batch(store, a_file(store))
     sidecars = {path: path.read_bytes() for path in store.folder.rglob("*") if ".json" in path.name}
     assert any(batch.id in path.name for path in sidecars)
-    counts = dict.fromkeys(
-        ("completed", "failed", "input_tokens", "output_tokens", "cached_tokens"), 3
-    )
-    assert store.change_batch(batch.id, "validating", **counts) == msgspec.structs.replace(
-        batch, **counts
-    )
+    tokens = ("input_tokens", "output_tokens", "cached_tokens")
+    counts = dict.fromkeys(("completed", "failed", *tokens), 3)
+    assert store.change_batch(batch.id, "validating", **counts) == replace(batch, **counts)
     assert sidecars == {path: path.read_bytes() for path in sidecars}
     store.change_batch(batch.id, "validating", total=3, **counts)
     assert sidecars != {path: path.read_bytes() for path in sidecars}
 
 
-def test_a_file_that_is_needed_stays(store: Store) -> None:
+def test_a_file_that_is_needed_stays_and_batches_that_run_are_counted(store: Store) -> None:
     file = a_file(store, expires_at=NOW)
     batch = store.allocate_output_ids(a_batch(store, file))
     with pytest.raises(Conflict, match=batch.id):
@@ -203,9 +176,6 @@ def test_a_file_that_is_needed_stays(store: Store) -> None:
     finish(store, batch)
     assert store.expire(NOW) == 1
     assert store.list_files("", 10) == [store.get_file(batch.output_file_id or "")]
-
-
-def test_batches_that_run_are_counted(store: Store) -> None:
     file = a_file(store)
     first = a_batch(store, file, max_running=2)
     a_batch(store, file, max_running=2)
@@ -219,15 +189,14 @@ def test_what_a_crash_left_goes_and_what_is_being_written_stays(store: Store) ->
     batch = store.allocate_output_ids(a_batch(store, a_file(store)))
     uploading, abandoned = (store.upload_path(new_file_id()) for _ in range(2))
     forgotten = store.path_of(new_file_id())
-    running = store.path_of(batch.output_file_id or "")
-    for path in (uploading, abandoned, forgotten, running):
-        path.write_bytes(b"x")
+    paths = [uploading, abandoned, forgotten, store.path_of(batch.output_file_id or "")]
     now = int(time.time())
-    for path in (abandoned, forgotten, running):
-        os.utime(path, (now - ABANDONED_S - 1, now - ABANDONED_S - 1))
+    for path in paths:
+        path.write_bytes(b"x")
+        if path is not uploading:
+            os.utime(path, (now - ABANDONED_S - 1, now - ABANDONED_S - 1))
     store.expire(now)
-    there = [path.exists() for path in (uploading, abandoned, forgotten, running)]
-    assert there == [True, False, False, True]
+    assert [path.exists() for path in paths] == [True, False, False, True]
 
 
 def test_a_list_goes_on_after_what_was_deleted(store: Store) -> None:
@@ -237,13 +206,12 @@ def test_a_list_goes_on_after_what_was_deleted(store: Store) -> None:
     assert store.list_files("", 10, files[1].id) == files[:1]
     store.expire(int(time.time()) + CURSORS_KEPT_S + 1)
     assert store.list_files("", 10, files[1].id) is None
+    output = a_file(store, purpose="batch_output")
+    assert store.list_files("", 10, purpose="batch_output") == [output]
+    assert output not in (store.list_files("", 10, purpose="batch") or [output])
 
 
-@given(
-    st.lists(st.integers(0, 20), min_size=1, max_size=20),
-    st.integers(1, 5),
-    st.booleans(),
-)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=20), st.integers(1, 5), st.booleans())
 @settings(max_examples=12)
 def test_a_walk_sees_everything_once_whatever_happens_meanwhile(
     tmp_path_factory: pytest.TempPathFactory, actions: list[int], limit: int, is_ascending: bool
@@ -282,9 +250,7 @@ def test_a_newer_database_is_refused_and_left_alone(store: Store) -> None:
     a_file(store)
     store.close()
     newer = database.VERSION + 1
-    connection = sqlite3.connect(store.folder / "store.sqlite3")
-    connection.execute(f"PRAGMA user_version = {newer}")
-    connection.close()
+    execute(store, f"PRAGMA user_version = {newer}")
     with pytest.raises(StoreError, match=rf"has version {newer} .* another data_dir"):
         store.list_files("", 10)
     assert not (store.folder / "store-2.sqlite3").exists()
@@ -301,65 +267,62 @@ def test_a_database_is_made_anew_with_all_results(
     done = finish(store, a_batch(store, file))
     deleted = a_file(store, owner="a")
     store.delete_file(deleted.id, "a")
-    before = [store.list_files("a", 10), store.list_batches("a", 10), store.runnable_batches()]
-    assert other.list_files("a", 10) == before[0]
+    before = all_of(store)
+    assert all_of(other) == before
     if damage in {"gone", "half", "other tables"}:  # which is found at a start
         store.close()
         other.close()
-    spoil(tmp_path / "store.sqlite3", damage)
+    spoil(store, damage)
     for one in (Store(tmp_path), store, other):
-        after = [one.list_files("a", 10), one.list_batches("a", 10), one.runnable_batches()]
-        assert [set(map(repr, some or ())) for some in after] == [
-            set(map(repr, some or ())) for some in before
-        ]
+        assert all_of(one) == before
         assert one.path_of(done.output_file_id or "").read_bytes() == b"out\n"
     assert store.change_batch(running.id, "in_progress", completed=1) == other.get_batch(running.id)
     assert damage == "gone" or "making it anew" in caplog.text
 
 
-def spoil(path: Path, damage: str) -> None:
-    if damage in BAD_SQL:
-        connection = sqlite3.connect(path)
-        connection.execute(BAD_SQL[damage])
-        connection.commit()
-        connection.close()
-        return
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # everything is in this file then
-    connection.close()
+def all_of(store: Store) -> list[str]:
+    """What there is of the owner "a", whatever its order."""
+    found = (store.list_files("a", 10), store.list_batches("a", 10), store.runnable_batches())
+    return sorted(repr(one) for some in found for one in some or ())
+
+
+def execute(store: Store, statement: str) -> None:
+    with closing(sqlite3.connect(store.folder / "store.sqlite3")) as connection, connection:
+        connection.execute(statement)
+
+
+def spoil(store: Store, damage: str) -> None:
+    # Without such a statement: everything is in this file then.
+    execute(store, BAD_SQL.get(damage, "PRAGMA wal_checkpoint(TRUNCATE)"))
+    path = store.folder / "store.sqlite3"
     data = path.read_bytes()
+    spoiled = {
+        "empty": b"",
+        "garbage": b"\xff" * len(data),
+        "half": data[: len(data) // 2],
+        "other tables": data.replace(b"num_bytes INTEGER", b"num_bytds INTEGER"),
+    }
     if damage == "gone":
         path.unlink()
-    else:
-        spoiled = {
-            "empty": b"",
-            "garbage": b"\xff" * len(data),
-            "half": data[: len(data) // 2],
-            "other tables": data.replace(b"num_bytes INTEGER", b"num_bytds INTEGER"),
-        }
+    elif damage in spoiled:
         path.write_bytes(spoiled[damage])
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"id": "\xff"}', b"[" * 100_000])
 def test_a_sidecar_that_is_damaged_costs_no_other(
-    store: Store, content: bytes, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = [a_file(store) for _ in range(3)]
-    (store.folder / "files" / f"{files[1].id}.json").write_bytes(content)
-    spoil(store.folder / "store.sqlite3", "garbage")
-    assert sorted(record.id for record in store.list_files("", 10) or []) == sorted(
-        [files[0].id, files[2].id]
-    )
-    assert f"{files[1].id}.json is left out" in caplog.text
+    kept, *damaged = (a_file(store).id for _ in range(4))
+    for id, content in zip(damaged, (b"{", b'{"id": "\xff"}', b"[" * 100_000), strict=True):
+        (store.folder / "files" / f"{id}.json").write_bytes(content)
+    spoil(store, "garbage")
+    assert [record.id for record in store.list_files("", 10) or []] == [kept]
+    assert all(f"{id}.json is left out" in caplog.text for id in damaged)
 
 
 def test_text_in_the_database_that_is_no_utf8_is_replaced(store: Store) -> None:
     a_batch(store, a_file(store))
     before = store.count_batches()
-    connection = sqlite3.connect(store.folder / "store.sqlite3")
-    connection.execute("UPDATE batches SET status = CAST(x'ff' AS TEXT)")
-    connection.commit()
-    connection.close()
+    execute(store, "UPDATE batches SET status = CAST(x'ff' AS TEXT)")
     assert store.count_batches() == before
 
 
@@ -367,12 +330,8 @@ def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:
     """As a crash between the sidecar and the end of the transaction leaves it."""
     file = a_file(store)
     batch = a_batch(store, file)
-
-    def lose(connection: sqlite3.Connection) -> None:
-        connection.execute("DELETE FROM files")
-        connection.execute("DELETE FROM batches")
-
-    store._database.write(lose)
+    for table in ("files", "batches"):
+        execute(store, f"DELETE FROM {table}")
     assert store.list_files("", 10) == []
     store.expire(NOW)
     assert store.list_files("", 10) == [file]

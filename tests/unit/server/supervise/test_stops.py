@@ -77,19 +77,17 @@ async def test_a_stop_says_what_is_waited_for_and_a_second_signal_leaves_at_once
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = (
-        "import signal, sys, time; signal.signal(15, signal.SIG_IGN)\nopen(sys.argv[1], 'w')\n"
+        "import signal, sys, time; signal.signal(15, signal.SIG_IGN)\n"
+        "open(sys.argv[1], 'w')\ntime.sleep(1000)"
     )
-    command = [sys.executable, "-ISc", program + "time.sleep(1000)"]
+    command = [sys.executable, "-ISc", program]
     engine, api = (
         Child(name, [*command, str(tmp_path / name)], dict(os.environ), tmp_path)
         for name in ("engine", "api")
     )
-
-    async def announce() -> None:
-        await asyncio.Event().wait()
-
     with caplog.at_level(logging.INFO):
-        running = asyncio.create_task(Supervisor(engine, [api], 1000, 1000).run(announce()))
+        supervisor = Supervisor(engine, [api], 1000, 1000)
+        running = asyncio.create_task(supervisor.run(asyncio.sleep(1000)))
         await until(lambda: (tmp_path / "engine").exists() and (tmp_path / "api").exists())
         os.kill(os.getpid(), signal.SIGINT)
         await until(lambda: "what runs has 1000 s to end; a second signal leaves" in caplog.text)

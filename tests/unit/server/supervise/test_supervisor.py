@@ -8,11 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from server.supervise import supervisor
+from server.supervise import embedded_engine, supervisor
+from server.supervise.embedded_engine import MAX_CRASHES
 from server.supervise.supervisor import Child
 
 BEATING = """
@@ -64,25 +67,28 @@ async def ended(keeper: asyncio.Task[int], child: Child) -> None:
     await child.stop(5)
 
 
-@pytest.mark.parametrize("beats", [True, False])
-async def test_one_that_never_comes_to_work_is_given_up(child: MakeChild, beats: bool) -> None:
-    assert await child("raise SystemExit(7)", beats=beats).keep_running() == 1
+HOPELESS = {
+    "never comes to work": ("raise SystemExit(7)", 1),
+    "crashes in its first step": ("import sys; open(sys.argv[1], 'w'); raise SystemExit(7)", 1),
+    "is killed before it serves": ("import os; os.kill(os.getpid(), 9)", 1),
+    "has wrong settings": ("raise SystemExit(2)", 2),
+    "has wrong files": ("raise SystemExit(3)", 3),
+}
 
 
-async def test_one_that_crashes_in_its_first_step_is_given_up(child: MakeChild) -> None:
-    program = "import sys; open(sys.argv[1], 'w'); raise SystemExit(7)"
-    assert await child(program).keep_running() == 1
-
-
-async def test_one_that_is_killed_before_it_serves_is_given_up(child: MakeChild) -> None:
-    assert await child("import os; os.kill(os.getpid(), 9)").keep_running() == 1
-
-
-@pytest.mark.parametrize("code", [2, 3])
-async def test_one_with_wrong_settings_or_files_is_not_tried_again(
-    child: MakeChild, code: int
+@pytest.mark.parametrize("what", HOPELESS)
+async def test_one_for_which_a_restart_has_no_point_is_given_up(
+    child: MakeChild, what: str
 ) -> None:
-    assert await child(f"raise SystemExit({code})").keep_running() == code
+    program, code = HOPELESS[what]
+    assert await child(program).keep_running() == code
+
+
+async def test_one_without_a_heartbeat_is_given_up_too(child: MakeChild, tmp_path: Path) -> None:
+    assert await child("raise SystemExit(7)", beats=False).keep_running() == 1
+    missing = child("", beats=False)
+    missing.command = [str(tmp_path / "nowhere")]  # it cannot be started
+    assert await missing.keep_running() == 1
 
 
 @pytest.mark.parametrize(("steps", "signum"), [("0", signal.SIGKILL), ("1", signal.SIGSEGV)])
@@ -118,33 +124,28 @@ async def test_one_that_is_frozen_is_killed_and_started_again(
 
 
 async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be_away(
-    child: MakeChild, tmp_path: Path
+    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    why, count = tmp_path / "why", tmp_path / "count"
-    program = f"open({str(count)!r}, 'a').write('+'); raise SystemExit(2)"
+    """Until it runs steadily."""
+    why, ends, healed = tmp_path / "why", tmp_path / "ends", tmp_path / "healed"
+    program = (
+        f"import os, time; open({str(ends)!r}, 'a').write('+')\n"
+        f"while os.path.exists({str(healed)!r}): time.sleep(0.01)\n"
+        "raise SystemExit(2)"
+    )
     crashing = child(program, beats=False)
     crashing.why_away = why
     keeper = asyncio.create_task(crashing.keep_running())
-    async with asyncio.timeout(60):
-        while not count.exists() or count.stat().st_size < supervisor._MAX_FAILURES + 2:
-            await asyncio.sleep(0.01)
-    assert not keeper.done()
-    assert "times (exit code 2); the server's log says why" in why.read_text()
-    await ended(keeper, crashing)
-
-
-async def test_what_was_away_and_runs_is_not_said_to_be_away(
-    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
-    running = child("import time; time.sleep(600)", beats=False)
-    running.why_away = tmp_path / "why"
-    running.why_away.write_text("it crashed")
-    keeper = asyncio.create_task(running.keep_running())
     async with asyncio.timeout(120):
-        while running.why_away.exists():
+        while not ends.exists() or ends.stat().st_size < supervisor._MAX_FAILURES + 2:
             await asyncio.sleep(0.01)
-    await ended(keeper, running)
+        assert not keeper.done()
+        assert "times (exit code 2); the server's log says why" in why.read_text()
+        healed.touch()
+        monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
+        while why.exists():
+            await asyncio.sleep(0.01)
+    await ended(keeper, crashing)
 
 
 async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_it(
@@ -160,12 +161,46 @@ async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_i
     assert starting.process.returncode is not None
 
 
-async def test_one_that_cannot_be_started_is_tried_again(child: MakeChild, tmp_path: Path) -> None:
-    missing = child("", beats=False)
-    missing.command = [str(tmp_path / "nowhere")]
-    assert await missing.keep_running() == 1
-
-
 async def test_one_that_takes_its_time_to_start_is_not_silent(child: MakeChild) -> None:
     slow = child("import time; time.sleep(1); raise SystemExit(2)", silence_s=0.1)
     assert await slow.keep_running() == 2
+
+
+# An engine of a command's own: how often it is started again
+
+
+async def keep(
+    codes: list[int], progress: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[float], int]:
+    """The pauses made for an engine that ends with these codes, and the code it is left with."""
+    pauses: list[float] = []
+
+    class Crashing:
+        async def run_once(self) -> int:
+            return codes.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    code = await embedded_engine._keep(cast(Child, Crashing()), progress)
+    return pauses, code
+
+
+async def test_crashes_with_nothing_done_between_them_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes = [-9] * 100
+    pauses, code = await keep(codes, lambda: 7, monkeypatch)
+    assert (len(pauses), code, len(codes)) == (MAX_CRASHES - 1, -9, 100 - MAX_CRASHES)
+    assert pauses == sorted(pauses) and pauses[-1] == 5
+    pauses, code = await keep([-9] * 50 + [3], count().__next__, monkeypatch)
+    assert (len(pauses), code) == (50, 3), "a checkpoint that is none is so the next time, too"
+    assert max(pauses) < 1
+
+
+def test_what_the_engine_has_said_of_its_end_is_the_last_line() -> None:
+    """Behind "num_slots = … does not fit" came "the engine process ended, exit code 2"."""
+    for code, is_said in ((-9, True), (1, True), (2, False), (3, False)):
+        error = embedded_engine._ended(code)
+        assert (bool(error.message), error.exit_code) == (is_said, max(code, 1))

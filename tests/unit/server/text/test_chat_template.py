@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,15 +50,13 @@ def chat(*messages: dict[str, Any], **fields: Any) -> Conversation:
     return conversation
 
 
-async def test_special_tokens_and_variables_of_the_request_are_told(make: Make) -> None:
+async def test_a_template_is_told_special_tokens_variables_and_roles(make: Make) -> None:
     template = make(
         "{{ bos_token }}{{ mood }}{{ tools }}{{ add_generation_prompt }}", bos_token="B"
     )
     assert await template.render(chat(chat_template_kwargs={"mood": "!"})) == "B!NoneTrue"
     assert await template.render(chat(add_generation_prompt=False)) == "BNoneFalse"
-
-
-async def test_a_developer_is_the_system_to_templates_that_know_none(make: Make) -> None:
+    # A developer is the system to templates that know none.
     developer = {"role": "developer", "content": "be kind"}
     shows_role = "{{ messages[0].role }}"
     assert await make(shows_role).render(chat(developer)) == "system"
@@ -90,19 +89,16 @@ async def test_parts_are_lines_and_arguments_are_objects(make: Make) -> None:
     ("source", "expected"),
     [
         (CHAT_ML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhi there "),
-        (
-            LLAMA,
-            "<s><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\nhi there ",
-        ),
+        (LLAMA, "<s><system>\n\n<|eot_id|><user>\n\nhi<|eot_id|><assistant>\n\nhi there "),
     ],
     ids=["as it is", "trimmed"],
 )
 async def test_the_last_message_can_be_left_open(make: Make, source: str, expected: str) -> None:
     template = make(source, bos_token="<s>")
     messages = [USER, {"role": "assistant", "content": "hi there "}]
-    assert await template.render(chat(*messages, continue_final_message=True)) == expected
+    shown = await template.render(chat(*messages, continue_final_message=True))
+    shown = re.sub(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>", r"<\1>", shown)
+    assert shown == expected
 
 
 async def test_a_last_message_that_is_not_shown_cannot_be_continued(make: Make) -> None:
@@ -113,44 +109,41 @@ async def test_a_last_message_that_is_not_shown_cannot_be_continued(make: Make) 
     assert refused.value.param == "continue_final_message"
 
 
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        (HANGS, "takes longer than 0.5 s"),
-        ("{{ messages[0].content * 2000000000 }}", "MemoryError"),
-        ("{{ messages[0].content | center(2000000000) }}", "MemoryError"),
-        (
-            "{% set ns = namespace(x=messages[0].content) %}"
-            "{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-            "MemoryError",
-        ),
-        ("{{ raise_exception('not like this') }}", "not like this"),
-    ],
-    ids=["time", "product", "filter", "doubling", "raised"],
-)
+TOO_FAR = {
+    "time": (HANGS, "takes longer than 0.5 s"),
+    "product": ("{{ messages[0].content * 2000000000 }}", "MemoryError"),
+    "filter": ("{{ messages[0].content | center(2000000000) }}", "MemoryError"),
+    "doubling": (
+        "{% set ns = namespace(x=messages[0].content) %}"
+        "{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+        "MemoryError",
+    ),
+    "raised": ("{{ raise_exception('not like this') }}", "not like this"),
+}
+
+
 async def test_a_template_that_goes_too_far_is_stopped_and_the_next_chat_is_read(
-    make: Make, source: str, why: str
+    make: Make,
 ) -> None:
-    guarded = "{% if messages[0].content == 'ok' %}ok{% else %}" + source + "{% endif %}"
-    template = make(guarded)
-    for _ in range(2):
-        template._render_s = 0.5 if source == HANGS else 60
-        with pytest.raises(InvalidRequest, match=why) as refused:
-            await template.render(chat({"role": "user", "content": "xxxx"}))
+    cases = (
+        f"{{% elif messages[0].content == '{name}' %}}{source}"
+        for name, (source, _) in TOO_FAR.items()
+    )
+    template = make(f"{{% if messages[0].content == 'ok' %}}ok{''.join(cases)}{{% endif %}}")
+    for name in (*TOO_FAR, "time", "raised"):
+        template._render_s = 0.5 if name == "time" else 60
+        with pytest.raises(InvalidRequest, match=TOO_FAR[name][1]) as refused:
+            await template.render(chat({"role": "user", "content": name}))
         template._render_s = 60
         assert refused.value.param == "messages"
         assert await template.render(chat({"role": "user", "content": "ok"})) == "ok"
 
 
-async def test_chats_that_come_at_once_are_not_mixed_up(make: Make) -> None:
+async def test_chats_that_come_at_once_are_not_mixed_up_and_one_may_leave(make: Make) -> None:
     template = make(BY_CONTENT)
     texts = [str(i) * 1_000 for i in range(50)]
     chats = [chat({"role": "user", "content": text}) for text in texts]
     assert await asyncio.gather(*map(template.render, chats)) == texts
-
-
-async def test_a_client_that_leaves_takes_nothing_along(make: Make) -> None:
-    template = make(BY_CONTENT)
     waiting = [asyncio.create_task(template.render(chat())) for _ in range(20)]
     await asyncio.sleep(0)
     for task in waiting[::2]:
@@ -160,12 +153,19 @@ async def test_a_client_that_leaves_takes_nothing_along(make: Make) -> None:
     assert await template.render(chat(USER)) == "hi"
 
 
-async def test_a_process_that_died_is_started_again(make: Make) -> None:
+async def test_the_process_knows_no_secrets_is_started_again_and_ends(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_SECRET", "1")
     template = make(BY_CONTENT)
     (child,) = renderers()
+    assert "SOME_SECRET" not in child.environ()
     child.kill()
     child.wait()
     assert await template.render(chat()) == "hi"
+    assert len(renderers()) == 1
+    template.close()
+    assert renderers() == []
 
 
 def renderers(of: int | None = None) -> list[psutil.Process]:
@@ -175,20 +175,6 @@ def renderers(of: int | None = None) -> list[psutil.Process]:
         if child.status() != psutil.STATUS_ZOMBIE  # of another test
     ]
     return [child for child in running if "server.text.template_process" in child.cmdline()]
-
-
-def test_closing_ends_the_process() -> None:
-    template = ChatTemplate(BY_CONTENT, {})
-    assert len(renderers()) == 1
-    template.close()
-    assert renderers() == []
-
-
-def test_the_process_knows_no_secrets(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_SECRET", "1")
-    make(BY_CONTENT)
-    (child,) = renderers()
-    assert "SOME_SECRET" not in child.environ()
 
 
 def test_the_process_ends_with_its_parent_even_while_it_hangs() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.config import DEMO_MODEL
-from server.text import template
-from server.text.template import TemplateFailed, compile_template, render
+from server.text import template_process as template
+from server.text.template_process import TemplateFailed, compile_template, render
 from training.tasks import problems
 
 CHAT_ML = """{% for message in messages %}
@@ -68,12 +68,8 @@ def test_a_llama_template() -> None:
         "<|start_header_id|>assistant<|end_header_id|>\n\nho<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     )
-
-
-def test_what_a_template_raises_is_told() -> None:
-    two_of_one = [*chat("hi"), *chat("hi")]
     with pytest.raises(TemplateFailed, match=r"^Conversation roles must alternate user/assistant"):
-        rendered(LLAMA, two_of_one, bos_token="<s>")
+        rendered(LLAMA, [*chat("hi"), *chat("hi")], bos_token="<s>")
 
 
 def test_what_templates_expect_to_find_is_there() -> None:
@@ -97,28 +93,21 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert again == whole + begin + problem.prompt
     with pytest.raises(TemplateFailed, match="no messages of tool"):
         rendered(source, [{"role": "tool", "content": "5"}])
-
-
-def test_the_demo_template_drops_a_system_message_that_clients_always_send() -> None:
-    source = (DEMO_MODEL / "chat_template.jinja").read_text()
     question = chat("How many are 2 hats and 3 hats?")
-    system = {"role": "system", "content": "Be kind."}
-    assert rendered(source, [system, *question]) == rendered(source, question)
+    always_sent = {"role": "system", "content": "Be kind."}
+    assert rendered(source, [always_sent, *question]) == rendered(source, question)
 
 
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
+def test_what_is_no_template_is_told_with_its_line() -> None:
+    for source, why in (
         ("a\n{% for %}", "line 2: "),
         ("{{ a", "line 1: "),
         ("{% nothing %}", "line 1: "),
         ("{{ 'a' | nothing }}", "line 1: "),
         ("{{" + "(" * 5_000 + "1" + ")" * 5_000 + "}}", "RecursionError"),
-    ],
-)
-def test_what_is_no_template_is_told_with_its_line(source: str, why: str) -> None:
-    with pytest.raises(TemplateFailed, match=f"^{why}"):
-        compile_template(source)
+    ):
+        with pytest.raises(TemplateFailed, match=f"^{why}"):
+            compile_template(source)
 
 
 ESCAPES = [

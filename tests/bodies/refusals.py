@@ -1,0 +1,30 @@
+"""Requests as parsed, and what is said of those that are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from engine.errors import InvalidRequest
+from server.schema.chat_request import ChatRequest, parse_chat
+from server.schema.completion_request import CompletionRequest, parse_completion
+
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse_completion(json.dumps({"prompt": "x", **fields}).encode())
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_chat(json.dumps({"messages": [USER], **fields}).encode())
+
+
+def refusal(parse: Callable[..., Any], *args: Any, **fields: Any) -> InvalidRequest:
+    """The error that these meet; fails if they are taken."""
+    try:
+        taken = parse(*args, **fields)
+    except InvalidRequest as error:
+        return error
+    raise AssertionError(f"{args or ''}{fields or ''} was taken: {taken!r}"[:1_000])

@@ -1,0 +1,37 @@
+"""What tests of the server share: a tokenizer, and the application in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.client.client import EngineClient
+from server.config import ServerConfig
+from server.routes.app import create_app
+from server.text.text import Text
+
+Served = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture(scope="session")
+def text(text_model: Path) -> Text:
+    return Text(text_model)
+
+
+@pytest.fixture(scope="session")
+def served(text: Text) -> Served:
+    """served(**settings): a client of an application of these settings, without an engine."""
+
+    @asynccontextmanager
+    async def client(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+        app = create_app(ServerConfig(**settings), EngineClient("tcp://127.0.0.1:1"), text)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            yield http
+
+    return client

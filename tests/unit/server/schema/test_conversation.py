@@ -1,0 +1,79 @@
+"""Messages that are taken, told to a template, and refused with their place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from server.schema.chat_request import parse_chat
+from tests.bodies.refusals import USER, chat, refusal
+
+ANSWER = {"role": "assistant", "content": "ho"}
+FUNCTION = {"name": "f", "arguments": "{}"}
+TAKEN_MESSAGES = (
+    USER,
+    {**USER, "name": "Ava"},
+    {**USER, "content": ""},
+    {**USER, "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant"},
+    {**ANSWER, "content": None, "refusal": None, "audio": None, "tool_calls": None},
+    {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": FUNCTION}]},
+    {"role": "tool", "content": "5", "tool_call_id": "1"},
+    {"role": "developer", "content": "x"},
+    {"role": "tool", "content": "5", "id": "msg_1", "is_error": False, "index": 0},
+)
+WRONG_MESSAGES = (
+    *(5, None, {}, {"content": "x"}, {"role": "user"}, {"role": "user", "content": None}),
+    {"role": "robot", "content": "x"},
+    *({"role": "user", "content": content} for content in (5, [5], ["x"])),
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    {"role": "user", "content": [{"type": "text", "text": "x", "more": "1"}]},
+    {**USER, "mood": "good"},
+    {**ANSWER, "reasoning_content": "I thought"},
+    {**ANSWER, "provider_specific_fields": {"thoughts": [{"said": "I thought"}]}},
+    {**ANSWER, "audio": {"id": "audio_1"}},
+    {**ANSWER, "prefix": True},
+    *({**ANSWER, key: json.loads("[" * 500 + '"x"' + "]" * 500)} for key in ("mood", "content")),
+    {**ANSWER, "tool_calls": [{"id": "1", "type": "custom", "function": FUNCTION}]},
+)
+
+
+def test_a_wrong_message_is_named_with_its_place() -> None:
+    for message in TAKEN_MESSAGES:
+        assert chat(messages=[USER, message]).messages[1].role == message["role"]
+    for wrong in WRONG_MESSAGES:
+        error = refusal(chat, messages=[USER, wrong])
+        assert error.param == "messages"
+        assert error.message.startswith("messages[1] must be an object with role")
+    assert refusal(parse_chat, b"{}").message.startswith("messages must be a list of 1 to 4096")
+
+
+@pytest.mark.parametrize(
+    "replayed",
+    [
+        {
+            "refusal": None,
+            "annotations": [],
+            "provider_specific_fields": {"refusal": None},
+        },  # LiteLLM
+        {"refusal": None, "annotations": None, "audio": None, "function_call": None},  # openai
+        {"reasoning_content": "", "images": [], "thinking_blocks": [{}], "prefix": False},
+        {"content": [{"type": "text", "text": "ho", "cache_control": {"type": "ephemeral"}}]},
+        {"content": [{"type": "text", "text": "ho", "annotations": [], "id": "part_1"}]},
+        {"tool_calls": [{"id": "1", "index": 0, "function": {**FUNCTION, "parsed": None}}]},
+    ],
+)
+def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, Any]) -> None:
+    request = chat(messages=[USER, {**ANSWER, **replayed}, USER])
+    told = request.conversation.for_template(True)[1]
+    assert {name: told[name] for name in ANSWER} == ANSWER
+    assert set(told) <= {*ANSWER, "tool_calls"}
+
+
+def test_the_prompt_ends_where_the_answer_begins_unless_asked_otherwise() -> None:
+    assert chat().conversation.adds_generation_prompt
+    assert not chat(add_generation_prompt=False).conversation.adds_generation_prompt
+    continued = chat(messages=[USER, ANSWER], continue_final_message=True)
+    assert not continued.conversation.adds_generation_prompt

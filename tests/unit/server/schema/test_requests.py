@@ -1,0 +1,328 @@
+"""What requests for completions and chats may say, and what others are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest, parse_chat
+from server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
+from server.schema.conversation import MAX_MESSAGES
+from server.schema.sampling_fields import NEUTRAL, StreamOptions
+from server.schema.until import MAX_CHOICES
+from tests.bodies.refusals import USER, chat, completion, refusal
+
+USAGE = {"include_usage": True}
+UNTIL = {"match": "x"}
+Parse = Callable[..., Any]
+
+VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
+    completion: {
+        "prompt": (
+            [["a", "b"], [[5, 6], [7]]],
+            [
+                [],
+                [[]],
+                [[5], []],
+                5,
+                True,
+                {},
+                ["a", 5],
+                [5, "a"],
+                [[5], "a"],
+                [-1],
+                [2**31],
+                [5.5],
+            ],
+        ),
+        "model": (["m"], [5]),
+        "n": ([MAX_CHOICES], [0, MAX_CHOICES + 1, "2", 2.5, True, 16.5, 1e300, "x" * 10_000]),
+        "max_tokens": ([10**12], [0, -1]),
+        "echo": ([True], [1]),
+        "logprobs": ([0, 20], [21, -1, True]),
+        "prompt_logprobs": ([20], [21, True]),
+        "temperature": ([0, 100], [-0.1, 101, "hot"]),
+        "top_p": ([0, 1], [-0.1, 1.1]),
+        "top_k": ([-1], [-2, 1.5]),
+        "min_p": ([0, 1], [-0.1, 2]),
+        "seed": ([2**64 - 1, -(2**63)], [2**64, -(2**63) - 1, 1.5]),
+        "stop": ([["a"] * 128, "é" * 256], [5, "", ["a", ""], ["a"] * 129, "a" * 257]),
+        "stop_token_ids": ([[3]], [[-1], 5]),
+        "ignore_eos": ([True], [1]),
+        "stream": ([True], ["true"]),
+        "stream_options": ([], [{"include_usage": 1}, {"other": True}]),
+        "best_of": ([MAX_CHOICES], [0, 1.5]),
+        "max_completion_tokens": ([1], [0]),
+        "include_stop_str_in_output": ([True], [1]),
+        "skip_special_tokens": ([False], ["no"]),
+        "add_special_tokens": ([False], [0]),
+        "truncate_prompt_tokens": ([-1, 1], [0, -2, 1.5]),
+        "priority": ([-(2**31) + 1], [2**31, 0.5]),
+        "request_id": (["aZ09._:-" * 16], ["", "a b", "a\n", "x" * 129, 5]),
+        "metadata": (
+            [{f"{i:064}": "b" * 512 for i in range(16)}],
+            [{"a": 1}, {"a" * 65: ""}, {"a": "b" * 513}, {str(i): "" for i in range(17)}, []],
+        ),
+        "return_packed": ([True], ["yes"]),
+        "return_token_ids": ([True], [0]),
+        "user": (["someone"], [7]),
+        "presence_penalty": ([2, -2], [2.01, -3, "1"]),
+        "frequency_penalty": ([2, -2], [2.01, -3, True]),
+        "repetition_penalty": ([100], [0, -1, 101, True, [1]]),
+        "logit_bias": (
+            [],
+            [
+                *([], *({name: 1} for name in ("a", "-1", "1.5", "", str(2**31)))),
+                *({"5": bias} for bias in (101, -101, "1", None, True)),
+                {str(token): 1 for token in range(1025)},
+            ],
+        ),
+        "allowed_token_ids": ([[0]], [[], [-1], [1.5], ["a"], 5, {}]),
+        "bad_words": ([["a"] * 128], ["a", [""], ["a", "   "], ["x" * 257], [5], ["a"] * 129]),
+        "min_tokens": ([1], [-1, 1.5, True, "1"]),
+    },
+    chat: {
+        "messages": ([], [[], {}, "hi", 5, [USER] * (MAX_MESSAGES + 1)]),
+        "max_tokens": ([1], [0]),
+        "max_completion_tokens": ([1], [0, "5"]),
+        "logprobs": ([True], [1]),
+        "top_logprobs": ([0], [21, True]),
+        "add_generation_prompt": ([True], ["yes"]),
+        "continue_final_message": ([True], [1]),
+        "chat_template_kwargs": ([{"mood": 1}], [[], "x"]),
+        "n": ([1], [0]),
+        "safety_identifier": (["me"], [5]),
+    },
+}
+"""Values of a field that are taken, at the limits, and those that are refused."""
+
+
+@pytest.mark.parametrize(
+    ("parse", "field"), [(parse, field) for parse, fields in VALUES.items() for field in fields]
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(parse: Parse, field: str) -> None:
+    taken, wrong = VALUES[parse][field]
+    for value in taken:
+        assert getattr(parse(**{field: value}), field) == value
+    for value in wrong:
+        error = refusal(parse, **{field: value})
+        assert error.param == field
+        assert error.message.startswith(f"{field} must be ") and "; got " in error.message
+        assert len(error.message) < 400  # a long value is cut
+
+
+def test_one_prompt_is_a_list_and_an_integer_may_be_written_as_a_float() -> None:
+    for prompt, expected in (("a", ["a"]), ("", [""]), ([5, 6], [[5, 6]]), ([5.0, 6], [[5, 6]])):
+        assert completion(prompt=prompt).prompt == expected
+    request = completion(n=16.0, stop_token_ids=[3.0])
+    assert (request.n, request.stop_token_ids) == (16, [3])
+
+
+def test_null_is_absent_and_defaults_are_openais() -> None:
+    nulls = dict.fromkeys(CompletionRequest.__struct_fields__, None)
+    assert completion(**{**nulls, "prompt": "x"}) == CompletionRequest(
+        prompt=["x"], n=1, max_tokens=16, temperature=1.0, top_p=1.0
+    )
+    nulls = dict.fromkeys(ChatRequest.__struct_fields__, None)
+    assert chat(**{**nulls, "messages": [USER]}) == chat()
+    assert chat().as_completion("a prompt", 99) == CompletionRequest(
+        prompt=["a prompt"], max_tokens=99, add_special_tokens=False
+    )
+
+
+ASKING: list[tuple[Parse, str, Any, Any]] = [
+    (completion, "length_penalty", 1.0, True),
+    (completion, "spaces_between_special_tokens", False, 1),
+    *(
+        (parse, name, value, other)
+        for parse, neutral in ((completion, NEUTRAL), (chat, CHAT_NEUTRAL))
+        for name, values in neutral.items()
+        for value in (*values, None)
+        for other in (True, 7, "asked for", ["x"], {"x": 1})
+        if other not in values
+    ),
+]
+
+
+def test_what_is_not_honoured_may_be_neutral_and_nothing_else() -> None:
+    for parse, field, neutral, asking in ASKING:
+        assert parse(**{field: neutral}) == parse()
+        error = refusal(parse, **{field: asking})
+        assert error.param == field
+        assert error.message.startswith(f"{field} = ") and "is not supported" in error.message
+
+
+CONFLICTS: list[tuple[Parse, dict[str, Any], str, str]] = [
+    (completion, {"n": 3, "best_of": 2}, "best_of", "must be an integer from n"),
+    (completion, {"best_of": 2, "stream": True}, "best_of", "must be an integer from n"),
+    (completion, {"prompt": ["a", "b"], "best_of": 500_001}, "best_of", "500001 of 2 prompts"),
+    (completion, {"prompt": ["a", "b"], "n": 500_001}, "n", "n = 500001 of 2 prompts"),
+    (
+        completion,
+        {"max_completion_tokens": 7, "max_tokens": 16},
+        "max_completion_tokens",
+        "if both",
+    ),
+    (completion, {"stream_interval": 5}, "stream_interval", "only with stream"),
+    (completion, {"stream_options": USAGE}, "stream_options", "only with stream"),
+    (
+        *(completion, {"stream": True, "stream_options": {"include_obfuscation": True}}),
+        *("stream_options", "include_obfuscation"),
+    ),
+    (completion, {"stream_whole": True}, "stream_whole", "only with stream"),
+    (
+        *(completion, {"stream": True, "stream_whole": True, "stream_interval": 2}),
+        *("stream_interval", "stream_whole"),
+    ),
+    (completion, {"return": "counts", "stream": True}, "return", "known at the end only"),
+    (completion, {"return": "counts", "logprobs": 0}, "logprobs", "has no choices"),
+    (completion, {"return": "unique", "echo": True}, "echo", 'return = "unique"'),
+    (completion, {"until": UNTIL, "best_of": 2}, "best_of", "does not go with until"),
+    (completion, {"until": UNTIL, "stream": True}, "until", "stream_whole"),
+    (completion, {"until": {"match": "x", "count": 2}}, "until", "cannot be reached with n = 1"),
+    (completion, {"count_by": "group"}, "count_by", "until is missing"),
+    (completion, {"count_by": "group", "until": UNTIL}, "count_by", "unique or counts"),
+    (completion, {"messages": [USER]}, "messages", "/v1/chat/completions"),
+    (completion, {"tools": "x"}, "tools", "'tools' is not a field"),
+    (completion, {"max_token": 5}, "max_token", "'max_token' is not a field"),
+    (chat, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "two names"),
+    (chat, {"top_logprobs": 1}, "top_logprobs", "logprobs = true"),
+    (chat, {"top_logprobs": 1, "logprobs": False}, "top_logprobs", "logprobs = true"),
+    (
+        *(chat, {"add_generation_prompt": True, "continue_final_message": True}),
+        *("add_generation_prompt", "continue_final_message"),
+    ),
+    (
+        *(chat, {"messages": [USER, {"role": "assistant"}], "continue_final_message": True}),
+        *("continue_final_message", "no content"),
+    ),
+    (chat, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
+    (
+        *(chat, {"chat_template_kwargs": {"add_generation_prompt": False}}),
+        *("chat_template_kwargs", "'add_generation_prompt'"),
+    ),
+    (chat, {"stream_options": USAGE}, "stream_options", "only with stream"),
+    (chat, {"prompt": "x"}, "prompt", "/v1/completions"),
+    (chat, {"prompt_logprobs": 1, "return": "counts"}, "prompt_logprobs", "has no choices"),
+]
+
+
+def test_fields_that_do_not_go_together() -> None:
+    for parse, fields, param, said in CONFLICTS:
+        error = refusal(parse, **fields)
+        assert error.param == param, fields
+        assert said in error.message
+
+
+def test_fields_that_go_together() -> None:
+    for scoring in ({"echo": True}, {"prompt_logprobs": 0}):
+        assert completion(max_tokens=0, **scoring).max_tokens == 0
+    for best_of, sampled in ((None, 3), (3, 3), (7, 7)):
+        request = completion(n=3, best_of=best_of)
+        assert (request.n, request.num_samples) == (3, sampled)
+    assert completion(n=1, best_of=1, stream=True).num_samples == 1
+    for longest in ({}, {"max_tokens": 7}, {"max_tokens": None}):
+        assert completion(max_completion_tokens=7, **longest).max_tokens == 7
+    assert completion(max_completion_tokens=16).max_tokens == 16
+    assert completion(stream=True, stream_interval=5).stream_interval == 5
+    options = completion(stream=True, stream_options=USAGE).stream_options
+    assert options == StreamOptions(include_usage=True)
+
+
+@pytest.mark.parametrize("name", ABOUT_TEXT)
+def test_what_is_about_text_is_refused_where_there_is_none(name: str) -> None:
+    default = getattr(completion(), name)
+    assert completion(return_packed=True, **{name: default}).return_packed
+    error = refusal(
+        completion, return_packed=True, **{name: "x" if name == "stop" else not default}
+    )
+    assert error.param == name and "is about text" in error.message
+
+
+CLIENTS: dict[str, dict[str, Any]] = {
+    "openai, LangChain": {
+        **{"prompt": ["a"], "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}},
+        **{"logprobs": None, "max_tokens": 16, "n": 1, "presence_penalty": 0, "seed": None},
+        **{"stop": None, "stream": True, "stream_options": {"include_obfuscation": False}},
+        **{"suffix": None, "temperature": 0.7, "top_p": 1, "user": "someone"},
+    },
+    "lm-eval": {
+        **{"prompt": [[5, 6], [7]], "temperature": 0, "max_tokens": 1, "stop": ["a"] * 9},
+        **{"logprobs": 1, "seed": 1234, "echo": True},
+    },
+    "TRL": {
+        **{"prompt": [[5, 6]], "n": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        **{"repetition_penalty": 1.0, "max_tokens": 16, "logprobs": 0, "return_token_ids": True},
+        **{"return_tokens_as_token_ids": True, "structured_outputs": None, "prompt_logprobs": None},
+    },
+    "guidellm, vllm bench": {
+        **{"stream": True, "max_tokens": 9, "max_completion_tokens": 9, "ignore_eos": True},
+        **{"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        **{"repetition_penalty": 1.0, "temperature": 0.0, "logprobs": None, "best_of": 1},
+    },
+}
+ROUTER = {
+    **{"no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True},
+    **{"return_hidden_states": False, "echo": False, "stream": False},
+}
+"""What sglang-router 0.3.2 adds to completions."""
+CHAT_ROUTER = {
+    **{"logprobs": False, "separate_reasoning": True, "stream_reasoning": True},
+    **{"include_reasoning": True, "continue_final_message": False},
+}
+"""And to chats, vllm-router 0.1.17 among them."""
+
+
+def test_what_clients_send_is_taken_and_what_routers_add_changes_nothing() -> None:
+    for fields in CLIENTS.values():
+        assert completion(model="m", **fields).model == "m"
+    assert completion(**ROUTER) == completion()
+    assert chat(**ROUTER, **CHAT_ROUTER) == chat()
+
+
+BODIES = (
+    *(b"", b"  \n", b"{", b"[]", b"5", b"null", b'"prompt"', b"{} {}", b'{"prompt": "\xff"}'),
+    *(b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\\ud800"}', b'{"prompt": NaN}'),
+    *(b'{"prompt": 1e999}', b"[" * 100_000, b"\xef\xbb\xbf{}"),
+)
+
+
+def test_a_body_that_is_no_json_object_is_refused() -> None:
+    for body in BODIES:
+        for parse in (parse_completion, parse_chat):
+            assert "body" in refusal(parse, body).message
+    error = refusal(parse_completion, b'{"model": "tiny"}')
+    assert (error.param, error.message[:18]) == ("prompt", "prompt is required")
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("field", ["prompt", "n", "suffix", "nonsense"])
+def test_what_can_be_read_and_not_be_shown_is_refused(
+    field: str, opening: str, closing: str
+) -> None:
+    """Nested nearly too deep to read: deep enough that the message could not quote it."""
+    for depth in range(800, 1_010):
+        nested = f"{opening * depth}1{closing * depth}"
+        refusal(parse_completion, f'{{"prompt": "x", "{field}": {nested}}}'.encode())
+
+
+def test_a_chat_is_a_completion_with_what_both_have() -> None:
+    given = {"n": 3, "temperature": 0.5, "top_k": 4, "seed": 5, "stop": ["x"], "ignore_eos": True}
+    given |= {"stream": True, "stream_options": USAGE, "return_token_ids": True}
+    found = chat(**given).as_completion("a prompt", 99)
+    assert found == completion(**given, prompt="a prompt", max_tokens=99, add_special_tokens=False)
+    for fields, expected in (
+        ({}, 99),
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 8}, 8),
+        ({"max_tokens": 7, "max_completion_tokens": 7}, 7),
+    ):
+        assert chat(**fields).as_completion("", 99).max_tokens == expected
+    for is_asked, top, shown in (
+        *((False, None, None), (False, 0, None), (True, None, 0)),
+        *((True, 0, 0), (True, 20, 20)),
+    ):
+        request = chat(logprobs=is_asked, top_logprobs=top)
+        assert request.as_completion("", 99).logprobs == shown
