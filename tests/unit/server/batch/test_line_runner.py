@@ -22,6 +22,7 @@ from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
 from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
+from server.batch.part_file import PartFile
 from server.batch.result_files import Counts, LineSet, ResultFiles
 from server.generation.request_owner import RequestOwner
 
@@ -69,7 +70,7 @@ class Job:
         self.room = ConcurrencyLimiter(size, 1000)
         self.read = 0
         self.output, self.errors = folder / "output", folder / "errors"
-        self.results = ResultFiles(self.output, self.errors, 0.01)
+        self.results = ResultFiles(PartFile(self.output), PartFile(self.errors), 0.01)
         self.results.recover()
         client = SimpleNamespace(status=SimpleNamespace(state="ready"), losses=0, is_closed=False)
         self.runner = LineRunner(
@@ -237,7 +238,7 @@ def test_what_is_ended_is_told_of_every_line_that_is_left(tmp_path: Path) -> Non
     assert (record["response"], record["error"]["code"]) == (None, "batch_cancelled")
     assert job.runner.ended_with == "batch_cancelled"
     assert job.room.lines == 0
-    again = ResultFiles(job.output, job.errors, 0)
+    again = ResultFiles(PartFile(job.output), PartFile(job.errors), 0)
     again.recover()
     assert again.codes == {"", "batch_cancelled"}
     assert again.counts == Counts(20, 80)

@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.batch.lines import BatchLine
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_identity import job_name
+from server.commands.batch_results import job_name
 from server.commands.batch_input import open_input, parse
 from server.commands.batch_output import FrameFile, StreamPart, open_part
 from server.commands.batch_progress import Level, Meter
