@@ -133,7 +133,8 @@ class _Command:
             await self._close(results)
             if stopped.done() and stopped.result() == BROKEN_PIPE:
                 leave_broken_pipe()
-            if is_stopped or (results.num_put and _is_lost(task)):
+            error = None if task.cancelled() else task.exception()
+            if is_stopped or (results.num_put and isinstance(error, EngineUnavailable)):
                 self._say_how_to_go_on(results, run.total)
 
     def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
@@ -209,11 +210,6 @@ def _forget_snapshots(engine: EngineConfig) -> None:
             for file in folder.glob("durable.snapshot*"):
                 file.unlink()
             folder.rmdir()
-
-
-def _is_lost(task: asyncio.Task[None]) -> bool:
-    """Whether the engine was given up."""
-    return not task.cancelled() and isinstance(task.exception(), EngineUnavailable)
 
 
 def _check_files(config: BatchConfig) -> None:

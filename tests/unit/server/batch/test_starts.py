@@ -15,7 +15,7 @@ from server.generation.request_owner import RequestOwner
 from server.storage.records import BatchRecord
 from server.storage.store import Store
 from tests.chaos.jobs import results, submit
-from tests.unit.server.batch.test_jobs import Here, Model, found, lines, run
+from tests.unit.server.batch.test_jobs import Model, lines, running
 
 
 class Deadly(Model):
@@ -38,16 +38,23 @@ def asked_of(folder: Path) -> tuple[int, set[str]]:
     file = folder / "asked"
     file.write_text("")
 
-    async def work(here: Here) -> None:
-        here._starts.load()
-        here._answering.answerers = {"/v1/completions": Deadly(file)}  # type: ignore[union-attr]
-        await here.until_ended()
+    async def work() -> None:
+        async with running(folder) as here:
+            here._starts.load()
+            here._answering.answerers = {"/v1/completions": Deadly(file)}  # type: ignore[union-attr]
+            await here.until_ended()
 
-    process = get_context("fork").Process(target=run, args=[folder, work])
+    process = get_context("fork").Process(target=lambda: asyncio.run(work()))
     process.start()
     process.join()
     assert process.exitcode is not None
     return process.exitcode, {id.rpartition("-")[0] for id in file.read_text().split()}
+
+
+def found(folder: Path, batch: BatchRecord) -> BatchRecord:
+    record = Store(folder).get_batch(batch.id)
+    assert record is not None
+    return record
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -83,28 +90,25 @@ def started(folder: Path, batch: BatchRecord, times: int, is_told: bool = False)
     return starts
 
 
-def test_a_suspect_that_gets_on_makes_room_for_the_next_and_then_for_all(tmp_path: Path) -> None:
+async def test_a_suspect_that_gets_on_makes_room_for_the_next_and_then_for_all(
+    tmp_path: Path,
+) -> None:
     batches = [submit(tmp_path, lines(20), model_id="mine") for _ in range(3)]
 
-    async def work(here: Here) -> None:
+    seen: list[list[str]] = []
+    async with running(tmp_path) as here:
         for _ in range(MAX_TOGETHER):
             starts = Starts(here._starts._file, here._store)
             starts.load()
             starts.begin(batches[:2], {batch.id for batch in batches})
         here._starts.load()
-        seen: list[list[str]] = []
-        async with asyncio.timeout(120):
-            while here._store.runnable_batches():
-                await here.look()
-                if seen[-1:] != [now := sorted(here._running)]:
-                    seen.append(now)
-                await asyncio.sleep(0.001)
-        first, second = ([batch.id] for batch in batches[:2])
-        alone = [running for running in seen if running]
-        assert alone[:2] == [first, second]
-
-    run(tmp_path, work)
-    assert {found(tmp_path, batch).completed for batch in batches} == {20}
+        while here._store.runnable_batches():
+            await here.look()
+            if (now := sorted(here._running)) and seen[-1:] != [now]:
+                seen.append(now)
+            await asyncio.sleep(0.001)
+        assert seen[:2] == [[batch.id] for batch in batches[:2]]
+        assert [here.found(batch).completed for batch in batches] == [20] * 3
 
 
 def test_only_starts_that_end_in_a_kill_and_without_progress_count(
