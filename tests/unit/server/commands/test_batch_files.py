@@ -168,13 +168,21 @@ def test_a_full_disk_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.Mon
         assert 1 in found.done and 2 in found.done
 
 
-def test_a_stream_tells_that_nobody_reads() -> None:
+def test_a_stream_tells_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what could not be written yet is written once."""
     reader, writer = os.pipe()
     gone: list[int] = []
     part = StreamPart(writer, lambda: gone.append(1))
     part.put(b"line")
+    write, takes = os.write, iter([2, 1])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, data: write(file, data[: next(takes)]))
+        with pytest.raises(StopIteration):
+            part.sync()
+    part.put(b"next")
     part.sync()
-    assert os.read(reader, 100) == b"line\n" and not gone
+    assert os.read(reader, 100) == b"line\nnext\n" and not gone
+    assert part.num_pending_bytes == 0
     os.close(reader)
     part.put(b"line")
     part.sync()
