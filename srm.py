@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,7 +36,20 @@ USAGE = """usage: srm COMMAND [options]
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
 
-TRAINING = {"train", "evaluate"}
+COMMANDS = {
+    "serve": "server.supervise.launch:main",
+    "convert": "engine.weights.convert:main",
+    "inspect": "engine.weights.inspect_model:main",
+    "generate": "server.commands.generate:main",
+    "batch": "server.commands.batch:main",
+    "weights": "server.commands.admin_cli:weights",
+    "snapshot": "server.commands.admin_cli:snapshot",
+    "score": "server.commands.score:main",
+    "train": "training.__main__:main",
+    "evaluate": "training.__main__:main",
+    "loadtest": "loadtest.__main__:main",
+}
+"""Subcommands and the functions that run them; `bench` has its own table."""
 
 BENCHMARKS = {
     "kernels": "bench.engine.kernels",
@@ -105,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     command, rest = (args[0], args[1:]) if args else ("--help", [])
     try:
         check_environment(os.environ)
-        return _find(command)([command, *rest] if command in TRAINING else rest)
+        return _run(command, rest)
     except SRMError as error:
         if error.message:  # else who made it has said it
             print(f"srm {command}: {error.message}", file=sys.stderr)
@@ -121,48 +134,24 @@ def check_environment(environ: Mapping[str, str]) -> None:
             raise ConfigError(f"environment: {name} is not a setting of any command{near}")
 
 
-def _find(command: str) -> Callable[[list[str]], int]:
-    if command == "serve":
-        from server.supervise.launch import main as serve
-
-        return serve
-    if command == "convert":
-        from engine.weights.convert import main as convert
-
-        return convert
-    if command == "inspect":
-        from engine.weights.inspect_model import main as inspect
-
-        return inspect
-    if command == "generate":
-        from server.commands.generate import main as generate
-
-        return generate
-    if command == "batch":
-        from server.commands.batch import main as batch
-
-        return batch
-    if command == "score":
-        from server.commands.score import main as score
-
-        return score
-    if command in {"weights", "snapshot"}:
-        from server.commands import admin_cli
-
-        return admin_cli.weights if command == "weights" else admin_cli.snapshot
-    if command in TRAINING:
-        from training.__main__ import main as training
-
-        return training
-    if command == "loadtest":
-        from loadtest.__main__ import main as loadtest
-
-        return loadtest
-    if command == "bench":
-        return _bench
+def _run(command: str, args: list[str]) -> int:
+    if command in {"--help", "-h", "help"}:
+        print(USAGE, end="")
+        return 0
     if command == "--version":
-        return _version
-    return _usage if command in {"--help", "-h", "help"} else _unknown
+        from server.routes.service import VERSION
+
+        print(f"srm {VERSION}")
+        return 0
+    if command == "bench":
+        return _bench(args)
+    if command not in COMMANDS:
+        print(USAGE, end="", file=sys.stderr)
+        raise ConfigError("there is no such command")
+    module, name = COMMANDS[command].split(":")
+    if command in {"train", "evaluate"}:  # one module runs both
+        args = [command, *args]
+    return int(getattr(import_module(module), name)(args))
 
 
 def _bench(args: list[str]) -> int:
@@ -172,23 +161,6 @@ def _bench(args: list[str]) -> int:
         module = import_module(BENCHMARKS[args[0]])
         return int(module.main(args[1:]))
     raise ConfigError(f"srm bench measures {', '.join(BENCHMARKS)}; got {args[:1]}")
-
-
-def _usage(_args: list[str]) -> int:
-    print(USAGE, end="")
-    return 0
-
-
-def _version(_args: list[str]) -> int:
-    from server.routes.service import VERSION
-
-    print(f"srm {VERSION}")
-    return 0
-
-
-def _unknown(_args: list[str]) -> int:
-    print(USAGE, end="", file=sys.stderr)
-    raise ConfigError("there is no such command")
 
 
 if __name__ == "__main__":

@@ -43,12 +43,6 @@ class ConcurrencyLimiter:
             return not share.sequences
         return self._sequences + size <= self._max_sequences
 
-    def _take(self, share: LimiterShare, size: int) -> bool:
-        if self._waiting or not self._fits(share, size):
-            return False
-        self._give(share, size)
-        return True
-
     def _give(self, share: LimiterShare, size: int) -> None:
         self._turns += 1
         self._lines += 1
@@ -56,17 +50,8 @@ class ConcurrencyLimiter:
         share.sequences += size
         share.last_turn = self._turns
 
-    def _wait(self, share: LimiterShare) -> None:
-        self._waiting.append(share)
-
     def _leave(self, share: LimiterShare) -> None:
         self._waiting.remove(share)
-        self._grant()
-
-    def _free(self, share: LimiterShare, size: int) -> None:
-        self._lines -= 1
-        self._sequences -= size
-        share.sequences -= size
         self._grant()
 
     def _grant(self) -> None:
@@ -101,16 +86,18 @@ class LimiterShare:
     async def take(self, size: int) -> bool:
         """Wait for room for a line of `size` sequences, one call at a time; returns whether it was
         granted."""
-        if self._room._take(self, size):
+        room = self._room
+        if not room._waiting and room._fits(self, size):
+            room._give(self, size)
             return True
         self.wanted = size
         self.granted = asyncio.get_running_loop().create_future()
-        self._room._wait(self)
+        room._waiting.append(self)
         try:
             return await self.granted
         except asyncio.CancelledError:
             if self.granted.cancelled():
-                self._room._leave(self)
+                room._leave(self)
             elif self.granted.result():
                 self.free(size)
             raise
@@ -123,4 +110,8 @@ class LimiterShare:
 
     def free(self, size: int) -> None:
         """Give back the room of a line that has ended."""
-        self._room._free(self, size)
+        room = self._room
+        room._lines -= 1
+        room._sequences -= size
+        self.sequences -= size
+        room._grant()

@@ -22,6 +22,7 @@ from server.batch.engine_retry import EngineRetry
 from server.batch.job_input import Checked, Stopped, check_input
 from server.batch.line_runner import LineRunner
 from server.batch.lines import Answerer, BatchLine, LineResult, answer_line, parse_line, read_lines
+from server.batch.part_file import PartFile
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
 from server.generation.request_owner import RequestOwner
@@ -150,7 +151,7 @@ class BatchJob:
         path_of = self._store.path_of
         assert record.output_file_id and record.error_file_id
         output, errors = path_of(record.output_file_id), path_of(record.error_file_id)
-        results = ResultFiles(output, errors, self._config.batch_fsync_s)
+        results = ResultFiles(PartFile(output), PartFile(errors), self._config.batch_fsync_s)
         try:
             await asyncio.to_thread(results.recover)
             if found := results.counts.completed + results.counts.failed:

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
@@ -30,15 +31,14 @@ from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
 from server.batch.job import BatchJob, Workplace
 from server.batch.lines import Answerer
+from server.batch.starts import MAX_ALONE, Starts
 from server.config import ServerConfig
 from server.model_identity import digest
-from server.routes.services import services
+from server.routes.services import answering
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
 from server.storage.store import Store
-from server.text.chat_template import ChatTemplate
 from server.text.text import Text
-from server.text.tokenizer_files import chat_template as chat_template_source
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,13 @@ class BatchServices:
 
     def __init__(self, config: ServerConfig) -> None:
         """Loads the tokenizer. Raises CheckpointError."""
-        self._config = config
         timeout_s = max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
         self.client = EngineClient(config.endpoint, engine_timeout_s=timeout_s)
-        text = Text(config.model)
-        source = chat_template_source(config.model, config.chat_template)
-        self._template = None if source is None else ChatTemplate(source, text.special_tokens)
-        _, completions, chat = services(self.client, text, config.model_name, self._template)
+        self._stack = ExitStack()
+        text, names = Text(config.model), (config.model_name, config.chat_template)
+        completions, chat = self._stack.enter_context(
+            answering(self.client, text, config.model, *names)
+        )
         self.answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
         self.sending = EngineRetry(self.client)
 
@@ -72,8 +72,7 @@ class BatchServices:
         """Close without cancelling requests in flight: whoever sends them again goes on with
         them."""
         await self.client.close()
-        if self._template is not None:
-            self._template.close()
+        self._stack.close()
 
 
 class _Stopped(Exception):
@@ -92,7 +91,10 @@ class Jobs:
         self._clock = clock or Clock(self._store.folder / "clock.json")
         self._room = ConcurrencyLimiter(1, config.max_batch_lines_in_flight)
         self._answering: BatchServices | None = None
+        name = lock_name(config.model_id).replace(".lock", ".starts")
+        self._starts = Starts(self._store.folder / name, self._store)
         self._running: dict[str, BatchJob] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: Counter[str] = Counter()
         self._foreign: dict[str, int] = {}
         """Locks of other models, by the batch that each is held for."""
@@ -109,7 +111,7 @@ class Jobs:
                     await self._answering.close()
                 raise _Stopped
         except _Stopped:
-            pass
+            self._starts.take_back()
         finally:
             self._store.close()
 
@@ -117,6 +119,7 @@ class Jobs:
         while not self._store.folder.exists():  # nothing was ever put into it
             await asyncio.sleep(_LOOK_EVERY_S)
         await self._lock()
+        await asyncio.to_thread(self._starts.load)
         tidy_at = 0.0
         while True:
             try:
@@ -161,6 +164,7 @@ class Jobs:
 
     async def _look(self, records: list[BatchRecord]) -> None:
         """Start batches that may start, and give running ones their current records and weights."""
+        unfinished = {record.id for record in records}
         records = [record for record in records if self._may_run(record)]
         if records and self._answering is None:
             self._answering = await asyncio.to_thread(BatchServices, self._config)
@@ -170,17 +174,37 @@ class Jobs:
             # As many wait as run, so that slots that become free find somebody, and at least half
             # of the queue is left to those who ask over HTTP.
             self._room.resize(status.num_slots + min(status.num_slots, status.max_waiting // 2))
-        owners = Counter(job.owner for job in self._running.values())
-        for record in _in_turn(records, owners):
-            is_running = record.id in self._running
-            if not is_running and (len(self._running) < MAX_RUNNING or not owners[record.owner]):
+        if chosen := await self._choose(records):
+            await asyncio.to_thread(self._starts.begin, chosen, unfinished)
+            for record in chosen:
                 self._start(record)
-                owners[record.owner] += 1
         weights = _weights([record for record in records if record.id in self._running])
         for record in records:
             if record.id in self._running:
                 self._running[record.id].see(record, weights[record.id])
         metrics.BATCH_LINES_IN_FLIGHT.set(self._room.lines)
+
+    async def _choose(self, records: list[BatchRecord]) -> list[BatchRecord]:
+        """Return the batches that start now. While there are any that may have killed this process,
+        these run alone, one after the other, and the others wait."""
+        suspects = await asyncio.to_thread(self._starts.suspects, records)
+        if suspects:
+            for id, task in self._tasks.items():
+                if id not in suspects and not task.cancelling():
+                    task.cancel()  # it is run again when the suspects have been
+            if self._running:
+                return []
+            first = next(record for record in records if record.id in suspects)
+            log.warning("%s: may be what kills this process: run alone", first.id)
+            return [first]
+        owners = Counter(job.owner for job in self._running.values())
+        chosen: list[BatchRecord] = []
+        for record in _in_turn(records, owners):
+            has_room = len(self._running) + len(chosen) < MAX_RUNNING or not owners[record.owner]
+            if record.id not in self._running and has_room:
+                chosen.append(record)
+                owners[record.owner] += 1
+        return chosen
 
     def _start(self, record: BatchRecord) -> None:
         assert self._answering is not None
@@ -191,17 +215,21 @@ class Jobs:
         )
         job = BatchJob(record, place, share)
         self._running[record.id] = job
-        task = self._group.create_task(self._run(job))
+        self._tasks[record.id] = task = self._group.create_task(self._run(job))
         task.add_done_callback(lambda _: self._forget(job.id))
 
     def _forget(self, id: str) -> None:
-        del self._running[id]
+        del self._running[id], self._tasks[id]
         if id in self._foreign:
             os.close(self._foreign.pop(id))
 
     async def _run(self, job: BatchJob) -> None:
         try:
-            await job.run()
+            if self._starts.is_hopeless(job.id):
+                why = f"what runs batches died {MAX_ALONE} times while it ran alone"
+                await asyncio.to_thread(job.fail, f"it could not be run: {why}")
+            else:
+                await job.run()
         except (StoreError, OSError) as error:
             await self._rest(job, _why(error), may_pass=True)
         except Exception as error:
@@ -212,6 +240,8 @@ class Jobs:
             del self._failures[job.id]
 
     async def _rest(self, job: BatchJob, why: str, may_pass: bool) -> None:
+        if not self._starts.is_hopeless(job.id):
+            await asyncio.to_thread(self._starts.clear, job.id)
         self._failures[job.id] += 1
         if self._failures[job.id] >= MAX_FAILURES and (not may_pass or job.is_late):
             try:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from engine.errors import SRMError
 from engine.tasks import beside, task_group
@@ -29,13 +28,6 @@ MAX_FLYING_BYTES = 64 * 1024**2
 
 Answer = Callable[[BatchLine], Awaitable[LineResult]]
 Parse = Callable[[bytes | None, int], BatchLine | LineError]
-
-
-class Ending(NamedTuple):
-    """Why lines are no longer run; `code` is OpenAI's, such as batch_expired."""
-
-    code: str
-    message: str
 
 
 @dataclass
@@ -55,7 +47,8 @@ class LineRunner:
     """Tasks of lines in flight, kept so that all of them can be cancelled."""
     _flying_bytes: int = 0
     _has_landed: asyncio.Event = field(default_factory=asyncio.Event)
-    _ending: Ending | None = None
+    _ending: tuple[str, str] | None = None
+    """Why lines are no longer run: OpenAI's code, such as batch_expired, and a message."""
     _num_given_up: int = 0
 
     async def run(self) -> None:
@@ -75,12 +68,12 @@ class LineRunner:
     @property
     def ended_with(self) -> str:
         """The code that lines were given up with; empty if all were run."""
-        return self._ending.code if self._ending is not None and self._num_given_up else ""
+        return self._ending[0] if self._ending is not None and self._num_given_up else ""
 
     def end(self, code: str, message: str) -> None:
         """Give up lines in flight, and give every line without a result this code and message."""
         if self._ending is None:
-            self._ending = Ending(code, message)
+            self._ending = code, message
             self.share.give_up()
             for task in self._flying:
                 task.cancel()

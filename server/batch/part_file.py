@@ -24,16 +24,18 @@ class PartFile:
     """Lines, each put once. One process has it at a time; `sync` may run in a thread of its own
     while lines are put."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, or create it. Raises OSError."""
+    def __init__(self, path: Path, file: int | None = None) -> None:
+        """Take an open file, or else open or create the one at the path. Raises OSError."""
         self.path = path
-        is_new = not path.exists()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        is_new = file is None and not path.exists()
+        if file is None:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = file
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
         """Lines put since the last `sync`, which may not be on disk."""
         self._num_put = self._num_synced = 0  # bytes; each is changed by one thread only
-        self._size = self._synced_size = os.fstat(self._file).st_size
+        self._synced_size = os.fstat(file).st_size
         if is_new:
             _sync_folder(path.parent)
 
@@ -72,33 +74,34 @@ class PartFile:
         is lost, and the next call tries again.
         """
         with self._lock:
-            self._sync()
+            lines = self._lines[:]  # what is put meanwhile waits for the next one
+            if data := b"".join(line + b"\n" for line in lines):
+                self._write(data)
+                del self._lines[: len(lines)]
+                self._num_synced += len(data)
 
     def close(self) -> None:
         """Close the file; what was put since the last `sync` is lost."""
         with self._lock:
             os.close(self._file)
 
-    def _sync(self) -> None:
-        lines = self._lines[:]  # what is put meanwhile waits for the next one
-        data = b"".join(line + b"\n" for line in lines)
-        if not data:
-            return
+    def _write(self, data: bytes) -> None:
+        written = 0
         try:
-            while self._size < self._synced_size + len(data):
-                written = self._size - self._synced_size
-                self._size += os.pwrite(self._file, memoryview(data)[written:], self._size)
+            while written < len(data):
+                at = self._synced_size + written
+                written += os.pwrite(self._file, memoryview(data)[written:], at)
             os.fsync(self._file)
         except OSError:
             # Which bytes a failed fsync has written is not known: all of it is written again.
-            whole = data.rfind(b"\n", 0, self._size - self._synced_size) + 1
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._synced_size + whole)
-            self._size = self._synced_size
+                os.ftruncate(self._file, self._synced_size + self._whole(data[:written]))
             raise
-        self._synced_size = self._size
-        del self._lines[: len(lines)]
-        self._num_synced += len(data)
+        self._synced_size += len(data)
+
+    def _whole(self, data: bytes) -> int:
+        """Return how many bytes of what was written can be read as they are."""
+        return data.rfind(b"\n") + 1
 
     def _cut(self, size: int) -> int:
         end = os.fstat(self._file).st_size
@@ -106,7 +109,7 @@ class PartFile:
             log.warning("%s: its last %d bytes are no result: cut", self.path.name, end - size)
             os.ftruncate(self._file, size)
             os.fsync(self._file)
-        self._size = self._synced_size = size
+        self._synced_size = size
         return end - size
 
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from server import metrics
 from server.batch.lines import NO_USAGE, LineResult, LineUsage, kept
@@ -60,11 +59,10 @@ class LineSet:
 class ResultFiles:
     """A job's output and error file. `counts` covers only what is durably on disk."""
 
-    def __init__(self, output: Path, errors: Path, fsync_s: float) -> None:
-        """Open the files. `fsync_s` is how long results may wait to be written together, in
-        seconds. Raises OSError."""
-        self.output = self._open(output)
-        self.errors = self._open(errors)
+    def __init__(self, output: PartFile, errors: PartFile, fsync_s: float) -> None:
+        """`fsync_s` is how long results may wait to be written together, in seconds."""
+        self.output = output
+        self.errors = errors
         self.counts = Counts()
         self.done = LineSet()
         """Lines that earlier runs have written."""
@@ -80,9 +78,6 @@ class ResultFiles:
         self._has_room.set()
         self._is_synced = asyncio.Event()
         self._is_synced.set()
-
-    def _open(self, path: Path) -> PartFile:
-        return PartFile(path)
 
     @property
     def num_pending_bytes(self) -> int:

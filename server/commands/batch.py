@@ -18,6 +18,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,10 +34,9 @@ from server.batch.part_file import PartFile
 from server.batch.result_files import LineSet
 from server.commands import batch_parquet
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_identity import PARTS, check_shard, job_name, peek
-from server.commands.batch_input import PARQUET, STANDARD, Input, open_input
-from server.commands.batch_output import StreamPart, open_part, records
-from server.commands.batch_results import BatchResults
+from server.commands.batch_input import PARQUET, STANDARD, Input, open_input, peek
+from server.commands.batch_output import StreamPart, open_part
+from server.commands.batch_results import PARTS, BatchResults, job_name
 from server.commands.batch_run import BatchRun
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from server.supervise.embedded_engine import PRIVATE, with_engine
@@ -83,26 +83,18 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         return INTERRUPTED
 
 
+@dataclass
 class _Command:
     """One run of the command, from the engine's start to the last result."""
 
-    def __init__(
-        self,
-        config: BatchConfig,
-        engine: EngineConfig,
-        text: Text,
-        source: Input,
-        lines: Iterator[list[RawLine]],
-        job: str,
-        again: str,
-    ) -> None:
-        self._config = config
-        self._engine = engine
-        self._text = text
-        self._source = source
-        self._lines = lines
-        self._job = job
-        self._again = again
+    config: BatchConfig
+    engine: EngineConfig
+    text: Text
+    source: Input
+    lines: Iterator[list[RawLine]]
+    job: str
+    again: str
+    """The command that goes on with what this one leaves."""
 
     async def run(self, engine_module: str) -> int:
         """Run the command and return the exit code. Whatever ends it, all results so far are
@@ -117,10 +109,10 @@ class _Command:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, INTERRUPTED)
         results = self._open(partial(loop.call_soon_threadsafe, stop, BROKEN_PIPE))
-        run = BatchRun(self._config, self._engine, self._text, self._job, self._lines, results)
+        run = BatchRun(self.config, self.engine, self.text, self.job, self.lines, results)
         threading.Thread(target=self._count, args=[run], daemon=True).start()
         task = asyncio.create_task(
-            with_engine(self._engine, engine_module, run.answer, lambda: results.num_put)
+            with_engine(self.engine, engine_module, run.answer, lambda: results.num_put)
         )
         try:
             waited: set[asyncio.Future[Any]] = {task, stopped}
@@ -135,27 +127,28 @@ class _Command:
             is_stopped = not task.done() and stopped.done() and stopped.result() == INTERRUPTED
             if is_stopped:
                 log.info("stopping: what is under way is written down; Ctrl-C again leaves at once")
-            self._source.close()
+            self.source.close()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await self._close(results)
             if stopped.done() and stopped.result() == BROKEN_PIPE:
                 leave_broken_pipe()
-            if is_stopped or (results.num_put and _is_lost(task)):
+            error = None if task.cancelled() else task.exception()
+            if is_stopped or (results.num_put and isinstance(error, EngineUnavailable)):
                 self._say_how_to_go_on(results, run.total)
 
     def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
-        output, of = self._config.output, "" if total is None else f" of {total:,}"
+        output, of = self.config.output, "" if total is None else f" of {total:,}"
         said = f"{results.num_ended:,}{of} lines are written"
         if not _is_stream(output):
-            said += f" to {output}; to go on with the others:\n  {self._again}"
+            said += f" to {output}; to go on with the others:\n  {self.again}"
         log.info("%s", said)
 
     def _open(self, on_broken: Callable[[], object]) -> BatchResults:
-        config = self._config
+        config = self.config
         errors = _part(Path(config.errors), on_broken) if config.errors else None
         output = _part(_journal(config.output), on_broken)
-        results = BatchResults(config, self._job, output, errors, _FSYNC_S)
+        results = BatchResults(config, self.job, output, errors, _FSYNC_S)
         try:
             results.recover()
         except SRMError:
@@ -164,17 +157,18 @@ class _Command:
         return results
 
     def _count(self, run: BatchRun) -> None:
-        total = self._source.count()
+        total = self.source.count()
         if total is not None:
-            run.total = self._config.count(total)
+            run.total = self.config.count(total)
 
     def _finish(self, results: BatchResults) -> int:
-        counts, output = results.counts, self._config.output
-        _forget_snapshots(self._engine)
+        counts, output = results.counts, self.config.output
+        _forget_snapshots(self.engine)
         if output.suffix.lower() == PARQUET:
             journal = _journal(output)
             try:
-                batch_parquet.write_results(records(journal), output)
+                with journal.open("rb") as records:
+                    batch_parquet.write_results(records, output)
                 journal.unlink()
             except OSError as error:
                 raise SRMError(
@@ -216,11 +210,6 @@ def _forget_snapshots(engine: EngineConfig) -> None:
             for file in folder.glob("durable.snapshot*"):
                 file.unlink()
             folder.rmdir()
-
-
-def _is_lost(task: asyncio.Task[None]) -> bool:
-    """Whether the engine was given up."""
-    return not task.cancelled() and isinstance(task.exception(), EngineUnavailable)
 
 
 def _check_files(config: BatchConfig) -> None:
@@ -284,7 +273,7 @@ def _look_through(config: BatchConfig, job: str, lines: Iterator[list[RawLine]])
         if not name.startswith(start):
             raise ConfigError(f"output = {config.output} is of another {PARTS}")
         number = int(name.removeprefix(start))
-        check_shard(config, config.output, number)
+        config.check_shard(config.output, number)
         done.add(number)
         failed += is_failed
         count += 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.errors import ConfigError
 from server.commands.batch_input import STANDARD
 
 
@@ -49,6 +50,14 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether a line belongs to the shard; lines are numbered from 1."""
         index, count = self._part
         return (number - index) % count == 0
+
+    def check_shard(self, output: Path, number: int) -> None:
+        """Raise ConfigError for a line of an earlier run that is not of the shard."""
+        if not self.has(number):
+            raise ConfigError(
+                f"output = {output} has line {number}, which is not of shard = {self.shard}: "
+                "go on with the shard that it was made with, or name another output"
+            )
 
     def count(self, total: int) -> int:
         """Return how many of the first `total` lines belong to the shard."""

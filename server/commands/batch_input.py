@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -46,13 +47,27 @@ class Input:
     """Ends the wait for input that does not come."""
 
 
+def peek(lines: Iterator[list[RawLine]]) -> tuple[bytes, Iterator[list[RawLine]]]:
+    """Return the first line, and an iterator over all of them."""
+    taken: list[list[RawLine]] = []
+    for some in lines:
+        taken.append(some)
+        if some:
+            return some[0][1] or b"", chain(taken, lines)
+    return b"", iter(taken)
+
+
 def open_input(path: Path, max_line_bytes: int) -> Input:
     """Open a file by its name; - is standard input. Raises ConfigError."""
     if path == STANDARD and sys.stdin.isatty():
         raise ConfigError("input is missing: srm batch FILE")
     try:
         if path == STANDARD or not stat.S_ISREG(path.stat().st_mode):
-            return _open_pipe(path, max_line_bytes)
+            # It can be read only once, and may block.
+            is_standard, closed = path == STANDARD, threading.Event()
+            file = sys.stdin.fileno() if is_standard else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            lines = _lines(path, _available(file, closed), max_line_bytes)
+            return Input(lines, lambda: None, closed.set)
         with path.open("rb"):
             pass
     except OSError as error:
@@ -60,13 +75,6 @@ def open_input(path: Path, max_line_bytes: int) -> Input:
     if path.suffix.lower() == PARQUET:
         return Input(_readable(path, read_rows(path, max_line_bytes)), lambda: count_rows(path))
     return Input(_lines(path, _raw_chunks(path), max_line_bytes), lambda: _count(path))
-
-
-def _open_pipe(path: Path, max_line_bytes: int) -> Input:
-    """Open an input that can be read only once, and may block."""
-    file = sys.stdin.fileno() if path == STANDARD else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    closed = threading.Event()
-    return Input(_lines(path, _available(file, closed), max_line_bytes), _unknown, closed.set)
 
 
 def _lines(path: Path, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[list[RawLine]]:
@@ -157,7 +165,3 @@ def _count(path: Path) -> int | None:
     except (OSError, Damaged):  # whoever reads the lines says so
         return None
     return count + (last != b"\n")
-
-
-def _unknown() -> None:
-    """Return None: how much is still to come is unknown."""

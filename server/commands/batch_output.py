@@ -5,11 +5,9 @@ Knows bytes and lines, and nothing of what they say.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import ConfigError
@@ -67,27 +65,11 @@ class FrameFile(LinesFile):
             raise ConfigError(f"output = {self.path} does not hold whole lines of results")
         return cut
 
-    def _sync(self) -> None:
-        # A frame is there whole, or all of it is tried again.
-        lines = self._lines[:]  # what is put meanwhile waits for the next one
-        if not lines:
-            return
-        data = b"".join(line + b"\n" for line in lines)
-        frame = self._codec.compress(data)
-        written = 0
-        try:
-            while written < len(frame):
-                written += os.pwrite(
-                    self._file, memoryview(frame)[written:], self._synced_size + written
-                )
-            os.fsync(self._file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._synced_size)
-            raise
-        self._size = self._synced_size = self._synced_size + len(frame)
-        del self._lines[: len(lines)]
-        self._num_synced += len(data)
+    def _write(self, data: bytes) -> None:
+        super()._write(self._codec.compress(data))
+
+    def _whole(self, _data: bytes) -> int:
+        return 0  # a frame is there whole, or all of it is tried again
 
 
 class StreamPart(PartFile):
@@ -95,30 +77,23 @@ class StreamPart(PartFile):
 
     def __init__(self, file: int, on_broken: Callable[[], object]) -> None:
         """`on_broken` is called, in any thread, when nobody reads it any more."""
-        self.path = Path("standard output")
-        self._file = file
-        self._lock = threading.Lock()
-        self._lines = []
-        self._num_put = self._num_synced = self._size = self._synced_size = 0
+        super().__init__(Path("standard output"), file)
+        self._synced_size = 0  # whatever is there already
+        self._sent = 0  # of the bytes to be written next
         self._on_broken = on_broken
-        self._rest = b""
 
     def recover(self, _accepts: Callable[[bytes], bool]) -> int:
         """Recover nothing: a stream cannot be read."""
         return 0
 
-    def _sync(self) -> None:
-        lines = self._lines[:]
-        self._rest += b"".join(line + b"\n" for line in lines)
-        num_bytes = sum(map(len, lines)) + len(lines)
-        del self._lines[: len(lines)]
+    def _write(self, data: bytes) -> None:
         try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._file, self._rest[: 64 * 1024]) :]
+            while self._sent < len(data):
+                end = self._sent + 64 * 1024
+                self._sent += os.write(self._file, memoryview(data)[self._sent : end])
         except BrokenPipeError:
-            self._rest = b""
             self._on_broken()
-        self._num_synced += num_bytes
+        self._sent = 0
 
     def close(self) -> None:
         """Leave the stream open: it is not ours to close."""
@@ -136,10 +111,3 @@ def beginning(path: Path) -> bytes:
         if not error.is_cut:
             raise ConfigError(f"output = {path} is no file of results: {error}") from None
     return data[:512]
-
-
-def records(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a whole file, without their newlines."""
-    with path.open("rb") as file:
-        for line in file:
-            yield line.rstrip(b"\n")

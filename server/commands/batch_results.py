@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from pathlib import Path
 
 import msgspec
 
+from engine.config import EngineConfig
 from engine.errors import UNDECODABLE, ConfigError
 from server.batch.lines import LineResult, RawLine, kept, record_id
 from server.batch.part_file import PartFile
 from server.batch.result_files import Counts, ResultFiles
 from server.commands import batch_input
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_identity import PARTS, check_shard
 from server.commands.batch_output import beginning
+from server.model_identity import digest, model_parts
+from server.text.tokenizer_files import chat_template
 
+PARTS = "input, model, served_model_name, dtype, chat template or seed"
+"""The parts that a job's name is made from, for messages."""
 _REMEMBERED = 10_000
 """Most lines of earlier runs whose custom_ids are compared with the input's."""
 
@@ -36,6 +39,21 @@ class _Kept(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Kept).decode
 
 
+def job_name(config: BatchConfig, engine: EngineConfig, first: bytes) -> str:
+    """Return a name that is the same whenever the same results are made: each line of an output
+    has it, so no file beside it says whose it is. It is made from the input's first line, the
+    model, and what else a result depends on. All shards have one name; a folder's own name is not
+    in it, so that the model may move."""
+    parts = [
+        *(first, str(config.seed).encode(), engine.compute_dtype.encode()),
+        *model_parts(engine.model),
+        (chat_template(engine.model, config.chat_template) or "").encode(),
+    ]
+    if config.served_model_name not in ("", engine.model.resolve().name):
+        parts.append(config.served_model_name.encode())
+    return f"batch_{digest(parts)}"
+
+
 class BatchResults(ResultFiles):
     """Results in `output`; those of lines that failed there too, or in `errors`."""
 
@@ -49,8 +67,7 @@ class BatchResults(ResultFiles):
     ) -> None:
         self._config = config
         self._job = job
-        self._parts = {"output": output, "errors": errors or output}
-        super().__init__(Path("output"), Path("errors"), fsync_s)
+        super().__init__(output, errors or output, fsync_s)
         self._is_one = errors is None
         self._names: dict[int, int] = {}  # of some lines that are done: a checksum of custom_id
         self._last_done = 0
@@ -59,9 +76,6 @@ class BatchResults(ResultFiles):
         """Lines that have ended in this run."""
         self.num_tokens = 0
         """Tokens sampled for them."""
-
-    def _open(self, path: Path) -> PartFile:
-        return self._parts[path.name]
 
     def recover(self) -> None:
         """Read what earlier runs have written and cut off a broken end. Raises ConfigError for what
@@ -125,7 +139,7 @@ class BatchResults(ResultFiles):
                 f"output = {self.output.path}: line {found.number} has two results; "
                 "it cannot be gone on with"
             )
-        check_shard(self._config, self.output.path, found.number)
+        self._config.check_shard(self.output.path, found.number)
         is_failed = line.response is None or line.response.status_code != 200
         self.done.add(found.number)
         self._last_done = max(self._last_done, found.number)

@@ -9,21 +9,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import zstandard
 
 CHUNK = 1024 * 1024
-
-
-class Decompressor(Protocol):
-    """Decompresses one frame."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
 
 
 class Codec(NamedTuple):
@@ -31,7 +21,8 @@ class Codec(NamedTuple):
 
     compress: Callable[[bytes], bytes]
     """A whole frame, with a checksum; the same data makes the same bytes."""
-    decompressor: Callable[[], Decompressor]
+    decompressor: Callable[[], Any]
+    """Makes what reads one frame, as zlib does: `decompress`, `eof`, `unused_data`."""
     padding: bytes
     """Bytes that may follow a frame and carry no data."""
 
@@ -44,18 +35,17 @@ class Damaged(Exception):
         self.is_cut = is_cut
 
 
-def _gzip(data: bytes) -> bytes:
-    writer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    return writer.compress(data) + writer.flush()
-
-
-def _zstd(data: bytes) -> bytes:
-    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
-
-
 CODECS = {
-    ".gz": Codec(_gzip, lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), b"\0"),
-    ".zst": Codec(_zstd, lambda: zstandard.ZstdDecompressor().decompressobj(), b""),
+    ".gz": Codec(
+        lambda data: zlib.compress(data, 6, 16 + zlib.MAX_WBITS),
+        lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+        b"\0",
+    ),
+    ".zst": Codec(
+        lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
+        lambda: zstandard.ZstdDecompressor().decompressobj(),
+        b"",
+    ),
 }
 """Codecs by the suffix of a file's name."""
 
@@ -93,7 +83,7 @@ def chunks_of(file: int) -> Iterator[bytes]:
 
 def _frames(chunks: Iterable[bytes], codec: Codec) -> Iterator[tuple[bytes, int | None]]:
     """Yield data, and the offset where its frame ends, or None if the frame goes on."""
-    reader: Decompressor | None = None
+    reader = None
     read = 0
     for chunk in chunks:
         read += len(chunk)

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, Literal
 
 import msgspec
 from rich.console import Console
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _STANDARD = Path("-")
 _WINDOW = 1_024
 """Most lines in flight."""
+_Landed = tuple[int, Score | Failure]
+"""The bytes of a line that has ended, and its result."""
 
 
 class ScoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,24 +84,18 @@ class _File:
     async def _score_line(self, client: EngineClient, line: bytes, number: int) -> _Landed:
         try:
             scoring = parse(line, number, self.text)
-            return _Landed(len(line), await score(client, scoring, number, self.text))
+            return len(line), await score(client, scoring, number, self.text)
         except RequestError as error:
-            return _Landed(len(line), failure(line, number, error))
+            return len(line), failure(line, number, error)
 
     def _land(self, landed: _Landed, progress: Progress, bar: TaskID) -> None:
-        self.sink.write(msgspec.json.encode(landed.result) + b"\n")
-        if isinstance(landed.result, Failure):
+        num_bytes, result = landed
+        self.sink.write(msgspec.json.encode(result) + b"\n")
+        if isinstance(result, Failure):
             self.num_failed += 1
         else:
-            self.num_tokens += len(landed.result.token_ids)
-        progress.update(bar, advance=landed.num_bytes, tokens=self.num_tokens)
-
-
-class _Landed(NamedTuple):
-    """A line that has ended."""
-
-    num_bytes: int
-    result: Score | Failure
+            self.num_tokens += len(result.token_ids)
+        progress.update(bar, advance=num_bytes, tokens=self.num_tokens)
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, product
 from pathlib import Path
 
 import httpx
@@ -98,79 +99,50 @@ def test_the_sdk_walks_lists(client: openai.OpenAI) -> None:
     assert client.files.list().data == []
 
 
-def test_files_are_kept_30_days(server: Server) -> None:
-    record = upload(server).json()
-    assert record["expires_at"] == record["created_at"] + 30 * 24 * 3600
-    assert record["status"] == "processed"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_fields_and_queries_are_refused_by_name(server: Server, data_dir: Path) -> None:
+    anchor, seconds = "expires_after[anchor]", "expires_after[seconds]"
+    before = kept(data_dir)
+    for fields, param in (
         ({"purpose": "fine-tune"}, "purpose"),
         ({"purpose": "batch_output"}, "purpose"),
         ({"other": "1"}, "other"),
-        ({"expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
-        ({"expires_after[seconds]": "3600"}, "expires_after[anchor]"),
-        ({"expires_after[anchor]": "now", "expires_after[seconds]": "3600"},
-         "expires_after[anchor]"),
-        ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "3599"},
-         "expires_after[seconds]"),
-        ({"expires_after[anchor]": "null", "expires_after[seconds]": "null"},
-         "expires_after[anchor]"),
-        ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "1e9"},
-         "expires_after[seconds]"),
-    ],
-)  # fmt: skip
-def test_fields_are_refused_by_name(
-    server: Server, data_dir: Path, fields: dict[str, str], param: str
-) -> None:
-    before = kept(data_dir)
-    reply = upload(server, b"{}\n", **fields)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+        ({anchor: "created_at"}, seconds),
+        ({seconds: "3600"}, anchor),
+        ({anchor: "now", seconds: "3600"}, anchor),
+        ({anchor: "created_at", seconds: "3599"}, seconds),
+        ({anchor: "null", seconds: "null"}, anchor),
+        ({anchor: "created_at", seconds: "1e9"}, seconds),
+    ):
+        reply = upload(server, b"{}\n", **fields)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), fields
     assert kept(data_dir) == before
+    for query in (
+        *("limit=0", "limit=10001", "limit=x", "limit=null", "after=null", "limit=1&limit=2"),
+        *("order=up", "after=file-1", "before=x"),
+    ):
+        reply = server.get(f"/v1/files?{query}")
+        param = query.partition("=")[0]
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), query
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
-        ("limit=0", "limit"),
-        ("limit=10001", "limit"),
-        ("limit=x", "limit"),
-        ("limit=null", "limit"),
-        ("after=null", "after"),
-        ("limit=1&limit=2", "limit"),
-        ("order=up", "order"),
-        ("after=file-1", "after"),
-        ("before=x", "before"),
-    ],
-)
-def test_queries_are_refused_by_name(server: Server, query: str, param: str) -> None:
-    reply = server.get(f"/v1/files?{query}")
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-
-
-@pytest.mark.parametrize(
-    "id",
-    [
-        *("..%2f..%2fstore.sqlite3", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..", "%2e%2e", ".", "%00"),
-        *("file-%00", "..%5c..%5cx", "%2fetc%2fpasswd", "file-" + "0" * 32, "x" * 8_000, "%c3%28"),
-        *("file-" + "0" * 32 + ".json", "store.lock", "%0d%0aset-cookie:%20x", "*", "~", "null"),
-    ],
-)
-def test_ids_that_are_none_are_not_there(server: Server, data_dir: Path, id: str) -> None:
-    upload(server)
+def test_ids_that_are_none_are_not_there(server: Server, data_dir: Path) -> None:
+    record = upload(server).json()
+    assert record["expires_at"] == record["created_at"] + 30 * 24 * 3600
+    assert record["status"] == "processed"
     before = kept(data_dir)
-    for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+    for id, (method, path) in product(
+        (
+            *("..%2f..%2fstore.sqlite3", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..", "%2e%2e", "."),
+            *("%00", "file-%00", "..%5c..%5cx", "%2fetc%2fpasswd", "file-" + "0" * 32, "%c3%28"),
+            *("file-" + "0" * 32 + ".json", "store.lock", "%0d%0aset-cookie:%20x", "*", "~"),
+            *("null", "x" * 8_000),
+        ),
+        (("GET", ""), ("GET", "/content"), ("DELETE", "")),
+    ):
         # httpx would resolve dots itself
-        with socket.create_connection(
-            (httpx.URL(server.url).host, httpx.URL(server.url).port or 0)
-        ) as raw:
-            head = f"{method} /v1/files/{id}{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-            raw.sendall(f"{head}authorization: Bearer sk-aaaaaaaaaaaaaaaa\r\n\r\n".encode())
+        with raw_request(server, f"{method} /v1/files/{id}{path}", "connection: close") as raw:
             reply = raw.makefile("rb").read()
-        status = int(reply.split()[1])
-        assert status in {404, 405}, reply[:500]
+        assert int(reply.split()[1]) in {404, 405}, (id, reply[:500])
         assert b"passwd:" not in reply and b"SQLite" not in reply
         assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"]
     assert kept(data_dir) == before
@@ -269,67 +241,58 @@ def test_a_file_is_never_whole_in_memory(server: Server) -> None:
     assert server.http.delete(f"/v1/files/{record['id']}").status_code == 200
 
 
-def raw_upload(server: Server, head: str, *parts: bytes) -> socket.socket:
+def raw_request(server: Server, target: str, *head: str) -> socket.socket:
     url = httpx.URL(server.url)
-    raw = socket.create_connection((url.host, url.port or 0))
-    raw.settimeout(600)
-    raw.sendall(
-        f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-aaaaaaaaaaaaaaaa\r\n"
-        f"content-type: {FORM['content-type']}\r\n{head}\r\n\r\n".encode()
-    )
+    raw = socket.create_connection((url.host, url.port or 0), timeout=600)
+    lines = (f"{target} HTTP/1.1", "host: x", "authorization: Bearer sk-aaaaaaaaaaaaaaaa", *head)
+    raw.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+    return raw
+
+
+def raw_upload(server: Server, head: str, *parts: bytes) -> socket.socket:
+    raw = raw_request(server, "POST /v1/files", f"content-type: {FORM['content-type']}", head)
     for part in parts:
         raw.sendall(part)
     return raw
 
 
-def until_coming(data_dir: Path, names: set[str]) -> None:
-    """Until there is half a file besides these."""
-    deadline = time.monotonic() + 120
-    while not kept(data_dir) - names:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_an_upload_that_is_cut_off_leaves_nothing(server: Server, data_dir: Path) -> None:
     before = kept(data_dir)
-    begin, *rest = chunks(5 * MIB)
-    raw = raw_upload(server, "content-length: 9000000", begin, *rest[:3])
-    until_coming(data_dir, before)
+    raw = raw_upload(server, "content-length: 9000000", *islice(chunks(5 * MIB), 4))
+    deadline = time.monotonic() + 120
+    while not kept(data_dir) - before:  # until there is half a file
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     raw.close()
     until_kept(data_dir, before)
 
 
-def test_an_upload_that_stops_is_given_up(server: Server, data_dir: Path) -> None:
-    before = kept(data_dir)
-    begin, *_ = chunks(5 * MIB)
-    with raw_upload(server, "content-length: 9000000", begin) as raw:
-        assert raw.makefile("rb").readline() == b"HTTP/1.1 408 Request Timeout\r\n"
-    until_kept(data_dir, before)
+def too_many() -> Iterator[bytes]:
+    """All but the end of the last chunk: the client goes on waiting to send the rest."""
+    pieces = [b"%x\r\n%b\r\n" % (len(one), one) for one in chunks(MAX_FILE_BYTES + 1)]
+    yield from pieces[:-1]
 
 
-@pytest.mark.parametrize("is_announced", [True, False])
-def test_a_file_that_is_too_large_is_refused_as_soon_as_it_is(
-    server: Server, data_dir: Path, is_announced: bool
+@pytest.mark.parametrize(
+    ("head", "parts", "status"),
+    [
+        ("content-length: 9000000", lambda: islice(chunks(5 * MIB), 1), "408 Request Timeout"),
+        (f"content-length: {2 * MAX_FILE_BYTES}", tuple, "413 Request Entity Too Large"),
+        ("transfer-encoding: chunked", too_many, "413 Request Entity Too Large"),
+        ("content-length: 1000", lambda: [b"".join(chunks(1_000))[:1_000]], "400 Bad Request"),
+    ],
+    ids=["stops", "too large, announced", "too large", "shorter than announced"],
+)
+def test_an_upload_that_cannot_be_is_refused_at_once_and_leaves_nothing(
+    server: Server,
+    data_dir: Path,
+    head: str,
+    parts: Callable[[], Iterable[bytes]],
+    status: str,
 ) -> None:
-    """The client goes on waiting to send the rest."""
     before = kept(data_dir)
-    if is_announced:
-        raw = raw_upload(server, f"content-length: {2 * MAX_FILE_BYTES}")
-    else:
-        pieces = (b"%x\r\n%b\r\n" % (len(one), one) for one in chunks(MAX_FILE_BYTES + 1))
-        raw = raw_upload(server, "transfer-encoding: chunked", *list(pieces)[:-1])
-    with raw:
-        reply = raw.makefile("rb")
-        assert reply.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
-    until_kept(data_dir, before)
-
-
-def test_a_form_shorter_than_announced_is_refused(server: Server, data_dir: Path) -> None:
-    before = kept(data_dir)
-    begin, *rest = chunks(1_000)
-    body = b"".join([begin, *rest])
-    with raw_upload(server, f"content-length: {len(body) - 8}", body[:-8]) as raw:
-        assert raw.makefile("rb").readline() == b"HTTP/1.1 400 Bad Request\r\n"
+    with raw_upload(server, head, *parts()) as raw:
+        assert raw.makefile("rb").readline() == f"HTTP/1.1 {status}\r\n".encode()
     until_kept(data_dir, before)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +16,54 @@ import pytest
 
 from engine.errors import ConfigError, EngineUnavailable
 from server.commands.generate import main
-from server.commands.standard_output import INTERRUPTED
+from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.serving import ROOT, Server, complete
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
 
 
-def start(folder: Path, *flags: str, **options: Any) -> subprocess.Popen[bytes]:
-    program = (
-        "import sys; from server.commands.generate import main\n"
-        "from engine.errors import SRMError\n"
-        "try: code = main(sys.argv[1:], engine_module='tests.engines.numpy_engine')\n"
-        "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
-        "sys.exit(code)"
-    )
-    command = [sys.executable, "-c", program, f"--model={folder}", *FLAGS, *flags]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, **pipes, **options)
+ENGINE = "tests.engines.numpy_engine"
 
 
-def generate(folder: Path, *flags: str, given: bytes | None = None) -> bytes:
-    """What it prints; nothing else may be said."""
-    with start(folder, *flags, stdin=subprocess.PIPE) as process:
-        said, complaints = process.communicate(given)
-    assert (process.returncode, complaints) == (0, b"")
-    return said
+@pytest.fixture
+def generate(text_model: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., bytes]:
+    """generate("the", "--n=2"): what it prints; nothing else may be said."""
+
+    def printed(*flags: str) -> bytes:
+        capfdbinary.readouterr()
+        assert main([f"--model={text_model}", *FLAGS, *flags], engine_module=ENGINE) == 0
+        said, complaints = capfdbinary.readouterr()
+        assert complaints == b""
+        return said
+
+    return printed
 
 
-def test_one_completion_is_its_text(text_model: Path, server: Server) -> None:
+def test_one_completion_is_its_text(
+    generate: Callable[..., bytes], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fields: dict[str, Any] = {"max_tokens": 50, "seed": 5, "temperature": 1.3}
     (choice,) = complete(server, prompt="the cat", **fields)["choices"]
-    flags = ("--max-tokens=50", "--seed=5", "--temperature=1.3")
-    assert generate(text_model, "the cat", *flags).decode() == choice["text"] + "\n"
-    assert generate(text_model, *flags, given=b"the cat\n").decode() == choice["text"] + "\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
+    said = generate("--max-tokens=50", "--seed=5", "--temperature=1.3")
+    assert said.decode() == choice["text"] + "\n"
 
 
-def test_several_are_in_order_each_behind_its_number(text_model: Path, server: Server) -> None:
+def test_several_are_in_order_each_behind_its_number(
+    generate: Callable[..., bytes], server: Server
+) -> None:
     choices = complete(server, prompt=[5, 6], n=20, max_tokens=30, seed=1, stop=["t", "q"])
     flags = ("--n=20", "--max-tokens=30", "--seed=1", "--stop=t,q")
-    said = generate(text_model, "5, 6", "--token-ids", *flags).decode()
+    said = generate("5, 6", "--token-ids", *flags).decode()
     assert said == "".join(f"[{one['index']}]{one['text']}\n" for one in choices["choices"])
 
 
-def test_json_is_the_servers_reply(text_model: Path, server: Server) -> None:
+def test_json_is_the_servers_reply(generate: Callable[..., bytes], server: Server) -> None:
     body = {"n": 2, "max_tokens": 9, "seed": 3, "logprobs": 1, "return_token_ids": True}
     expected = complete(server, prompt="the", **body)
     extra = json.dumps({"logprobs": 1, "return_token_ids": True})
     flags = ("--n=2", "--max-tokens=9", "--seed=3", f"--extra-body={extra}", "--json")
-    found = json.loads(generate(text_model, *flags, "the"))
+    found = json.loads(generate(*flags, "the"))
     assert found["choices"] == expected["choices"]
     assert found["model"] == "tiny"
 
@@ -85,15 +87,8 @@ def test_what_cannot_be_is_refused_before_the_engine_starts(
 
 
 def test_what_only_the_model_can_refuse_is_a_bad_argument_too(text_model: Path) -> None:
-    for flags, message in (
-        (["--token-ids", "400"], "prompt has token id 400"),
-        (["the cat" * 400], "prompt has "),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            main(
-                [f"--model={text_model}", *FLAGS, *flags],
-                engine_module="tests.engines.numpy_engine",
-            )
+    with pytest.raises(ConfigError, match="prompt has token id 400"):
+        main([f"--model={text_model}", *FLAGS, "--token-ids", "400"], engine_module=ENGINE)
 
 
 def test_an_engine_that_does_not_start_is_said(text_model: Path) -> None:
@@ -102,11 +97,23 @@ def test_an_engine_that_does_not_start_is_said(text_model: Path) -> None:
     assert caught.value.exit_code == 1
 
 
-def test_an_interrupt_leaves_no_process(text_model: Path) -> None:
-    with start(text_model, "the cat", "--n=50000", "--max-tokens=100") as process:
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_end_of_its_reader_or_by_ctrl_c_leaves_no_process(
+    text_model: Path, is_closed: bool
+) -> None:
+    program = (
+        "import sys; from server.commands.generate import main\n"
+        f"sys.exit(main(sys.argv[1:], engine_module={ENGINE!r}))"
+    )
+    flags = [*FLAGS, "the cat", "--n=50000", "--max-tokens=100"]
+    command = [sys.executable, "-c", program, f"--model={text_model}", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(3) == b"[0]"
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == INTERRUPTED
+        if is_closed:
+            process.stdout.close()
+        else:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(120) == (BROKEN_PIPE if is_closed else INTERRUPTED)
     assert children and not psutil.wait_procs(children, timeout=120)[1]

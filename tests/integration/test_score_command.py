@@ -10,6 +10,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import CheckpointError, ConfigError, EngineUnavailable
+from server.commands.score import main
 from tests.engines.numpy_runner import feed, tiny_weights
 from tests.serving import ROOT, TEXT_MODEL
 
@@ -25,28 +27,15 @@ WEIGHTS = tiny_weights(config=TEXT_MODEL)
 """Those of the numpy engine."""
 
 
-def command(
-    model: Path, *flags: str, engine_module: str = "tests.engines.numpy_engine"
-) -> list[str]:
+ENGINE = "tests.engines.numpy_engine"
+
+
+def command(model: Path, *flags: str) -> list[str]:
     program = (
-        "import sys; from server.commands.score import main; from engine.errors import SRMError\n"
-        f"try: code = main(sys.argv[1:], engine_module={engine_module!r})\n"
-        "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
-        "sys.exit(code)"
+        "import sys; from server.commands.score import main\n"
+        f"sys.exit(main(sys.argv[1:], engine_module={ENGINE!r}))"
     )
     return [sys.executable, "-c", program, f"--model={model}", "--num-slots=16", *flags]
-
-
-def run(
-    model: Path, *flags: str, given: bytes = b"", engine_module: str = "tests.engines.numpy_engine"
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        command(model, *flags, engine_module=engine_module),
-        input=given,
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
 
 
 def score(
@@ -55,9 +44,8 @@ def score(
     """The results of lines of JSON."""
     source, sink = folder / "in.jsonl", folder / "out.jsonl"
     source.write_text("\n".join(json.dumps(line) for line in lines))
-    done = run(model, str(source), "-o", str(sink), *flags)
-    assert done.returncode == code, done.stderr.decode()
-    assert done.stdout == b""
+    arguments = [f"--model={model}", "--num-slots=16", str(source), "-o", str(sink), *flags]
+    assert main(arguments, ENGINE) == code
     return [json.loads(line) for line in sink.read_text().splitlines()]
 
 
@@ -87,75 +75,76 @@ def check(result: dict[str, Any], prompt: list[int], completion: list[int] | Non
     assert result["is_greedy"] == all(greedy[first:])
 
 
-def test_token_ids_with_and_without_completions(text_model: Path, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    lines: list[dict[str, Any]] = []
-    for i in range(60):
-        prompt = rng.integers(0, TEXT_MODEL.vocab_size, rng.integers(1, 60)).tolist()
-        lines.append({"prompt": prompt})
-        if i % 2:
-            lines[-1]["completion"] = rng.integers(0, 300, rng.integers(1, 60)).tolist()
-        if i % 3 == 0:
-            lines[-1]["id"] = f"line {i}"
-    results = score(text_model, tmp_path, lines, "--max-waiting=7", "--max-step-tokens=2100")
-    assert [one["id"] for one in results] == [
-        line.get("id", number) for number, line in enumerate(lines, 1)
-    ]
-    for line, result in zip(lines, results, strict=True):
-        check(result, line["prompt"], line.get("completion"))
-
-
-def test_texts_are_tokenized_apart(text_model: Path, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(text_model / "tokenizer.json"))
-    lines = [{"prompt": "the cat", "completion": " sat on é"}, {"prompt": "", "completion": "the"}]
-    for line, result in zip(lines, score(text_model, tmp_path, lines), strict=True):
-        prompt = tokenizer.encode(line["prompt"]).ids
-        completion = tokenizer.encode(line["completion"], add_special_tokens=False).ids
-        assert prompt[0] == 0
-        check(result, prompt, completion)
-        assert result["tokens"][0] == "<|begin_of_text|>"
-
-
-def test_a_greedy_completion_is_said_to_be(text_model: Path, tmp_path: Path) -> None:
+def greedy_tokens() -> list[int]:
     tokens = [0, 5, 6]
     state = np.zeros((TEXT_MODEL.num_layers, TEXT_MODEL.d_model))
     for position in range(8):
         logits, state = feed(WEIGHTS, tokens[position], position, state)
         if position >= 2:
             tokens.append(int(logits.argmax()))
-    lines = [
-        {"prompt": tokens[:3], "completion": tokens[3:]},
-        {"prompt": tokens[:3], "completion": [*tokens[3:-1], (tokens[-1] + 1) % 300]},
-        {"prompt": tokens[:4], "completion": []},
-    ]
-    assert [one["is_greedy"] for one in score(text_model, tmp_path, lines[:2])] == [True, False]
-    (refused,) = score(text_model, tmp_path, lines[2:], code=1)
-    assert "completion" in refused["error"]["message"]
+    return tokens
 
 
-def test_bad_lines_do_not_stop_the_others(text_model: Path, tmp_path: Path) -> None:
-    lines: list[Any] = [
-        {"prompt": [5, 6]},
-        {"prompt": [5, 400], "id": "too large"},
-        {"prompt": [5] * 129, "id": 77},
-        {"prompt": [5], "completions": "x", "id": "misspelt"},
-        [1, 2],
-        {"id": "nothing"},
-        {"prompt": [7], "completion": [8]},
+def test_every_line_has_its_scores_or_its_error(
+    text_model: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Token ids and texts, with and without completions, and lines at fault among them."""
+    rng = np.random.default_rng(0)
+    lines: list[dict[str, Any]] = []
+    for i in range(60):
+        line = {"prompt": rng.integers(0, TEXT_MODEL.vocab_size, rng.integers(1, 60)).tolist()}
+        if i % 2:
+            line["completion"] = rng.integers(0, 300, rng.integers(1, 60)).tolist()
+        if i % 3 == 0:
+            line["id"] = f"line {i}"
+        lines.append(line)
+    tokens = greedy_tokens()
+    lines += [
+        {"id": "greedy", "prompt": tokens[:3], "completion": tokens[3:]},
+        {
+            **{"id": "not greedy", "prompt": tokens[:3]},
+            "completion": [*tokens[3:-1], (tokens[-1] + 1) % 300],
+        },
     ]
-    results = score(text_model, tmp_path, lines, code=1)
-    assert [one["id"] for one in results] == [1, "too large", 77, "misspelt", 5, "nothing", 7]
-    codes = [one.get("error", {}).get("code") for one in results]
-    assert codes == [
-        *(None, "invalid_request", "context_length_exceeded", "invalid_request"),
-        *("invalid_request", "invalid_request", None),
+    texts = [{"prompt": "the cat", "completion": " sat on é"}, {"prompt": "", "completion": "the"}]
+    bad: dict[str, dict[str, Any]] = {
+        "too large": {"prompt": [5, 400]},
+        "too long": {"prompt": [5] * 129},
+        "misspelt": {"prompt": [5], "completions": "x"},
+        "nothing": {},
+        "empty": {"prompt": [5], "completion": []},
+    }
+    given = [*lines, *texts, *({**line, "id": id} for id, line in bad.items()), [1, 2], lines[0]]
+    flags = ("--max-waiting=7", "--max-step-tokens=2100")
+    results = score(text_model, tmp_path, given, *flags, code=1)
+    assert [one["id"] for one in results] == [
+        line.get("id", number) if isinstance(line, dict) else number
+        for number, line in enumerate(given, 1)
     ]
-    check(results[-1], [7], [8])
+    for line, result in zip([*lines, lines[0]], [*results[:62], results[-1]], strict=True):
+        check(result, line["prompt"], line.get("completion"))
+    assert [one["is_greedy"] for one in results[60:62]] == [True, False]
+    tokenizer = Tokenizer.from_file(str(text_model / "tokenizer.json"))
+    for text, result in zip(texts, results[62:64], strict=True):  # each tokenized apart
+        prompt = tokenizer.encode(text["prompt"]).ids
+        completion = tokenizer.encode(text["completion"], add_special_tokens=False).ids
+        assert prompt[0] == 0
+        check(result, prompt, completion)
+        assert result["tokens"][0] == "<|begin_of_text|>"
+    errors = {one["id"]: one["error"] for one in results[64:-1]}
+    assert "completion" in errors["empty"]["message"]
+    assert {id: error["code"] for id, error in errors.items()} == {
+        **dict.fromkeys([*bad, 70], "invalid_request"),
+        "too long": "context_length_exceeded",
+    }
+    assert not capfdbinary.readouterr().out
 
 
 def test_standard_input_and_output_carry_results_and_nothing_else(text_model: Path) -> None:
     given = b'{"prompt": [5, 6, 7]}\n\n  \n{"prompt": [9]}\n'
-    done = run(text_model, given=given)
+    done = subprocess.run(
+        command(text_model), input=given, cwd=ROOT, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()
     first, last = (json.loads(line) for line in done.stdout.splitlines())
     check(first, [5, 6, 7], None)
@@ -181,29 +170,31 @@ def test_without_a_tokenizer_token_ids_are_scored(text_model: Path, tmp_path: Pa
     assert refused["error"]["param"] == "completion"
 
 
-def test_what_it_cannot_begin_with_is_said(text_model: Path, tmp_path: Path) -> None:
+def test_what_it_cannot_begin_with_is_said(
+    text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": [5, 6]}\n')
-    for flags, code, message in (
-        (("nowhere.jsonl",), ConfigError.exit_code, "input = nowhere.jsonl: No such file"),
-        ((str(source), "-o", str(source)), ConfigError.exit_code, "would be lost"),
-        ((str(source), "-o", str(tmp_path)), ConfigError.exit_code, "Is a directory"),
-        ((str(source), f"--model={tmp_path}"), CheckpointError.exit_code, "config.json"),
-        ((str(source), "--nonsense=1"), 2, "unrecognized arguments"),
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    for flags, kind, message in (
+        (["nowhere.jsonl"], ConfigError, "input = nowhere.jsonl: No such file"),
+        ([], ConfigError, "input is missing"),
+        ([str(source), "-o", str(source)], ConfigError, "would be lost"),
+        ([str(source), "-o", str(tmp_path)], ConfigError, "Is a directory"),
+        ([str(source), f"--model={tmp_path}"], CheckpointError, "config.json"),
+        ([str(source)], EngineUnavailable, "the engine process ended, exit code 1"),
     ):
-        done = run(text_model, *flags)
-        assert (done.returncode, message in done.stderr.decode()) == (code, True), done.stderr
+        output = ["-o", str(tmp_path / "out.jsonl")]
+        with pytest.raises(kind, match=message):
+            main([f"--model={text_model}", *output, *flags], engine_module="tests.no_such_engine")
     assert source.read_text() == '{"prompt": [5, 6]}\n'
-    done = run(text_model, str(source), engine_module="tests.no_such_engine")
-    assert done.returncode == 1
-    assert b"the engine process ended, exit code 1" in done.stderr
 
 
 def test_an_interrupt_keeps_what_is_done_and_leaves_no_process(
     text_model: Path, tmp_path: Path
 ) -> None:
     source, sink = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": [5, 6, 7, 8]}\n' * 100_000)
+    source.write_text('{"prompt": [5, 6, 7, 8]}\n' * 50_000)
     flags = (str(source), f"--output={sink}", "--max-step-tokens=2049")
     with subprocess.Popen(
         command(text_model, *flags), cwd=ROOT, stderr=subprocess.DEVNULL
@@ -217,4 +208,4 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_no_process(
     assert children and not psutil.wait_procs(children, timeout=120)[1]
     lines = sink.read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == list(range(1, len(lines) + 1))
-    assert 0 < len(lines) < 100_000
+    assert 0 < len(lines) < 50_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -74,18 +73,20 @@ def test_lm_eval_reads_sums_and_greediness(server: Server) -> None:
     assert sum(is_greedy for _, is_greedy in found) >= 7
 
 
-@pytest.mark.parametrize("stops", [False, True])
-def test_arrays_have_one_entry_more_than_the_prompt_also_when_it_stops(
-    server: Server, stops: bool
-) -> None:
+def test_arrays_have_one_entry_more_than_the_prompt_also_when_it_stops(server: Server) -> None:
     sampled = choice_of(server, prompt=PROMPT, return_token_ids=True, **LM_EVAL)["token_ids"]
-    fields = {"stop_token_ids": sampled} if stops else {}
-    choice = choice_of(server, prompt=PROMPT, **LM_EVAL, **fields)
-    assert choice["finish_reason"] == ("stop" if stops else "length")
-    arrays = choice["logprobs"]
-    assert {len(values) for values in arrays.values()} == {len(PROMPT) + 1}
-    assert arrays["token_logprobs"][0] is arrays["top_logprobs"][0] is None
-    assert all(isinstance(value, float) for value in arrays["token_logprobs"][1:])
+    longest = [5 + i % 200 for i in range(TEXT_MODEL.n_ctx)]
+    for prompt, fields, finish in (
+        (PROMPT, {}, "length"),
+        (PROMPT, {"stop_token_ids": sampled}, "stop"),
+        (longest, {}, "length"),
+    ):
+        choice = choice_of(server, prompt=prompt, **LM_EVAL, **fields)
+        assert choice["finish_reason"] == finish
+        arrays = choice["logprobs"]
+        assert {len(values) for values in arrays.values()} == {len(prompt) + 1}
+        assert arrays["token_logprobs"][0] is arrays["top_logprobs"][0] is None
+        assert all(isinstance(value, float) for value in arrays["token_logprobs"][1:])
 
 
 def test_the_end_of_text_is_an_entry_too(server: Server) -> None:
@@ -124,12 +125,6 @@ def test_a_token_is_the_likeliest_where_the_numbers_are_equal_to_the_last_bit(
         assert arrays["token_logprobs"][-1] == max(arrays["top_logprobs"][-1].values())
 
 
-def test_the_longest_prompt_has_its_arrays_too(server: Server) -> None:
-    prompt = [5 + i % 200 for i in range(TEXT_MODEL.n_ctx)]
-    arrays = choice_of(server, prompt=prompt, **LM_EVAL)["logprobs"]
-    assert {len(values) for values in arrays.values()} == {len(prompt) + 1}
-
-
 @pytest.mark.parametrize("temperature", [0, 0.5, 1])
 @pytest.mark.parametrize("alternatives", [0, 1, 20])
 def test_logprobs_are_the_models_own(server: Server, alternatives: int, temperature: float) -> None:
@@ -165,15 +160,17 @@ def test_logprobs_are_the_models_own(server: Server, alternatives: int, temperat
             assert value == pytest.approx(row[int(name.removeprefix("token_id:"))], abs=1e-4)
 
 
-def test_echo_puts_the_prompt_before_the_text(server: Server) -> None:
-    plain = complete(server, prompt=["the cat", "sat é"], n=2, max_tokens=5, seed=1)
-    echoed = complete(server, prompt=["the cat", "sat é"], n=2, max_tokens=5, seed=1, echo=True)
+def test_echo_puts_the_prompt_before_the_text_and_scores_change_no_sample(server: Server) -> None:
+    fields: dict[str, Any] = {"prompt": ["the cat", "sat é"], "n": 2, "max_tokens": 5, "seed": 1}
+    plain = complete(server, **fields)
+    echoed = complete(server, echo=True, **fields)
+    scored = complete(server, logprobs=20, prompt_logprobs=20, **fields)["choices"]
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert echoed["usage"][name] == plain["usage"][name]
-    for prompt, one, other in zip(
-        ["the cat"] * 2 + ["sat é"] * 2, plain["choices"], echoed["choices"], strict=True
+    for prompt, one, other, third in zip(
+        ["the cat"] * 2 + ["sat é"] * 2, plain["choices"], echoed["choices"], scored, strict=True
     ):
-        assert other["text"] == prompt + one["text"]
+        assert other["text"] == prompt + one["text"] == prompt + third["text"]
         assert other["logprobs"] is None
 
 
@@ -201,31 +198,23 @@ def test_samples_share_the_scores_of_their_prompt(server: Server) -> None:
     assert all(head == heads[0] for head in heads)
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_no_tokens_is_scoring_only(server: Server, n: int) -> None:
+def test_no_tokens_is_scoring_only(server: Server) -> None:
     before = server.metric("srm_engine_decode_tokens_total")
-    answer = complete(server, prompt=[PROMPT, [5, 6]], n=n, max_tokens=0, echo=True, logprobs=1)
+    fields: dict[str, Any] = {"prompt": [PROMPT, [5, 6]], "n": 3}
+    answer = complete(server, max_tokens=0, echo=True, logprobs=1, **fields)
+    choice = choice_of(server, max_tokens=0, echo=True, prompt=[7], logprobs=3)
+    assert choice["logprobs"]["token_logprobs"] == [None]
+    assert choice["text"] == choice["logprobs"]["tokens"][0]
+    choice = choice_of(server, max_tokens=0, echo=True, prompt="the cat")
+    assert (choice["logprobs"], choice["text"]) == (None, "the cat")
     assert server.metric("srm_engine_decode_tokens_total") == before
     assert answer["usage"]["completion_tokens"] == 0
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
-    one_more = complete(server, prompt=[PROMPT, [5, 6]], n=n, **LM_EVAL)
+    one_more = complete(server, **fields, **LM_EVAL)
     for scored, choice in zip(answer["choices"], one_more["choices"], strict=True):
         for name, values in scored["logprobs"].items():
             assert values == choice["logprobs"][name][:-1]
         assert choice["text"].startswith(scored["text"])
-
-
-@pytest.mark.parametrize(
-    ("fields", "logprobs"),
-    [({"prompt": [7], "logprobs": 3}, [None]), ({"prompt": "the cat"}, None)],
-)
-def test_what_needs_no_model_is_answered(
-    server: Server, fields: dict[str, Any], logprobs: list[None] | None
-) -> None:
-    choice = choice_of(server, max_tokens=0, echo=True, **fields)
-    assert (choice["logprobs"] and choice["logprobs"]["token_logprobs"]) == logprobs
-    assert choice["finish_reason"] == "length"
-    assert choice["text"] == ("the cat" if logprobs is None else choice["logprobs"]["tokens"][0])
 
 
 def test_prompt_logprobs_have_rank_and_text(server: Server) -> None:
@@ -276,13 +265,6 @@ def test_a_stream_has_the_prompt_in_a_choices_first_event(server: Server) -> Non
         assert not any("prompt_logprobs" in part for part in parts[1:])
 
 
-def test_scoring_changes_no_sample(server: Server) -> None:
-    fields = {"prompt": "the cat sat", "n": 3, "max_tokens": 12, "seed": 8, "temperature": 0.9}
-    plain = complete(server, **fields)["choices"]
-    scored = complete(server, logprobs=20, prompt_logprobs=20, **fields)["choices"]
-    assert [choice["text"] for choice in plain] == [choice["text"] for choice in scored]
-
-
 def test_scoring_a_sample_gives_what_sampling_it_gave(server: Server) -> None:
     sampled = choice_of(
         server, prompt=PROMPT, max_tokens=20, logprobs=3, ignore_eos=True, return_token_ids=True
@@ -307,18 +289,22 @@ def test_more_scores_than_a_reply_may_have_are_refused(server: Server) -> None:
         assert f"a reply may have {MAX_SCORES}" in error["message"]
 
 
-@pytest.fixture(scope="module")
-def nameless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of a model without a tokenizer."""
-    folder: Path = tmp_path_factory.mktemp("nameless")
-    (folder / "config.json").write_bytes(msgspec.json.encode(TEXT_MODEL))
-    with Server(folder, *SERVER_FLAGS) as running:
-        yield running
-
-
-def test_without_a_tokenizer_token_ids_come_and_go(nameless: Server, server: Server) -> None:
+def test_without_a_tokenizer_token_ids_come_and_go(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(TEXT_MODEL))
     fields = {"prompt": PROMPT, "max_tokens": 5, "seed": 2, "ignore_eos": True, "logprobs": 2}
-    choice = choice_of(nameless, echo=True, return_token_ids=True, **fields)
+    with Server(tmp_path, *SERVER_FLAGS) as nameless:
+        choice = choice_of(nameless, echo=True, return_token_ids=True, **fields)
+        for param, refused in (
+            ("prompt", {}),
+            ("prompt", {"prompt": ["a", "b"]}),
+            ("stop", {"prompt": PROMPT, "stop": "x"}),
+            ("bad_words", {"prompt": PROMPT, "bad_words": ["x"]}),
+        ):
+            reply = nameless.post(**refused)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+            assert "no tokenizer" in reply.json()["error"]["message"]
+        (example,) = [line for line in nameless.lines if line.startswith("  curl ")]
+        assert '"prompt": [0]' in example
     names = [f"token_id:{token}" for token in PROMPT + choice["token_ids"]]
     assert choice["text"] == "".join(names)
     assert choice["logprobs"]["tokens"] == names
@@ -327,26 +313,3 @@ def test_without_a_tokenizer_token_ids_come_and_go(nameless: Server, server: Ser
     assert other["token_ids"] == choice["token_ids"]
     with_names = choice_of(server, return_tokens_as_token_ids=True, **fields)["logprobs"]
     assert with_names["top_logprobs"] == choice["logprobs"]["top_logprobs"][len(PROMPT) :]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": PROMPT, "stop": "x"}, "stop"),
-        ({"prompt": PROMPT, "bad_words": ["x"]}, "bad_words"),
-    ],
-)
-def test_without_a_tokenizer_text_is_refused(
-    nameless: Server, fields: dict[str, Any], param: str
-) -> None:
-    reply = nameless.post(**fields)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == param
-    assert "no tokenizer" in reply.json()["error"]["message"]
-
-
-def test_a_nameless_model_says_how_to_ask_it(nameless: Server) -> None:
-    (example,) = [line for line in nameless.lines if line.startswith("  curl ")]
-    assert '"prompt": [0]' in example

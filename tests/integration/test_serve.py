@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import httpx
@@ -25,23 +25,25 @@ from tests.serving import NUM_SLOTS, ROOT, SERVER_FLAGS, Server
 
 LONG = {"max_tokens": 120, "ignore_eos": True}
 HELD_FLAGS = (*SERVER_FLAGS, "--stall-s=1000")
+COMPLETIONS = "/v1/completions"
+STREAM = {"prompt": "the cat", "stream": True, **LONG}
 
 
-@pytest.fixture
-def own_server(text_model: Path) -> Iterator[Server]:
-    """One that the test may break."""
-    with Server(text_model, *HELD_FLAGS, engine_module="tests.engines.held_engine") as running:
-        yield running
+def held_server(model: Path, *flags: str) -> Server:
+    """One that the test may hold and break."""
+    return Server(model, *HELD_FLAGS, *flags, engine_module="tests.engines.held_engine")
 
 
 class Asked(threading.Thread):
     """A request that runs, for as long as the engine is held."""
 
-    def __init__(self, server: Server, **fields: object) -> None:
+    def __init__(self, server: Server, others: int = 0, **fields: object) -> None:
+        """Returns when it runs, or waits behind so many others."""
         super().__init__()
         self._server, self._fields = server, fields
         self.start()
-        while not server.metric("srm_engine_running_sequences"):
+        names = ("running", "waiting") if others else ("running",)
+        while sum(server.metric(f"srm_engine_{name}_sequences") for name in names) <= others:
             assert self.is_alive(), "it has ended before it ran"
             time.sleep(0.01)
 
@@ -53,20 +55,24 @@ class Asked(threading.Thread):
         return self._reply
 
 
-def children(server: Server) -> dict[str, int]:
-    """Process ids of `engine`, `api` and `jobs`."""
+def processes(server: Server) -> list[tuple[str, int]]:
+    """`engine`, `api` or `jobs`, and the process id of each child."""
     pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    found = {}
+    found = []
     for pid in map(int, pids.split()):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):  # it has just gone
             continue
-        if command == [b""]:  # the same, and nobody has waited for it yet
-            continue
-        (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
-        found[name.decode()] = pid
+        if command != [b""]:  # the same, and nobody has waited for it yet
+            (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
+            found.append((name.decode(), pid))
     return found
+
+
+def children(server: Server) -> dict[str, int]:
+    """Process ids of `engine`, `api` and `jobs`."""
+    return dict(processes(server))
 
 
 def is_running(pid: int) -> bool:
@@ -76,11 +82,22 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_ready(server: Server, within_s: float = 120) -> None:
+def wait_until(is_so: Callable[[], bool], within_s: float = 120) -> None:
     deadline = time.monotonic() + within_s
-    while server.get("/ready").status_code != 200:
-        assert time.monotonic() < deadline, "not ready again"
-        time.sleep(0.05)
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_ready(server: Server) -> bool:
+    try:
+        return server.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def is_gone(pids: Iterable[int]) -> bool:
+    return not any(map(is_running, pids))
 
 
 def test_it_says_where_it_serves_and_how_to_ask(server: Server) -> None:
@@ -92,111 +109,90 @@ def test_it_says_where_it_serves_and_how_to_ask(server: Server) -> None:
     assert '"object":"text_completion"' in answer.stdout
 
 
-def test_a_killed_engine_fails_what_ran_and_comes_back(
-    own_server: Server, text_model: Path
-) -> None:
-    with held(text_model):
-        asked = Asked(own_server)
-        os.kill(children(own_server)["engine"], signal.SIGKILL)
-        reply = asked.answer()
-    assert reply.status_code == 503
-    assert reply.json()["error"]["type"] == "service_unavailable"
-    assert own_server.get("/health").status_code == 200
-    refused = own_server.post()
+def test_what_is_killed_comes_back_and_dies_with_its_supervisor(text_model: Path) -> None:
+    server = held_server(text_model)
+    with held(text_model, steps=9), server.http.stream("POST", COMPLETIONS, json=STREAM) as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: {")
+        asked = Asked(server, others=1)
+        os.kill(children(server)["engine"], signal.SIGKILL)
+        *_, error, done = (line for line in lines if line)
+        whole = asked.answer()
+    assert '"type":"service_unavailable"' in error
+    assert done == "data: [DONE]"
+    assert whole.status_code == 503
+    assert whole.json()["error"]["type"] == "service_unavailable"
+    assert server.get("/health").status_code == 200
+    refused = server.post()
     if refused.status_code != 200:  # unless it is back already
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
-    wait_until_ready(own_server)
-    assert own_server.post(max_tokens=2).status_code == 200
+    wait_until(lambda: is_ready(server))
+    assert server.post(max_tokens=2).status_code == 200
+    os.kill(children(server)["api"], signal.SIGKILL)
+    wait_until(lambda: is_ready(server))  # on the same port
+    assert server.post(max_tokens=2).status_code == 200
+    pids = children(server)
+    assert set(pids) == {"engine", "api", "jobs"}
+    server.process.kill()
+    assert server.wait() == -signal.SIGKILL
+    wait_until(lambda: is_gone(pids.values()))
 
 
-def test_a_killed_engine_ends_a_stream_with_an_error_event(
-    own_server: Server, text_model: Path
-) -> None:
-    request = {"prompt": "the cat", "stream": True, **LONG}
-    with (
-        held(text_model, steps=9),
-        own_server.http.stream("POST", "/v1/completions", json=request) as reply,
-    ):
-        lines = reply.iter_lines()
-        assert next(lines).startswith("data: {")
-        os.kill(children(own_server)["engine"], signal.SIGKILL)
-        *_, error, done = (line for line in lines if line)
-    assert '"type":"service_unavailable"' in error
-    assert done == "data: [DONE]"
-
-
-def test_a_killed_api_comes_back_on_the_same_port(own_server: Server) -> None:
-    os.kill(children(own_server)["api"], signal.SIGKILL)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            wait_until_ready(own_server)
-            break
-        except httpx.TransportError:
-            time.sleep(0.05)
-    assert own_server.post(max_tokens=2).status_code == 200
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_finishes_what_runs_and_leaves_nothing(text_model: Path, signum: int) -> None:
-    flags = (*HELD_FLAGS, "--drain-s=1000")
-    running = Server(text_model, *flags, engine_module="tests.engines.held_engine")
-    pids = children(running)
+def test_a_stop_finishes_what_runs_and_says_so_to_whoever_comes(text_model: Path) -> None:
+    server = held_server(text_model, "--drain-s=1000")
+    pids = children(server).values()
     with held(text_model):
-        asked = Asked(running, n=5)
-        running.process.send_signal(signum)
-        until_refused(running)
+        asked = Asked(server, n=5)
+        assert is_ready(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not is_ready(server))
+        for reply in (server.get("/ready"), server.post(max_tokens=2)):
+            assert reply.status_code == 503
+            assert reply.json()["error"]["message"] == "the server is shutting down"
+            assert int(reply.headers["retry-after"]) >= 1
+        assert server.get("/health").status_code == 200
+        assert server.get("/metrics").status_code == 200
     reply = asked.answer()
     assert reply.status_code == 200
     assert reply.json()["usage"]["completion_tokens"] == 5 * 120
-    assert running.wait() == 0, "".join(running.lines)
-    assert not any(is_running(pid) for pid in pids.values())
+    assert server.wait() == 0, "".join(server.lines)
+    assert is_gone(pids)
 
 
-def test_a_stop_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
-    flags = (*HELD_FLAGS, "--drain-s=0.5")
-    running = Server(text_model, *flags, engine_module="tests.engines.held_engine")
-    with held(text_model):
-        asked = Asked(running)
-        assert running.stop() == 0
-        reply = asked.answer()
-    assert reply.status_code == 503
-    assert "shutting down" in reply.json()["error"]["message"]
-    log = "".join(running.lines)
-    assert "1 requests run, for 0.5 s at most" in log and "1 requests are broken off" in log
-    assert "ERROR" not in log, "it was asked for"
-
-
-def test_a_stop_that_waits_no_longer_ends_a_stream_with_an_error_event(text_model: Path) -> None:
-    flags = (*HELD_FLAGS, "--drain-s=0.5")
-    running = Server(text_model, *flags, engine_module="tests.engines.held_engine")
-    request = {"prompt": "the cat", "stream": True, **LONG}
-    with (
-        held(text_model, steps=9),
-        running.http.stream("POST", "/v1/completions", json=request) as reply,
-    ):
+def test_a_stop_by_ctrl_c_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
+    server = held_server(text_model, "--drain-s=0.5")
+    pids = children(server).values()
+    with held(text_model, steps=9), server.http.stream("POST", COMPLETIONS, json=STREAM) as reply:
         lines = reply.iter_lines()
         assert next(lines).startswith("data: {")
-        running.process.send_signal(signal.SIGTERM)
+        asked = Asked(server, others=1)
+        server.process.send_signal(signal.SIGINT)
         *_, error, done = (line for line in lines if line)
-    assert running.wait() == 0
-    assert error.startswith('data: {"error":')
-    assert "shutting down" in error
+        whole = asked.answer()
+    assert server.wait() == 0
+    assert error.startswith('data: {"error":') and "shutting down" in error
     assert done == "data: [DONE]"
-    assert "status=503" in next(line for line in running.lines if "/v1/completions status" in line)
+    assert whole.status_code == 503
+    assert "shutting down" in whole.json()["error"]["message"]
+    log = "".join(server.lines)
+    assert "2 requests run, for 0.5 s at most" in log and "2 requests are broken off" in log
+    assert "ERROR" not in log, "it was asked for"
+    said = [line for line in server.lines if f"{COMPLETIONS} status" in line]
+    assert len(said) == 2 and all("status=503" in line for line in said)
+    assert is_gone(pids)
 
 
 def test_two_api_processes_serve_and_survive_a_crash_of_one(text_model: Path) -> None:
     with Server(text_model, *SERVER_FLAGS, "--api-processes=2") as server:
-        until_apis(server, 2)
+        wait_until(lambda: len(apis(server)) == 2)
         first, second = apis(server)
         wait_until_connected(server, second)
         os.kill(first, signal.SIGSTOP)  # whatever is answered now, the other one answers
         assert ask(server) == 200
         os.kill(first, signal.SIGKILL)
         assert [ask(server) for _ in range(5)] == [200] * 5
-        until_apis(server, 2)
+        wait_until(lambda: len(apis(server)) == 2)
         (third,) = set(apis(server)) - {second}
         wait_until_connected(server, third)
         os.kill(second, signal.SIGSTOP)
@@ -210,53 +206,32 @@ def test_two_api_processes_serve_and_survive_a_crash_of_one(text_model: Path) ->
 
 def apis(server: Server) -> list[int]:
     """Process ids of the API processes."""
-    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids.split()}
-    return [int(pid) for pid, command in commands.items() if b"api" in command.split(b"\0")]
+    return [pid for name, pid in processes(server) if name == "api" and is_running(pid)]
 
 
-def until_apis(server: Server, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while len([pid for pid in apis(server) if is_running(pid)]) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def wait_until_connected(server: Server, pid: int, within_s: float = 120) -> None:
+def wait_until_connected(server: Server, pid: int) -> None:
     """Until an API process, which has just been started, answers for itself."""
     others = [other for other in apis(server) if other != pid]
     for other in others:
         os.kill(other, signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + within_s
-        while True:
-            try:
-                if httpx.get(f"{server.url}/ready", timeout=5).status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.05)
-            assert time.monotonic() < deadline, "not ready"
+        wait_until(lambda: answers(server))
     finally:
         for other in others:
             os.kill(other, signal.SIGCONT)
+
+
+def answers(server: Server) -> bool:
+    try:
+        return httpx.get(f"{server.url}/ready", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def ask(server: Server) -> int:
     """The status of a small request over a connection of its own."""
     body = {"prompt": "the cat", "max_tokens": 2}
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code
-
-
-def test_children_die_with_a_killed_supervisor(text_model: Path) -> None:
-    running = Server(text_model, *SERVER_FLAGS)
-    pids = children(running)
-    assert set(pids) == {"engine", "api", "jobs"}
-    running.process.kill()
-    assert running.wait() == -signal.SIGKILL
-    deadline = time.monotonic() + 120
-    while any(is_running(pid) for pid in pids.values()):
-        assert time.monotonic() < deadline, "orphans"
-        time.sleep(0.02)
 
 
 def start(*flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -267,57 +242,18 @@ def start(*flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_missing_checkpoint_ends_it_with_3_and_says_which(tmp_path: Path) -> None:
-    failed = start(f"--model={tmp_path / 'nothing'}", "--port=0", cwd=tmp_path)
-    assert failed.returncode == 3
-    assert "nothing/config.json" in failed.stderr
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--nonsense=1", "unrecognized arguments: --nonsense=1"),
-        ("--num-slots=-1", "num_slots must be 0 … 2**31 - 1"),
-        ("--port=banana", "port = 'banana'"),
-    ],
-)
-def test_a_bad_flag_ends_it_with_2_and_is_named(flag: str, message: str) -> None:
-    failed = start(flag)
-    assert failed.returncode == 2
-    assert message in failed.stderr
-
-
-def test_a_port_in_use_ends_it_with_2_and_is_named(server: Server, text_model: Path) -> None:
+def test_what_it_cannot_begin_with_ends_it_and_is_named(
+    server: Server, text_model: Path, tmp_path: Path
+) -> None:
     port = server.url.rsplit(":", 1)[1]
-    failed = start(f"--model={text_model}", f"--port={port}")
-    assert failed.returncode == 2
-    assert f"port = {port}: cannot listen: Address already in use" in failed.stderr
-
-
-def test_a_stop_says_so_to_whoever_comes_until_all_is_finished(text_model: Path) -> None:
-    flags = (*HELD_FLAGS, "--drain-s=1000")
-    with Server(text_model, *flags, engine_module="tests.engines.held_engine") as running:
-        with held(text_model):
-            asked = Asked(running)
-            assert running.get("/ready").status_code == 200
-            running.process.send_signal(signal.SIGTERM)
-            ready = until_refused(running)
-            refused = running.post(max_tokens=2)
-            assert running.get("/health").status_code == 200
-            assert running.get("/metrics").status_code == 200
-        assert asked.answer().status_code == 200
-    for reply in (ready, refused):
-        assert reply.status_code == 503
-        assert reply.json()["error"]["message"] == "the server is shutting down"
-        assert int(reply.headers["retry-after"]) >= 1
-
-
-def until_refused(server: Server) -> httpx.Response:
-    deadline = time.monotonic() + 120
-    while (reply := server.get("/ready")).status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return reply
+    taken = f"port = {port}: cannot listen: Address already in use"
+    for code, message, flags in (
+        (3, "nothing/config.json", [f"--model={tmp_path / 'nothing'}", "--port=0"]),
+        (2, "num_slots must be 0 … 2**31 - 1", ["--num-slots=-1"]),
+        (2, taken, [f"--model={text_model}", f"--port={port}"]),
+    ):
+        failed = start(*flags, cwd=tmp_path)
+        assert (failed.returncode, message in failed.stderr) == (code, True), failed.stderr
 
 
 @pytest.mark.slow
@@ -329,13 +265,10 @@ def test_a_frozen_engine_is_killed_and_comes_back(text_model: Path) -> None:
         replies = []
         asking = threading.Thread(target=lambda: replies.append(ask(server)))
         asking.start()
-        deadline = time.monotonic() + 120
-        while is_running(engine):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not is_running(engine))
         asking.join(10)
         assert replies == [503]
-        wait_until_ready(server)
+        wait_until(lambda: is_ready(server))
         assert ask(server) == 200
         log = "".join(server.lines)
     assert f"engine (process {engine}, state T) has given no sign of life" in log

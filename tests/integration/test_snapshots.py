@@ -252,41 +252,36 @@ async def test_a_snapshot_that_cannot_be_written_disturbs_nobody(
     assert counted("failed") == failed + 1
 
 
-async def test_too_little_memory_is_named(
-    serve: Serve, endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("has_folder", "message"),
+    [(True, r"takes \d+ bytes of memory .* 1000 are free"), (False, "snapshot_dir is not set")],
+)
+async def test_why_there_is_no_snapshot_is_said(
+    serve: Serve,
+    endpoint: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_folder: bool,
+    message: str,
 ) -> None:
     monkeypatch.setattr("engine.process.durable.available_memory", lambda: 1000)
-    serve(snapshot_dir=str(folder))
+    serve(snapshot_dir=str(folder) if has_folder else "")
     async with asking(endpoint) as client:
-        with pytest.raises(SnapshotError, match=r"takes \d+ bytes of memory .* 1000 are free"):
+        with pytest.raises(SnapshotError, match=message):
             await client.snapshot()
 
 
-async def test_without_a_folder_there_are_no_snapshots(serve: Serve, endpoint: str) -> None:
-    serve()
-    async with asking(endpoint) as client:
-        with pytest.raises(SnapshotError, match="snapshot_dir is not set"):
-            await client.snapshot()
-
-
-async def test_with_nothing_to_go_on_with_nothing_is_written(
+async def test_with_nothing_to_go_on_with_nothing_is_written_and_who_goes_answers_nothing(
     serve: Serve, endpoint: str, folder: Path, make_request: MakeRequest
 ) -> None:
-    serve(snapshot_dir=str(folder))
+    served = serve(snapshot_dir=str(folder))
     async with asking(endpoint) as client:
         online = asyncio.create_task(collect(client, make_request("online", max_tokens=30)))
         await steps_made(client, 5)
         done = await client.snapshot()
         assert done.detail["sequences"] == 0
         await online
-    assert not folder.exists()
-
-
-async def test_an_engine_that_goes_away_answers_no_question(
-    serve: Serve, endpoint: str, folder: Path
-) -> None:
-    served = serve(snapshot_dir=str(folder))
-    async with asking(endpoint) as client:
+        assert not folder.exists()
         served.process.drain()
         served.join()
         with pytest.raises(EngineUnavailable):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,7 +17,7 @@ import pytest
 
 import srm
 from tests.engines.held_engine import held, release
-from tests.integration.test_serve import Asked, children, wait_until_ready
+from tests.integration.test_serve import Asked, children, is_ready, wait_until
 from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete, free_port, tries
 
 WEIGHTS = "/v1/admin/weights"
@@ -87,20 +86,15 @@ def test_replies_follow_the_weights(swapping: Server, folders: Path) -> None:
     assert reply["weights_version"] == before + 1
     assert reply["system_fingerprint"] == done["fingerprint"]
     assert swapping.metric("srm_weights_version") == before + 1
-    swap(swapping, "first")
+    done = swap(swapping, "first")
+    for _ in range(8):  # a connection each, so that both processes answer
+        url = f"{swapping.url}/v1/completions"
+        one = httpx.post(url, json={"prompt": "a"}, timeout=120).json()
+        assert one["weights_version"] == done["weights_version"]
+        assert one["system_fingerprint"] == done["fingerprint"]
     back = complete(swapping, prompt=HEADER, **GREEDY)
     assert back["choices"] == old[0]["choices"]
     assert back["system_fingerprint"] == old[0]["system_fingerprint"]
-
-
-def test_every_api_process_knows_at_once(swapping: Server, folders: Path) -> None:
-    for name in ("second", "first"):
-        done = swap(swapping, folders / name)
-        for _ in range(8):  # a connection each, so that both processes answer
-            url = f"{swapping.url}/v1/completions"
-            reply = httpx.post(url, json={"prompt": "a"}, timeout=120).json()
-            assert reply["weights_version"] == done["weights_version"]
-            assert reply["system_fingerprint"] == done["fingerprint"]
 
 
 def events(server: Server, **fields: Any) -> Generator[dict[str, Any], None, None]:
@@ -189,38 +183,37 @@ def test_what_runs_is_waited_for_and_a_second_change_is_refused(
 def test_a_wrong_folder_is_refused_and_changes_nothing(swapping: Server, folders: Path) -> None:
     before, refusals = version(swapping), swapping.metric("srm_weight_swaps_total", "refused")
     wrong = folders / "wrong"
-    shutil.copytree(folders / "first", wrong, dirs_exist_ok=True)
-    config = json.loads((wrong / "config.json").read_text())
-
-    (wrong / "config.json").write_text(json.dumps(config | {"num_layers": 3}))
-    assert "num_layers = 3 " in refused(swapping, 400, path=str(wrong))["message"]
-    (wrong / "config.json").write_text("{")
-    assert "config.json" in refused(swapping, 400, path=str(wrong))["message"]
-    (wrong / "config.json").write_text(json.dumps(config))
-    (wrong / "model.safetensors").write_bytes(b"\0" * 100)
-    assert "model.safetensors" in refused(swapping, 400, path=str(wrong))["message"]
-    (wrong / "model.safetensors").unlink()
+    config = json.loads((folders / "first" / "config.json").read_text()) | {"num_layers": 3}
+    for name, content, message in (
+        ("config.json", json.dumps(config), "num_layers = 3 "),
+        ("config.json", "{", "config.json"),
+        ("model.safetensors", "\0" * 100, "model.safetensors"),
+        ("chat_template.jinja", CHAT_TEMPLATE + "!", "chat template is not"),
+        ("tokenizer.json", "{}", "tokenizer.json is not"),
+    ):
+        shutil.copytree(folders / "first", wrong)
+        (wrong / name).write_text(content)
+        assert message in refused(swapping, 400, path=str(wrong))["message"]
+        shutil.rmtree(wrong)
     assert swapping.metric("srm_weight_swaps_total", "refused") == refusals + 3
-
-    (wrong / "chat_template.jinja").write_text(CHAT_TEMPLATE + "!")
-    assert "chat template is not" in refused(swapping, 400, path=str(wrong))["message"]
-    (wrong / "chat_template.jinja").unlink()
-    (wrong / "tokenizer.json").write_text("{}")
-    assert "tokenizer.json is not" in refused(swapping, 400, path=str(wrong))["message"]
-    (wrong / "tokenizer.json").unlink()
-
     assert refused(swapping, 404, path="nowhere")["param"] == "path"
-    assert "weights_dir" in refused(swapping, 400, path="../../etc")["message"]
-    assert "weights_dir" in refused(swapping, 400, path="/etc")["message"]
-    assert refused(swapping, 400)["message"].startswith("path is required")
-    assert "running" in refused(swapping, 400, path="second", running="stop")["message"]
     assert refused(swapping, 400, path="second", pause=True)["param"] == "pause"
+    for message, body in (
+        ("weights_dir", {"path": "../../etc"}),
+        ("weights_dir", {"path": "/etc"}),
+        ("path is required", {}),
+        ("running", {"path": "second", "running": "stop"}),
+    ):
+        assert message in refused(swapping, 400, **body)["message"]
     assert version(swapping) == before
-    swap(swapping, wrong)  # with neither tokenizer nor template it is as good as any
+    shutil.copytree(folders / "first", wrong)
+    for name in ("tokenizer.json", "chat_template.jinja"):  # without them it is as good as any
+        (wrong / name).unlink()
+    swap(swapping, wrong)
     shutil.rmtree(wrong)
 
 
-def test_the_command_changes_weights(
+def test_the_commands_change_weights_and_take_a_snapshot(
     swapping: Server,
     folders: Path,
     capsys: pytest.CaptureFixture[str],
@@ -238,16 +231,9 @@ def test_the_command_changes_weights(
     assert srm.main(["snapshot", "--url=http://127.0.0.1:1"]) == 1
     assert "does not answer" in capsys.readouterr().err
     assert srm.main(["snapshot", "--url=127.0.0.1:1"]) == 2
-
-
-def test_a_snapshot_is_taken_when_asked_for(
-    swapping: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SRM_API_KEYS", raising=False)
-    reply = swapping.admin.post("/v1/admin/snapshot")
-    assert reply.status_code == 200, reply.text
-    taken = reply.json()
+    taken = swapping.admin.post("/v1/admin/snapshot").json()
     assert (taken["path"], taken["requests"], taken["sequences"]) == (None, 0, 0)
+    capsys.readouterr()
     assert srm.main(["snapshot", f"--url={swapping.admin_url}/"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == taken.keys()
 
@@ -260,11 +246,8 @@ def test_a_crashed_engine_comes_back_with_the_weights_in_use(
     for _ in range(2):
         killed = children(swapping)["engine"]
         os.kill(killed, signal.SIGKILL)
-        for _ in tries():
-            if children(swapping).get("engine", killed) != killed:
-                break
-            time.sleep(0.01)
-        wait_until_ready(swapping)
+        wait_until(lambda: children(swapping).get("engine", killed) != killed)  # noqa: B023
+        wait_until(lambda: is_ready(swapping))
         again = complete(swapping, prompt=HEADER, **GREEDY)
         assert again["choices"] == text
         assert again["weights_version"] == done["weights_version"]
@@ -295,15 +278,12 @@ def test_the_state_is_that_of_replies(swapping: Server) -> None:
     assert found["fingerprint"] == reply["system_fingerprint"]
 
 
-def test_the_model_served_has_the_version_1(server: Server) -> None:
-    assert complete(server, max_tokens=1)["weights_version"] == 1
-
-
 def test_without_keys_the_public_port_changes_nothing(
     swapping: Server, server: Server, folders: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Behind a proxy on this machine, whoever asks seems to be on this machine."""
     before = version(swapping)
+    assert version(server) == 1
     assert swapping.http.post(WEIGHTS, json={"path": str(folders / "second")}).status_code == 404
     assert server.http.post("/v1/admin/snapshot").status_code == 403
     assert version(swapping) == before

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from server.batch.concurrency_limiter import ConcurrencyLimiter, LimiterShare
 
 
@@ -37,25 +39,19 @@ def held(room: ConcurrencyLimiter, shares: list[LimiterShare], rounds: int = 200
     return asyncio.run(run())
 
 
-def test_one_job_alone_has_all_of_it() -> None:
-    room = ConcurrencyLimiter(40, 1000)
-    assert held(room, [room.share()], 0) == [40]
-
-
-def test_jobs_have_it_by_weight() -> None:
-    room = ConcurrencyLimiter(40, 1000)
-    assert held(room, [room.share(weight=1), room.share(weight=3)]) == [10, 30]
-
-
-def test_a_higher_priority_has_it_all() -> None:
-    room = ConcurrencyLimiter(40, 1000)
-    low, high = room.share(), room.share(priority=1)
-    assert held(room, [low, high]) == [0, 40]
-
-
-def test_lines_have_a_limit_of_their_own() -> None:
-    room = ConcurrencyLimiter(40, 7)
-    assert held(room, [room.share()], 0) == [7]
+@pytest.mark.parametrize(
+    ("max_lines", "jobs", "expected"),
+    [
+        (1000, [{}], [40]),
+        (7, [{}], [7]),
+        (1000, [{"weight": 1}, {"weight": 3}], [10, 30]),
+        (1000, [{}, {"priority": 1}], [0, 40]),
+    ],
+    ids=["alone", "lines have a limit of their own", "by weight", "by priority"],
+)
+def test_what_each_job_has(max_lines: int, jobs: list[dict[str, int]], expected: list[int]) -> None:
+    room = ConcurrencyLimiter(40, max_lines)
+    assert held(room, [room.share(**job) for job in jobs]) == expected
 
 
 def test_a_line_larger_than_the_room_has_its_turn_alone() -> None:

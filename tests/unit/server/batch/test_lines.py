@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -32,10 +32,6 @@ def parsed(line: Any = None, endpoint: str = "/v1/completions", **fields: Any) -
     return parse_line(raw, 7, endpoint)
 
 
-def without(name: str) -> dict[str, Any]:
-    return {key: value for key, value in GOOD.items() if key != name}
-
-
 @pytest.mark.parametrize(
     ("line", "code", "param"),
     [
@@ -43,10 +39,10 @@ def without(name: str) -> dict[str, Any]:
         (b"\xff\xfe", "invalid_json_line", None),
         (b'{"body":' + b"[" * 100_000, "invalid_json_line", None),
         (b"[1]", "invalid_type", None),
-        (without("custom_id"), "missing_required_parameter", "custom_id"),
-        (without("method"), "missing_required_parameter", "method"),
-        (without("url"), "missing_required_parameter", "url"),
-        (without("body"), "missing_required_parameter", "body"),
+        *(
+            ({key: GOOD[key] for key in GOOD if key != name}, "missing_required_parameter", name)
+            for name in GOOD
+        ),
         ({**GOOD, "bodys": {}}, "unknown_parameter", "bodys"),
         ({**GOOD, "custom_id": 1}, "invalid_type", "custom_id"),
         ({**GOOD, "custom_id": ""}, "invalid_custom_id", "custom_id"),
@@ -62,9 +58,10 @@ def test_what_a_line_may_not_be(line: Any, code: str, param: str | None) -> None
     assert (error.code, error.param, error.line) == (code, param, 7)
 
 
-def test_a_line_without_an_endpoint_may_ask_either() -> None:
+def test_what_a_line_may_be() -> None:
     assert isinstance(parsed(url="/v1/chat/completions", endpoint=""), BatchLine)
     assert parsed(url="/v1/embeddings", endpoint="").code == "url_mismatch"
+    assert parsed(custom_id="a" * 512).custom_id == "a" * 512
 
 
 @pytest.mark.parametrize(
@@ -83,10 +80,6 @@ def test_a_line_without_an_endpoint_may_ask_either() -> None:
 )
 def test_how_many_sequences_a_line_takes(body: dict[str, Any], size: int) -> None:
     assert parsed(body=body).size == size
-
-
-def test_the_longest_custom_id() -> None:
-    assert parsed(custom_id="a" * 512).custom_id == "a" * 512
 
 
 def lines_of(data: bytes, limit: int = 100) -> list[RawLine]:
@@ -112,15 +105,12 @@ def test_a_line_that_is_too_long_is_told_and_not_kept() -> None:
     assert parse_line(None, 2).code == "line_too_long"  # type: ignore[union-attr]
 
 
-class Canned:
+class Canned(NamedTuple):
     """Answers, or raises, what it was made with."""
 
-    def __init__(self, answer: bytes | SRMError) -> None:
-        self.answer = answer
-        self.asked: list[tuple[bytes, str]] = []
+    answer: bytes | SRMError
 
     async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
-        self.asked.append((body, id))
         if isinstance(self.answer, SRMError):
             raise self.answer
         return self.answer
@@ -155,42 +145,25 @@ def test_a_record_is_one_line_whatever_is_in_it() -> None:
     assert record["response"]["body"]["choices"][0]["text"] == text
 
 
-def test_a_request_at_fault_is_a_failure_with_its_status() -> None:
+def test_what_fails_has_an_error_with_its_status_or_no_response() -> None:
     result, record = answered(InvalidRequest("n must be 1", "n"))
-    assert result.is_failed
+    assert result.is_failed and kept(result.record) is not None
     assert record["response"]["status_code"] == 400
     assert record["response"]["body"]["error"]["param"] == "n"
     assert record["error"] is None
-    assert kept(result.record) is not None
-
-
-def test_a_request_that_took_too_long_has_no_response() -> None:
     result, record = answered(TimedOut("too long"))
-    assert result.is_failed
-    assert record["response"] is None
+    assert result.is_failed and record["response"] is None
     assert record["error"] == {"code": "request_timeout", "message": "too long"}
-
-
-@pytest.mark.parametrize("error", [EngineUnavailable("gone"), Overloaded("full")])
-def test_what_is_not_the_requests_fault_is_no_result(error: SRMError) -> None:
-    with pytest.raises(type(error)):
-        answered(error)
-
-
-def test_a_line_that_never_ran_says_why() -> None:
+    for error in (EngineUnavailable("gone"), Overloaded("full")):  # not the request's fault
+        with pytest.raises(type(error)):
+            answered(error)
     found = kept(never_run(9, "a", "batch_ab", "batch_expired", "too late").record)
     assert found is not None
     assert (found.number, found.code) == (9, "batch_expired")
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        b"",
-        b"\0" * 50,
-        b'{"id":"batch_req_ab_7","custom_id":"a","resp',
-        b'{"id":"x","custom_id":"a"}',
-    ],
+    "damage", [b"", b"\0" * 50, b'{"id":"batch_req_ab_7","custom_id":"a","resp', b'{"id":"x"}']
 )
 def test_a_damaged_record_is_none(damage: bytes) -> None:
     assert kept(damage) is None

@@ -58,14 +58,20 @@ def test_a_broken_end_is_cut_off(tmp_path: Path, tail: bytes, cut: int) -> None:
     assert path.read_bytes() == b"line 1\nline 2\n"
 
 
-def test_a_file_truncated_anywhere_keeps_its_whole_lines(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_keeps_its_whole_lines_and_is_gone_on_with(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "part"
     lines = [b"line %d" % number for number in range(20)]
     data = b"".join(line + b"\n" for line in lines)
     for size in range(len(data)):
         path.write_bytes(data[:size])
-        found, _ = recovered(path)
-        assert found == lines[: data[:size].count(b"\n")]
+        file, whole = PartFile(path), data[:size].count(b"\n")
+        file.recover(lambda _: True)
+        file.put(b"next")
+        file.sync()
+        file.close()
+        assert recovered(path) == ([*lines[:whole], b"next"], 0)
 
 
 def test_long_lines_over_several_chunks(tmp_path: Path) -> None:
@@ -74,17 +80,7 @@ def test_long_lines_over_several_chunks(tmp_path: Path) -> None:
     assert recovered(tmp_path / "part") == (lines, 0)
 
 
-def test_writing_goes_on_behind_what_was_recovered(tmp_path: Path) -> None:
-    path = tmp_path / "part"
-    path.write_bytes(b"line 1\nhalf")
-    file = PartFile(path)
-    file.recover(lambda _: True)
-    file.put(b"line 2")
-    file.sync()
-    assert path.read_bytes() == b"line 1\nline 2\n"
-
-
-@pytest.mark.parametrize("room", range(0, 30, 3))
+@pytest.mark.parametrize("room", [0, 3, 7, 12, 29])
 def test_a_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:

@@ -18,13 +18,11 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.batch.lines import BatchLine
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_identity import job_name
 from server.commands.batch_input import open_input, parse
 from server.commands.batch_output import FrameFile, StreamPart, open_part
 from server.commands.batch_progress import Level, Meter
-from server.commands.batch_results import BatchResults
+from server.commands.batch_results import BatchResults, job_name
 from server.commands.compression import CHUNK, CODECS, Damaged, decompressed, whole_size
-from server.storage.records import LineError
 
 JOB = "batch_0123456789abcdef"
 
@@ -56,60 +54,57 @@ def test_an_output_cut_anywhere_is_gone_on_with(tmp_path: Path, suffix: str) -> 
     groups = [range(1, 4), range(4, 5), range(5, 30), range(30, 60)]
     write(whole, groups)
     data, rng = whole.read_bytes(), random.Random(0)
-    sizes = [0, 1, len(data) - 1, len(data), *(rng.randrange(len(data)) for _ in range(60))]
+    sizes = [0, 1, len(data) - 1, len(data), *(rng.randrange(len(data)) for _ in range(30))]
     before = 0
     for size in sorted(sizes):
         path = tmp_path / f"cut.jsonl{suffix}"
         path.write_bytes(data[:size])
-        found = results(path)
-        found.recover()
-        done = [number for number in range(1, 60) if number in found.done]
-        assert done == list(range(1, len(done) + 1)) and len(done) >= before
-        assert found.counts.failed == len([one for one in done if one % 5 == 0])
-        before = len(done)
-        found.output.put(record(100))
-        found.output.sync()
-        found.close()
-        again = results(path)
-        again.recover()
-        assert again.counts.completed + again.counts.failed == len(done) + 1
-        assert 100 in again.done
-        again.close()
+        with closing(results(path)) as found:
+            found.recover()
+            done = [number for number in range(1, 60) if number in found.done]
+            assert done == list(range(1, len(done) + 1)) and len(done) >= before
+            assert found.counts.failed == len([one for one in done if one % 5 == 0])
+            before = len(done)
+            found.output.put(record(100))
+            found.output.sync()
+        with closing(results(path)) as again:
+            again.recover()
+            assert again.num_ended == len(done) + 1 and 100 in again.done
     assert before == 59
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_what_is_somebody_elses_is_left_as_it_is(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"out.jsonl{suffix}"
+    path, whole = tmp_path / f"out.jsonl{suffix}", tmp_path / f"whole.jsonl{suffix}"
     codec = CODECS.get(suffix)
-    for text in (b"do not lose me", b'{"a": 1}\n{"b": 2}\n', b'{"id":"batch_req_ffff'):
-        data = text if codec is None else codec.compress(text)
+    write(whole, [range(1, 3)])
+    for start, more, message in (
+        (b"", b"do not lose me", "another input"),
+        (b"", b'{"a": 1}\n{"b": 2}\n', "another input"),
+        (b"", b'{"id":"batch_req_ffff', "another input"),
+        (whole.read_bytes(), record(1) + b"\n", "line 1 has two results"),
+        (whole.read_bytes(), b"{}\n", "is no result"),
+    ):
+        data = start + (more if codec is None else codec.compress(more))
         path.write_bytes(data)
-        with pytest.raises(ConfigError, match="another input"):
-            _recover(path)
+        with closing(results(path)) as found, pytest.raises(ConfigError, match=message):
+            found.recover()
         assert path.read_bytes() == data
-    os.truncate(path, 0)
-    write(path, [range(1, 3)])
-    for bad, message in ((record(1), "line 1 has two results"), (b"{}", "is no result")):
-        part = open_part(path)
-        part.recover(lambda _line: True)
-        part.put(bad)
-        part.sync()
-        part.close()
-        data = path.read_bytes()
-        with pytest.raises(ConfigError, match=message):
-            _recover(path)
-        assert path.read_bytes() == data
-        os.truncate(path, 0)
-        write(path, [range(1, 3)])
 
 
-def _recover(path: Path) -> None:
-    found = results(path)
-    try:
+def test_an_input_that_changed_under_its_output_is_refused_when_that_line_comes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "out.jsonl"
+    write(path, [range(1, 4)])
+    with closing(results(path)) as found:
         found.recover()
-    finally:
-        found.close()
+        found.check_names([(1, b'{"custom_id": "1", "prompt": "a"}'), (9, b"{}")])
+        with pytest.raises(ConfigError, match="line 2 has another custom_id"):
+            found.check_names([(2, b'{"custom_id": "x", "prompt": "a"}')])
+        found.check_end(3)
+        with pytest.raises(ConfigError, match="it has line 3, the input ends at 2"):
+            found.check_end(2)
 
 
 def test_an_output_of_another_shard_is_left_as_it_is(tmp_path: Path) -> None:
@@ -168,19 +163,26 @@ def test_a_full_disk_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     part.sync()
     part.close()
-    found = results(path)
-    found.recover()
-    assert 1 in found.done and 2 in found.done
-    found.close()
+    with closing(results(path)) as found:
+        found.recover()
+        assert 1 in found.done and 2 in found.done
 
 
-def test_a_stream_tells_that_nobody_reads() -> None:
+def test_a_stream_tells_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what could not be written yet is written once."""
     reader, writer = os.pipe()
     gone: list[int] = []
     part = StreamPart(writer, lambda: gone.append(1))
     part.put(b"line")
+    write, takes = os.write, iter([2, 1])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda file, data: write(file, data[: next(takes)]))
+        with pytest.raises(StopIteration):
+            part.sync()
+    part.put(b"next")
     part.sync()
-    assert os.read(reader, 100) == b"line\n" and not gone
+    assert os.read(reader, 100) == b"line\nnext\n" and not gone
+    assert part.num_pending_bytes == 0
     os.close(reader)
     part.put(b"line")
     part.sync()
@@ -241,23 +243,20 @@ def test_a_named_pipe_is_opened_once_and_its_wait_can_be_ended(tmp_path: Path) -
 def test_bodies_become_lines_of_a_batch() -> None:
     line = parse(b'{"prompt": "a", "n": 3}', 7)
     assert line == BatchLine(7, "7", "POST", "/v1/completions", b'{"prompt":"a","n":3}', 3)
-    line = parse(b'{"custom_id": "x", "messages": []}', 7)
-    assert isinstance(line, BatchLine)
-    assert (line.custom_id, line.url) == ("x", "/v1/chat/completions")
-    line = parse(b'{"body": {"prompt": "say \\"messages\\""}}', 7)
-    assert isinstance(line, BatchLine) and line.url == "/v1/completions"
-    line = parse(b'{"custom_id": "x", "method": "GET", "url": "/v1/completions", "body": {}}', 7)
-    assert isinstance(line, LineError) and line.param == "method"
-    for raw, code in (
+    for raw, expected in (
+        (b'{"custom_id": "x", "messages": []}', "/v1/chat/completions"),
+        (b'{"body": {"prompt": "say \\"messages\\""}}', "/v1/completions"),
         (b"nonsense", "invalid_json_line"),
         (None, "line_too_long"),
+        (b'{"custom_id": "x", "method": "GET", "url": "x", "body": {}}', "invalid_method"),
         (b'{"custom_id": 5, "prompt": "a"}', "invalid_type"),
         (b'{"custom_id": "x", "body": [1]}', "invalid_type"),
         (b'{"body": {}, "url": "/v1/embeddings"}', "url_mismatch"),
         (b'{"body": {}, "prompt": "a"}', "unknown_parameter"),
     ):
         line = parse(raw, 7)
-        assert isinstance(line, LineError) and (line.code, line.line) == (code, 7), raw
+        found = line.url if isinstance(line, BatchLine) else line.code
+        assert found == expected, raw
 
 
 @pytest.mark.parametrize("shard", ["1/1", "2/3", "3/3", "5/7"])
