@@ -12,21 +12,27 @@ import msgspec
 
 from engine.errors import ConfigError, SRMError
 from engine.settings import build, read_settings
-from loadtest.commands import outcome
-from loadtest.commands.offline_command import offline
+from loadtest.commands.offline import offline
 from loadtest.commands.run_command import (
     INTERRUPTED,
     check,
     exit_code,
-    failed,
     record,
+    run_outcome,
     say,
     summed_up,
+    where,
 )
-from loadtest.commands.sweep import swept
-from loadtest.commands.sweep_command import SAVED, STEPS, read_saved, report_sweep, show_step, sweep
-from loadtest.recording import Recording
-from loadtest.recording import load as load_recording
+from loadtest.commands.sweep import (
+    SAVED,
+    STEPS,
+    read_saved,
+    report_sweep,
+    show_step,
+    sweep,
+    swept,
+)
+from loadtest.recording import Recording, load
 from loadtest.report import compare_report
 from loadtest.report.compare import compare
 from loadtest.report.report_files import Run, write_reports
@@ -79,17 +85,10 @@ def main(argv: list[str]) -> int:
 
 def _command(argv: list[str]) -> int:
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
-    command = " ".join(["srm loadtest", *argv])
-    if name == "run":
-        return _run(rest, command)
-    if name == "sweep":
-        return sweep(rest, command)
-    if name == "offline":
-        return offline(rest, command)
-    if name == "report":
-        return _report(rest)
-    if name == "compare":
-        return _compare(rest)
+    if name in (measure := {"run": _run, "sweep": sweep, "offline": offline}):
+        return measure[name](rest, " ".join(["srm loadtest", *argv]))
+    if name in (show := {"report": _report, "compare": _compare}):
+        return show[name](rest)
     if name in {"--help", "-h", "help"}:
         sys.stdout.write(USAGE)
         return 0
@@ -107,7 +106,7 @@ def _run(argv: list[str], command: str) -> int:
 
 def _report_to(folder: Path, run: Run) -> None:
     write_reports(folder, [run])
-    sys.stdout.write(outcome.of_run(run, failed(run)) + outcome.where(folder))
+    sys.stdout.write(run_outcome(run) + where(folder))
 
 
 def _report(argv: list[str]) -> int:
@@ -118,8 +117,7 @@ def _report(argv: list[str]) -> int:
     output = config.output or config.folder
     window = (config.window[0], config.window[1]) if config.window else None
     if not (config.folder / SAVED).exists():
-        recording = _recording(config, config.folder)
-        run = summed_up(recording, window=window)
+        run = summed_up(_recording(config, config.folder), window=window)
         _report_to(output, run)
         return exit_code([run])
     saved = read_saved(config.folder)
@@ -129,13 +127,12 @@ def _report(argv: list[str]) -> int:
     ]
     for run in runs:
         show_step(run)
-    found = swept(saved.config, runs[0].recording.about.scenario, runs)
-    return report_sweep(output, runs, found)
+    return report_sweep(output, runs, swept(saved.config, runs))
 
 
 def _recording(config: ReportConfig, folder: Path) -> Recording:
     """Load the recording, with the objectives and conditions that the settings ask for."""
-    recording = load_recording(folder)
+    recording = load(folder)
     scenario = recording.about.scenario
     recording.about.scenario = msgspec.structs.replace(
         scenario,

@@ -1,7 +1,6 @@
 """Distributions of whole numbers: the lengths of prompts and outputs, and how many samples.
 
 Each is given by its quantile function, so that one uniform number of a request gives one length.
-Knows neither scenarios nor requests.
 """
 
 from __future__ import annotations

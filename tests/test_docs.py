@@ -53,8 +53,8 @@ from engine.settings import field_docs
 from engine.weights.convert import parser as convert_parser
 from engine.weights.upstream_config import Constructor, PublishedArgs
 from loadtest.__main__ import ReportConfig
+from loadtest.commands.knee import SweepConfig
 from loadtest.commands.offline import OfflineConfig
-from loadtest.commands.sweep import SweepConfig
 from loadtest.scenario import Scenario
 from server.commands.admin_cli import SnapshotConfig, WeightsConfig
 from server.commands.batch_config import BatchConfig

@@ -6,27 +6,23 @@ import math
 
 import numpy as np
 
-from loadtest.analysis.chunks import Chunks, chunks
-from loadtest.analysis.goodput import good_requests
 from loadtest.analysis.measures import (
-    Flags,
-    Times,
     client_load,
     concurrency,
-    first_tokens,
+    good_requests,
+    is_whole,
     prompt_tokens,
     samples,
     since_planned,
     token_gaps,
     within,
 )
+from loadtest.analysis.observed import Observed, observe
 from loadtest.analysis.window import Window, checked_window, default_window, load_name
 from loadtest.histogram import Histogram
-from loadtest.objectives import DISTRIBUTIONS
-from loadtest.recording import ERRORS, Recording
+from loadtest.quantities import DISTRIBUTIONS
+from loadtest.recording import ERRORS, Flags, Recording, Times
 from loadtest.summary import Summary
-
-COMPLETED = ERRORS.index("none")
 
 
 def summarize(
@@ -47,21 +43,21 @@ def summarize(
     window = default_window(recording) if window is None else checked_window(window)
     seconds = window[1] - window[0]
     requests = recording.requests
-    parts = chunks(recording)
-    first = first_tokens(requests, parts)
-    planned = within(requests["planned"], window)
-    completed = planned & (requests["error"] == COMPLETED)
+    observed = observe(recording, window)
+    parts = observed.chunks
+    planned, answered = within(requests["planned"], window), is_whole(requests)
+    completed = planned & answered
     num_planned = int(planned.sum())
 
     errors = np.bincount(requests["error"][planned], minlength=len(ERRORS))
     counted, told = requests["output_tokens"], requests["usage_output_tokens"]
     checked = planned & (counted >= 0) & (told >= 0)
-    begun = within(first, window)
+    begun = within(observed.first, window)
     received = within(parts.time, window)
-    good = completed & good_requests(recording, parts)
+    good = completed & good_requests(recording, parts, scenario.objectives)
     mean, most = concurrency(requests["sent"], requests["ended"], window)
     cpu_share, lag_max_s = client_load(recording.clients, window)
-    whole = within(requests["ended"], window) & (requests["error"] == COMPLETED)
+    whole = within(requests["ended"], window) & answered
 
     def share(flags: Flags) -> float:
         return int(flags.sum()) / num_planned if num_planned else math.nan
@@ -74,8 +70,8 @@ def summarize(
         completed=int(completed.sum()),
         errors={
             kind: int(number)
-            for code, (kind, number) in enumerate(zip(ERRORS, errors, strict=True))
-            if number and code != COMPLETED
+            for kind, number in zip(ERRORS, errors, strict=True)
+            if number and kind != "none"
         },
         retried=int((planned & (requests["retries"] > 0)).sum()),
         rejected_share=share(planned & (requests["error"] == ERRORS.index("rejected"))),
@@ -88,8 +84,7 @@ def summarize(
         concurrency=mean,
         concurrency_max=most,
         **{
-            measure: histogram.distribution()
-            for measure, histogram in histograms(recording, window, parts).items()
+            measure: histogram.distribution() for measure, histogram in histograms(observed).items()
         },
         checked=int(checked.sum()),
         miscounted=int((checked & (counted != told)).sum()),
@@ -101,31 +96,27 @@ def summarize(
     )
 
 
-def histograms(
-    recording: Recording, window: Window, parts: Chunks | None = None
-) -> dict[str, Histogram]:
+def histograms(observed: Observed) -> dict[str, Histogram]:
     """Return the histogram of every distribution in a summary, by its name there."""
-    requests = recording.requests
-    parts = chunks(recording) if parts is None else parts
-    planned = within(requests["planned"], window)
-    completed = planned & (requests["error"] == COMPLETED)
-    first = first_tokens(requests, parts)
+    requests, is_stream = observed.recording.requests, observed.recording.about.scenario.stream
+    planned = within(requests["planned"], observed.window)
+    completed = planned & is_whole(requests)
     times: dict[str, Times] = {
         "e2e": since_planned(requests, requests["ended"])[completed],
         "e2e_sent": (requests["ended"] - requests["sent"])[completed],
         "queue": requests["queue_s"][completed],
         "lateness": since_planned(requests, requests["sent"])[planned],
     }
-    if recording.about.scenario.stream:
-        row, tpot = samples(parts)
-        times["ttft"] = since_planned(requests, first)[completed]
-        times["ttft_sent"] = (first - requests["sent"])[completed]
+    if is_stream:
+        row, tpot = samples(observed.chunks)
+        times["ttft"] = since_planned(requests, observed.first)[completed]
+        times["ttft_sent"] = (observed.first - requests["sent"])[completed]
         times["tpot"] = tpot[completed[row]]
-    recorded = {measure: Histogram() for measure in DISTRIBUTIONS}
-    for measure, values in times.items():
-        recorded[measure].record(values[~np.isnan(values)])
-    if recording.about.scenario.stream:
-        gaps, tokens, itl = token_gaps(parts, window)
-        recorded["itl"].record(itl, tokens)
-        recorded["gap"].record(gaps)
-    return recorded
+        _, times["gap"], tokens, itl = token_gaps(observed.chunks, observed.window)
+    found = {}
+    for measure in DISTRIBUTIONS:
+        values = times.get(measure, np.empty(0))
+        found[measure] = Histogram(values[~np.isnan(values)])
+    if is_stream:
+        found["itl"] = Histogram(itl, tokens)
+    return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -31,21 +31,54 @@ class Point(msgspec.Struct, frozen=True):
     """NaN without objectives."""
 
 
-class Search(NamedTuple):
-    """The target and the precision of a search."""
+class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm loadtest sweep`, beside those of a scenario."""
 
-    loads: tuple[float, ...]
-    """The loads to measure, ascending; empty: found by doubling and bisection."""
-    first: float
-    most: float
-    whole: bool
-    """Whether loads are whole numbers."""
-    resolution: float
-    """The largest relative gap allowed between the two loads around the turn."""
-    repeats: int
-    by_objectives: bool
-    knee_share: float
-    good_share: float
+    sweep: Literal["concurrency", "rate"] = "concurrency"
+    """What grows from step to step, whatever the scenario says of it: requests under way (a closed
+    loop) or requests a second (an open one, poisson unless `arrivals` is constant)."""
+    loads: tuple[float, ...] = ()
+    """These and no others. Empty: doubled until the server is full, then what lies between."""
+    first_load: float = 1.0
+    """The load to begin with, where there are no `loads`."""
+    max_load: float = 1024.0
+    """The load that is not passed, where there are no `loads`."""
+    settle_s: float = 2.0
+    """Seconds that each step runs before its `warmup_s` and `duration_s` begin."""
+    resolution: float = 0.2
+    """How near the two loads must be between which the server gets full, as a part of the lower."""
+    repeats: int = 3
+    """How often the loads that decide are measured. The median counts."""
+    knee_share: float = 0.9
+    """The knee is the smallest load that brings this share of the most throughput."""
+    good_share: float = 0.99
+    """With objectives: the share of requests that must meet them."""
+
+    def __post_init__(self) -> None:
+        for name in ("first_load", "max_load", "resolution"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("knee_share", "good_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
+        if not 0 <= self.settle_s < math.inf:
+            raise ValueError(f"settle_s must be at least 0, got {self.settle_s}")
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        if self.first_load > self.max_load:
+            raise ValueError(f"first_load must be at most max_load, got {self.first_load}")
+        if self.loads:
+            self._check_loads("loads", self.loads)
+        else:
+            self._check_loads("first_load", (self.first_load,))
+            self._check_loads("max_load", (self.max_load,))
+
+    def _check_loads(self, name: str, loads: tuple[float, ...]) -> None:
+        is_whole = self.sweep == "concurrency"
+        for load in loads:
+            if not 0 < load < math.inf or (is_whole and not load.is_integer()):
+                allowed = "whole numbers of at least 1" if is_whole else "above 0"
+                raise ValueError(f"{name} must be {allowed} for a {self.sweep}, got {load}")
 
 
 class Turn(NamedTuple):
@@ -57,23 +90,29 @@ class Turn(NamedTuple):
     """The smallest load after the turn."""
 
 
-def next_load(points: list[Point], search: Search) -> float | None:
-    """Return the load to measure next; None when the search is done."""
+def next_load(points: list[Point], config: SweepConfig, by_objectives: bool) -> float | None:
+    """Return the load to measure next; None when the search is done.
+
+    Searches for the knee, or `by_objectives` for the largest good load.
+    """
     measured = _measured(points)
-    for load in search.loads:
+    for load in sorted(config.loads):
         if load not in measured:
             return load
     if not measured:
-        return search.first
-    turn = _turn(measured, search)
-    if not search.loads:
-        if _goes_on(measured, turn, search):
-            return min(2 * max(measured), search.most)
-        between = _between(turn, search)
+        return config.first_load
+    if by_objectives:
+        turn = _turned(measured, _broken(measured, config.good_share))
+    else:
+        turn = _turned(measured, _full(measured, config.knee_share))
+    if not config.loads:
+        if _goes_on(measured, turn, config, by_objectives):
+            return min(2 * max(measured), config.max_load)
+        between = _between(turn, config)
         if between is not None:
             return between
-    deciding = [*turn, None if search.by_objectives else _best(measured)]
-    again = [load for load in deciding if load and len(measured[load]) < search.repeats]
+    deciding = [*turn, None if by_objectives else _best(measured)]
+    again = [load for load in deciding if load and len(measured[load]) < config.repeats]
     return min(again, key=lambda load: len(measured[load]), default=None)
 
 
@@ -130,29 +169,26 @@ def _turned(measured: dict[float, list[Point]], is_past: Callable[[float], bool]
     return Turn(loads[first - 1] if first else None, loads[first])
 
 
-def _turn(measured: dict[float, list[Point]], search: Search) -> Turn:
-    if search.by_objectives:
-        return _turned(measured, _broken(measured, search.good_share))
-    return _turned(measured, _full(measured, search.knee_share))
-
-
-def _goes_on(measured: dict[float, list[Point]], turn: Turn, search: Search) -> bool:
+def _goes_on(
+    measured: dict[float, list[Point]], turn: Turn, config: SweepConfig, by_objectives: bool
+) -> bool:
     """Whether the turn may still lie beyond the largest load."""
     loads = list(measured)
-    if loads[-1] >= search.most:
+    if loads[-1] >= config.max_load:
         return False
-    if search.by_objectives:
+    if by_objectives:
         return turn.above is None
     before = max((_throughput(measured[load]) for load in loads[:-2]), default=0.0)
     return any(_throughput(measured[load]) > _FLAT * before for load in loads[-2:])
 
 
-def _between(turn: Turn, search: Search) -> float | None:
+def _between(turn: Turn, config: SweepConfig) -> float | None:
     """Return the geometric mean of the two loads around the turn; None if they are close enough."""
     if turn.below is None or turn.above is None:
         return None
-    if turn.above <= turn.below * (1 + search.resolution):
+    if turn.above <= turn.below * (1 + config.resolution):
         return None
     middle = math.sqrt(turn.below * turn.above)
-    rounded = float(round(middle) if search.whole else f"{middle:.3g}")
+    is_whole = config.sweep == "concurrency"
+    rounded = float(round(middle) if is_whole else f"{middle:.3g}")
     return rounded if turn.below < rounded < turn.above else None
