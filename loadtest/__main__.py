@@ -12,17 +12,8 @@ import msgspec
 
 from engine.errors import ConfigError, SRMError
 from engine.settings import build, read_settings
+from loadtest.commands import run_command
 from loadtest.commands.offline import offline
-from loadtest.commands.run_command import (
-    INTERRUPTED,
-    check,
-    exit_code,
-    record,
-    run_outcome,
-    say,
-    summed_up,
-    where,
-)
 from loadtest.commands.sweep import (
     SAVED,
     STEPS,
@@ -79,8 +70,8 @@ def main(argv: list[str]) -> int:
     try:
         return _command(argv)
     except KeyboardInterrupt:  # before or after a run, which ends in order by itself
-        say("interrupted")
-        return INTERRUPTED
+        run_command.say("interrupted")
+        return run_command.INTERRUPTED
 
 
 def _command(argv: list[str]) -> int:
@@ -97,16 +88,16 @@ def _command(argv: list[str]) -> int:
 
 def _run(argv: list[str], command: str) -> int:
     scenario = read(argv, prog="srm loadtest run")
-    check(scenario)
-    run = summed_up(record(scenario, command, scenario.output))
+    run_command.check(scenario)
+    run = run_command.summed_up(run_command.record(scenario, command, scenario.output))
     _report_to(scenario.output, run)
     is_interrupted = run.recording.about.stopped_by == "interrupt"
-    return INTERRUPTED if is_interrupted else exit_code([run])
+    return run_command.INTERRUPTED if is_interrupted else run_command.exit_code([run])
 
 
 def _report_to(folder: Path, run: Run) -> None:
     write_reports(folder, [run])
-    sys.stdout.write(run_outcome(run) + where(folder))
+    sys.stdout.write(run_command.run_outcome(run) + run_command.where(folder))
 
 
 def _report(argv: list[str]) -> int:
@@ -117,12 +108,12 @@ def _report(argv: list[str]) -> int:
     output = config.output or config.folder
     window = (config.window[0], config.window[1]) if config.window else None
     if not (config.folder / SAVED).exists():
-        run = summed_up(_recording(config, config.folder), window=window)
+        run = run_command.summed_up(_recording(config, config.folder), window=window)
         _report_to(output, run)
-        return exit_code([run])
+        return run_command.exit_code([run])
     saved = read_saved(config.folder)
     runs = [
-        summed_up(_recording(config, config.folder / STEPS / folder), name, window)
+        run_command.summed_up(_recording(config, config.folder / STEPS / folder), name, window)
         for name, folder in zip(saved.names, saved.folders, strict=True)
     ]
     for run in runs:
@@ -139,7 +130,7 @@ def _recording(config: ReportConfig, folder: Path) -> Recording:
         objectives=config.objectives or scenario.objectives,
         fail_if=config.fail_if or scenario.fail_if,
     )
-    check(recording.about.scenario)
+    run_command.check(recording.about.scenario)
     return recording
 
 
@@ -164,5 +155,5 @@ if __name__ == "__main__":
     try:
         raise SystemExit(main(sys.argv[1:]))
     except SRMError as error:
-        say(f"srm loadtest: {error.message}")
+        run_command.say(f"srm loadtest: {error.message}")
         raise SystemExit(error.exit_code) from None

@@ -42,7 +42,8 @@ def parse(text: str, field: str) -> Lengths:
         if kind == "file":
             return _of_file(Path(rest), field)
         if not rest:
-            return _fixed(_whole(text))
+            number = _whole(text)
+            return Lengths(lambda _: number, number)
         if kind == "choice":
             return _choice(rest)
         if kind in _FAMILIES:
@@ -63,10 +64,6 @@ def _whole(text: str) -> int:
     if not 1 <= number <= LONGEST:
         raise ValueError(f"{text.strip()} is not 1 … {LONGEST}")
     return number
-
-
-def _fixed(number: int) -> Lengths:
-    return Lengths(lambda _: number, number)
 
 
 def _uniform(low: float, high: float) -> Callable[[float], float]:

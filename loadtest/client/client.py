@@ -93,8 +93,6 @@ class Client:
         while self._connections:  # transports tell of their end in a later turn
             await asyncio.sleep(0.001)
 
-    # Sending
-
     def _dispatch(self, exchange: RequestAttempt) -> None:
         while self._idle and not exchange.is_resent:
             connection = self._idle.pop()
@@ -135,9 +133,8 @@ class Client:
             exchange.sent = time.monotonic() - self._started
         connection.send(b"%b%d\r\n\r\n%b" % (self._target.head, len(body), body), self)
 
-    # Receiving: what connections call
-
     def body(self, connection: Connection, data: bytes, now: float) -> None:
+        """Take a part of a reply; called by a connection, as are `whole` and `broken`."""
         exchange = self._on[connection]
         time_s = now - self._started
         if not exchange.num_bytes:
@@ -180,8 +177,6 @@ class Client:
         for choice, tokens in news:
             self.events.append(index, choice, time_s, tokens)
             self.output_tokens += tokens
-
-    # Ending
 
     def _retry(self, exchange: RequestAttempt) -> None:
         if not exchange.is_over:

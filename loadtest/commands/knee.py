@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -81,13 +81,9 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be {allowed} for a {self.sweep}, got {load}")
 
 
-class Turn(NamedTuple):
-    """The loads between which the predicate turned; None: not within what was measured."""
-
-    below: float | None
-    """The largest load before the turn."""
-    above: float | None
-    """The smallest load after the turn."""
+Turn = tuple[float | None, float | None]
+"""The loads between which the predicate turned: the largest before, and the smallest after, each
+None if it is not within what was measured."""
 
 
 def next_load(points: list[Point], config: SweepConfig, by_objectives: bool) -> float | None:
@@ -120,14 +116,14 @@ def knee(points: list[Point], knee_share: float) -> float | None:
     """Return the smallest load with this share of the largest throughput; None if nothing came."""
     if not any(point.throughput > 0 for point in points):
         return None
-    return _turned(_measured(points), _full(_measured(points), knee_share)).above
+    return _turned(_measured(points), _full(_measured(points), knee_share))[1]
 
 
 def largest_good(points: list[Point], good_share: float) -> float | None:
     """Return the largest load up to which the objectives held; None if they never did."""
     measured = _measured(points)
-    turn = _turned(measured, _broken(measured, good_share))
-    return max(measured) if turn.above is None else turn.below
+    below, above = _turned(measured, _broken(measured, good_share))
+    return max(measured) if above is None else below
 
 
 def grows_still(points: list[Point]) -> bool:
@@ -165,8 +161,8 @@ def _turned(measured: dict[float, list[Point]], is_past: Callable[[float], bool]
     loads = list(measured)
     first = next((at for at, load in enumerate(loads) if is_past(load)), None)
     if first is None:
-        return Turn(loads[-1], None)
-    return Turn(loads[first - 1] if first else None, loads[first])
+        return loads[-1], None
+    return loads[first - 1] if first else None, loads[first]
 
 
 def _goes_on(
@@ -177,18 +173,17 @@ def _goes_on(
     if loads[-1] >= config.max_load:
         return False
     if by_objectives:
-        return turn.above is None
+        return turn[1] is None
     before = max((_throughput(measured[load]) for load in loads[:-2]), default=0.0)
     return any(_throughput(measured[load]) > _FLAT * before for load in loads[-2:])
 
 
 def _between(turn: Turn, config: SweepConfig) -> float | None:
     """Return the geometric mean of the two loads around the turn; None if they are close enough."""
-    if turn.below is None or turn.above is None:
+    below, above = turn
+    if below is None or above is None or above <= below * (1 + config.resolution):
         return None
-    if turn.above <= turn.below * (1 + config.resolution):
-        return None
-    middle = math.sqrt(turn.below * turn.above)
+    middle = math.sqrt(below * above)
     is_whole = config.sweep == "concurrency"
     rounded = float(round(middle) if is_whole else f"{middle:.3g}")
-    return rounded if turn.below < rounded < turn.above else None
+    return rounded if below < rounded < above else None

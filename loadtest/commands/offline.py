@@ -21,15 +21,7 @@ from engine.errors import ConfigError
 from engine.records import new_record
 from engine.settings import build, read_settings
 from loadtest.client.target import PATHS, api_key, base_url, resolve
-from loadtest.commands.run_command import (
-    INTERRUPTED,
-    check,
-    exit_code,
-    record,
-    say,
-    summed_up,
-    where,
-)
+from loadtest.commands import run_command
 from loadtest.recording import ERRORS, Recording
 from loadtest.report.report_files import write_reports
 from loadtest.scenario import SCENARIOS, Scenario
@@ -185,18 +177,18 @@ def offline(argv: list[str], command: str) -> int:
     settings = (Scenario, OfflineConfig)
     given = read_settings(settings, argv, prog="srm loadtest offline", presets=SCENARIOS)
     scenario, config = build(Scenario, given), build(OfflineConfig, given)
-    check(scenario)
+    run_command.check(scenario)
     if config.kind == "batch":
         return _batch(scenario, config, command)
-    recording = record(config.one_request(scenario), command, scenario.output)
+    recording = run_command.record(config.one_request(scenario), command, scenario.output)
     found = _of_recording(config, recording)
     _write(scenario.output, found)
     if recording.about.stopped_by == "interrupt":
-        return INTERRUPTED
-    run = summed_up(recording, f"{config.samples:,} samples, {config.form}")
+        return run_command.INTERRUPTED
+    run = run_command.summed_up(recording, f"{config.samples:,} samples, {config.form}")
     write_reports(scenario.output, [run])
-    sys.stdout.write(where(scenario.output))
-    return exit_code([run])
+    sys.stdout.write(run_command.where(scenario.output))
+    return run_command.exit_code([run])
 
 
 def _batch(scenario: Scenario, config: OfflineConfig, command: str) -> int:
@@ -206,8 +198,8 @@ def _batch(scenario: Scenario, config: OfflineConfig, command: str) -> int:
         with BatchClient(base_url(scenario), api_key(scenario)) as client:
             found = _run_batch(scenario, config.lines, client, command)
     except KeyboardInterrupt:
-        say("interrupted: the batch was cancelled, nothing is reported")
-        return INTERRUPTED
+        run_command.say("interrupted: the batch was cancelled, nothing is reported")
+        return run_command.INTERRUPTED
     _write(scenario.output, found)
     return int(found.failed > 0)
 
@@ -220,7 +212,7 @@ def _write(folder: Path, found: Offline) -> None:
     (folder / "offline.json").write_bytes(content + b"\n")
     heading = f"# Offline throughput\n\n`{found.command}` on {found.machine}.\n\n"
     (folder / "offline.md").write_text(heading + table)
-    say(f"{folder / 'offline.md'}")
+    run_command.say(f"{folder / 'offline.md'}")
 
 
 def _run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str) -> Offline:
@@ -235,7 +227,7 @@ def _run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str
         workload = Workload(msgspec.structs.replace(scenario, stream=False))
         requests = (workload.request(index) for index in range(lines))
         write_lines(path, route, (msgspec.json.decode(request.body) for request in requests))
-        say(f"{lines:,} lines, {path.stat().st_size:,} bytes")
+        run_command.say(f"{lines:,} lines, {path.stat().st_size:,} bytes")
         started_unix, begun = time.time(), time.monotonic()
         source = client.upload(path)
     uploaded = time.monotonic()
@@ -254,7 +246,7 @@ def _run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str
             try:
                 client.delete(file)
             except ConfigError as error:
-                say(f"{file} is left on the server: {error.message}")
+                run_command.say(f"{file} is left on the server: {error.message}")
     if not output.lines:
         said = output.first_error or f"{batch['status']}: {batch.get('errors')}"
         raise ConfigError(f"no line of the batch was answered: {said}")
@@ -292,7 +284,7 @@ def _until_ended(client: BatchClient, id: str) -> dict[str, Any]:
         failed = counts.get("failed", 0)
         line = f"{batch['status']}: {done:,} of {total:,} lines, {failed:,} failed"
         if line != told:
-            say(line)
+            run_command.say(line)
         told = line
 
     try:

@@ -15,17 +15,8 @@ import msgspec
 from engine.errors import UNDECODABLE, ConfigError, SRMError
 from engine.settings import build, read_settings
 from loadtest.analysis.window import load_name
+from loadtest.commands import run_command
 from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
-from loadtest.commands.run_command import (
-    INTERRUPTED,
-    check,
-    exit_code,
-    failed,
-    record,
-    step_outcome,
-    summed_up,
-    where,
-)
 from loadtest.report.report_files import Run, write_reports
 from loadtest.scenario import SCENARIOS, Scenario
 
@@ -80,7 +71,7 @@ def sweep(argv: list[str], command: str) -> int:
     settings = (Scenario, SweepConfig)
     given = read_settings(settings, argv, prog="srm loadtest sweep", presets=SCENARIOS)
     scenario, config = build(Scenario, given), build(SweepConfig, given)
-    check(scenario)
+    run_command.check(scenario)
     runs: list[Run] = []
     folders: list[str] = []
     failure: SRMError | None = None
@@ -91,12 +82,12 @@ def sweep(argv: list[str], command: str) -> int:
             before = sum(load_of(run) == load for run in runs)
             name = load_name(step) + (f" #{before + 1}" if before else "")
             folder = f"{len(folders) + 1:03}-{re.sub(r'[^0-9a-z.]+', '-', name)}"
-            recording = record(step, command, scenario.output / STEPS / folder, name)
+            recording = run_command.record(step, command, scenario.output / STEPS / folder, name)
             interrupted = recording.about.stopped_by == "interrupt"
             if interrupted:
                 break
             folders.append(folder)
-            runs.append(summed_up(recording, name))
+            runs.append(run_command.summed_up(recording, name))
             show_step(runs[-1])
     except SRMError as error:
         failure = error
@@ -111,7 +102,7 @@ def sweep(argv: list[str], command: str) -> int:
     code = report_sweep(scenario.output, runs, found)
     if failure is not None:
         raise failure
-    return INTERRUPTED if interrupted else code
+    return run_command.INTERRUPTED if interrupted else code
 
 
 def step_of(config: SweepConfig, scenario: Scenario, load: float) -> Scenario:
@@ -160,7 +151,7 @@ def swept(config: SweepConfig, runs: list[Run]) -> Swept:
 
 def show_step(run: Run) -> None:
     """Print a step at once, flushed for readers of a pipe."""
-    sys.stdout.write(step_outcome(run) + "\n")
+    sys.stdout.write(run_command.step_outcome(run) + "\n")
     sys.stdout.flush()
 
 
@@ -172,10 +163,10 @@ def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
     at_knee = [run for run in runs if load_of(run) == found.knee][-1:]
     sys.stdout.write("".join(f"{sentence}\n" for sentence in found.sentences()))
     for run in at_knee:
-        sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in failed(run)))
+        sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in run_command.failed(run)))
     write_reports(folder, sorted(runs, key=load_of), at_knee[0].summary.name if at_knee else None)
-    sys.stdout.write(where(folder))
-    return exit_code(at_knee)
+    sys.stdout.write(run_command.where(folder))
+    return run_command.exit_code(at_knee)
 
 
 def read_saved(folder: Path) -> Saved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from loadtest.analysis.confidence import BATCHES, SMALLEST
 from loadtest.quantities import MEASURES, number, unit_for
@@ -47,25 +48,16 @@ def conditions_table(comparison: Comparison) -> Table:
 
 def text(comparison: Comparison) -> str:
     """Render the comparison for a terminal."""
-    blocks = [_title(comparison), *(f"! {warning}" for warning in _said(comparison))]
-    tables = [step_table(comparison, step) for step in comparison.steps]
-    blocks += [_aligned(table) for table in (*tables, conditions_table(comparison)) if table.rows]
-    if not comparison.conditions and comparison.steps:
-        blocks.append("Scenarios, machines and versions are the same.")
-    return "\n\n".join([*blocks, HOW]) + "\n"
+    head = [_title(comparison), *(f"! {warning}" for warning in _said(comparison))]
+    return "\n\n".join([*head, *_tables(comparison, _aligned), HOW]) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """Render the comparison to be put into an issue."""
-    blocks = [f"# {escaped(_title(comparison))}"]
+    head = [f"# {escaped(_title(comparison))}"]
     if said := _said(comparison):
-        blocks.append("\n".join(f"> ⚠ {escaped(one)}" for one in said))
-    blocks += [markdown_table(step_table(comparison, step)) for step in comparison.steps]
-    if comparison.conditions:
-        blocks.append(markdown_table(conditions_table(comparison)))
-    elif comparison.steps:
-        blocks.append("Scenarios, machines and versions are the same.")
-    return "\n\n".join([*blocks, HOW]) + "\n"
+        head.append("\n".join(f"> ⚠ {escaped(one)}" for one in said))
+    return "\n\n".join([*head, *_tables(comparison, markdown_table), HOW]) + "\n"
 
 
 def html(comparison: Comparison) -> str:
@@ -78,6 +70,14 @@ def html(comparison: Comparison) -> str:
         pictures=comparison_pictures(comparison),
         how=HOW,
     )
+
+
+def _tables(comparison: Comparison, render: Callable[[Table], str]) -> list[str]:
+    tables = [step_table(comparison, step) for step in comparison.steps]
+    found = [render(table) for table in (*tables, conditions_table(comparison)) if table.rows]
+    if not comparison.conditions and comparison.steps:
+        found.append("Scenarios, machines and versions are the same.")
+    return found
 
 
 def _title(comparison: Comparison) -> str:

@@ -18,7 +18,6 @@ from loadtest.report import tables
 from loadtest.report.plot_latency import latency_pictures
 from loadtest.report.plot_sweep import sweep_pictures
 from loadtest.report.plot_timelines import timeline_pictures
-from loadtest.report.plots import Picture
 from loadtest.report.report import Report, RunReport
 
 _TILES = ("output_tokens_per_s", "completed_per_s", "ttft_p50", "ttft_p99", "itl_p50", "e2e_p50")
@@ -75,26 +74,21 @@ def _of_sweep(report: Report) -> list[str]:
 def _run(run: RunReport, name: str) -> dict[str, Any]:
     summary = run.summary
     low, high = summary.window
-    pictures: dict[str, list[Picture]] = {
+    pictures = {
         "Latency": latency_pictures(run, name),
         "Over time": timeline_pictures(run, name),
     }
+    shown = (
+        *(tables.latency_table(run), tables.throughput_table(run)),
+        *(tables.errors_table(run), tables.harness_table(run)),
+    )
     return {
         "name": summary.name,
         "warnings": run.warnings,
         "measured": f"Measured from {low:g} s to {high:g} s of {run.seconds:.1f} s; "
         f"the run ended by {run.stopped_by}.",
         "objectives": tables.objectives_table(run),
-        "tables": [
-            table
-            for table in (
-                tables.latency_table(run),
-                tables.throughput_table(run),
-                tables.errors_table(run),
-                tables.harness_table(run),
-            )
-            if table.rows
-        ],
+        "tables": [table for table in shown if table.rows],
         "pictures": {heading: found for heading, found in pictures.items() if found},
         "shaded": low > 0 or high < run.seconds,
     }

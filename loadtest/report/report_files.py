@@ -39,15 +39,10 @@ def write_reports(
 ) -> Report:
     """Write report.json, report.md, report.html, summary.csv and requests.csv into the folder.
 
-    Args:
-        folder: made if need be; files of those names in it are replaced.
-        runs: one, or the steps of a sweep in the order in which they are to be shown.
-        knee: the name of a sweep's step at its knee, if there is one.
-        title: what the report is called; by default the load and the server.
-
-    Raises:
-        ConfigError: there is no run, the knee is none of them, matplotlib is missing, a recording
-            is broken, or the folder cannot be written.
+    The folder is made if need be, and its files of those names are replaced. `runs` are one, or the
+    steps of a sweep in the order to show them; `knee` is the name of the step at its knee, if there
+    is one; by default the title is the load and the server. Raises ConfigError if there is no run,
+    the knee is none of them, a recording is broken, or the folder cannot be written.
     """
     if not runs:
         raise ConfigError("a report wants at least one run")

@@ -54,7 +54,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
         recording.save(folder)
         return recording
 
-    monkeypatch.setattr("loadtest.commands.sweep.record", record)
+    monkeypatch.setattr("loadtest.commands.run_command.record", record)
 
 
 def saved(folder: Path) -> dict[str, Any]:
