@@ -111,3 +111,21 @@ def test_the_knee_is_the_smallest_load_with_enough_whatever_was_measured(
         assert not any(brought > 0 for _, brought in pairs)
     else:
         assert at == min(enough) and math.isfinite(at)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resolution": 0.0}, "resolution must be above 0"),
+        ({"knee_share": 1.5}, "knee_share must be above 0 and at most 1"),
+        ({"settle_s": -1.0}, "settle_s must be at least 0"),
+        ({"repeats": 0}, "repeats must be at least 1"),
+        ({"first_load": 8.0, "max_load": 4.0}, "first_load must be at most max_load"),
+        ({"loads": (1.5,)}, "loads must be whole numbers"),
+        ({"max_load": 2.5}, "max_load must be whole numbers"),
+        ({"sweep": "rate", "loads": (0.0,)}, "loads must be above 0 for a rate"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SweepConfig(**settings)

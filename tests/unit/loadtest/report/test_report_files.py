@@ -98,10 +98,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Single:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("sweep")
     runs = [
-        run_of(f"40 `late` {EVIL}", rate=40, seconds=4, served_model_name=EVIL),
+        run_of(f"60 `late` {EVIL}", rate=60, seconds=4, served_model_name=EVIL),
         run_of("10 `late`", rate=10, seconds=4),
     ]
-    return folder, runs, write_reports(folder, runs, knee="poisson 40/s", title=EVIL)
+    return folder, runs, write_reports(folder, runs, knee="poisson 60/s", title=EVIL)
 
 
 def test_json_gives_back_what_was_written(single: Single, sweep: Sweep) -> None:
@@ -219,19 +219,19 @@ def test_objectives_pass_or_fail(single: Single) -> None:
 def test_a_sweep_shows_its_steps_its_knee_and_their_warnings(sweep: Sweep) -> None:
     folder, runs, _ = sweep
     markdown, html = ((folder / name).read_text() for name in ("report.md", "report.html"))
-    assert "Knee: at **poisson 40/s**" in markdown
-    assert "The knee is at <strong>poisson 40/s</strong>" in html
+    assert "Knee: at **poisson 60/s**" in markdown
+    assert "The knee is at <strong>poisson 60/s</strong>" in html
     assert html.count(">knee</text>") == 5
     cells = Page(html).cells
     for run in runs:
         assert run.summary.name in cells
         assert f"| {run.summary.name} |" in markdown
     assert "rate, of each step" in markdown
-    assert "40, 10" in markdown
+    assert "60, 10" in markdown
     first = html[: html.index("The sweep</h2>")]  # warnings of the knee's step stand there too
-    assert "poisson 40/s: 40 <code>late</code>" in first
+    assert "poisson 60/s: 60 <code>late</code>" in first
     assert "2 of 2 steps have warnings" in first
-    assert [html.count(f"{rate} <code>late</code>") for rate in (10, 40)] == [1, 2]
+    assert [html.count(f"{rate} <code>late</code>") for rate in (10, 60)] == [1, 2]
 
 
 def test_the_page_is_whole_and_wants_nothing_from_elsewhere(single: Single, sweep: Sweep) -> None:
