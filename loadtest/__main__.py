@@ -12,21 +12,18 @@ import msgspec
 
 from engine.errors import ConfigError, SRMError
 from engine.settings import build, read_settings
-from loadtest.commands import outcome
-from loadtest.commands.offline_command import offline
-from loadtest.commands.run_command import (
-    INTERRUPTED,
-    check,
-    exit_code,
-    failed,
-    record,
-    say,
-    summed_up,
+from loadtest.commands import run_command
+from loadtest.commands.offline import offline
+from loadtest.commands.sweep import (
+    SAVED,
+    STEPS,
+    read_saved,
+    report_sweep,
+    show_step,
+    sweep,
+    swept,
 )
-from loadtest.commands.sweep import swept
-from loadtest.commands.sweep_command import SAVED, STEPS, read_saved, report_sweep, show_step, sweep
-from loadtest.recording import Recording
-from loadtest.recording import load as load_recording
+from loadtest.recording import Recording, load
 from loadtest.report import compare_report
 from loadtest.report.compare import compare
 from loadtest.report.report_files import Run, write_reports
@@ -73,23 +70,16 @@ def main(argv: list[str]) -> int:
     try:
         return _command(argv)
     except KeyboardInterrupt:  # before or after a run, which ends in order by itself
-        say("interrupted")
-        return INTERRUPTED
+        run_command.say("interrupted")
+        return run_command.INTERRUPTED
 
 
 def _command(argv: list[str]) -> int:
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
-    command = " ".join(["srm loadtest", *argv])
-    if name == "run":
-        return _run(rest, command)
-    if name == "sweep":
-        return sweep(rest, command)
-    if name == "offline":
-        return offline(rest, command)
-    if name == "report":
-        return _report(rest)
-    if name == "compare":
-        return _compare(rest)
+    if name in (measure := {"run": _run, "sweep": sweep, "offline": offline}):
+        return measure[name](rest, " ".join(["srm loadtest", *argv]))
+    if name in (show := {"report": _report, "compare": _compare}):
+        return show[name](rest)
     if name in {"--help", "-h", "help"}:
         sys.stdout.write(USAGE)
         return 0
@@ -98,16 +88,16 @@ def _command(argv: list[str]) -> int:
 
 def _run(argv: list[str], command: str) -> int:
     scenario = read(argv, prog="srm loadtest run")
-    check(scenario)
-    run = summed_up(record(scenario, command, scenario.output))
+    run_command.check(scenario)
+    run = run_command.summed_up(run_command.record(scenario, command, scenario.output))
     _report_to(scenario.output, run)
     is_interrupted = run.recording.about.stopped_by == "interrupt"
-    return INTERRUPTED if is_interrupted else exit_code([run])
+    return run_command.INTERRUPTED if is_interrupted else run_command.exit_code([run])
 
 
 def _report_to(folder: Path, run: Run) -> None:
     write_reports(folder, [run])
-    sys.stdout.write(outcome.of_run(run, failed(run)) + outcome.where(folder))
+    sys.stdout.write(run_command.run_outcome(run) + run_command.where(folder))
 
 
 def _report(argv: list[str]) -> int:
@@ -118,31 +108,29 @@ def _report(argv: list[str]) -> int:
     output = config.output or config.folder
     window = (config.window[0], config.window[1]) if config.window else None
     if not (config.folder / SAVED).exists():
-        recording = _recording(config, config.folder)
-        run = summed_up(recording, window=window)
+        run = run_command.summed_up(_recording(config, config.folder), window=window)
         _report_to(output, run)
-        return exit_code([run])
+        return run_command.exit_code([run])
     saved = read_saved(config.folder)
     runs = [
-        summed_up(_recording(config, config.folder / STEPS / folder), name, window)
+        run_command.summed_up(_recording(config, config.folder / STEPS / folder), name, window)
         for name, folder in zip(saved.names, saved.folders, strict=True)
     ]
     for run in runs:
         show_step(run)
-    found = swept(saved.config, runs[0].recording.about.scenario, runs)
-    return report_sweep(output, runs, found)
+    return report_sweep(output, runs, swept(saved.config, runs))
 
 
 def _recording(config: ReportConfig, folder: Path) -> Recording:
     """Load the recording, with the objectives and conditions that the settings ask for."""
-    recording = load_recording(folder)
+    recording = load(folder)
     scenario = recording.about.scenario
     recording.about.scenario = msgspec.structs.replace(
         scenario,
         objectives=config.objectives or scenario.objectives,
         fail_if=config.fail_if or scenario.fail_if,
     )
-    check(recording.about.scenario)
+    run_command.check(recording.about.scenario)
     return recording
 
 
@@ -167,5 +155,5 @@ if __name__ == "__main__":
     try:
         raise SystemExit(main(sys.argv[1:]))
     except SRMError as error:
-        say(f"srm loadtest: {error.message}")
+        run_command.say(f"srm loadtest: {error.message}")
         raise SystemExit(error.exit_code) from None

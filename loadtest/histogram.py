@@ -1,4 +1,4 @@
-"""Histograms of times with fixed relative precision (HDR), which can be merged and plotted.
+"""Histograms of times with fixed relative precision (HDR).
 
 Buckets, their numbers and the percentiles are those of the package hdrhistogram. Only recording is
 done here, by arrays, because the package takes one value at a time. Knows no measures.
@@ -10,9 +10,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import ConfigError
+from loadtest.quantities import PERCENTILES
+from loadtest.recording import Counts, Times
 from loadtest.summary import Distribution
 
 try:
@@ -25,36 +26,21 @@ DIGITS = 3
 """A bucket is never wider than 1/1024 of its values, or one unit."""
 LONGEST_S = float(2**40 // 10**6)
 """About 12 days."""
-PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
-
-Times = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 
 class Histogram:
     """Counts of times. Count, mean, deviation and extremes are exact."""
 
-    def __init__(self) -> None:
-        """Raises ConfigError if the package is missing."""
+    def __init__(self, seconds: Times, counts: Counts | None = None) -> None:
+        """Count each time once, or as often as `counts` says (at least once).
+
+        The buckets hold a time below 0, as clocks may give, as 0. Raises ConfigError for NaN and
+        for what is longer than LONGEST_S, and if the package is missing.
+        """
         if HdrHistogram is None:
             raise ConfigError(f"load tests need `pip install hdrhistogram setuptools`: {MISSING}")
         self._hdr: Any = HdrHistogram(1, 2**40, DIGITS)
         self._counts = np.frombuffer(self._hdr.counts, np.uint64)  # the same memory
-        self._mean = 0.0
-        self._squares = 0.0  # sum of squared differences from the mean
-        self._min = math.inf
-        self._max = -math.inf
-
-    @property
-    def count(self) -> int:
-        return int(self._hdr.total_count)
-
-    def record(self, seconds: Times, counts: Counts | None = None) -> None:
-        """Add each time once, or as often as `counts` says (at least once).
-
-        The buckets hold a time below 0, as clocks may give, as 0. Raises ConfigError for NaN and
-        for what is longer than LONGEST_S.
-        """
         if not len(seconds):
             return
         if not (seconds <= LONGEST_S).all():  # nor is NaN
@@ -65,22 +51,16 @@ class Histogram:
         half = hdr.sub_bucket_half_count_magnitude
         bucket = bits.astype(np.int64) - (half + 1)
         index = (bucket << half) + (units >> bucket)
-        added = np.bincount(index, counts, len(self._counts)).astype(np.uint64)
-        self._counts += added
-        hdr.min_value = min(hdr.min_value, int(units.min()))
-        hdr.max_value = max(hdr.max_value, int(units.max()))
+        self._counts += np.bincount(index, counts, len(self._counts)).astype(np.uint64)
+        hdr.min_value, hdr.max_value = int(units.min()), int(units.max())
+        hdr.total_count = int(self._counts.sum())
+        self._mean = float(np.average(seconds, weights=counts))
+        self._variance = float(np.average((seconds - self._mean) ** 2, weights=counts))
+        self._min, self._max = float(seconds.min()), float(seconds.max())
 
-        number = int(added.sum())
-        mean = float(np.average(seconds, weights=counts))
-        variance = float(np.average((seconds - mean) ** 2, weights=counts))
-        self._join(number, mean, variance * number, float(seconds.min()), float(seconds.max()))
-
-    def merge(self, other: Histogram) -> None:
-        """Add everything that the other histogram has recorded."""
-        self._counts += other._counts
-        self._hdr.min_value = min(self._hdr.min_value, other._hdr.min_value)
-        self._hdr.max_value = max(self._hdr.max_value, other._hdr.max_value)
-        self._join(other.count, other._mean, other._squares, other._min, other._max)
+    @property
+    def count(self) -> int:
+        return int(self._hdr.total_count)
 
     def distribution(self) -> Distribution:
         """Return the statistics. Percentiles are upper ends of buckets, within the extremes."""
@@ -94,7 +74,7 @@ class Histogram:
         return Distribution(
             count=self.count,
             mean=self._mean,
-            std=math.sqrt(self._squares / self.count),
+            std=math.sqrt(self._variance),
             min=self._min,
             max=self._max,
             **percentiles,
@@ -107,14 +87,3 @@ class Histogram:
         ends = [self._hdr.get_highest_equivalent_value(value) + 1 for value in begins]
         scaled = np.array([begins, ends], np.float64) / UNITS
         return scaled[0], scaled[1], self._counts[filled].astype(np.int64)
-
-    def _join(self, count: int, mean: float, squares: float, low: float, high: float) -> None:
-        """Combine the moments of two parts, by Chan, Golub and LeVeque (1979)."""
-        total = self.count + count
-        if not total:
-            return
-        apart = mean - self._mean
-        self._squares += squares + apart**2 * self.count * count / total
-        self._mean += apart * count / total
-        self._min, self._max = min(self._min, low), max(self._max, high)
-        self._hdr.total_count = total

@@ -1,7 +1,6 @@
 """Distributions of whole numbers: the lengths of prompts and outputs, and how many samples.
 
 Each is given by its quantile function, so that one uniform number of a request gives one length.
-Knows neither scenarios nor requests.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ def parse(text: str, field: str) -> Lengths:
         if kind == "file":
             return _of_file(Path(rest), field)
         if not rest:
-            return _fixed(_whole(text))
+            number = _whole(text)
+            return Lengths(lambda _: number, number)
         if kind == "choice":
             return _choice(rest)
         if kind in _FAMILIES:
@@ -64,10 +64,6 @@ def _whole(text: str) -> int:
     if not 1 <= number <= LONGEST:
         raise ValueError(f"{text.strip()} is not 1 … {LONGEST}")
     return number
-
-
-def _fixed(number: int) -> Lengths:
-    return Lengths(lambda _: number, number)
 
 
 def _uniform(low: float, high: float) -> Callable[[float], float]:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigError
+from loadtest.quantities import DISTRIBUTIONS, value_of
 from loadtest.recording import ERRORS
 from loadtest.summary import Distribution, Summary
 
@@ -30,7 +31,6 @@ COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 
 _FIELDS = msgspec.structs.fields(Summary)
 STATISTICS = tuple(name for name in Distribution.__struct_fields__ if name != "count")
-DISTRIBUTIONS = tuple(field.name for field in _FIELDS if field.type is Distribution)
 TIMES = (*(f"{name}_{part}" for name in DISTRIBUTIONS for part in STATISTICS), "lag_max_s")
 NUMBERS = (
     *("errors", "error_share"),
@@ -94,17 +94,13 @@ def check(summary: Summary, conditions: Iterable[str]) -> list[str]:
 
 def measure(summary: Summary, name: str) -> float:
     """Return the number of the summary that a condition calls `name`."""
-    field, _, statistic = name.rpartition("_")
-    if field in DISTRIBUTIONS and statistic in STATISTICS:
-        return float(getattr(getattr(summary, field), statistic))
     kind = name.removeprefix("errors_")
     if kind != name:
         return float(summary.errors.get(kind, 0))
-    if name == "errors":
-        return float(sum(summary.errors.values()))
+    failed = value_of(summary, "failed")
     if name == "error_share":
-        return sum(summary.errors.values()) / summary.planned if summary.planned else math.nan
-    return float(getattr(summary, name))
+        return failed / summary.planned if summary.planned else math.nan
+    return failed if name == "errors" else value_of(summary, name)
 
 
 def _condition(

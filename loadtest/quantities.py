@@ -1,7 +1,5 @@
-"""The measures of a summary by name, and how numbers are written for people.
-
-Knows no file format and no recording. Values are in SI units until they are written; a column has
-one unit, which stands in its head.
+"""The measures of a summary by name, and how numbers are written for people. Values are in SI units
+until they are written; a column has one unit, which stands in its head.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ DISTRIBUTIONS = {
 }
 """Fields of a summary that are distributions, and their labels."""
 
-PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
 _SHOWN = {"p999": "p99.9"}
 
 _SCALARS = (

@@ -8,6 +8,7 @@ saved run can be reported again with another window or other objectives.
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from numpy.typing import NDArray
 
 from engine.errors import UNDECODABLE, ConfigError
 from loadtest.scenario import Scenario, as_path
+
+Times = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.void]
 
 ERRORS = (
     "none",
@@ -78,6 +84,38 @@ CLIENT = np.dtype(
 _ARRAYS = {"requests": REQUEST, "events": EVENT, "clients": CLIENT}
 
 
+class RowBuffer:
+    """Rows of one of these types, appended by the million: packed bytes, no object per row.
+
+    Values come in the order of the type's fields.
+    """
+
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
+        codes = [dtype[name].char for name in dtype.names or ()]
+        layout = struct.Struct("<" + "".join("q" if code == "l" else code for code in codes))
+        assert layout.size == dtype.itemsize, "rows are packed, and so must the type be"
+        self._dtype = dtype
+        self._pack = layout.pack
+        self._bytes = bytearray()
+
+    def append(self, *values: Any) -> None:
+        self._bytes += self._pack(*values)
+
+    def __len__(self) -> int:
+        return len(self._bytes) // self._dtype.itemsize
+
+    def to_bytes(self) -> bytes:
+        return bytes(self._bytes)
+
+    def since(self, count: int) -> Rows:
+        """Return a copy of the rows after the first `count`."""
+        return np.frombuffer(bytes(self._bytes[count * self._dtype.itemsize :]), self._dtype)
+
+    def array(self) -> Rows:
+        """Return a copy of all rows."""
+        return np.frombuffer(self.to_bytes(), self._dtype).copy()
+
+
 class Sample(msgspec.Struct):
     """The server's /metrics at one time, as far as they were read: sums over labels, by name."""
 
@@ -106,11 +144,11 @@ class Recording(msgspec.Struct, eq=False):
     """The recording of a whole run."""
 
     about: About
-    requests: NDArray[np.void]
+    requests: Rows
     """[requests] of REQUEST."""
-    events: NDArray[np.void]
+    events: Rows
     """[events] of EVENT."""
-    clients: NDArray[np.void]
+    clients: Rows
     """[intervals] of CLIENT."""
 
     def save(self, folder: Path) -> None:

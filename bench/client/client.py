@@ -24,7 +24,7 @@ import uvloop
 
 from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
 from engine.settings import load
-from loadtest.client.client import Client, Rules
+from loadtest.client.client import Client
 from loadtest.client.reply import Reply
 from loadtest.client.request_attempt import RequestAttempt
 from loadtest.client.target import Target, resolve
@@ -68,8 +68,7 @@ async def _ours(target: Target, config: ClientBenchConfig, bodies: list[bytes]) 
             over.set()
 
     started = time.monotonic()
-    rules = Rules(stream=True, timeout_s=600.0, retries=0, keep_text=False)
-    client = Client(target, rules, 0, started, another, _raise)
+    client = Client(target, Scenario(), 0, started, another, _raise)
     for index in range(config.concurrency):
         client.send(index, 0.0, asked[index])
     await over.wait()

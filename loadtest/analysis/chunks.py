@@ -12,10 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ConfigError
-from loadtest.recording import Recording
-
-Times = NDArray[np.float64]
-Counts = NDArray[np.int64]
+from loadtest.recording import Counts, Flags, Recording, Rows, Times
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +56,9 @@ def chunks(recording: Recording) -> Chunks:
     row, time = row[order], events["time"][order]
     other_sample = _changes(key)
     begins = np.flatnonzero(other_sample | _changes(time))
+    row, tokens = row[begins], np.empty(0, np.int64)
     if len(begins):
         tokens = np.add.reduceat(events["tokens"][order], begins, dtype=np.int64)
-    else:
-        tokens = np.empty(0, np.int64)
-    row = row[begins]
     return Chunks(
         row=row,
         time=time[begins],
@@ -87,14 +82,14 @@ def _sorted(key: Counts) -> tuple[Counts, Counts]:
     return both >> bits, both & ((1 << bits) - 1)
 
 
-def _changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
+def _changes(values: NDArray[np.generic]) -> Flags:
     """[values] Whether each differs from the one before; true for the first."""
     changes = np.ones(len(values), bool)
     changes[1:] = values[1:] != values[:-1]
     return changes
 
 
-def _scales(requests: NDArray[np.void], row: Counts, tokens: Counts) -> Times:
+def _scales(requests: Rows, row: Counts, tokens: Counts) -> Times:
     """[requests] Tokens by the client's count, else the server's, per token of events."""
     seen = np.bincount(row, tokens, len(requests))
     told = np.where(

@@ -19,10 +19,10 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from loadtest.analysis.measures import is_whole
 from loadtest.analysis.observed import Observed
-from loadtest.recording import ERRORS
+from loadtest.recording import Times
 
 BATCHES = 10
 STUDENT = 2.262
@@ -59,27 +59,20 @@ def parts(observed: Observed) -> dict[str, list[float]]:
     if not len(e2e) or length <= 0 or np.median(e2e) > length:
         return {}
     chunks, requests = observed.chunks, observed.recording.requests
-    whole = requests["error"] == ERRORS.index("none")
     tokens, _ = np.histogram(chunks.time, edges, weights=chunks.tokens * chunks.scale)
-    completed, _ = np.histogram(requests["ended"][whole], edges)
-    found = {
-        "output_tokens_per_s": tokens / length,
-        "completed_per_s": completed / length,
-    }
+    completed, _ = np.histogram(requests["ended"][is_whole(requests)], edges)
+    found = {"output_tokens_per_s": tokens / length, "completed_per_s": completed / length}
     medians = {"ttft": observed.ttft(), "itl": observed.itl(), "e2e": observed.e2e()}
     for name, values in medians.items():
         place = np.clip(np.searchsorted(edges, values.time, "right") - 1, 0, BATCHES - 1)
         if np.bincount(place, minlength=BATCHES).min() >= FEWEST:
-            found[f"{name}_p50"] = np.array(
-                [
-                    weighted_median(values.value[place == i], values.weight[place == i])
-                    for i in range(BATCHES)
-                ]
-            )
+            inside = [place == number for number in range(BATCHES)]
+            medians_of = [weighted_median(values.value[i], values.weight[i]) for i in inside]
+            found[f"{name}_p50"] = np.array(medians_of)
     return {key: [float(value) for value in values] for key, values in found.items()}
 
 
-def weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+def weighted_median(values: Times, weights: Times) -> float:
     """Return the least value at or below which half of the weight lies."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])

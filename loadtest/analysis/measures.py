@@ -7,17 +7,15 @@ it, however their request ended. NaN stands for what was not measured.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable
 
+import numpy as np
+
+from engine.errors import ConfigError
 from loadtest.analysis.chunks import Chunks
 from loadtest.analysis.window import Window
-from loadtest.recording import CLIENT
-
-Times = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-Rows = NDArray[np.void]
+from loadtest.objectives import NEED_STREAMS, parse
+from loadtest.recording import CLIENT, ERRORS, Counts, Flags, Recording, Rows, Times
 
 
 def within(times: Times, window: Window) -> Flags:
@@ -26,21 +24,27 @@ def within(times: Times, window: Window) -> Flags:
     return inside
 
 
+def is_whole(requests: Rows) -> Flags:
+    """[requests] Whether each was answered without an error."""
+    whole: Flags = requests["error"] == ERRORS.index("none")
+    return whole
+
+
 def since_planned(requests: Rows, times: Times) -> Times:
     """[requests] Times counted from the planned times, so that waiting for a turn is included."""
     return np.asarray(times - requests["planned"], np.float64)
 
 
-def token_gaps(chunks: Chunks, window: Window) -> tuple[Times, Counts, Times]:
+def token_gaps(chunks: Chunks, window: Window) -> tuple[Times, Times, Counts, Times]:
     """Return the gaps of chunks read in the window that are not the first of their sample.
 
-    Returns three arrays: the time since the sample's previous chunk; the tokens that came with the
-    chunk; and the ITL that each of these tokens has: gap / (tokens · scale).
+    Returns four arrays: when the chunk was read; the time since the sample's previous chunk; the
+    tokens that came with it; and the ITL that each of these tokens has: gap / (tokens · scale).
     """
     later = chunks.later[within(chunks.time[chunks.later], window)]
-    gaps = chunks.time[later] - chunks.time[later - 1]
-    tokens = chunks.tokens[later]
-    return gaps, tokens, gaps / (tokens * chunks.scale[later])
+    times, tokens = chunks.time[later], chunks.tokens[later]
+    gaps = times - chunks.time[later - 1]
+    return times, gaps, tokens, gaps / (tokens * chunks.scale[later])
 
 
 def samples(chunks: Chunks) -> tuple[Counts, Times]:
@@ -87,6 +91,29 @@ def mean_itl(requests: Rows, chunks: Chunks) -> Times:
     return mean
 
 
+def good_requests(recording: Recording, chunks: Chunks, objectives: Iterable[str]) -> Flags:
+    """[requests] Whether each meets all of the objectives, regardless of how it ended.
+
+    A request without a first token does not meet an objective of TTFT; one without a second token
+    cannot fail those of TPOT and ITL. Raises ConfigError for an objective that is invalid, or that
+    needs a stream if there is none.
+    """
+    requests, is_stream = recording.requests, recording.about.scenario.stream
+    values = {
+        "ttft": lambda: since_planned(requests, first_tokens(requests, chunks)),
+        "tpot": lambda: worst_tpot(requests, chunks),
+        "itl": lambda: mean_itl(requests, chunks),
+        "e2e": lambda: since_planned(requests, requests["ended"]),
+    }
+    good = np.ones(len(requests), bool)
+    for objective in map(parse, objectives):
+        if objective.name in NEED_STREAMS and not is_stream:
+            raise ConfigError(f"objective {objective.text!r} cannot be judged without `stream`")
+        times = values[objective.name]()
+        good &= objective.holds(times) | (np.isnan(times) & (objective.name in {"tpot", "itl"}))
+    return good
+
+
 def prompt_tokens(requests: Rows) -> Times:
     """[requests] Prompt tokens as the client made them, else as the server counts them."""
     known = np.where(
@@ -113,7 +140,7 @@ def under_way(begins: Times, ends: Times, moments: Times) -> Counts:
     return begun - np.searchsorted(ends, moments, "right")
 
 
-def client_load(clients: NDArray[np.void], window: Window) -> tuple[float, float]:
+def client_load(clients: Rows, window: Window) -> tuple[float, float]:
     """Return the mean CPU share of the busiest process in the window, and the worst lag of any.
 
     An interval that is partly in the window counts by that part. The first interval of a process

@@ -1,4 +1,4 @@
-"""Details that a report shows beyond the summary: single values and their times."""
+"""A recording with what all measures of it share, and single values with their times."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadtest.analysis.chunks import Chunks, chunks
-from loadtest.analysis.measures import first_tokens, token_gaps, within
+from loadtest.analysis.measures import first_tokens, is_whole, token_gaps, within
 from loadtest.analysis.window import Window
-from loadtest.recording import ERRORS, Recording
-
-Times = NDArray[np.float64]
+from loadtest.recording import Recording, Times
 
 
 class Values(NamedTuple):
@@ -26,7 +23,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """A recording, its chunks, and derived arrays that all parts of a report share."""
+    """A recording, the window of it that is measured, its chunks, and arrays derived of these."""
 
     recording: Recording
     window: Window
@@ -39,8 +36,7 @@ class Observed:
     def replies(self, ends: Times) -> Values:
         """Return times from planned to `ends`, of the whole replies planned in the window."""
         requests = self.recording.requests
-        whole = requests["error"] == ERRORS.index("none")
-        keep = within(requests["planned"], self.window) & whole & ~np.isnan(ends)
+        keep = within(requests["planned"], self.window) & is_whole(requests) & ~np.isnan(ends)
         planned = requests["planned"][keep]
         return Values(planned, ends[keep] - planned, np.ones(len(planned)))
 
@@ -52,14 +48,12 @@ class Observed:
 
     def itl(self) -> Values:
         """Return the ITLs, by the time at which their tokens were read."""
-        parts = self.chunks
-        later = parts.later[within(parts.time[parts.later], self.window)]
-        _, tokens, itl = token_gaps(parts, self.window)
-        return Values(parts.time[later], itl, tokens.astype(np.float64))
+        times, _, tokens, itl = token_gaps(self.chunks, self.window)
+        return Values(times, itl, tokens.astype(np.float64))
 
 
 def observe(recording: Recording, window: Window) -> Observed:
-    """Derive what reports share. Raises ConfigError if the recording's rows are inconsistent."""
+    """Derive what measures share. Raises ConfigError if the recording's rows are inconsistent."""
     parts, requests = chunks(recording), recording.requests
     last = np.full(len(requests), np.nan)
     np.fmax.at(last, parts.row, parts.time)

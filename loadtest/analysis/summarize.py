@@ -6,27 +6,13 @@ import math
 
 import numpy as np
 
-from loadtest.analysis.chunks import Chunks, chunks
-from loadtest.analysis.goodput import good_requests
-from loadtest.analysis.measures import (
-    Flags,
-    Times,
-    client_load,
-    concurrency,
-    first_tokens,
-    prompt_tokens,
-    samples,
-    since_planned,
-    token_gaps,
-    within,
-)
+from loadtest.analysis import measures
+from loadtest.analysis.observed import Observed, observe
 from loadtest.analysis.window import Window, checked_window, default_window, load_name
 from loadtest.histogram import Histogram
-from loadtest.objectives import DISTRIBUTIONS
-from loadtest.recording import ERRORS, Recording
+from loadtest.quantities import DISTRIBUTIONS
+from loadtest.recording import ERRORS, Flags, Recording, Times
 from loadtest.summary import Summary
-
-COMPLETED = ERRORS.index("none")
 
 
 def summarize(
@@ -34,34 +20,29 @@ def summarize(
 ) -> Summary:
     """Compute every measure of a run, or of a part of it.
 
-    Args:
-        recording: the run.
-        name: its name in reports; by default its load, such as `poisson 40/s`.
-        window: [start, end) in seconds since the start; by default as `default_window` says.
-
-    Raises:
-        ConfigError: nothing is left to measure, the recording is broken, or the scenario has an
-            objective that is invalid or cannot be judged.
+    By default its name in reports is its load, such as `poisson 40/s`, and its window, [start, end)
+    in seconds since the start, is that of `default_window`. Raises ConfigError if nothing is left
+    to measure, the recording is broken, or an objective is invalid or cannot be judged.
     """
     scenario = recording.about.scenario
     window = default_window(recording) if window is None else checked_window(window)
     seconds = window[1] - window[0]
     requests = recording.requests
-    parts = chunks(recording)
-    first = first_tokens(requests, parts)
-    planned = within(requests["planned"], window)
-    completed = planned & (requests["error"] == COMPLETED)
+    observed = observe(recording, window)
+    parts = observed.chunks
+    planned, answered = measures.within(requests["planned"], window), measures.is_whole(requests)
+    completed = planned & answered
     num_planned = int(planned.sum())
 
     errors = np.bincount(requests["error"][planned], minlength=len(ERRORS))
     counted, told = requests["output_tokens"], requests["usage_output_tokens"]
     checked = planned & (counted >= 0) & (told >= 0)
-    begun = within(first, window)
-    received = within(parts.time, window)
-    good = completed & good_requests(recording, parts)
-    mean, most = concurrency(requests["sent"], requests["ended"], window)
-    cpu_share, lag_max_s = client_load(recording.clients, window)
-    whole = within(requests["ended"], window) & (requests["error"] == COMPLETED)
+    begun = measures.within(observed.first, window)
+    received = measures.within(parts.time, window)
+    good = completed & measures.good_requests(recording, parts, scenario.objectives)
+    mean, most = measures.concurrency(requests["sent"], requests["ended"], window)
+    cpu_share, lag_max_s = measures.client_load(recording.clients, window)
+    whole = measures.within(requests["ended"], window) & answered
 
     def share(flags: Flags) -> float:
         return int(flags.sum()) / num_planned if num_planned else math.nan
@@ -74,22 +55,21 @@ def summarize(
         completed=int(completed.sum()),
         errors={
             kind: int(number)
-            for code, (kind, number) in enumerate(zip(ERRORS, errors, strict=True))
-            if number and code != COMPLETED
+            for kind, number in zip(ERRORS, errors, strict=True)
+            if number and kind != "none"
         },
         retried=int((planned & (requests["retries"] > 0)).sum()),
         rejected_share=share(planned & (requests["error"] == ERRORS.index("rejected"))),
         planned_per_s=num_planned / seconds,
         completed_per_s=int(whole.sum()) / seconds,
         output_tokens_per_s=float((parts.tokens * parts.scale)[received].sum()) / seconds,
-        prompt_tokens_per_s=float(prompt_tokens(requests)[begun].sum()) / seconds,
+        prompt_tokens_per_s=float(measures.prompt_tokens(requests)[begun].sum()) / seconds,
         good_per_s=int(good.sum()) / seconds if wanted else math.nan,
         good_share=share(good) if wanted else math.nan,
         concurrency=mean,
         concurrency_max=most,
         **{
-            measure: histogram.distribution()
-            for measure, histogram in histograms(recording, window, parts).items()
+            measure: histogram.distribution() for measure, histogram in histograms(observed).items()
         },
         checked=int(checked.sum()),
         miscounted=int((checked & (counted != told)).sum()),
@@ -101,31 +81,27 @@ def summarize(
     )
 
 
-def histograms(
-    recording: Recording, window: Window, parts: Chunks | None = None
-) -> dict[str, Histogram]:
+def histograms(observed: Observed) -> dict[str, Histogram]:
     """Return the histogram of every distribution in a summary, by its name there."""
-    requests = recording.requests
-    parts = chunks(recording) if parts is None else parts
-    planned = within(requests["planned"], window)
-    completed = planned & (requests["error"] == COMPLETED)
-    first = first_tokens(requests, parts)
+    requests, is_stream = observed.recording.requests, observed.recording.about.scenario.stream
+    planned = measures.within(requests["planned"], observed.window)
+    completed = planned & measures.is_whole(requests)
     times: dict[str, Times] = {
-        "e2e": since_planned(requests, requests["ended"])[completed],
+        "e2e": measures.since_planned(requests, requests["ended"])[completed],
         "e2e_sent": (requests["ended"] - requests["sent"])[completed],
         "queue": requests["queue_s"][completed],
-        "lateness": since_planned(requests, requests["sent"])[planned],
+        "lateness": measures.since_planned(requests, requests["sent"])[planned],
     }
-    if recording.about.scenario.stream:
-        row, tpot = samples(parts)
-        times["ttft"] = since_planned(requests, first)[completed]
-        times["ttft_sent"] = (first - requests["sent"])[completed]
+    if is_stream:
+        row, tpot = measures.samples(observed.chunks)
+        times["ttft"] = measures.since_planned(requests, observed.first)[completed]
+        times["ttft_sent"] = (observed.first - requests["sent"])[completed]
         times["tpot"] = tpot[completed[row]]
-    recorded = {measure: Histogram() for measure in DISTRIBUTIONS}
-    for measure, values in times.items():
-        recorded[measure].record(values[~np.isnan(values)])
-    if recording.about.scenario.stream:
-        gaps, tokens, itl = token_gaps(parts, window)
-        recorded["itl"].record(itl, tokens)
-        recorded["gap"].record(gaps)
-    return recorded
+        _, times["gap"], tokens, itl = measures.token_gaps(observed.chunks, observed.window)
+    found = {}
+    for measure in DISTRIBUTIONS:
+        values = times.get(measure, np.empty(0))
+        found[measure] = Histogram(values[~np.isnan(values)])
+    if is_stream:
+        found["itl"] = Histogram(itl, tokens)
+    return found

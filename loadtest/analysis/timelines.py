@@ -1,7 +1,6 @@
 """Timelines: a recording and the server's /metrics, aggregated in intervals.
 
-There are at most INTERVALS of them, however long the run, so that plots stay small. Knows nothing
-of percentiles over a whole run and draws nothing.
+There are at most INTERVALS of them, however long the run, so that plots stay small.
 """
 
 from __future__ import annotations
@@ -11,13 +10,10 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from loadtest.analysis.observed import Observed
 from loadtest.quantities import NAN
-from loadtest.recording import Sample
-
-Floats = NDArray[np.float64]
+from loadtest.recording import Counts, Rows, Sample, Times
 
 INTERVALS = 300
 SERVER_NAMES = {
@@ -71,10 +67,10 @@ def timeline(observed: Observed) -> Timeline:
     count = max(1, math.ceil(seconds / width))
     requests, clients, parts = recording.requests, recording.clients, observed.chunks
 
-    def place(times: Floats) -> NDArray[np.int64]:
+    def place(times: Times) -> Counts:
         return np.clip(times // width, 0, count - 1).astype(np.int64)
 
-    def rate(times: Floats, weights: Floats | None = None) -> list[float]:
+    def rate(times: Times, weights: Times | None = None) -> list[float]:
         summed = np.bincount(place(times), weights=weights, minlength=count)
         spans = np.full(count, width)
         spans[-1] = seconds - width * (count - 1)
@@ -101,16 +97,16 @@ def timeline(observed: Observed) -> Timeline:
     )
 
 
-def _in_flight(requests: NDArray[np.void], seconds: float, width: float, count: int) -> list[float]:
+def _in_flight(requests: Rows, seconds: float, width: float, count: int) -> list[float]:
     """Return means per interval, by ∫₀ᵗ under way = Σ max(0, t - sent) - max(0, t - ended)."""
     sent = requests[~np.isnan(requests["sent"])]
     edges = np.minimum(width * np.arange(count + 1), seconds)
 
-    def area(times: Floats) -> Floats:
+    def area(times: Times) -> Times:
         ordered = np.sort(np.nan_to_num(times, nan=seconds))
         before = np.searchsorted(ordered, edges)
         sums = np.concatenate([[0.0], np.cumsum(ordered)])
-        found: Floats = edges * before - sums[before]
+        found: Times = edges * before - sums[before]
         return found
 
     under_way = np.diff(area(sent["sent"]) - area(sent["ended"]))
@@ -118,7 +114,7 @@ def _in_flight(requests: NDArray[np.void], seconds: float, width: float, count: 
     return [float(value) for value in shares]
 
 
-def _percentile(places: NDArray[np.int64], values: Floats, q: float, count: int) -> list[float]:
+def _percentile(places: Counts, values: Times, q: float, count: int) -> list[float]:
     order = np.argsort(places, kind="stable")
     bounds = np.searchsorted(places[order], np.arange(count + 1))
     ordered = values[order]
@@ -128,14 +124,14 @@ def _percentile(places: NDArray[np.int64], values: Floats, q: float, count: int)
     ]
 
 
-def _largest(places: NDArray[np.int64], values: Floats, count: int) -> list[float]:
+def _largest(places: Counts, values: Times, count: int) -> list[float]:
     found = np.full(count, -np.inf)
     known = ~np.isnan(values)
     np.maximum.at(found, places[known], values[known])
     return [float(value) if np.isfinite(value) else NAN for value in found]
 
 
-def _cpu_shares(clients: NDArray[np.void]) -> Floats:
+def _cpu_shares(clients: Rows) -> Times:
     """[rows] CPU time of each row, divided by the time since that process's previous row."""
     shares = np.full(len(clients), NAN)
     for worker in np.unique(clients["worker"]):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from loadtest.analysis.measures import Times, under_way, within
+from loadtest.analysis.measures import is_whole, under_way, within
 from loadtest.analysis.window import Window
-from loadtest.recording import ERRORS, Recording
+from loadtest.recording import Recording, Times
 from loadtest.summary import Summary
 
 BUSY = 0.8
@@ -103,9 +103,8 @@ def _counts(summary: Summary, recording: Recording) -> Iterator[str]:
         )
     requests = recording.requests
     planned = within(requests["planned"], summary.window)
-    completed = planned & (requests["error"] == ERRORS.index("none"))
-    uncounted = completed & (requests["output_tokens"] < 0)
-    guessed = uncounted & (requests["usage_output_tokens"] < 0)
+    uncounted = (requests["output_tokens"] < 0) & (requests["usage_output_tokens"] < 0)
+    guessed = planned & is_whole(requests) & uncounted
     if guessed.any():
         yield (
             f"Tokens of {int(guessed.sum())} replies were counted by neither client nor server:"

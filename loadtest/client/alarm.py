@@ -8,23 +8,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import struct
 from collections.abc import Callable
 
 _CLOCK_MONOTONIC = 1
-_NONBLOCK = os.O_NONBLOCK
-_CLOEXEC = os.O_CLOEXEC
 _ABSOLUTE = 1
-
-
-class _Spec(ctypes.Structure):
-    """A struct itimerspec without interval, with an absolute time."""
-
-    _fields_ = [
-        ("interval_s", ctypes.c_long),
-        ("interval_ns", ctypes.c_long),
-        ("value_s", ctypes.c_long),
-        ("value_ns", ctypes.c_long),
-    ]
+_SPEC = struct.Struct("4l")
+"""A struct itimerspec: interval and time, each in seconds and nanoseconds."""
 
 
 class Alarm:
@@ -35,7 +25,7 @@ class Alarm:
         self._callback = callback
         self._loop = asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK | _CLOEXEC)
+        self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._loop.add_reader(self._fd, self._ring)
@@ -44,8 +34,8 @@ class Alarm:
         """Ring at this time.monotonic(), which may be past, instead of at the time set before."""
         whole = int(at)
         nanoseconds = max(int((at - whole) * 1e9), 1)  # all zeros would turn it off
-        spec = _Spec(0, 0, whole, nanoseconds)
-        if self._libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(spec), None) != 0:
+        spec = _SPEC.pack(0, 0, whole, nanoseconds)
+        if self._libc.timerfd_settime(self._fd, _ABSOLUTE, spec, None) != 0:
             raise OSError(ctypes.get_errno(), f"timerfd_settime to {at}")
 
     def close(self) -> None:

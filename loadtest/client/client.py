@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from itertools import takewhile
-from typing import NamedTuple
 
 from engine.errors import ConfigError
 from loadtest import recording
@@ -20,17 +19,9 @@ from loadtest.client.os_limits import exhausted
 from loadtest.client.reply import BadReply, News
 from loadtest.client.request_attempt import RequestAttempt, Verdict, queue_seconds
 from loadtest.client.target import Target
-from loadtest.rows import Rows
+from loadtest.recording import RowBuffer
+from loadtest.scenario import Scenario
 from loadtest.workload.workload import RequestPlan
-
-
-class Rules(NamedTuple):
-    """The settings of a scenario that the client follows."""
-
-    stream: bool
-    timeout_s: float
-    retries: int
-    keep_text: bool
 
 
 class Client:
@@ -39,7 +30,7 @@ class Client:
     def __init__(
         self,
         target: Target,
-        rules: Rules,
+        scenario: Scenario,
         worker: int,
         started: float,
         on_end: Callable[[RequestAttempt, str], None],
@@ -48,10 +39,11 @@ class Client:
         """`started` is the time.monotonic() that all recorded times count from.
 
         `on_end` is called once per request, with its kind of error; `on_fatal` when this machine
-        cannot go on.
+        cannot go on. Of the scenario, `stream`, `timeout_s`, `retries` and `tokenizer` are used.
         """
         self._target = target
-        self._rules = rules
+        self._scenario = scenario
+        self._keep_text = scenario.tokenizer is not None
         self._worker = worker
         self._started = started
         self._on_end = on_end
@@ -64,8 +56,8 @@ class Client:
         self._on: dict[Connection, RequestAttempt] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
-        self.requests = Rows(recording.REQUEST)
-        self.events = Rows(recording.EVENT)
+        self.requests = RowBuffer(recording.REQUEST)
+        self.events = RowBuffer(recording.EVENT)
         self.texts: dict[int, list[str]] = {}
         """By request: the text of each choice, if tokens must be counted afterwards."""
         self.output_tokens = 0
@@ -100,8 +92,6 @@ class Client:
             connection.abort()
         while self._connections:  # transports tell of their end in a later turn
             await asyncio.sleep(0.001)
-
-    # Sending
 
     def _dispatch(self, exchange: RequestAttempt) -> None:
         while self._idle and not exchange.is_resent:
@@ -143,15 +133,14 @@ class Client:
             exchange.sent = time.monotonic() - self._started
         connection.send(b"%b%d\r\n\r\n%b" % (self._target.head, len(body), body), self)
 
-    # Receiving: what connections call
-
     def body(self, connection: Connection, data: bytes, now: float) -> None:
+        """Take a part of a reply; called by a connection, as are `whole` and `broken`."""
         exchange = self._on[connection]
-        rules, time_s = self._rules, now - self._started
+        time_s = now - self._started
         if not exchange.num_bytes:
             exchange.first_byte = time_s
         try:
-            news = exchange.take(data, connection, rules.stream, rules.keep_text)
+            news = exchange.take(data, connection, self._scenario.stream, self._keep_text)
         except BadReply as error:
             self._fail(exchange, "protocol", str(error), now)
             return
@@ -169,7 +158,7 @@ class Client:
             connection.abort()
         if news:
             self._record(exchange.index, news, now - self._started)
-        if not math.isnan(verdict.retry_after_s) and exchange.retries < self._rules.retries:
+        if not math.isnan(verdict.retry_after_s) and exchange.retries < self._scenario.retries:
             self._loop.call_later(verdict.retry_after_s, self._retry, exchange)
             return
         self._end(exchange, verdict, now, queue_s)
@@ -189,8 +178,6 @@ class Client:
             self.events.append(index, choice, time_s, tokens)
             self.output_tokens += tokens
 
-    # Ending
-
     def _retry(self, exchange: RequestAttempt) -> None:
         if not exchange.is_over:
             exchange.retries += 1
@@ -205,7 +192,7 @@ class Client:
             self._deadline = self._loop.call_later(max(left, 0.001), self._expire)
 
     def _left(self, exchange: RequestAttempt) -> float:
-        return self._started + exchange.planned + self._rules.timeout_s - time.monotonic()
+        return self._started + exchange.planned + self._scenario.timeout_s - time.monotonic()
 
     def _expire(self) -> None:
         self._deadline = None

@@ -1,20 +1,21 @@
-"""Messages between a run and its client processes over pipes: a length, then msgpack.
-
-Knows nothing of requests.
-"""
+"""Messages between a run and its client processes over pipes: a length, then msgpack."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 
 import msgspec
+import numpy as np
 
 from loadtest.client.target import Target
-from loadtest.live_stats import Times
+from loadtest.recording import RowBuffer
 from loadtest.scenario import Scenario, as_path
 
 _LENGTH = 8
+_BOUNDS = np.geomspace(1e-4, 1e3, 281)
+"""Bucket bounds in seconds; a bucket is 6 % wide."""
 
 
 class Setup(msgspec.Struct, tag=True):
@@ -41,6 +42,17 @@ class Ready(msgspec.Struct, tag=True):
     """A client process has made its first requests and can begin."""
 
 
+class Times(msgspec.Struct, frozen=True):
+    """Times of one client process."""
+
+    first_bytes: tuple[int, ...] = (0,) * (len(_BOUNDS) + 1)
+    """[buckets] Ended requests by time from the planned time to the reply's first byte."""
+    lateness_s: float = 0.0
+    """The worst time from planned to sent, of requests that ended since the last call."""
+    cpu_share: float = 0.0
+    """The share of one core that the process used since the last call."""
+
+
 class Counts(msgspec.Struct, tag=True):
     """Progress of a client process."""
 
@@ -51,7 +63,7 @@ class Counts(msgspec.Struct, tag=True):
     failed: int = 0
     output_tokens: int = 0
     last_error: str = ""
-    times: Times | None = None
+    times: Times = Times()
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -117,3 +129,38 @@ def _read_exactly(fd: int, count: int) -> bytes:
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
+
+
+class LiveStats:
+    """Live statistics of one process, updated when asked for."""
+
+    def __init__(self, requests: RowBuffer) -> None:
+        """`requests` are rows of recording.REQUEST, which grow."""
+        self._requests = requests
+        self._seen = 0
+        self._first_bytes = np.zeros(len(_BOUNDS) + 1, np.int64)
+        self._told, self._cpu_s = time.monotonic(), time.process_time()
+
+    def times(self) -> Times:
+        rows = self._requests.since(self._seen)
+        self._seen += len(rows)
+        taken = rows["first_byte"] - rows["planned"]
+        places = np.searchsorted(_BOUNDS, taken[~np.isnan(taken)])
+        self._first_bytes += np.bincount(places, minlength=len(self._first_bytes))
+        late = rows["sent"] - rows["planned"]
+        told, self._told = self._told, time.monotonic()
+        cpu_s, self._cpu_s = self._cpu_s, time.process_time()
+        return Times(
+            tuple(self._first_bytes.tolist()),
+            float(late[~np.isnan(late)].max(initial=0.0)),
+            (self._cpu_s - cpu_s) / max(self._told - told, 1e-9),
+        )
+
+
+def first_byte_percentiles(times: list[Times]) -> tuple[float, float]:
+    """Return p50 and p99 over all processes, in seconds; NaN if nothing has ended."""
+    total = np.cumsum(np.sum([one.first_bytes for one in times], axis=0))
+    if not total[-1]:
+        return float("nan"), float("nan")
+    p50, p99 = np.append(_BOUNDS, np.inf)[np.searchsorted(total, np.array([0.5, 0.99]) * total[-1])]
+    return float(p50), float(p99)

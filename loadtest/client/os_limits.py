@@ -1,7 +1,4 @@
-"""Limits of the operating system on connections: open files and local ports.
-
-Knows nothing of requests.
-"""
+"""Limits of the operating system on connections: open files and local ports."""
 
 from __future__ import annotations
 

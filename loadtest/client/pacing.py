@@ -1,7 +1,6 @@
 """Schedules the requests of one process: at fixed times, or each when an earlier one has ended.
 
-Open loops look at the clock alone, so a server that stalls cannot hold requests back. Knows neither
-connections nor what a reply is.
+Open loops look at the clock alone, so a server that stalls cannot hold requests back.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Reads only the fields it counts by, of a stream's events or of a whole reply. Kn
 from __future__ import annotations
 
 import math
+from dataclasses import InitVar, dataclass, field
 
 import msgspec
 from msgspec import Raw
@@ -76,34 +77,27 @@ class BadReply(Exception):
     """The reply is not one of an OpenAI-compatible server, or reports a failure."""
 
 
+@dataclass(slots=True, eq=False)
 class Reply:
     """The reply to one request; fed with its body as it comes."""
 
-    __slots__ = (
-        "_body",
-        "_events",
-        "_guessed",
-        "_told",
-        "is_done",
-        "queue_s",
-        "texts",
-        "tokens",
-        "usage_output_tokens",
-        "usage_prompt_tokens",
-    )
+    stream: InitVar[bool]
+    keep_text: InitVar[bool]
+    is_done: bool = False
+    texts: dict[int, list[str]] | None = field(init=False)
+    """The text of each choice, if text is kept."""
+    tokens: int = 0
+    queue_s: float = math.nan
+    usage_prompt_tokens: int = UNKNOWN
+    usage_output_tokens: int = UNKNOWN
+    _events: EventStream | None = field(init=False)
+    _body: list[bytes] = field(default_factory=list)
+    _told: bool = False
+    _guessed: bool = False
 
-    def __init__(self, stream: bool, keep_text: bool) -> None:
+    def __post_init__(self, stream: bool, keep_text: bool) -> None:
         self._events = EventStream() if stream else None
-        self._body: list[bytes] = []
-        self._told = False
-        self._guessed = False
-        self.is_done = False
-        self.texts: dict[int, list[str]] | None = {} if keep_text else None
-        """The text of each choice, if text is kept."""
-        self.tokens = 0
-        self.queue_s = math.nan
-        self.usage_prompt_tokens = UNKNOWN
-        self.usage_output_tokens = UNKNOWN
+        self.texts = {} if keep_text else None
 
     @property
     def is_counted(self) -> bool:
@@ -171,13 +165,9 @@ class Reply:
         text = message.text if message is not None else choice.text
         if text and self.texts is not None:
             self.texts.setdefault(choice.index, []).append(text)
-        if count is not None:
-            self._told = True
-            return count
-        if not text:
-            return 0
-        self._guessed = True
-        return 1
+        self._told |= count is not None
+        self._guessed |= count is None and bool(text)
+        return int(bool(text)) if count is None else count
 
     def _whole(self, document: _Document) -> News:
         """Count each choice by itself, or split the usage equally if one gives no count."""
@@ -192,9 +182,8 @@ class Reply:
                 each, more = divmod(self.usage_output_tokens, len(choices))
                 counts = [each + (place < more) for place in range(len(choices))]
         self.tokens = sum(counts)
-        return [
-            (choice.index, count) for choice, count in zip(choices, counts, strict=True) if count
-        ]
+        pairs = zip(choices, counts, strict=True)
+        return [(choice.index, count) for choice, count in pairs if count]
 
 
 def _told(choice: _Choice) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import email.utils
 import math
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from loadtest.client.connection import Connection
@@ -32,41 +33,29 @@ class Verdict(NamedTuple):
     """Seconds until a retry; NaN unless the server asks for one."""
 
 
+@dataclass(slots=True, eq=False)
 class RequestAttempt:
     """The state of one request. Times are seconds since the start of the run."""
 
-    __slots__ = (
-        "asked",
-        "connection",
-        "first_byte",
-        "index",
-        "is_over",
-        "is_resent",
-        "num_bytes",
-        "planned",
-        "refusal",
-        "reply",
-        "retries",
-        "sent",
-        "status",
-    )
-
-    def __init__(self, index: int, planned: float, asked: RequestPlan) -> None:
-        self.index = index
-        self.planned = planned
-        self.asked = asked
-        self.connection: Connection | None = None
-        """The connection on which it waits for a reply."""
-        self.is_over = False
-        self.is_resent = False
-        """Whether it was resent, at most once, because the server had closed the connection."""
-        self.sent = math.nan
-        self.retries = 0
-        self.begin()
+    index: int
+    planned: float
+    asked: RequestPlan
+    connection: Connection | None = None
+    """The connection on which it waits for a reply."""
+    is_over: bool = False
+    is_resent: bool = False
+    """Whether it was resent, at most once, because the server had closed the connection."""
+    sent: float = math.nan
+    retries: int = 0
+    reply: Reply | None = None
+    refusal: bytes = b""
+    status: int = 0
+    first_byte: float = math.nan
+    num_bytes: int = 0
 
     def begin(self) -> None:
-        """Reset the state of the reply; called at the start of each try."""
-        self.reply: Reply | None = None
+        """Reset the state of the reply; called at the start of each try but the first."""
+        self.reply = None
         self.refusal = b""
         self.status = 0
         self.first_byte = math.nan
@@ -97,31 +86,21 @@ class RequestAttempt:
         if status in RETRIED:
             wait = retry_after(connection.headers.get(b"retry-after", b""))
             return Verdict("rejected", message, wait), []
-        if status >= 500:
-            return Verdict("server", message), []
-        return Verdict("client" if status >= 400 else "protocol", message), []
+        kind = "server" if status >= 500 else "client" if status >= 400 else "protocol"
+        return Verdict(kind, message), []
 
     def row(self, worker: int, ended: float, kind: str, queue_s: float) -> tuple[float, ...]:
         """Return the fields of recording.REQUEST."""
         reply, asked = self.reply, self.asked
+        tokens: tuple[int, ...] = (UNKNOWN, UNKNOWN, UNKNOWN)
+        if reply is not None:
+            counted = reply.tokens if reply.is_counted else UNKNOWN
+            tokens = counted, reply.usage_prompt_tokens, reply.usage_output_tokens
         return (
-            self.index,
-            worker,
-            self.planned,
-            self.sent,
-            self.first_byte,
-            ended,
-            ERRORS.index(kind),
-            self.status,
-            self.retries,
-            asked.n,
-            asked.prompt_tokens,
-            asked.max_tokens,
-            reply.tokens if reply is not None and reply.is_counted else UNKNOWN,
-            reply.usage_prompt_tokens if reply is not None else UNKNOWN,
-            reply.usage_output_tokens if reply is not None else UNKNOWN,
-            queue_s,
-            self.num_bytes,
+            *(self.index, worker, self.planned, self.sent, self.first_byte, ended),
+            *(ERRORS.index(kind), self.status, self.retries),
+            *(asked.n, asked.prompt_tokens, asked.max_tokens),
+            *(*tokens, queue_s, self.num_bytes),
         )
 
 

@@ -17,37 +17,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadtest.recording import Sample
 
 FAMILIES = (
-    "srm_engine_running_sequences",
-    "srm_engine_waiting_sequences",
-    "srm_engine_parked_sequences",
-    "srm_engine_slot_usage",
-    "srm_engine_steps_total",
-    "srm_engine_decode_tokens_total",
-    "srm_engine_prompt_tokens_total",
+    *("srm_engine_running_sequences", "srm_engine_waiting_sequences"),
+    *("srm_engine_parked_sequences", "srm_engine_slot_usage", "srm_engine_steps_total"),
+    *("srm_engine_decode_tokens_total", "srm_engine_prompt_tokens_total"),
     "srm_engine_sequences_total",
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:num_preemptions_total",
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "sglang:num_running_reqs",
-    "sglang:num_queue_reqs",
-    "sglang:prompt_tokens_total",
-    "sglang:generation_tokens_total",
-    "llamacpp:requests_processing",
-    "llamacpp:requests_deferred",
-    "llamacpp:prompt_tokens_total",
-    "llamacpp:tokens_predicted_total",
-    "tgi_batch_current_size",
-    "tgi_queue_size",
+    *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_preemptions_total"),
+    *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+    *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+    *("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
+    *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+    *("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
+    *("tgi_batch_current_size", "tgi_queue_size"),
 )
 """Metrics that are read of any server: samples of these names, summed over their labels."""
 RUNNING = (
-    "srm_engine_running_sequences",
-    "vllm:num_requests_running",
-    "sglang:num_running_reqs",
-    "llamacpp:requests_processing",
-    "tgi_batch_current_size",
+    *("srm_engine_running_sequences", "vllm:num_requests_running", "sglang:num_running_reqs"),
+    *("llamacpp:requests_processing", "tgi_batch_current_size"),
 )
 """Metrics of running sequences; the first that a server has is used."""
 _EVERY_S = 1.0

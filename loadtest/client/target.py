@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import ssl
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -60,7 +61,8 @@ async def resolve(scenario: Scenario) -> Target:
         raise ConfigError(f"url may have neither user, query nor fragment: {scenario.url!r}")
     address = await _address(scenario.url, parts.hostname, port)
     base = base_url(scenario)
-    headers = _headers(scenario)
+    key = api_key(scenario)
+    headers = {"user-agent": "srm-loadtest"} | ({"authorization": f"Bearer {key}"} if key else {})
     async with httpx.AsyncClient(
         base_url=base,
         headers=headers,
@@ -130,21 +132,12 @@ def api_key(scenario: Scenario) -> str:
     return key
 
 
-def _headers(scenario: Scenario) -> dict[str, str]:
-    key = api_key(scenario)
-    return {"user-agent": "srm-loadtest"} | ({"authorization": f"Bearer {key}"} if key else {})
-
-
 async def _first_model(http: httpx.AsyncClient) -> str:
     reply = await http.get("/v1/models")
     _check_key(reply)
-    try:
-        return str(reply.json()["data"][0]["id"]) if reply.is_success else _no_model(reply)
-    except (ValueError, LookupError, TypeError):
-        return _no_model(reply)
-
-
-def _no_model(reply: httpx.Response) -> str:
+    if reply.is_success:
+        with suppress(ValueError, LookupError, TypeError):
+            return str(reply.json()["data"][0]["id"])
     raise ConfigError(
         f"GET {reply.url} names no model ({_shown(reply)}): give the name as served_model_name"
     )

@@ -18,12 +18,10 @@ import uvloop
 from engine.errors import ConfigError, SRMError
 from loadtest import recording
 from loadtest.client import frames
-from loadtest.client.client import Client, Rules
+from loadtest.client.client import Client
 from loadtest.client.os_limits import allow_files, own_concurrency
 from loadtest.client.pacing import ClosedLoop, OpenLoop
 from loadtest.client.request_attempt import RequestAttempt
-from loadtest.live_stats import LiveStats
-from loadtest.rows import Rows
 from loadtest.workload import arrivals
 from loadtest.workload.workload import Workload
 
@@ -87,7 +85,7 @@ class Part:
         self._pace = loop
         self._started = started
         self._out = out
-        self._clients = Rows(recording.CLIENT)
+        self._clients = recording.RowBuffer(recording.CLIENT)
         self._begun = self._completed = self._failed = 0
         self._since, self._cpu_s, self._lag_s = time.monotonic(), time.process_time(), 0.0
         self._fatal: SRMError | None = None
@@ -100,12 +98,7 @@ class Part:
         self._over = asyncio.Event()
         self._client = Client(
             self._setup.target,
-            Rules(
-                stream=scenario.stream,
-                timeout_s=scenario.timeout_s,
-                retries=scenario.retries,
-                keep_text=scenario.tokenizer is not None,
-            ),
+            scenario,
             self._setup.worker,
             self._started,
             self._ended,
@@ -116,7 +109,7 @@ class Part:
         watch = asyncio.create_task(self._watch())
         self._is_beginning = True
         self._pace.start(self._started, self._send, self._finished)
-        self._so_far = LiveStats(self._client.requests)
+        self._so_far = frames.LiveStats(self._client.requests)
         self._asyncio.add_reader(0, self._told)
         await self._over.wait()
         watch.cancel()

@@ -1,7 +1,4 @@
-"""One run of a scenario: client processes that share a clock, and their recordings merged.
-
-Knows neither measures nor displays.
-"""
+"""One run of a scenario: client processes that share a clock, and their recordings merged."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from engine.errors import ConfigError, SRMError
 from engine.records import new_record
 from loadtest.client import frames
 from loadtest.client.target import Target, resolve
-from loadtest.live_stats import first_byte_percentiles
 from loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording
 from loadtest.scenario import Scenario
 from loadtest.workload import arrivals
@@ -31,6 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _HEAD_START_S = 0.1
 """Seconds from sending Go to second 0."""
 _PROGRESS_S = 0.5
+_SUMMED = ("planned", "sent", "in_flight", "completed", "failed", "output_tokens")
 
 
 class Progress(NamedTuple):
@@ -82,7 +79,8 @@ async def run(
                 group.create_task(worker.set_up(setup))
         started = time.monotonic() + _HEAD_START_S
         started_unix = time.time() + _HEAD_START_S
-        _say(workers, frames.Go(started))
+        for worker in workers:
+            worker.say(frames.Go(started))
         stopping = asyncio.create_task(_stop(workers, stop or asyncio.Event()))
         async with asyncio.TaskGroup() as group:
             telling = group.create_task(_tell(workers, started, on_progress))
@@ -161,14 +159,10 @@ async def _spawn() -> asyncio.subprocess.Process:
     )
 
 
-def _say(workers: Sequence[_Worker], message: frames.ToWorker) -> None:
-    for worker in workers:
-        worker.say(message)
-
-
 async def _stop(workers: Sequence[_Worker], stop: asyncio.Event) -> None:
     await stop.wait()
-    _say(workers, frames.Stop())
+    for worker in workers:
+        worker.say(frames.Stop())
 
 
 async def _tell(
@@ -177,23 +171,17 @@ async def _tell(
     while True:
         await asyncio.sleep(_PROGRESS_S)
         all_counts = [worker.counts for worker in workers]
-        errors = [counts.last_error for counts in all_counts if counts.last_error]
-        times = [counts.times for counts in all_counts if counts.times is not None]
-        p50, p99 = first_byte_percentiles(times)
+        times = [counts.times for counts in all_counts]
+        p50, p99 = frames.first_byte_percentiles(times)
         on_progress(
             Progress(
                 seconds=time.monotonic() - started,
-                planned=sum(counts.planned for counts in all_counts),
-                sent=sum(counts.sent for counts in all_counts),
-                in_flight=sum(counts.in_flight for counts in all_counts),
-                completed=sum(counts.completed for counts in all_counts),
-                failed=sum(counts.failed for counts in all_counts),
-                output_tokens=sum(counts.output_tokens for counts in all_counts),
-                last_error=errors[0] if errors else "",
+                **{name: sum(getattr(one, name) for one in all_counts) for name in _SUMMED},
+                last_error=next((one.last_error for one in all_counts if one.last_error), ""),
                 first_byte_p50=p50,
                 first_byte_p99=p99,
-                lateness_s=max((one.lateness_s for one in times), default=0.0),
-                cpu_share=max((one.cpu_share for one in times), default=0.0),
+                lateness_s=max(one.lateness_s for one in times),
+                cpu_share=max(one.cpu_share for one in times),
             )
         )
 

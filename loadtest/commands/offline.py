@@ -6,14 +6,27 @@ Sends either one request for very many samples of one prompt, or a file of reque
 
 from __future__ import annotations
 
+import asyncio
 import math
+import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from engine.errors import ConfigError
+from engine.records import new_record
+from engine.settings import build, read_settings
+from loadtest.client.target import PATHS, api_key, base_url, resolve
+from loadtest.commands import run_command
 from loadtest.recording import ERRORS, Recording
-from loadtest.scenario import Scenario
+from loadtest.report.report_files import write_reports
+from loadtest.scenario import SCENARIOS, Scenario
+from loadtest.workload.batch_file import BatchClient, Output, write_lines
+from loadtest.workload.workload import Workload
 
 FORMS: dict[str, tuple[bool, dict[str, Any]]] = {
     "stream": (True, {}),
@@ -62,15 +75,15 @@ class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class Offline(msgspec.Struct, frozen=True):
+class Offline(msgspec.Struct, frozen=True, kw_only=True):
     """The result, saved as offline.json. Times are seconds since the first byte was sent."""
 
     kind: str
-    form: str
+    form: str = ""
     command: str
     url: str
     model: str
-    server_version: str
+    server_version: str = ""
     machine: str
     started_unix: float
     completed: int
@@ -82,13 +95,13 @@ class Offline(msgspec.Struct, frozen=True):
     """As the server says; -1: it does not."""
     num_bytes: int
     """Bytes received."""
-    first_sample_s: float | None
+    first_sample_s: float | None = None
     """When the first sample was whole. None: unknown, since the reply was not streamed."""
-    upload_s: float | None
+    upload_s: float | None = None
     """In a batch, seconds until the file was uploaded."""
-    run_s: float | None
+    run_s: float | None = None
     """In a batch, seconds from the upload until the end, polled every quarter second."""
-    download_s: float | None
+    download_s: float | None = None
     """In a batch, seconds that reading the results took."""
     seconds: float
     """Seconds until everything was received."""
@@ -97,7 +110,7 @@ class Offline(msgspec.Struct, frozen=True):
     first_error: str = ""
 
 
-def of_recording(config: OfflineConfig, recording: Recording) -> Offline:
+def _of_recording(config: OfflineConfig, recording: Recording) -> Offline:
     """Return the result of a run of one request."""
     about = recording.about
     (request,) = recording.requests
@@ -126,11 +139,157 @@ def of_recording(config: OfflineConfig, recording: Recording) -> Offline:
         output_tokens=tokens,
         num_bytes=int(request["num_bytes"]),
         first_sample_s=float(came.min() - request["sent"]) if is_stream else None,
-        upload_s=None,
-        run_s=None,
-        download_s=None,
         seconds=seconds,
         output_tokens_per_s=tokens / seconds if tokens >= 0 and seconds > 0 else None,
         samples_per_s=len(came) / seconds if seconds > 0 else 0.0,
         first_error=f"{ERRORS[request['error']]}, status {request['status']}" if failed else "",
     )
+
+
+def _table(found: Offline) -> str:
+    """Return a table in Markdown, which offline.md has as well."""
+    rows = {
+        "answered": f"{found.completed:,} of {found.completed + found.failed:,}",
+        "samples": f"{found.samples:,}",
+        "prompt tokens": f"{found.prompt_tokens:,}",
+        "output tokens": f"{found.output_tokens:,}",
+        "received": f"{found.num_bytes:,} bytes",
+        "upload": _seconds(found.upload_s),
+        "run": _seconds(found.run_s),
+        "download": _seconds(found.download_s),
+        "until the first sample was whole": _seconds(found.first_sample_s),
+        "until the last was there": _seconds(found.seconds),
+        "samples a second": f"{found.samples_per_s:,.1f}",
+        "output tokens a second": "" if found.output_tokens_per_s is None
+        else f"{found.output_tokens_per_s:,.0f}",
+        "first error": found.first_error,
+    }  # fmt: skip
+    lines = [f"| {name} | {value} |" for name, value in rows.items() if value not in {"", "-1"}]
+    return "\n".join([f"| {found.kind} {found.form} | |", "|---|---|", *lines]) + "\n"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.3f} s"
+
+
+def offline(argv: list[str], command: str) -> int:
+    """Measure, print and report; return the exit code."""
+    settings = (Scenario, OfflineConfig)
+    given = read_settings(settings, argv, prog="srm loadtest offline", presets=SCENARIOS)
+    scenario, config = build(Scenario, given), build(OfflineConfig, given)
+    run_command.check(scenario)
+    if config.kind == "batch":
+        return _batch(scenario, config, command)
+    recording = run_command.record(config.one_request(scenario), command, scenario.output)
+    found = _of_recording(config, recording)
+    _write(scenario.output, found)
+    if recording.about.stopped_by == "interrupt":
+        return run_command.INTERRUPTED
+    run = run_command.summed_up(recording, f"{config.samples:,} samples, {config.form}")
+    write_reports(scenario.output, [run])
+    sys.stdout.write(run_command.where(scenario.output))
+    return run_command.exit_code([run])
+
+
+def _batch(scenario: Scenario, config: OfflineConfig, command: str) -> int:
+    target = asyncio.run(resolve(scenario))
+    scenario = msgspec.structs.replace(scenario, served_model_name=target.model)
+    try:
+        with BatchClient(base_url(scenario), api_key(scenario)) as client:
+            found = _run_batch(scenario, config.lines, client, command)
+    except KeyboardInterrupt:
+        run_command.say("interrupted: the batch was cancelled, nothing is reported")
+        return run_command.INTERRUPTED
+    _write(scenario.output, found)
+    return int(found.failed > 0)
+
+
+def _write(folder: Path, found: Offline) -> None:
+    table = _table(found)
+    sys.stdout.write(table)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(found), indent=1)
+    (folder / "offline.json").write_bytes(content + b"\n")
+    heading = f"# Offline throughput\n\n`{found.command}` on {found.machine}.\n\n"
+    (folder / "offline.md").write_text(heading + table)
+    run_command.say(f"{folder / 'offline.md'}")
+
+
+def _run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str) -> Offline:
+    """Run a scenario's requests as a batch, from the file to its results, and time each part.
+
+    Raises ConfigError if the server has no batches, or answers none of the lines. Ctrl-C
+    cancels the batch. The files on the server are deleted in any case.
+    """
+    route = PATHS[scenario.api]
+    with tempfile.TemporaryDirectory(prefix="srm-loadtest-") as folder:
+        path = Path(folder) / "lines.jsonl"
+        workload = Workload(msgspec.structs.replace(scenario, stream=False))
+        requests = (workload.request(index) for index in range(lines))
+        write_lines(path, route, (msgspec.json.decode(request.body) for request in requests))
+        run_command.say(f"{lines:,} lines, {path.stat().st_size:,} bytes")
+        started_unix, begun = time.time(), time.monotonic()
+        source = client.upload(path)
+    uploaded = time.monotonic()
+    files = [source]
+    try:
+        batch = _until_ended(client, client.start(source, route))
+        ended = time.monotonic()
+        output = Output()
+        for name in ("output_file_id", "error_file_id"):
+            if batch.get(name):
+                files.append(batch[name])
+                client.read(batch[name], output)
+        done = time.monotonic()
+    finally:
+        for file in files:
+            try:
+                client.delete(file)
+            except ConfigError as error:
+                run_command.say(f"{file} is left on the server: {error.message}")
+    if not output.lines:
+        said = output.first_error or f"{batch['status']}: {batch.get('errors')}"
+        raise ConfigError(f"no line of the batch was answered: {said}")
+    known = output.output_tokens if not output.without_usage else -1
+    return Offline(
+        kind="batch",
+        command=command,
+        url=scenario.url,
+        model=scenario.served_model_name,
+        machine=new_record(command)["machine"],
+        started_unix=started_unix,
+        completed=output.lines,
+        failed=lines - output.lines,
+        samples=output.choices,
+        prompt_tokens=output.prompt_tokens if not output.without_usage else -1,
+        output_tokens=known,
+        num_bytes=output.num_bytes,
+        upload_s=uploaded - begun,
+        run_s=ended - uploaded,
+        download_s=done - ended,
+        seconds=done - begun,
+        output_tokens_per_s=known / (done - begun) if known >= 0 else None,
+        samples_per_s=output.choices / (done - begun),
+        first_error=output.first_error,
+    )
+
+
+def _until_ended(client: BatchClient, id: str) -> dict[str, Any]:
+    told = ""
+
+    def tell(batch: dict[str, Any]) -> None:
+        nonlocal told
+        counts = batch.get("request_counts") or {}
+        done, total = counts.get("completed", 0), counts.get("total", 0)
+        failed = counts.get("failed", 0)
+        line = f"{batch['status']}: {done:,} of {total:,} lines, {failed:,} failed"
+        if line != told:
+            run_command.say(line)
+        told = line
+
+    try:
+        return client.wait(id, tell)
+    except KeyboardInterrupt:
+        client.cancel(id)
+        client.wait(id, tell)
+        raise

@@ -1,8 +1,10 @@
-"""One run from its scenario to its summary: controlled, shown, saved, summed up."""
+"""One run from its scenario to its summary: controlled, shown, saved, summed up, and printed as a
+few lines of plain text, for people and for pipes."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import sys
 from pathlib import Path
@@ -14,13 +16,19 @@ from loadtest.analysis.window import Window, load_name
 from loadtest.client.server_metrics import Sampling
 from loadtest.client.target import api_key, base_url
 from loadtest.client.workers import run
+from loadtest.quantities import DISTRIBUTIONS, MEASURES, value_of, with_unit
 from loadtest.recording import Recording
 from loadtest.report.live import OnProgress, shown
 from loadtest.report.report_files import Run
 from loadtest.scenario import Scenario
+from loadtest.summary import Summary
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell expects it."""
+_COUNTS = ("planned", "completed", "failed", "retried")
+_RATES = ("completed_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "good_per_s")
+_STATISTICS = ("mean", "p50", "p90", "p99", "p999", "max")
+_STEP = ("completed_per_s", "output_tokens_per_s", "good_share", "ttft_p50", "ttft_p99", "e2e_p99")
 
 
 def say(text: str) -> None:
@@ -38,8 +46,9 @@ def check(scenario: Scenario) -> None:
 
 def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Recording:
     """Run the scenario, show progress, and save the recording. Raises ConfigError."""
+    metrics_url = scenario.metrics_url.rstrip("/") or base_url(scenario)
     with (
-        Sampling(_metrics_url(scenario), api_key(scenario)) as sampling,
+        Sampling("" if metrics_url == "none" else metrics_url, api_key(scenario)) as sampling,
         shown(name or load_name(scenario), sampling) as on_progress,
     ):
         recording = asyncio.run(_until_over(scenario, on_progress, command))
@@ -87,7 +96,42 @@ def exit_code(runs: list[Run]) -> int:
     return int(not answered or any(failed(run) for run in runs))
 
 
-def _metrics_url(scenario: Scenario) -> str:
-    if scenario.metrics_url == "none":
-        return ""
-    return scenario.metrics_url.rstrip("/") or base_url(scenario)
+def run_outcome(run: Run) -> str:
+    """Describe one run, and the conditions of `fail_if` that hold."""
+    summary = run.summary
+    begin, end = summary.window
+    lines = [
+        f"{summary.name}, measured from {begin:g} s to {end:.4g} s, "
+        f"ended by {run.recording.about.stopped_by}",
+        "requests: " + ", ".join(f"{value_of(summary, key):,.0f} {key}" for key in _COUNTS),
+    ]
+    if summary.errors:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
+        lines.append(f"errors: {kinds}")
+    lines += [f"{MEASURES[key].label}: {_shown(summary, key)}" for key in _known(summary, _RATES)]
+    for name, label in DISTRIBUTIONS.items():
+        if getattr(summary, name).count:
+            values = "  ".join(f"{one} {_shown(summary, f'{name}_{one}')}" for one in _STATISTICS)
+            lines.append(f"{label}: {values}")
+    lines += [f"warning: {warning}" for warning in run.warnings]
+    lines += [f"FAILED: {condition}" for condition in failed(run)]
+    return "\n".join(lines) + "\n"
+
+
+def step_outcome(run: Run) -> str:
+    """Describe one step of a sweep in a line."""
+    summary = run.summary
+    shown = [f"{MEASURES[key].label} {_shown(summary, key)}" for key in _known(summary, _STEP)]
+    return f"{summary.name}: {', '.join(shown)}"
+
+
+def where(folder: Path) -> str:
+    return f"report: {folder / 'report.html'}\n"
+
+
+def _known(summary: Summary, keys: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if not math.isnan(value_of(summary, key))]
+
+
+def _shown(summary: Summary, key: str) -> str:
+    return with_unit(MEASURES[key].kind, value_of(summary, key))

@@ -1,100 +1,37 @@
 """`srm loadtest sweep`: one scenario under growing load, to find where the server is full.
 
-Each step is a run of its own, with its recording; `loadtest/analysis/knee.py` chooses the next
-load.
+Each step is a run of its own, with its recording; `loadtest/commands/knee.py` chooses the next
+load. One report is made of all.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Literal
+import re
+import sys
+from pathlib import Path
 
 import msgspec
 
-from loadtest.analysis.knee import Point, Search, grows_still, knee, largest_good, next_load
+from engine.errors import UNDECODABLE, ConfigError, SRMError
+from engine.settings import build, read_settings
 from loadtest.analysis.window import load_name
-from loadtest.report.report_files import Run
-from loadtest.scenario import Scenario
-from loadtest.summary import Summary
+from loadtest.commands import run_command
+from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
+from loadtest.report.report_files import Run, write_reports
+from loadtest.scenario import SCENARIOS, Scenario
+
+STEPS = "steps"
+"""The subfolder of a sweep's recordings."""
+SAVED = "sweep.json"
 
 
-class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of `srm loadtest sweep`, beside those of a scenario."""
+class Saved(msgspec.Struct, frozen=True):
+    """The part of sweep.json from which reports are made again."""
 
-    sweep: Literal["concurrency", "rate"] = "concurrency"
-    """What grows from step to step, whatever the scenario says of it: requests under way (a closed
-    loop) or requests a second (an open one, poisson unless `arrivals` is constant)."""
-    loads: tuple[float, ...] = ()
-    """These and no others. Empty: doubled until the server is full, then what lies between."""
-    first_load: float = 1.0
-    """The load to begin with, where there are no `loads`."""
-    max_load: float = 1024.0
-    """The load that is not passed, where there are no `loads`."""
-    settle_s: float = 2.0
-    """Seconds that each step runs before its `warmup_s` and `duration_s` begin."""
-    resolution: float = 0.2
-    """How near the two loads must be between which the server gets full, as a part of the lower."""
-    repeats: int = 3
-    """How often the loads that decide are measured. The median counts."""
-    knee_share: float = 0.9
-    """The knee is the smallest load that brings this share of the most throughput."""
-    good_share: float = 0.99
-    """With objectives: the share of requests that must meet them."""
-
-    def __post_init__(self) -> None:
-        for name in ("first_load", "max_load", "resolution"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("knee_share", "good_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
-        if not 0 <= self.settle_s < math.inf:
-            raise ValueError(f"settle_s must be at least 0, got {self.settle_s}")
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        if self.first_load > self.max_load:
-            raise ValueError(f"first_load must be at most max_load, got {self.first_load}")
-        if self.loads:
-            self._check_loads("loads", self.loads)
-        else:
-            self._check_loads("first_load", (self.first_load,))
-            self._check_loads("max_load", (self.max_load,))
-
-    def _check_loads(self, name: str, loads: tuple[float, ...]) -> None:
-        is_whole = self.sweep == "concurrency"
-        for load in loads:
-            if not 0 < load < math.inf or (is_whole and not load.is_integer()):
-                allowed = "whole numbers of at least 1" if is_whole else "above 0"
-                raise ValueError(f"{name} must be {allowed} for a {self.sweep}, got {load}")
-
-    def search(self, scenario: Scenario) -> Search:
-        """Return the search for the knee, or with objectives for the largest good load."""
-        return Search(
-            loads=tuple(sorted(set(self.loads))),
-            first=self.first_load,
-            most=self.max_load,
-            whole=self.sweep == "concurrency",
-            resolution=self.resolution,
-            repeats=self.repeats,
-            by_objectives=bool(scenario.objectives),
-            knee_share=self.knee_share,
-            good_share=self.good_share,
-        )
-
-    def step(self, scenario: Scenario, load: float) -> Scenario:
-        """Return the scenario under this load."""
-        times = {
-            "warmup_s": scenario.warmup_s + self.settle_s,
-            "duration_s": scenario.duration_s and scenario.duration_s + self.settle_s,
-        }
-        if self.sweep == "concurrency":
-            changed = {"arrivals": "concurrent", "concurrency": int(load)}
-        else:
-            is_constant = scenario.arrivals == "constant"
-            changed = {"arrivals": "constant" if is_constant else "poisson", "rate": load}
-        without = {"rate_end": 0.0, "trace": None}
-        return msgspec.structs.replace(scenario, **times, **changed, **without)
+    config: SweepConfig
+    names: list[str]
+    folders: list[str]
+    """One per step."""
 
 
 class Swept(msgspec.Struct, frozen=True):
@@ -129,47 +66,112 @@ class Swept(msgspec.Struct, frozen=True):
         return said
 
 
-def swept(config: SweepConfig, scenario: Scenario, runs: list[Run]) -> Swept:
-    """Return the result of these steps, at least one."""
-    points = [point(run.summary, load_of(run.recording.about.scenario)) for run in runs]
-    good = largest_good(points, config.good_share) if scenario.objectives else None
-    return Swept(
-        config=config,
-        objectives=scenario.objectives,
-        points=points,
-        knee=knee(points, config.knee_share),
-        knee_may_lie_beyond=grows_still(points),
-        largest_good=good,
-    )
+def sweep(argv: list[str], command: str) -> int:
+    """Measure, print and report; return the exit code. An error keeps the steps before it."""
+    settings = (Scenario, SweepConfig)
+    given = read_settings(settings, argv, prog="srm loadtest sweep", presets=SCENARIOS)
+    scenario, config = build(Scenario, given), build(SweepConfig, given)
+    run_command.check(scenario)
+    runs: list[Run] = []
+    folders: list[str] = []
+    failure: SRMError | None = None
+    interrupted, by_objectives = False, bool(scenario.objectives)
+    try:
+        while (load := next_load(_points(runs), config, by_objectives)) is not None:
+            step = step_of(config, scenario, load)
+            before = sum(load_of(run) == load for run in runs)
+            name = load_name(step) + (f" #{before + 1}" if before else "")
+            folder = f"{len(folders) + 1:03}-{re.sub(r'[^0-9a-z.]+', '-', name)}"
+            recording = run_command.record(step, command, scenario.output / STEPS / folder, name)
+            interrupted = recording.about.stopped_by == "interrupt"
+            if interrupted:
+                break
+            folders.append(folder)
+            runs.append(run_command.summed_up(recording, name))
+            show_step(runs[-1])
+    except SRMError as error:
+        failure = error
+    except KeyboardInterrupt:  # between two steps
+        interrupted = True
+    if not runs:
+        raise failure or ConfigError("interrupted before the first step was over: no report")
+    found = swept(config, runs)
+    names = [run.summary.name for run in runs]
+    content = msgspec.to_builtins(found) | {"names": names, "folders": folders[: len(runs)]}
+    (scenario.output / SAVED).write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+    code = report_sweep(scenario.output, runs, found)
+    if failure is not None:
+        raise failure
+    return run_command.INTERRUPTED if interrupted else code
 
 
-def steps(
-    config: SweepConfig, scenario: Scenario, measure: Callable[[Scenario, str], Run | None]
-) -> Iterator[Run]:
-    """Run one step after the other and yield each when it is over.
-
-    `measure` gets a step's scenario and name, and returns None to end the sweep.
-    """
-    search, points = config.search(scenario), list[Point]()
-    while (load := next_load(points, search)) is not None:
-        step = config.step(scenario, load)
-        run = measure(step, step_name(step, sum(one.load == load for one in points)))
-        if run is None:
-            return
-        points.append(point(run.summary, load))
-        yield run
+def step_of(config: SweepConfig, scenario: Scenario, load: float) -> Scenario:
+    """Return the scenario under this load."""
+    times = {
+        "warmup_s": scenario.warmup_s + config.settle_s,
+        "duration_s": scenario.duration_s and scenario.duration_s + config.settle_s,
+    }
+    if config.sweep == "concurrency":
+        changed = {"arrivals": "concurrent", "concurrency": int(load)}
+    else:
+        is_constant = scenario.arrivals == "constant"
+        changed = {"arrivals": "constant" if is_constant else "poisson", "rate": load}
+    without = {"rate_end": 0.0, "trace": None}
+    return msgspec.structs.replace(scenario, **times, **changed, **without)
 
 
-def step_name(scenario: Scenario, before: int) -> str:
-    """Return a name such as `concurrent 16`, or `concurrent 16 #2` if that was measured before."""
-    return load_name(scenario) + (f" #{before + 1}" if before else "")
-
-
-def load_of(scenario: Scenario) -> float:
+def load_of(run: Run) -> float:
     """Return the load of one step."""
+    scenario = run.recording.about.scenario
     return scenario.rate if scenario.open_loop else float(scenario.concurrency)
 
 
-def point(summary: Summary, load: float) -> Point:
-    """Return the numbers of a summary that decide the search."""
-    return Point(load, summary.output_tokens_per_s or summary.completed_per_s, summary.good_share)
+def _points(runs: list[Run]) -> list[Point]:
+    """Return the numbers of the steps that decide the search."""
+    of = [(load_of(run), run.summary) for run in runs]
+    return [
+        Point(load, found.output_tokens_per_s or found.completed_per_s, found.good_share)
+        for load, found in of
+    ]
+
+
+def swept(config: SweepConfig, runs: list[Run]) -> Swept:
+    """Return the result of these steps, at least one."""
+    objectives = runs[0].recording.about.scenario.objectives
+    points = _points(runs)
+    return Swept(
+        config=config,
+        objectives=objectives,
+        points=points,
+        knee=knee(points, config.knee_share),
+        knee_may_lie_beyond=grows_still(points),
+        largest_good=largest_good(points, config.good_share) if objectives else None,
+    )
+
+
+def show_step(run: Run) -> None:
+    """Print a step at once, flushed for readers of a pipe."""
+    sys.stdout.write(run_command.step_outcome(run) + "\n")
+    sys.stdout.flush()
+
+
+def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
+    """Print the result and write the report; return the exit code.
+
+    Conditions of `fail_if` apply to the knee, since beyond it a server may be arbitrarily slow.
+    """
+    at_knee = [run for run in runs if load_of(run) == found.knee][-1:]
+    sys.stdout.write("".join(f"{sentence}\n" for sentence in found.sentences()))
+    for run in at_knee:
+        sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in run_command.failed(run)))
+    write_reports(folder, sorted(runs, key=load_of), at_knee[0].summary.name if at_knee else None)
+    sys.stdout.write(run_command.where(folder))
+    return run_command.exit_code(at_knee)
+
+
+def read_saved(folder: Path) -> Saved:
+    """Read a sweep's sweep.json. Raises ConfigError for a folder that no sweep wrote."""
+    try:
+        return msgspec.json.decode((folder / SAVED).read_bytes(), type=Saved)
+    except (OSError, *UNDECODABLE) as error:
+        raise ConfigError(f"cannot read the sweep in {folder}: {error}") from None

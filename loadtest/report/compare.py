@@ -19,22 +19,9 @@ from loadtest.report.report import Report, RunReport, read_report
 from loadtest.scenario import Scenario
 
 COMPARED = (
-    "output_tokens_per_s",
-    "completed_per_s",
-    "good_share",
-    "ttft_p50",
-    "ttft_p99",
-    "ttft_p999",
-    "itl_p50",
-    "itl_p99",
-    "tpot_p50",
-    "e2e_p50",
-    "e2e_p99",
-    "concurrency",
-    "failed",
-    "rejected_share",
-    "lateness_p99",
-    "cpu_share",
+    *("output_tokens_per_s", "completed_per_s", "good_share"),
+    *("ttft_p50", "ttft_p99", "ttft_p999", "itl_p50", "itl_p99", "tpot_p50", "e2e_p50", "e2e_p99"),
+    *("concurrency", "failed", "rejected_share", "lateness_p99", "cpu_share"),
 )
 
 
@@ -78,11 +65,6 @@ class Comparison(msgspec.Struct, frozen=True):
     conditions: tuple[tuple[str, str, str], ...]
     """Settings, machines and versions that differ: name, value in a, value in b."""
     warnings: tuple[str, ...]
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether any measure is better or worse."""
-        return any(row.verdict in {"better", "worse"} for step in self.steps for row in step.rows)
 
 
 def compare(folder_a: Path, folder_b: Path) -> Comparison:

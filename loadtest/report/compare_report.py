@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from loadtest.analysis.confidence import BATCHES, SMALLEST
 from loadtest.quantities import MEASURES, number, unit_for
@@ -24,34 +25,17 @@ HOW = (
 
 def step_table(comparison: Comparison, step: Step) -> Table:
     """Return a table with every row in the unit that suits its larger value."""
-    head = [
-        "Measure",
-        "Unit",
-        comparison.label_a,
-        comparison.label_b,
-        "Ratio",
-        "Difference",
-        "95 % interval",
-        "Verdict",
-    ]
+    labels = comparison.label_a, comparison.label_b
+    head = ["Measure", "Unit", *labels, "Ratio", "Difference", "95 % interval", "Verdict"]
     rows = []
     for row in step.rows:
         measure = MEASURES[row.key]
         unit = unit_for(measure.kind, [row.a, row.b])
         limits = [row.difference.low * unit.factor, row.difference.high * unit.factor]
         interval = "" if math.isnan(limits[0]) else " to ".join(map(_signed, limits))
-        rows.append(
-            [
-                measure.label,
-                unit.name,
-                unit.write(row.a),
-                unit.write(row.b),
-                number(row.ratio),
-                _signed((row.b - row.a) * unit.factor),
-                interval,
-                row.verdict,
-            ]
-        )
+        apart = _signed((row.b - row.a) * unit.factor)
+        values = unit.write(row.a), unit.write(row.b), number(row.ratio), apart
+        rows.append([measure.label, unit.name, *values, interval, row.verdict])
     return Table(step.name, head, rows)
 
 
@@ -64,33 +48,23 @@ def conditions_table(comparison: Comparison) -> Table:
 
 def text(comparison: Comparison) -> str:
     """Render the comparison for a terminal."""
-    blocks = [f"{comparison.label_b} compared with {comparison.label_a}"]
-    blocks += [f"! {warning}" for warning in (*comparison.warnings, *_unmatched(comparison))]
-    tables = [step_table(comparison, step) for step in comparison.steps]
-    blocks += [_aligned(table) for table in (*tables, conditions_table(comparison)) if table.rows]
-    if not comparison.conditions and comparison.steps:
-        blocks.append("Scenarios, machines and versions are the same.")
-    return "\n\n".join([*blocks, HOW]) + "\n"
+    head = [_title(comparison), *(f"! {warning}" for warning in _said(comparison))]
+    return "\n\n".join([*head, *_tables(comparison, _aligned), HOW]) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """Render the comparison to be put into an issue."""
-    blocks = [f"# {escaped(comparison.label_b)} compared with {escaped(comparison.label_a)}"]
-    said = (*comparison.warnings, *_unmatched(comparison))
-    blocks += ["\n".join(f"> ⚠ {escaped(one)}" for one in said)] if said else []
-    blocks += [markdown_table(step_table(comparison, step)) for step in comparison.steps]
-    if comparison.conditions:
-        blocks.append(markdown_table(conditions_table(comparison)))
-    elif comparison.steps:
-        blocks.append("Scenarios, machines and versions are the same.")
-    return "\n\n".join([*blocks, HOW]) + "\n"
+    head = [f"# {escaped(_title(comparison))}"]
+    if said := _said(comparison):
+        head.append("\n".join(f"> ⚠ {escaped(one)}" for one in said))
+    return "\n\n".join([*head, *_tables(comparison, markdown_table), HOW]) + "\n"
 
 
 def html(comparison: Comparison) -> str:
     """Render the comparison as a page like that of a report."""
     return TEMPLATES.get_template("compare.html").render(
-        title=f"{comparison.label_b} compared with {comparison.label_a}",
-        warnings=[*comparison.warnings, *_unmatched(comparison)],
+        title=_title(comparison),
+        warnings=_said(comparison),
         conditions=conditions_table(comparison),
         tables=[step_table(comparison, step) for step in comparison.steps],
         pictures=comparison_pictures(comparison),
@@ -98,15 +72,23 @@ def html(comparison: Comparison) -> str:
     )
 
 
-def _unmatched(comparison: Comparison) -> list[str]:
-    found = [
-        f"Only in {label}: {', '.join(names)}."
-        for label, names in (
-            (comparison.label_a, comparison.only_a),
-            (comparison.label_b, comparison.only_b),
-        )
-        if names
-    ]
+def _tables(comparison: Comparison, render: Callable[[Table], str]) -> list[str]:
+    tables = [step_table(comparison, step) for step in comparison.steps]
+    found = [render(table) for table in (*tables, conditions_table(comparison)) if table.rows]
+    if not comparison.conditions and comparison.steps:
+        found.append("Scenarios, machines and versions are the same.")
+    return found
+
+
+def _title(comparison: Comparison) -> str:
+    return f"{comparison.label_b} compared with {comparison.label_a}"
+
+
+def _said(comparison: Comparison) -> list[str]:
+    """Return the warnings, and which steps have no match."""
+    only = {comparison.label_a: comparison.only_a, comparison.label_b: comparison.only_b}
+    found = [*comparison.warnings]
+    found += [f"Only in {label}: {', '.join(names)}." for label, names in only.items() if names]
     return found if comparison.steps else [*found, "No step has the same name in both."]
 
 

@@ -14,22 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from loadtest.quantities import MEASURES, unit_for, value_of
+from loadtest.report import tables
 from loadtest.report.plot_latency import latency_pictures
 from loadtest.report.plot_sweep import sweep_pictures
 from loadtest.report.plot_timelines import timeline_pictures
-from loadtest.report.plots import Picture
 from loadtest.report.report import Report, RunReport
-from loadtest.report.tables import (
-    ENOUGH,
-    conditions_table,
-    errors_table,
-    harness_table,
-    latency_table,
-    objectives_table,
-    scenario_toml,
-    steps_table,
-    throughput_table,
-)
 
 _TILES = ("output_tokens_per_s", "completed_per_s", "ttft_p50", "ttft_p99", "itl_p50", "e2e_p50")
 
@@ -58,13 +47,13 @@ def html(report: Report) -> str:
         warnings=first.warnings if single else _of_sweep(report),
         tiles=_tiles(first) if single else [],
         knee=report.knee,
-        steps=None if single else steps_table(report.runs),
+        steps=None if single else tables.steps_table(report.runs),
         sweep=sweep_pictures(report),
         runs=[_run(run, f"r{index}") for index, run in enumerate(report.runs)],
-        conditions=conditions_table(report.runs),
-        enough=f"{100 * ENOUGH:g}",
+        conditions=tables.conditions_table(report.runs),
+        enough=f"{100 * tables.ENOUGH:g}",
         command=report.command,
-        scenario=scenario_toml(first.scenario),
+        scenario=tables.scenario_toml(first.scenario),
     )
 
 
@@ -85,26 +74,21 @@ def _of_sweep(report: Report) -> list[str]:
 def _run(run: RunReport, name: str) -> dict[str, Any]:
     summary = run.summary
     low, high = summary.window
-    pictures: dict[str, list[Picture]] = {
+    pictures = {
         "Latency": latency_pictures(run, name),
         "Over time": timeline_pictures(run, name),
     }
+    shown = (
+        *(tables.latency_table(run), tables.throughput_table(run)),
+        *(tables.errors_table(run), tables.harness_table(run)),
+    )
     return {
         "name": summary.name,
         "warnings": run.warnings,
         "measured": f"Measured from {low:g} s to {high:g} s of {run.seconds:.1f} s; "
         f"the run ended by {run.stopped_by}.",
-        "objectives": objectives_table(run),
-        "tables": [
-            table
-            for table in (
-                latency_table(run),
-                throughput_table(run),
-                errors_table(run),
-                harness_table(run),
-            )
-            if table.rows
-        ],
+        "objectives": tables.objectives_table(run),
+        "tables": [table for table in shown if table.rows],
         "pictures": {heading: found for heading, found in pictures.items() if found},
         "shaded": low > 0 or high < run.seconds,
     }

@@ -5,40 +5,30 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from loadtest.report import tables
 from loadtest.report.report import Report, RunReport
-from loadtest.report.tables import (
-    Table,
-    conditions_table,
-    errors_table,
-    harness_table,
-    latency_table,
-    objectives_table,
-    scenario_toml,
-    steps_table,
-    throughput_table,
-)
 
 
 def markdown(report: Report) -> str:
     """Render warnings, measures, and how to repeat the run."""
     blocks = [f"# {escaped(report.title)}", *(_warnings(run, report) for run in report.runs)]
     if len(report.runs) > 1:
-        blocks.append(table(steps_table(report.runs)))
+        blocks.append(table(tables.steps_table(report.runs)))
         knee = "none was found" if report.knee is None else f"at **{escaped(report.knee)}**"
         blocks.append(f"Knee: {knee}.")
     else:
         blocks += _single(report.runs[0])
     for run in report.runs:
-        objectives = objectives_table(run)
+        objectives = tables.objectives_table(run)
         if objectives.rows:
             blocks.append(table(objectives._replace(caption=f"Objectives, {run.summary.name}")))
     first = report.runs[0]
     when = datetime.fromtimestamp(first.started_unix, UTC)
     blocks += [
         f"## How\n\nOn {when:%Y-%m-%d %H:%M} UTC, {escaped(first.machine)}.",
-        table(conditions_table(report.runs)),
+        table(tables.conditions_table(report.runs)),
         fenced(report.command, "sh"),
-        fenced(scenario_toml(first.scenario), "toml"),
+        fenced(tables.scenario_toml(first.scenario), "toml"),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -48,9 +38,9 @@ def _single(run: RunReport) -> list[str]:
     measured = f"Measured from {low:g} s to {high:g} s of {run.seconds:.1f} s."
     return [
         f"**{escaped(run.summary.name)}**. {measured}",
-        *map(table, (throughput_table(run), latency_table(run))),
-        table(errors_table(run)) if run.summary.errors else "",
-        table(harness_table(run)),
+        *map(table, (tables.throughput_table(run), tables.latency_table(run))),
+        table(tables.errors_table(run)) if run.summary.errors else "",
+        table(tables.harness_table(run)),
     ]
 
 
@@ -59,7 +49,7 @@ def _warnings(run: RunReport, report: Report) -> str:
     return "\n".join(f"> ⚠ {escaped(of + warning)}" for warning in run.warnings)
 
 
-def table(content: Table) -> str:
+def table(content: tables.Table) -> str:
     """Render a table, numbers aligned right; empty for one without rows."""
     if not content.rows:
         return ""

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from loadtest.quantities import DISTRIBUTIONS, MEASURES, unit_for, value_of
+from loadtest.report import plots
 from loadtest.report.compare import Comparison
 from loadtest.report.plot_latency import at_ranks
 from loadtest.report.plot_sweep import by_load
-from loadtest.report.plots import (
-    FIRST,
-    SECOND,
-    Picture,
-    axes_of,
-    legend,
-    logarithmic,
-    percentile_axis,
-    plain,
-    svg_of,
-)
 from loadtest.report.report import RunReport
 from loadtest.report.tables import columns
 
 _MEASURES = ("ttft", "itl", "e2e")
 
 
-def comparison_pictures(comparison: Comparison) -> list[Picture]:
+def comparison_pictures(comparison: Comparison) -> list[plots.Picture]:
     """Plot TTFT, ITL and E2E: against throughput if there are several steps, else by percentile."""
     if not comparison.steps:
         return []
@@ -39,60 +29,53 @@ def comparison_pictures(comparison: Comparison) -> list[Picture]:
     ]
 
 
-def _percentiles(sides: dict[str, list[RunReport]], measure: str, name: str) -> Picture:
+def _percentiles(sides: dict[str, list[RunReport]], measure: str, name: str) -> plots.Picture:
     label = DISTRIBUTIONS[measure]
     tails = [getattr(runs[0].summary, measure).p99 for runs in sides.values()]
     unit = unit_for("seconds", tails)
-    with axes_of(f"{unit.name}, log scale", "percentile") as axes:
-        ranks = percentile_axis(axes)
-        for (side, runs), colour in zip(sides.items(), (FIRST, SECOND), strict=True):
-            values = at_ranks(runs[0].histograms[measure], ranks) * unit.factor
-            axes.plot(1 / (1 - ranks), values, color=colour, label=side)
-        logarithmic(axes, "y")
-        legend(axes)
-        said = [
-            f"{side} p99 {unit.write(p99)} {unit.name}"
-            for side, p99 in zip(sides, tails, strict=True)
-        ]
-        alt = f"{label} by percentile of both: {', '.join(said)}."
-        svg = svg_of(axes, name, alt)
+    buckets = {side: runs[0].histograms[measure] for side, runs in sides.items()}
+    curves = {side: at_ranks(one, unit.factor) for side, one in buckets.items()}
+    pairs = zip(sides, tails, strict=True)
+    said = [f"{side} p99 {unit.write(p99)} {unit.name}" for side, p99 in pairs]
+    alt = f"{label} by percentile of both: {', '.join(said)}."
+    svg = plots.percentile_curves(curves, unit.name, name, alt)
     shown = ("p50", "p90", "p95", "p99", "p999", "max")
     data = [
         (side, unit, [float(getattr(getattr(runs[0].summary, measure), p)) for p in shown])
         for side, runs in sides.items()
     ]
     names = [p.replace("p999", "p99.9") for p in shown]
-    return Picture(f"{label} by percentile", svg, alt, columns(label, "Percentile", names, data))
+    return plots.Picture(
+        f"{label} by percentile", svg, alt, columns(label, "Percentile", names, data)
+    )
 
 
-def _curves(sides: dict[str, list[RunReport]], measure: str, name: str) -> Picture:
+def _curves(sides: dict[str, list[RunReport]], measure: str, name: str) -> plots.Picture:
     label, key = DISTRIBUTIONS[measure], f"{measure}_p99"
     across = {s: [r.summary.output_tokens_per_s for r in runs] for s, runs in sides.items()}
     up = {s: [value_of(r.summary, key) for r in runs] for s, runs in sides.items()}
     x_unit = unit_for("tokens_per_s", [x for values in across.values() for x in values])
     unit = unit_for(MEASURES[key].kind, [y for values in up.values() for y in values])
-    known = [y for values in up.values() for y in values if y > 0]
-    is_wide = bool(known) and max(known) > 8 * min(known)
+    is_wide = plots.is_wide([y for values in up.values() for y in values])
     above = f"{unit.name}, log scale" if is_wide else unit.name
-    with axes_of(above, x_unit.head("output tokens")) as axes:
-        for side, colour in zip(sides, (FIRST, SECOND), strict=True):
+    with plots.axes_of(above, x_unit.head("output tokens")) as axes:
+        for side, colour in zip(sides, (plots.FIRST, plots.SECOND), strict=True):
             x = [value * x_unit.factor for value in across[side]]
             y = [value * unit.factor for value in up[side]]
             axes.plot(x, y, color=colour, marker="o", markersize=3.5, label=side)
         if is_wide:
-            logarithmic(axes, "y")
+            plots.logarithmic(axes, "y")
         else:
-            axes.set_ylim(0, 1.1 * max([*known, 0]) * unit.factor or 1)
-            plain(axes.yaxis)
+            plots.from_zero(axes, "y", 1.1, [y * unit.factor for side in up.values() for y in side])
         axes.set_xlim(left=0)
-        plain(axes.xaxis)
-        legend(axes)
+        plots.plain(axes.xaxis)
+        plots.legend(axes)
         alt = f"{label} p99 against throughput, both sweeps: {', '.join(sides)}."
-        svg = svg_of(axes, name, alt)
+        svg = plots.svg_of(axes, name, alt)
     names = [f"{run.summary.name}, {side}" for side, runs in sides.items() for run in runs]
     data = [
         ("Output tokens", x_unit, [x for values in across.values() for x in values]),
         (f"{label} p99", unit, [y for values in up.values() for y in values]),
     ]
     title = f"{label} p99 against throughput"
-    return Picture(title, svg, alt, columns(title, "Step", names, data))
+    return plots.Picture(title, svg, alt, columns(title, "Step", names, data))

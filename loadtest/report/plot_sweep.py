@@ -11,22 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadtest.quantities import MEASURES, Unit, unit_for, value_of
-from loadtest.report.plots import (
-    FIRST,
-    SECOND,
-    SOFT,
-    Picture,
-    axes_of,
-    legend,
-    logarithmic,
-    plain,
-    svg_of,
-)
+from loadtest.report import plots
 from loadtest.report.report import Report, RunReport
 from loadtest.report.tables import columns
 
 
-def sweep_pictures(report: Report) -> list[Picture]:
+def sweep_pictures(report: Report) -> list[plots.Picture]:
     """Return the plots of a sweep; none for a report of one run."""
     if len(report.runs) < 2:
         return []
@@ -70,58 +60,52 @@ def _load(runs: Sequence[RunReport]) -> str:
 
 def _picture(
     runs: list[RunReport], knee: str | None, x: str, ys: Sequence[str], title: str, name: str
-) -> Picture | None:
+) -> plots.Picture | None:
     across = [value_of(run.summary, x) for run in runs]
     up = {key: [value_of(run.summary, key) for run in runs] for key in ys}
     up = {key: values for key, values in up.items() if not all(map(math.isnan, values))}
     if not up:
         return None
     kind = MEASURES[ys[0]].kind
-    unit = unit_for(kind, [value for values in up.values() for value in values])
+    heights = [value for values in up.values() for value in values]
+    unit = unit_for(kind, heights)
     x_unit = unit_for(MEASURES[x].kind, across)
     label = x_unit.head(MEASURES[x].label.lower())
     label = "requests in flight, mean" if x == "concurrency" else label
     repeats = _repeats(runs)
-    known = np.array([v for values in up.values() for v in values if v > 0])
-    is_wide = kind == "seconds" and len(known) and known.max() > 8 * known.min()
-    with axes_of(unit.name + (", log scale" if is_wide else ""), label) as axes:
-        for (key, values), colour in zip(up.items(), (FIRST, SECOND), strict=False):
-            places, heights = np.array(across) * x_unit.factor, np.array(values) * unit.factor
+    is_wide = kind == "seconds" and plots.is_wide(heights)
+    with plots.axes_of(unit.name + (", log scale" if is_wide else ""), label) as axes:
+        for (key, values), colour in zip(up.items(), (plots.FIRST, plots.SECOND), strict=False):
+            places, ups = np.array(across) * x_unit.factor, np.array(values) * unit.factor
             if len(repeats) < len(runs):
-                axes.plot(places, heights, "o", color=colour, markersize=2.5, alpha=0.45)
+                axes.plot(places, ups, "o", color=colour, markersize=2.5, alpha=0.45)
             axes.plot(
                 [np.median(places[same]) for same in repeats],
-                [np.median(heights[same]) for same in repeats],
+                [np.median(ups[same]) for same in repeats],
                 color=colour,
                 marker="o",
                 markersize=3.5,
                 label=MEASURES[key].label,
             )
         if is_wide:
-            logarithmic(axes, "y")
+            plots.logarithmic(axes, "y")
         else:
-            axes.set_ylim(0, 1.1 * (known.max() if len(known) else 1) * unit.factor)
-            plain(axes.yaxis)
-        if x == "concurrency" and min(across) > 0 and max(across) > 8 * min(across):
-            logarithmic(axes, "x")
+            plots.from_zero(axes, "y", 1.1, [value * unit.factor for value in heights])
+        if x == "concurrency" and min(across) > 0 and plots.is_wide(across):
+            plots.logarithmic(axes, "x")
         else:
-            axes.set_xlim(0, 1.05 * max([*across, 0]) * x_unit.factor or 1)
-            plain(axes.xaxis)
-        legend(axes)
+            plots.from_zero(axes, "x", 1.05, [value * x_unit.factor for value in across])
+        plots.legend(axes)
         alt = f"{title}, {len(across)} steps. " + _said(runs, knee, up, unit)
         for run, place in zip(runs, across, strict=True):
             if run.summary.name == knee:
                 at = place * x_unit.factor
-                axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), zorder=0)
-                axes.annotate(
-                    "knee", (at, 0.98), (-3, 0), xycoords=("data", "axes fraction"),
-                    textcoords="offset points", ha="right", va="top", color=SOFT, fontsize=8,
-                )  # fmt: skip
-        svg = svg_of(axes, name, alt)
+                plots.mark(axes, at, "knee", 0.98, True, "top", zorder=0)
+        svg = plots.svg_of(axes, name, alt)
     data = [(MEASURES[x].label, x_unit, across)]
     data += [(MEASURES[key].label, unit, values) for key, values in up.items()]
     names = [run.summary.name for run in runs]
-    return Picture(title, svg, alt, columns(title, "Step", names, data))
+    return plots.Picture(title, svg, alt, columns(title, "Step", names, data))
 
 
 def _said(runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Unit) -> str:

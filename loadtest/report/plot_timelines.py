@@ -10,19 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loadtest.quantities import Kind, unit_for
-from loadtest.report.plots import (
-    BAD,
-    FIRST,
-    LINE,
-    SECOND,
-    THIRD,
-    Panel,
-    Picture,
-    axes_of,
-    legend,
-    plain,
-    svg_of,
-)
+from loadtest.report import plots
 from loadtest.report.report import RunReport
 from loadtest.report.tables import columns
 
@@ -42,7 +30,7 @@ class Line(NamedTuple):
     """Whether values are aggregated by their maximum, not by their mean."""
 
 
-def timeline_pictures(run: RunReport, name: str) -> list[Picture]:
+def timeline_pictures(run: RunReport, name: str) -> list[plots.Picture]:
     """Return the plots that have data."""
     client, server = run.timeline, run.server
     at = client.start_s
@@ -61,68 +49,65 @@ def timeline_pictures(run: RunReport, name: str) -> list[Picture]:
         used = [server.names[column] for column in kinds if column in server.names]
         return f"Of the server: {', '.join(used)}." if used else ""
 
-    received = seen("received by the client", FIRST, client.output_tokens_per_s)
-    made = counted("made by the server", SECOND, server.output_tokens_per_s)
-    return [
-        picture
-        for picture in (
-            _picture(run, f"{name}-tokens", "Output tokens", "tokens_per_s", [received, made],
-                     source("output_tokens")),
-            _picture(run, f"{name}-flight", "Requests in flight", "count",
-                     [seen("sent and not ended", FIRST, client.in_flight)]),
-            _picture(run, f"{name}-server", "Sequences in the server", "count",
-                     [said("running", FIRST, server.running),
-                      said("waiting", SECOND, server.waiting)], source("running", "waiting")),
-            _picture(run, f"{name}-ended", "Requests ended", "requests_per_s",
-                     [seen("whole", FIRST, client.completed_per_s),
-                      seen("failed", BAD, client.errors_per_s)]),
-            _picture(run, f"{name}-ttft-times", "TTFT by time of request", "seconds",
-                     [seen("p50", FIRST, client.ttft_p50),
-                      seen("p99", SECOND, client.ttft_p99, most=True)]),
-            _picture(run, f"{name}-prompt", "Prompt tokens", "tokens_per_s",
-                     [counted("taken by the server", THIRD, server.prompt_tokens_per_s)],
-                     source("prompt_tokens")),
-            _picture(run, f"{name}-late", "How late the harness was, at worst", "seconds",
-                     [seen("sending", FIRST, client.lateness_max, most=True),
-                      seen("event loop", SECOND, client.lag_max, most=True)]),
-            _picture(run, f"{name}-cpu", "CPU of the busiest client process", "share",
-                     [seen("share of one core", FIRST, client.cpu_share, most=True)]),
-        )
-        if picture is not None
+    received = seen("received by the client", plots.FIRST, client.output_tokens_per_s)
+    made = counted("made by the server", plots.SECOND, server.output_tokens_per_s)
+    pictures = [
+        _picture(run, f"{name}-tokens", "Output tokens", "tokens_per_s", [received, made],
+                 source("output_tokens")),
+        _picture(run, f"{name}-flight", "Requests in flight", "count",
+                 [seen("sent and not ended", plots.FIRST, client.in_flight)]),
+        _picture(run, f"{name}-server", "Sequences in the server", "count",
+                 [said("running", plots.FIRST, server.running),
+                  said("waiting", plots.SECOND, server.waiting)], source("running", "waiting")),
+        _picture(run, f"{name}-ended", "Requests ended", "requests_per_s",
+                 [seen("whole", plots.FIRST, client.completed_per_s),
+                  seen("failed", plots.BAD, client.errors_per_s)]),
+        _picture(run, f"{name}-ttft-times", "TTFT by time of request", "seconds",
+                 [seen("p50", plots.FIRST, client.ttft_p50),
+                  seen("p99", plots.SECOND, client.ttft_p99, most=True)]),
+        _picture(run, f"{name}-prompt", "Prompt tokens", "tokens_per_s",
+                 [counted("taken by the server", plots.THIRD, server.prompt_tokens_per_s)],
+                 source("prompt_tokens")),
+        _picture(run, f"{name}-late", "How late the harness was, at worst", "seconds",
+                 [seen("sending", plots.FIRST, client.lateness_max, most=True),
+                  seen("event loop", plots.SECOND, client.lag_max, most=True)]),
+        _picture(run, f"{name}-cpu", "CPU of the busiest client process", "share",
+                 [seen("share of one core", plots.FIRST, client.cpu_share, most=True)]),
     ]  # fmt: skip
+    return [picture for picture in pictures if picture is not None]
 
 
 def _picture(
     run: RunReport, name: str, title: str, kind: Kind, lines: Sequence[Line], note: str = ""
-) -> Picture | None:
+) -> plots.Picture | None:
     lines = [one for one in lines if any(not math.isnan(value) for value in one.values)]
     if not lines:
         return None
     everything = [value for one in lines for value in one.values]
     unit = unit_for(kind, everything)
-    with axes_of(unit.name, "seconds since the start") as axes:
+    with plots.axes_of(unit.name, "seconds since the start") as axes:
         for one in lines:
             _draw(axes, one, unit.factor, run)
         _shade(axes, run)
         largest = max((v for v in everything if not math.isnan(v)), default=0.0) * unit.factor
         axes.set_ylim(0, 1.08 * largest or 1)
-        plain(axes.xaxis, 8)
-        plain(axes.yaxis)
-        legend(axes)
+        plots.plain(axes.xaxis, 8)
+        plots.plain(axes.yaxis)
+        plots.legend(axes)
         alt = f"{title} over time. " + " ".join(
             f"{one.label.capitalize()}: {_range(one, unit.factor, unit.name)}." for one in lines
         )
-        svg = svg_of(axes, name, alt)
+        svg = plots.svg_of(axes, name, alt)
     ends = np.linspace(0, run.seconds, min(ROWS, max(1, len(lines[0].values))) + 1)
     data = [
         (f"{one.label}, most" if one.most else one.label, unit, _thinned(one, ends))
         for one in lines
     ]
     spans = [f"{a:.1f} to {b:.1f}" for a, b in pairwise(ends)]
-    return Picture(title, svg, alt, columns(title, "Seconds", spans, data), note)
+    return plots.Picture(title, svg, alt, columns(title, "Seconds", spans, data), note)
 
 
-def _draw(axes: Panel, one: Line, factor: float, run: RunReport) -> None:
+def _draw(axes: plots.Panel, one: Line, factor: float, run: RunReport) -> None:
     values = np.array(one.values) * factor
     if one.steps and len(values) <= 40:
         edges = np.append(one.times, run.seconds)
@@ -133,14 +118,14 @@ def _draw(axes: Panel, one: Line, factor: float, run: RunReport) -> None:
     axes.plot(times, values, color=one.colour, label=one.label, marker=marker, markersize=4)
 
 
-def _shade(axes: Panel, run: RunReport) -> None:
+def _shade(axes: plots.Panel, run: RunReport) -> None:
     """Shade warm-up, cool-down and the end: all that is outside of the measured window."""
     end = max(run.seconds, run.summary.window[1])
     axes.set_xlim(0, end)
     low, high = run.summary.window
     for left, right in ((0.0, low), (high, end)):
         if right - left > end / 1000:
-            axes.axvspan(left, right, color=LINE, alpha=0.45, linewidth=0, zorder=0)
+            axes.axvspan(left, right, color=plots.LINE, alpha=0.45, linewidth=0, zorder=0)
 
 
 def _range(one: Line, factor: float, unit: str) -> str:

@@ -10,14 +10,14 @@ import html
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.errors import ConfigError
+from loadtest.recording import Times
 from loadtest.report.tables import Table
 
 try:
@@ -41,6 +41,7 @@ except ImportError:
 
 Panel = Axes
 """The type that plots are drawn on."""
+Curve = Callable[[Times], Times]
 SIZE = (4.6, 2.75)
 """Inches: small enough that 9 points are still legible on a phone."""
 _VARIABLES = {
@@ -134,17 +135,49 @@ def logarithmic(axes: Panel, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def percentile_axis(axes: Panel) -> NDArray[np.float64]:
-    """Make x the axis of 1 / (1 - rank), to p99.9; return the ranks to draw."""
-    axes.set_xscale("log")
-    axes.set_xlim(1, 1000)
+def is_wide(values: Iterable[float]) -> bool:
+    """Whether the values above 0 span so much that their axis is better logarithmic."""
+    known = [value for value in values if value > 0]
+    return bool(known) and max(known) > 8 * min(known)
+
+
+def from_zero(axes: Panel, which: str, room: float, values: Iterable[float]) -> None:
+    """Make axis `x` or `y` linear from 0, with some room beyond the largest value."""
+    end = room * max((value for value in values if value > 0), default=0.0) or 1
+    (axes.set_xlim if which == "x" else axes.set_ylim)(0, end)
+    plain(axes.xaxis if which == "x" else axes.yaxis)
+
+
+def mark(
+    axes: Panel, place: float, text: str, up: float, left: bool, va: str = "baseline", **line: float
+) -> None:
+    """Draw a dashed vertical line with a text beside it, `up` of the axes' height."""
+    axes.axvline(place, color=SOFT, linewidth=1, linestyle=(0, (2, 2)), **line)
+    axes.annotate(
+        text, (place, up), (-3 if left else 3, 0), xycoords=("data", "axes fraction"),
+        textcoords="offset points", ha="right" if left else "left", va=va, color=SOFT, fontsize=8,
+    )  # fmt: skip
+
+
+def percentile_curves(curves: dict[str, Curve], unit: str, name: str, alt: str) -> str:
+    """Draw times by rank, on an axis of 1 / (1 - rank), so that each further nine is as wide.
+
+    A curve is a function that returns the times of ranks, in the unit.
+    """
+    ranks = 1 - np.geomspace(1, 1e-3, 91)
     labels = {2: "p50", 10: "p90", 100: "p99", 1000: "p99.9"}
-    axes.xaxis.set_major_locator(FixedLocator(list(labels)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(round(x), "")))
-    axes.xaxis.get_ticklabels()[-1].set_horizontalalignment("right")
-    ranks: NDArray[np.float64] = 1 - np.geomspace(1, 1e-3, 91)
-    return ranks
+    with axes_of(f"{unit}, log scale", "percentile") as axes:
+        axes.set_xscale("log")
+        axes.set_xlim(1, 1000)
+        axes.xaxis.set_major_locator(FixedLocator(list(labels)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(round(x), "")))
+        axes.xaxis.get_ticklabels()[-1].set_horizontalalignment("right")
+        for (label, times), colour in zip(curves.items(), SERIES, strict=False):
+            axes.plot(1 / (1 - ranks), times(ranks), color=colour, label=label)
+        logarithmic(axes, "y")
+        legend(axes)
+        return svg_of(axes, name, alt)
 
 
 def _tick(value: float, _position: int) -> str:

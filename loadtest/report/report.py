@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
 from engine.errors import UNDECODABLE, ConfigError
 from loadtest.analysis.confidence import parts
-from loadtest.analysis.goodput import good_requests
-from loadtest.analysis.measures import within
+from loadtest.analysis.measures import good_requests, is_whole, within
 from loadtest.analysis.observed import Observed
-from loadtest.analysis.summarize import COMPLETED, histograms
+from loadtest.analysis.summarize import histograms
 from loadtest.analysis.timelines import ServerTimeline, Timeline, server_timeline, timeline
 from loadtest.objectives import check
 from loadtest.quantities import NAN
@@ -76,7 +74,6 @@ class Report(msgspec.Struct, frozen=True):
 def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()) -> RunReport:
     """Build the report of a run. Raises ConfigError for an invalid objective or condition."""
     about = observed.recording.about
-    found = histograms(observed.recording, summary.window, observed.chunks)
     return RunReport(
         summary=summary,
         scenario=about.scenario,
@@ -91,7 +88,7 @@ def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()
         failed=tuple(check(summary, about.scenario.fail_if)),
         histograms={
             name: Buckets(*(column.tolist() for column in one.buckets()))
-            for name, one in found.items()
+            for name, one in histograms(observed).items()
             if one.count
         },
         parts=parts(observed),
@@ -101,15 +98,13 @@ def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()
 
 
 def _objectives(observed: Observed) -> dict[str, float]:
-    recording, window = observed.recording, observed.window
-    about, requests = recording.about, recording.requests
-    planned = within(requests["planned"], window)
+    recording = observed.recording
+    planned = within(recording.requests["planned"], observed.window)
+    completed = planned & is_whole(recording.requests)
     shares = {}
-    for objective in about.scenario.objectives:
-        scenario = structs.replace(about.scenario, objectives=(objective,))
-        alone = structs.replace(recording, about=structs.replace(about, scenario=scenario))
-        good = good_requests(alone, observed.chunks) & (requests["error"] == COMPLETED)
-        shares[objective] = float((good & planned).sum() / planned.sum()) if planned.any() else NAN
+    for objective in recording.about.scenario.objectives:
+        good = completed & good_requests(recording, observed.chunks, [objective])
+        shares[objective] = float(good.sum() / planned.sum()) if planned.any() else NAN
     return shares
 
 

@@ -1,19 +1,27 @@
-"""Writes the files of a report into one folder."""
+"""Writes the files of a report into one folder, two tables in CSV among them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from engine.errors import ConfigError
-from loadtest.analysis.observed import observe
-from loadtest.recording import Recording
-from loadtest.report.csv_files import write_requests, write_summary
+from loadtest.analysis.observed import Observed, observe
+from loadtest.quantities import MEASURES, value_of
+from loadtest.recording import ERRORS, Recording
 from loadtest.report.html_page import html
 from loadtest.report.markdown_page import markdown
-from loadtest.report.report import SCHEMA, Report, encode, report_of
+from loadtest.report.report import SCHEMA, Report, RunReport, encode, report_of
 from loadtest.summary import Summary
+
+_COUNTS = ("prompt_tokens", "output_tokens", "usage_prompt_tokens", "usage_output_tokens")
+"""Columns in which -1 means unknown."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +39,10 @@ def write_reports(
 ) -> Report:
     """Write report.json, report.md, report.html, summary.csv and requests.csv into the folder.
 
-    Args:
-        folder: made if need be; files of those names in it are replaced.
-        runs: one, or the steps of a sweep in the order in which they are to be shown.
-        knee: the name of a sweep's step at its knee, if there is one.
-        title: what the report is called; by default the load and the server.
-
-    Raises:
-        ConfigError: there is no run, the knee is none of them, matplotlib is missing, a recording
-            is broken, or the folder cannot be written.
+    The folder is made if need be, and its files of those names are replaced. `runs` are one, or the
+    steps of a sweep in the order to show them; `knee` is the name of the step at its knee, if there
+    is one; by default the title is the load and the server. Raises ConfigError if there is no run,
+    the knee is none of them, a recording is broken, or the folder cannot be written.
     """
     if not runs:
         raise ConfigError("a report wants at least one run")
@@ -64,8 +67,8 @@ def write_reports(
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             _replace(folder / name, text.encode())
-        write_summary(folder / "summary.csv", report.runs)
-        write_requests(folder / "requests.csv", zip(names, observed, strict=True))
+        _write_summary(folder / "summary.csv", report.runs)
+        _write_requests(folder / "requests.csv", zip(names, observed, strict=True))
         _replace(folder / "report.json", encode(report))
     except OSError as error:
         raise ConfigError(f"cannot write the report into {folder}: {error}") from None
@@ -76,3 +79,61 @@ def _replace(path: Path, content: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(content)
     part.replace(path)
+
+
+def _write_summary(path: Path, runs: Sequence[RunReport]) -> None:
+    """Write a row per run: every measure of MEASURES; names of times end in `_s`.
+
+    Numbers of both tables are as measured, in seconds and per second; no value is an empty cell.
+    """
+    heads = [
+        f"{key}_s" if measure.kind == "seconds" and not key.endswith("_s") else key
+        for key, measure in MEASURES.items()
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["name", "window_start_s", "window_end_s", *heads])
+        for summary in [run.summary for run in runs]:
+            values = [_cell(value_of(summary, key)) for key in MEASURES]
+            writer.writerow([summary.name, *summary.window, *values])
+
+
+def _write_requests(path: Path, runs: Iterable[tuple[str, Observed]]) -> None:
+    """Write a row per request of all runs, including those outside of the window."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for index, (name, observed) in enumerate(runs):
+            found = _columns(observed)
+            if index == 0:
+                writer.writerow(["run", *found])
+            writer.writerows([name, *row] for row in zip(*found.values(), strict=True))
+
+
+def _columns(observed: Observed) -> dict[str, list[Any]]:
+    requests = observed.recording.requests
+    planned, sent, ended = requests["planned"], requests["sent"], requests["ended"]
+    times = {
+        "planned_s": planned,
+        "sent_s": sent,
+        "first_byte_s": requests["first_byte"],
+        "first_token_s": observed.first,
+        "last_token_s": observed.last,
+        "ended_s": ended,
+        "lateness_s": sent - planned,
+        "ttft_s": observed.first - planned,
+        "e2e_s": ended - planned,
+        "queue_s": requests["queue_s"],
+    }
+    found: dict[str, list[Any]] = {name: requests[name].tolist() for name in ("index", "worker")}
+    for name, values in times.items():  # to the microsecond, since no client measures better
+        found[name] = [_cell(value) for value in np.round(values, 6).tolist()]
+    found["error"] = [ERRORS[number] for number in requests["error"].tolist()]
+    for name in ("status", "retries", "n", "max_tokens", "num_bytes"):
+        found[name] = requests[name].tolist()
+    for name in _COUNTS:
+        found[name] = ["" if value < 0 else value for value in requests[name].tolist()]
+    return found
+
+
+def _cell(value: float) -> float | int | str:
+    return "" if math.isnan(value) else int(value) if value.is_integer() else value

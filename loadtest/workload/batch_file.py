@@ -56,15 +56,13 @@ class _Line(msgspec.Struct):
     error: Any = None
 
 
-def write_lines(path: Path, route: str, bodies: Iterable[dict[str, Any]]) -> int:
-    """Write an input file for a `route` such as /v1/completions; return its number of lines."""
+def write_lines(path: Path, route: str, bodies: Iterable[dict[str, Any]]) -> None:
+    """Write an input file for a `route` such as /v1/completions."""
     encode = msgspec.json.Encoder().encode
-    count = 0
     with path.open("wb") as file:
         for count, body in enumerate(bodies, 1):
             line = {"custom_id": str(count), "method": "POST", "url": route, "body": body}
             file.write(encode(line) + b"\n")
-    return count
 
 
 class BatchClient:

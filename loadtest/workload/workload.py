@@ -1,7 +1,6 @@
 """Requests of a run: the body of each is a pure function of the scenario and its index.
 
-So any process can make any request, in any order, and two runs send the same bytes. Knows nothing
-of when, how or whether requests are sent.
+So any process can make any request, in any order, and two runs send the same bytes.
 """
 
 from __future__ import annotations
@@ -157,16 +156,14 @@ class Workload:
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
     """Return the members that are the same in all bodies."""
-    fields: dict[str, Any] = {"model": scenario.served_model_name}
-    if not scenario.served_model_name:
-        del fields["model"]
-    fields["temperature"] = scenario.temperature
-    if scenario.top_p is not None:
-        fields["top_p"] = scenario.top_p
-    if scenario.top_k is not None:
-        fields["top_k"] = scenario.top_k
-    if scenario.ignore_eos:
-        fields["ignore_eos"] = True
+    settings = {
+        "model": scenario.served_model_name or None,
+        "temperature": scenario.temperature,
+        "top_p": scenario.top_p,
+        "top_k": scenario.top_k,
+        "ignore_eos": scenario.ignore_eos or None,
+    }
+    fields: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if scenario.stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
     return fields

@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -20,10 +22,11 @@ from loadtest.report.report import read_report
 from tests.loads.toy_server import ToyConfig, ToyServer
 from tests.serving import ROOT, Server
 
-SHORT = ("--duration-s=1", "--concurrency=4", "--output-tokens=4", "--prompt-tokens=6")
+SHORT = ("--concurrency=4", "--output-tokens=4", "--prompt-tokens=6")
+FORTY = ("--duration-s=0", "--requests=40")
 
 
-def run(url: str, folder: Path, *flags: str, command: str = "run") -> int:
+def call(url: str, folder: Path, *flags: str, command: str = "run") -> int:
     return main([command, f"--url={url}", f"--output={folder}", *SHORT, *flags])
 
 
@@ -37,33 +40,37 @@ def started(*argv: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_run_is_reported_and_printed_as_plain_text(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(server.url, tmp_path) == 0
-    names = {path.name for path in tmp_path.iterdir()}
+@pytest.fixture(scope="module")
+def made(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run, and what it printed."""
+    folder = tmp_path_factory.mktemp("made")
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        assert call(server.url, folder, "--duration-s=1.5") == 0
+    assert "\x1b" not in err.getvalue()
+    return folder, out.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _without_pages(made: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take longer than all else: one page, of the run that is made, is enough."""
+    monkeypatch.setattr("loadtest.report.report_files.html", lambda _report: "")
+
+
+def test_a_run_is_reported_and_printed_as_plain_text(made: tuple[Path, str]) -> None:
+    folder, printed = made
+    names = {path.name for path in folder.iterdir()}
     assert {"recording.json", "recording.npz", "report.json", "report.html", "report.md"} <= names
-    printed = capsys.readouterr()
-    assert printed.out.startswith("concurrent 4, measured from 0 s to 1 s, ended by duration\n")
-    assert f"report: {tmp_path / 'report.html'}\n" in printed.out
-    assert "\x1b" not in printed.out + printed.err
-    recording = load(tmp_path)
+    assert "<svg" in (folder / "report.html").read_text()
+    assert printed.startswith("concurrent 4, measured from 0 s to 1.5 s, ended by duration\n")
+    assert f"report: {folder / 'report.html'}\n" in printed
+    assert "\x1b" not in printed
+    recording = load(folder)
     assert recording.about.command.startswith("srm loadtest run --url=http://127.0.0.1:")
     values = [sample.values for sample in recording.about.server_metrics]
     assert values and all("srm_engine_running_sequences" in one for one in values)
-    (reported,) = read_report(tmp_path).runs
+    (reported,) = read_report(folder).runs
     assert reported.summary.completed == reported.summary.planned > 0
     assert reported.summary.miscounted == 0
-
-
-def test_a_condition_that_holds_is_exit_code_1_and_named(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(server.url, tmp_path, "--fail-if=e2e_p50>0,error_share>0") == 1
-    printed = capsys.readouterr().out
-    assert "FAILED: e2e_p50>0: e2e_p50 is " in printed
-    assert "error_share" not in printed
-    assert "e2e_p50&gt;0" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -80,36 +87,33 @@ def test_a_wrong_setting_is_found_before_anything_is_sent(
     before = server.metric("srm_engine_requests_total")
     for command in ("run", "sweep", "offline"):
         with pytest.raises(ConfigError, match=said):
-            run(server.url, tmp_path / command, flag, command=command)
+            call(server.url, tmp_path / command, flag, command=command)
     assert server.metric("srm_engine_requests_total") == before
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_that_listens_is_a_wrong_setting(tmp_path: Path) -> None:
-    for command in ("run", "sweep", "offline"):
-        process = started(command, "--url=http://127.0.0.1:9", f"--output={tmp_path / command}")
-        out, err = process.communicate(timeout=600)
-        assert process.returncode == ConfigError.exit_code and out == ""
-        assert "srm loadtest: nothing listens at http://127.0.0.1:9" in err
-        assert "Traceback" not in err
+    nowhere = "http://127.0.0.1:9"
+    for command in ("sweep", "offline"):
+        with pytest.raises(ConfigError, match=f"nothing listens at {nowhere}"):
+            call(nowhere, tmp_path, command=command)
+    process = started("run", f"--url={nowhere}", f"--output={tmp_path}")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == ConfigError.exit_code and out == ""
+    assert f"srm loadtest: nothing listens at {nowhere}" in err
+    assert "Traceback" not in err
 
 
-def test_a_server_that_refuses_all_is_exit_code_1(tmp_path: Path) -> None:
-    with ToyServer(fault=lambda _number: "500") as toy:
-        assert run(toy.url, tmp_path) == 1
-    (reported,) = read_report(tmp_path).runs
-    assert reported.summary.completed == 0
-    assert reported.summary.errors["server"] == reported.summary.planned > 0
-
-
-def test_a_server_without_metrics_is_measured_and_told_of(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_server_without_metrics_that_refuses_all_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(server.url, tmp_path, f"--metrics-url={server.url}/nothing") == 0
+    with ToyServer(fault=lambda _number: "500") as toy:
+        assert call(toy.url, tmp_path, *FORTY, f"--metrics-url={toy.url}/nothing") == 1
     assert "note: " in (said := capsys.readouterr().err) and "404" in said
     assert load(tmp_path).about.server_metrics == []
-    assert run(server.url, tmp_path, "--metrics-url=none") == 0
-    assert "note: " not in capsys.readouterr().err
+    (reported,) = read_report(tmp_path).runs
+    assert reported.summary.completed == 0
+    assert reported.summary.errors["server"] == reported.summary.planned == 40
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -129,43 +133,38 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert reported.summary.completed > 0
 
 
-def test_a_report_is_made_again_by_another_window_and_other_objectives(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_report_is_made_again_and_compared(
+    made: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = tmp_path / "run"
-    assert run(server.url, made) == 0
-    first = read_report(made).runs[0].summary
-    capsys.readouterr()
-    assert main(["report", str(made), f"--output={tmp_path / 'same'}"]) == 0
-    same = read_report(tmp_path / "same").runs[0].summary
+    """By another window, other objectives and other conditions, some of which hold."""
+    first = read_report(made[0]).runs[0].summary
+    again, part = tmp_path / "again", tmp_path / "part"
+    conditions = "--fail-if=e2e_p50>0,error_share>0"
+    assert main(["report", str(made[0]), f"--output={again}", conditions]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: e2e_p50>0: e2e_p50 is " in printed
+    assert "error_share" not in printed
+    same = read_report(again).runs[0].summary
     assert msgspec.json.encode(same) == msgspec.json.encode(first)
-    part = tmp_path / "part"
+
     flags = ("--window=0.5,1", "--objectives=e2e<1e-6", "--fail-if=good_share<0.5")
-    assert main(["report", str(made), f"--output={part}", *flags]) == 1
+    assert main(["report", str(made[0]), f"--output={part}", *flags]) == 1
     summary = read_report(part).runs[0].summary
     assert summary.window == (0.5, 1.0) and 0 < summary.planned < first.planned
     assert summary.good_share == 0 and summary.objectives == ("e2e<1e-6",)
     assert "FAILED: good_share<0.5" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="window"):
-        main(["report", str(made), "--window=3,2"])
-    with pytest.raises(ConfigError, match="nowhere"):
-        main(["report", str(tmp_path / "nowhere")])
+    for wrong in (["--window=3,2"], [str(tmp_path / "nowhere")]):
+        with pytest.raises(ConfigError, match=r"window|nowhere"):
+            main(["report", *wrong])
 
-
-def test_two_reports_are_compared(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("a", "b"):
-        assert run(server.url, tmp_path / name, f"--output-tokens={4 if name == 'a' else 8}") == 0
-    capsys.readouterr()
-    both = [str(tmp_path / "a"), str(tmp_path / "b")]
+    both = [str(made[0]), str(part)]
     assert main(["compare", *both, str(tmp_path / "compared")]) == 0
     printed = capsys.readouterr().out
-    assert "output_tokens" in printed and "report: " in printed
+    assert "Output tokens" in printed and "report: " in printed
     assert "<html" in (tmp_path / "compared" / "compare.html").read_text()
-    for wrong in ([both[0]], ["--window=1,2", *both], []):
+    for usage in ([both[0]], ["--window=1,2", *both], []):
         with pytest.raises(ConfigError, match="compare A B"):
-            main(["compare", *wrong])
+            main(["compare", *usage])
 
 
 def test_the_command_is_known_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,26 +181,26 @@ def test_the_command_is_known_and_explains_itself(capsys: pytest.CaptureFixture[
         assert "--output" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["stream_whole", "packed"])
 def test_samples_of_one_request_are_counted_whatever_their_form(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    for form in ("stream", "whole", "stream_whole", "packed"):
-        folder = tmp_path / form
-        flags = ("--samples=150", f"--form={form}", "--metrics-url=none")
-        assert run(server.url, folder, *flags, command="offline") == 0
-        found = json.loads((folder / "offline.json").read_text())
-        assert (found["completed"], found["failed"], found["samples"]) == (1, 0, 150)
-        assert found["output_tokens"] == 150 * 4
-        assert (found["first_sample_s"] is None) == (form in {"whole", "packed"})
-        assert found["first_sample_s"] is None or found["first_sample_s"] <= found["seconds"]
-        table = (folder / "offline.md").read_text()
-        assert "| samples | 150 |" in table and "| samples | 150 |" in capsys.readouterr().out
-        assert (folder / "report.html").exists()
+    flags = ("--samples=150", f"--form={form}", "--metrics-url=none")
+    assert call(server.url, tmp_path, *flags, command="offline") == 0
+    found = json.loads((tmp_path / "offline.json").read_text())
+    assert (found["completed"], found["failed"], found["samples"]) == (1, 0, 150)
+    assert found["output_tokens"] == 150 * 4
+    assert (found["first_sample_s"] is None) == (form == "packed")
+    assert found["first_sample_s"] is None or found["first_sample_s"] <= found["seconds"]
+    printed = capsys.readouterr()
+    assert "| samples | 150 |" in (tmp_path / "offline.md").read_text()
+    assert "| samples | 150 |" in printed.out and "note: " not in printed.err
+    assert (tmp_path / "report.html").exists()
 
 
 def test_a_server_that_refuses_the_samples_is_exit_code_1(server: Server, tmp_path: Path) -> None:
     flags = ("--samples=150", '--extra-body={"best_of": 1}')
-    assert run(server.url, tmp_path, *flags, command="offline") == 1
+    assert call(server.url, tmp_path, *flags, command="offline") == 1
     found = json.loads((tmp_path / "offline.json").read_text())
     assert found["failed"] == 1 and "400" in found["first_error"]
 
@@ -211,7 +210,7 @@ def test_a_batch_is_written_run_and_counted(
 ) -> None:
     flags = ("--kind=batch", "--lines=40", "--n=choice:1=0.5,3=0.5")
     before = server.http.get("/v1/files").json()["data"]  # of other tests
-    assert run(server.url, tmp_path, *flags, command="offline") == 0
+    assert call(server.url, tmp_path, *flags, command="offline") == 0
     found = json.loads((tmp_path / "offline.json").read_text())
     assert (found["completed"], found["failed"]) == (40, 0)
     assert 40 < found["samples"] < 120
@@ -225,4 +224,4 @@ def test_a_batch_is_written_run_and_counted(
 
 def test_a_server_without_batches_is_named(tmp_path: Path) -> None:
     with ToyServer() as toy, pytest.raises(ConfigError, match=r"POST .*/v1/files: 404"):
-        run(toy.url, tmp_path, "--kind=batch", command="offline")
+        call(toy.url, tmp_path, "--kind=batch", command="offline")

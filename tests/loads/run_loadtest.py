@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
 from loadtest.analysis.summarize import summarize
 from loadtest.client import frames
 from loadtest.client.target import Target
@@ -38,8 +40,14 @@ def loaded(url: str, **settings: Any) -> Loaded:
 
 
 async def simulated(url: str, **settings: Any) -> Loaded:
-    """The same in a VirtualLoop: every client process's part, in this one."""
-    scenario = Scenario(url=url, served_model_name="toy", **settings)
+    """The same in a VirtualLoop."""
+    recording, started = await simulate(Scenario(**settings), url)
+    return Loaded(recording, summarize(recording), started)
+
+
+async def simulate(scenario: Scenario, url: str) -> tuple[Recording, float]:
+    """Every client process's part of a run against that url, in this process and a VirtualLoop."""
+    scenario = msgspec.structs.replace(scenario, url=url, served_model_name="toy")
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None
     head = b"POST /v1/completions HTTP/1.1\r\nhost: toy\r\ncontent-length: "
@@ -58,5 +66,4 @@ async def simulated(url: str, **settings: Any) -> Loaded:
                 for setup in (frames.Setup(scenario, target, n, workers) for n in range(workers))
             )
         )
-    recording = put_together(results, scenario, target, "a test", 0.0, False)
-    return Loaded(recording, summarize(recording), started)
+    return put_together(results, scenario, target, "a test", 0.0, False), started

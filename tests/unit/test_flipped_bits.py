@@ -20,8 +20,8 @@ from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
 from engine.weights.upstream_config import Constructor, PublishedArgs, read_args
 from loadtest import recording
-from loadtest.commands.sweep import SweepConfig
-from loadtest.commands.sweep_command import SAVED, Saved, read_saved
+from loadtest.commands.knee import SweepConfig
+from loadtest.commands.sweep import SAVED, Saved, read_saved
 from loadtest.report.report import SCHEMA, read_report
 from server.http.keys import load_keys
 from server.text.text import Text

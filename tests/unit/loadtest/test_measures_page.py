@@ -9,7 +9,8 @@ import pytest
 
 from loadtest.analysis import verdict
 from loadtest.histogram import LONGEST_S
-from loadtest.objectives import COMPARISONS, DISTRIBUTIONS, OBJECTIVES, parse, parse_condition
+from loadtest.objectives import COMPARISONS, OBJECTIVES, parse, parse_condition
+from loadtest.quantities import DISTRIBUTIONS
 from loadtest.recording import ERRORS
 from loadtest.summary import Distribution, Summary
 

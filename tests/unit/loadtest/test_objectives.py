@@ -9,7 +9,6 @@ import pytest
 
 from engine.errors import ConfigError
 from loadtest.objectives import (
-    DISTRIBUTIONS,
     NUMBERS,
     OBJECTIVES,
     STATISTICS,
@@ -19,6 +18,7 @@ from loadtest.objectives import (
     parse,
     parse_condition,
 )
+from loadtest.quantities import DISTRIBUTIONS
 from loadtest.summary import Distribution, Summary
 
 EMPTY = Distribution(0, *[math.nan] * 9)
@@ -53,45 +53,24 @@ def test_objectives(text: str, name: str, comparison: str, limit: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("kind", "said", "texts"),
     [
-        ("ttft", "is not a name, one of < <= > >=, and a number"),
-        ("ttft<", "is not a name"),
-        ("ttft<fast", "is not a name"),
-        ("ttft<1.2.3", "is not a name"),
-        ("ttft<-1", "is not a name"),
-        ("ttft<nan", "is not a name"),
-        ("ttft=1", "is not a name"),
-        ("ttft<5m", "is not a name"),
-        ("ttft<1,tpot<1", "is not a name"),
-        ("latency<1", "latency is none of ttft, tpot, itl, e2e"),
-        ("ttft_p99<1", "ttft_p99 is none of ttft, tpot, itl, e2e"),
-        ("ttft>1", "a limit from above is wanted"),
+        ("objective", "is not a name, one of < <= > >=, and a number",
+         "ttft ttft< ttft<fast ttft<1.2.3 ttft<-1 ttft<nan ttft=1 ttft<5m ttft<1,tpot<1"),
+        ("objective", " is none of ttft, tpot, itl, e2e", "latency<1 ttft_p99<1"),
+        ("objective", "a limit from above is wanted", "ttft>1"),
+        ("condition", " is none of {ttft,ttft_sent,itl,",
+         "ttft>1 ttft_p98>1 ttft_count>1 name<1 errors_none>0"),
+        ("condition", "good_share is not a time and has no unit", "good_share<5ms"),
+        ("condition", "is not a name", "errors!=0"),
     ],
-)
-def test_what_is_no_objective(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match="objective") as error:
-        parse(text)
-    assert said in error.value.message
-    assert repr(text) in error.value.message
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("ttft>1", "ttft is none of {ttft,ttft_sent,itl,"),
-        ("ttft_p98>1", "ttft_p98 is none of"),
-        ("ttft_count>1", "ttft_count is none of"),
-        ("good_share<5ms", "good_share is not a time and has no unit"),
-        ("errors!=0", "is not a name"),
-        ("name<1", "name is none of"),
-        ("errors_none>0", "errors_none is none of"),
-    ],
-)
-def test_what_is_no_condition(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match="condition") as error:
-        check(summary(), [text])
-    assert said in error.value.message
+)  # fmt: skip
+def test_what_is_no_objective_or_condition(kind: str, said: str, texts: str) -> None:
+    for text in texts.split():
+        with pytest.raises(ConfigError, match=f"^{kind} ") as error:
+            parse(text) if kind == "objective" else check(summary(), [text])
+        assert said in error.value.message
+        assert repr(text) in error.value.message
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -37,30 +38,20 @@ def scenario(tmp_path: Path, text: str, *argv: str) -> Scenario:
     return read([str(file), *argv], "srm loadtest run")
 
 
-def test_no_argument_is_the_default() -> None:
-    assert read([], "srm loadtest run") == Scenario()
-
-
 def test_flags_beat_the_environment_which_beats_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert read([], "srm loadtest run") == Scenario()
+    found = scenario(tmp_path, 'prompt_tokens = 64\nn = 8\nobjectives = ["ttft<1", "e2e<9"]\n')
+    assert (found.prompt_tokens, found.n, found.objectives) == ("64", "8", ("ttft<1", "e2e<9"))
+    scenario(tmp_path, "rate = 7\n")
+    file, expected = str(tmp_path / "scenario.toml"), Scenario(rate=7, requests=4)
+    assert read(["--requests", "4", file], "srm") == expected  # the file may stand behind flags
+    assert read(["--requests=4", "--config", file], "srm") == expected
     monkeypatch.setenv("SRM_RATE", "2")
     monkeypatch.setenv("SRM_SEED", "2")
     found = scenario(tmp_path, "rate = 1\nseed = 1\nconcurrency = 1\n", "--seed", "3")
     assert (found.concurrency, found.rate, found.seed) == (1, 2, 3)
-
-
-def test_the_file_may_stand_behind_flags_and_have_one(tmp_path: Path) -> None:
-    scenario(tmp_path, "rate = 7\n")
-    file = str(tmp_path / "scenario.toml")
-    expected = Scenario(rate=7, requests=4)
-    assert read(["--requests", "4", file], "srm") == expected
-    assert read(["--requests=4", "--config", file], "srm") == expected
-
-
-def test_numbers_need_no_quotes(tmp_path: Path) -> None:
-    found = scenario(tmp_path, 'prompt_tokens = 64\nn = 8\nobjectives = ["ttft<1", "e2e<9"]\n')
-    assert (found.prompt_tokens, found.n, found.objectives) == ("64", "8", ("ttft<1", "e2e<9"))
 
 
 @pytest.mark.parametrize("name", READY_MADE)
@@ -80,9 +71,6 @@ def test_a_file_comes_before_a_ready_made_scenario(
     assert read(["ci"], "srm").arrivals == "constant"
     (tmp_path / "ci").write_text("seed = 5")
     assert read(["ci"], "srm") == Scenario(seed=5)
-
-
-def test_what_is_neither_a_file_nor_ready_made_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no such file: nowhere; .* none of ci, interactive, "):
         read(["nowhere"], "srm")
 
@@ -95,20 +83,14 @@ TRACE = Path("trace.jsonl")
     [
         ({"url": "localhost:8000"}, "url must be an address .*, got 'localhost:8000'"),
         ({"metrics_url": "off"}, "metrics_url must be an address, none, or empty, got 'off'"),
-        ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
-        ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
-        ({"rate": 0.0}, r"rate must be above 0, and finite, got 0.0"),
-        ({"rate": float("nan")}, "rate must be above 0, and finite, got nan"),
-        ({"trace_scale": -1.0}, "trace_scale must be above 0"),
-        ({"timeout_s": 0.0}, "timeout_s must be above 0"),
-        ({"duration_s": float("inf")}, "duration_s must be at least 0, and finite, got inf"),
-        ({"warmup_s": -1.0}, "warmup_s must be at least 0"),
-        ({"cooldown_s": -1.0}, "cooldown_s must be at least 0"),
-        ({"grace_s": -1.0}, "grace_s must be at least 0"),
-        ({"temperature": -1.0}, "temperature must be at least 0"),
-        ({"retries": -1}, "retries must be at least 0, got -1"),
-        ({"requests": -1}, "requests must be at least 0, got -1"),
+        *(({name: 0}, f"{name} must be at least 1, got 0")
+          for name in ("concurrency", "workers", "vocab_size")),
+        *(({name: bad}, f"{name} must be above 0, and finite, got {bad}")
+          for name in ("rate", "trace_scale", "timeout_s") for bad in (0.0, -1.0, math.nan)),
+        *(({name: bad}, f"{name} must be at least 0, and finite, got {bad}")
+          for name in ("duration_s", "warmup_s", "cooldown_s", "grace_s", "temperature")
+          for bad in (-1.0, math.inf)),
+        *(({name: -1}, f"{name} must be at least 0, got -1") for name in ("requests", "retries")),
         ({"seed": -1}, r"seed must be 0 … 2\*\*64 - 1, got -1"),
         ({"prefix_share": 1.5}, "prefix_share must be 0 … 1, got 1.5"),
         ({"n": "0"}, "n = '0': 0 is not 1 … "),
@@ -138,7 +120,7 @@ TRACE = Path("trace.jsonl")
         ({"extra_body": "{"}, "extra_body must be a JSON object, got '{'"),
         *(({"extra_body": f'{{"{name}": 1}}'}, f"must not have {name}: ") for name in MEASURED),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Scenario(**settings)
@@ -186,8 +168,3 @@ def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
     found = Scenario(arrivals="trace", trace=tmp_path / "trace.jsonl", duration_s=0)
     assert arrivals.times(found).tolist() == [0, 0.7]
     assert [Workload(found).request(index).prompt_tokens for index in range(2)] == [600, 700]
-
-
-def test_the_page_names_what_extra_members_may_not_be() -> None:
-    below = PAGE.split("\n## Bodies\n")[1].split("\n\n")[0]
-    assert all(f"`{name}`" in below for name in MEASURED)

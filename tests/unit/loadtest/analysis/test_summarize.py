@@ -1,4 +1,7 @@
-"""Examples of measures that one can follow by hand, the default window, and what is refused."""
+"""Measures of one request by hand, the default window, and what is refused.
+
+tests/property/test_measures.py holds every measure to plain loops over rows.
+"""
 
 from __future__ import annotations
 
@@ -58,110 +61,6 @@ def test_nothing_is_measured_of_an_empty_run() -> None:
     assert math.isnan(found.good_share)
     assert math.isnan(found.rejected_share)
     assert math.isnan(found.cpu_share)
-
-
-@pytest.mark.parametrize(
-    ("events", "count", "largest"),
-    [
-        ([(0, 0, 1.5, 1)], 0, NAN),  # one token
-        ([(0, 0, 1.5, 4)], 0, NAN),  # all at once
-        ([(0, 0, 1.5, 2), (0, 0, 1.5, 2)], 0, NAN),  # read at once
-        ([(0, 0, 1.5, 1), (0, 1, 2.5, 1)], 0, NAN),  # two samples of one token
-        ([(0, 0, 1.5, 1), (0, 0, 2.5, 1), (0, 1, 1.0, 1), (0, 1, 3.0, 1)], 2, 2.0),
-    ],
-)
-def test_samples_without_a_second_token_have_no_tpot(
-    events: list[tuple[int, int, float, int]], count: int, largest: float
-) -> None:
-    found = summarize(recording([request(0, 1.0, 4.0, n=2)], events))
-    assert (found.tpot.count, found.itl.count) == (count, count)
-    assert found.tpot.max == pytest.approx(largest, nan_ok=True)
-    assert found.ttft.count == 1
-
-
-def test_tokens_that_are_read_together_share_their_gap_however_they_are_framed() -> None:
-    one = recording([request(0, 0.0, 4.0)], [(0, 0, 1.0, 1), (0, 0, 2.0, 3)])
-    many = recording([request(0, 0.0, 4.0)], [(0, 0, 1.0, 1), (0, 0, 2.0, 2), (0, 0, 2.0, 1)])
-    assert repr(summarize(one)) == repr(summarize(many))
-    assert summarize(one).itl.p50 == pytest.approx(1 / 3)
-    assert summarize(one).gap.p50 == 1.0
-
-
-def test_tokens_of_events_are_scaled_to_what_is_counted() -> None:
-    """A server that does not say how many tokens an event brings, but how many it made."""
-    events = [(0, 0, time, 1) for time in (1.0, 2.0, 3.0, 4.0)]
-    found = summarize(recording([request(0, 0.0, 4.0, usage_output_tokens=13)], events))
-    assert found.output_tokens_per_s == pytest.approx(1.3)
-    assert found.tpot.mean == pytest.approx(3 / 12)
-    assert found.itl.mean == pytest.approx(4 / 13)
-    counted = summarize(
-        recording([request(0, 0.0, 4.0, usage_output_tokens=13, output_tokens=4)], events)
-    )
-    assert counted.output_tokens_per_s == pytest.approx(0.4)
-    assert counted.miscounted == 1
-
-
-def test_failed_requests_count_but_have_no_latency() -> None:
-    found = summarize(
-        recording(
-            [
-                request(0, 0.0, 1.0, error="timeout"),
-                request(1, 0.5, 1.0, error="rejected", retries=3),
-                request(2, 0.5, 1.0, error="connect", sent=NAN),
-                request(3, 1.0, 2.0, retries=1),
-                request(4, 1.0, 10.0, error="cut"),
-            ],
-            [(index, 0, time, 1) for index in (0, 3, 4) for time in (1.25, 1.5)],
-            objectives=("e2e<100",),
-        )
-    )
-    assert (found.planned, found.completed, found.retried) == (5, 1, 2)
-    assert found.errors == {"timeout": 1, "connect": 1, "rejected": 1, "cut": 1}
-    assert (found.rejected_share, found.good_share) == (0.2, 0.2)
-    assert (found.ttft.count, found.e2e.count, found.tpot.count) == (1, 1, 1)
-    assert (found.itl.count, found.output_tokens_per_s) == (3, 0.6)  # tokens are tokens
-    assert (found.lateness.count, found.concurrency) == (4, 1.15)
-
-
-@pytest.mark.parametrize(
-    ("objective", "good"),
-    [("ttft<1", 1), ("ttft<=1", 2), ("tpot<2", 2), ("tpot<1", 1), ("itl<1.1", 1), ("e2e<3", 1)],
-)
-def test_goodput_asks_the_slowest_sample_and_forgives_what_cannot_be(
-    objective: str, good: int
-) -> None:
-    """Of request 1 a sample has one token and none a gap; of request 2 there is no token."""
-    events = [(0, 0, 1.0, 1), (0, 0, 2.5, 1), (0, 1, 1.0, 1), (0, 1, 1.75, 1), (1, 0, 2.0, 1)]
-    requests = [request(0, 0.0, 3.0, n=2), request(1, 1.5, 2.0)]
-    found = summarize(recording(requests, events, objectives=(objective,)))
-    assert found.good_share * found.planned == good
-    assert found.good_per_s == good / 10
-
-
-def test_a_reply_without_tokens_meets_no_ttft() -> None:
-    run = recording([request(0, 0.0, 1.0)], objectives=("ttft<100",))
-    assert summarize(run).good_share == 0
-    assert summarize(recording([request(0, 0.0, 1.0)], objectives=("tpot<1",))).good_share == 1
-
-
-def test_windows_hold_their_first_moment_and_not_their_last() -> None:
-    run = recording(
-        [request(0, 2.0, 3.0, prompt_tokens=1), request(1, 3.0, 4.0, prompt_tokens=1)],
-        [(0, 0, 2.0, 1), (0, 0, 3.0, 1), (1, 0, 4.0, 1)],
-    )
-    found = summarize(run, "part", (2.0, 3.0))
-    assert (found.name, found.planned, found.completed_per_s) == ("part", 1, 0.0)
-    assert (found.output_tokens_per_s, found.itl.count, found.concurrency) == (1.0, 0, 1.0)
-    found = summarize(run, window=(3.0, 4.0))
-    assert (found.planned, found.completed_per_s, found.output_tokens_per_s) == (1, 1.0, 1.0)
-    assert (found.itl.count, found.concurrency_max) == (1, 1)
-
-
-def test_an_unknown_prompt_is_not_taken_for_an_empty_one() -> None:
-    rows = [request(0, 0.0, 3.0, usage_prompt_tokens=5), request(1, 0.0, 3.0)]
-    events = [(0, 0, 1.0, 1)]
-    assert summarize(recording(rows, events)).prompt_tokens_per_s == 0.5
-    assert math.isnan(summarize(recording(rows, [*events, (1, 0, 1.0, 1)])).prompt_tokens_per_s)
 
 
 @pytest.mark.parametrize(

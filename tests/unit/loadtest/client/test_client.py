@@ -8,16 +8,18 @@ import resource
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from loadtest.client.client import Client, Rules
+from loadtest.client.client import Client
 from loadtest.client.request_attempt import RequestAttempt, retry_after
 from loadtest.client.target import Target
 from loadtest.recording import ERRORS
+from loadtest.scenario import Scenario
 from loadtest.workload.workload import RequestPlan
 from tests.loads.raw_server import (
     DONE,
@@ -42,17 +44,15 @@ GOOD = stream(text_event("a"), text_event("b"), USAGE, DONE)
 class Sender:
     """A client whose requests can be waited for."""
 
-    def __init__(self, port: int, **rules: Any) -> None:
+    def __init__(self, port: int, **settings: Any) -> None:
         target = Target(
             "127.0.0.1", port, "", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: ", "m", ""
         )
         self._ended: dict[int, asyncio.Future[str]] = {}
         self.fatal: list[ConfigError] = []
         self.started = time.monotonic()
-        given = {"stream": True, "timeout_s": 30.0, "retries": 0, "keep_text": False, **rules}
-        self.client = Client(
-            target, Rules(**given), 0, self.started, self._on_end, self.fatal.append
-        )
+        scenario = Scenario(**{"timeout_s": 30.0} | settings)
+        self.client = Client(target, scenario, 0, self.started, self._on_end, self.fatal.append)
 
     def send(self, index: int, planned: float | None = None) -> Awaitable[str]:
         """Its kind of error, when it has ended."""
@@ -163,63 +163,20 @@ async def test_nothing_listens() -> None:
     await sender.client.close()
 
 
-async def test_an_unanswered_request_times_out() -> None:
+async def test_requests_time_out_by_their_planned_time_each_and_are_cut() -> None:
     async with sending(silent, timeout_s=0.05) as (sender, _):
         assert await sender.send(0) == "timeout"
         row = sender.row(0)
         assert row["ended"] - row["planned"] >= 0.05
         assert math.isnan(row["first_byte"])
-
-
-async def test_a_timeout_counts_from_the_planned_time() -> None:
-    async with sending(silent, timeout_s=60) as (sender, _):
-        assert await sender.send(0, planned=-60.0) == "timeout"
-
-
-async def test_those_that_are_in_time_outlive_others() -> None:
-    async with sending(silent, timeout_s=60) as (sender, _):
-        first, second = sender.send(0, planned=-60.0), sender.send(1)
+    async with sending(silent, timeout_s=60) as (sender, server):
+        first, *others = sender.send(0, planned=-60.0), sender.send(1), sender.send(2)
         assert await first == "timeout"
-        assert sender.client.in_flight == 1
+        assert sender.client.in_flight == 2
+        while server.connections < 2:
+            await asyncio.sleep(0)
         sender.client.cut()
-        assert await second == "cut"
-
-
-async def test_what_is_under_way_is_cut() -> None:
-    async with sending(silent) as (sender, _):
-        ended = [sender.send(index) for index in range(3)]
-        await asyncio.sleep(0.05)
-        sender.client.cut()
-        assert await asyncio.gather(*ended) == ["cut"] * 3
-
-
-async def test_one_connection_carries_requests_one_after_the_other() -> None:
-    async with sending(answering(GOOD)) as (sender, server):
-        for index in range(20):
-            assert await sender.send(index) == "none"
-        assert server.connections == 1
-
-
-async def test_as_many_connections_as_requests_at_once() -> None:
-    async with sending(answering(GOOD)) as (sender, server):
-        for turn in range(3):
-            ended = [sender.send(10 * turn + index) for index in range(10)]
-            assert set(await asyncio.gather(*ended)) == {"none"}
-        assert server.connections == 10
-
-
-async def test_a_refusal_leaves_the_connection_usable() -> None:
-    async with sending(answering(whole(b"no", 500), GOOD)) as (sender, server):
-        assert await sender.send(0) == "server"
-        assert await sender.send(1) == "none"
-        assert server.connections == 1
-
-
-async def test_a_connection_the_server_closes_is_not_used_again() -> None:
-    async with sending(answering(whole(b"no", 400, "connection: close"))) as (sender, server):
-        for index in range(3):
-            await sender.send(index)
-        assert server.connections == 3
+        assert await asyncio.gather(*others) == ["cut"] * 2
 
 
 async def stale(peer: Peer) -> None:
@@ -230,50 +187,55 @@ async def stale(peer: Peer) -> None:
     peer.close()
 
 
-async def test_a_stale_connection_is_no_error() -> None:
-    async with sending(stale) as (sender, server):
-        assert await sender.send(0) == "none"
-        assert await sender.send(1) == "none"
-        assert sender.row(1)["retries"] == 0
-        assert server.connections == 2
+async def hopeless(peer: Peer) -> None:
+    """Does so on its first connection; any other it closes when it has read a request."""
+    if peer.number == 0:
+        await stale(peer)
+    await peer.request()
+    peer.close()
 
 
-async def test_a_connection_closed_while_idle_is_no_error() -> None:
-    async with sending(closing_after(GOOD)) as (sender, server):
-        for index in range(3):
-            assert await sender.send(index) == "none"
-            await asyncio.sleep(0.02)
-        assert server.connections == 3
+@pytest.mark.parametrize(
+    ("handler", "kinds", "connections"),
+    [
+        (answering(GOOD), ["none"] * 20, 1),
+        (answering(whole(b"no", 500), GOOD), ["server", "none"], 1),
+        (answering(whole(b"no", 400, "connection: close")), ["client"] * 3, 3),
+        (stale, ["none"] * 2, 2),
+        (closing_after(GOOD), ["none"] * 3, 3),
+        (hopeless, ["none", "disconnected"], 2),  # sent again once, and no more
+    ],
+    ids=["reused", "after a refusal", "closed by header", "stale", "closed while idle", "closing"],
+)
+async def test_connections_are_used_again_where_they_can_be(
+    handler: Handler, kinds: list[str], connections: int
+) -> None:
+    async with sending(handler) as (sender, server):
+        for index, kind in enumerate(kinds):
+            assert await sender.send(index) == kind
+            assert sender.row(index)["retries"] == 0
+            while connections == 3 and any(one.is_reusable for one in sender.client._idle):
+                await asyncio.sleep(0)
+        assert server.connections == connections
 
 
-async def test_a_new_connection_that_closes_is_one() -> None:
-    """Sent again once on a new connection, and no more."""
-
-    async def handle(peer: Peer) -> None:
-        await peer.request()
-        if peer.number == 0:
-            await peer.send(GOOD)
-            await peer.request()
-        peer.close()
-
-    async with sending(handle) as (sender, server):
-        assert await sender.send(0) == "none"
-        assert await sender.send(1) == "disconnected"
-        assert server.connections == 2
+async def test_as_many_connections_as_requests_at_once() -> None:
+    async with sending(answering(GOOD)) as (sender, server):
+        for turn in range(3):
+            ended = [sender.send(10 * turn + index) for index in range(10)]
+            assert set(await asyncio.gather(*ended)) == {"none"}
+        assert server.connections == 10
 
 
 REFUSED = whole(b"full", 503, "retry-after: 0")
 
 
-async def test_a_refused_request_is_sent_again() -> None:
+async def test_a_refused_request_is_sent_again_so_often() -> None:
     async with sending(answering(REFUSED, REFUSED, GOOD), retries=2) as (sender, _):
         assert await sender.send(0, planned=-1.0) == "none"
         row = sender.row(0)
         assert (row["retries"], row["status"], row["planned"]) == (2, 200, -1.0)
         assert row["num_bytes"] == sum(map(len, [text_event("a"), text_event("b"), USAGE, DONE]))
-
-
-async def test_retries_have_an_end() -> None:
     async with sending(answering(REFUSED), retries=2) as (sender, _):
         assert await sender.send(0) == "rejected"
         assert sender.row(0)["retries"] == 2
@@ -286,7 +248,8 @@ async def test_what_waits_for_its_retry_times_out_and_is_cut() -> None:
         assert sender.row(0)["status"] == 429
     async with sending(later, retries=1) as (sender, _):
         ended = sender.send(0)
-        await asyncio.sleep(0.05)
+        while not sender.client._idle:
+            await asyncio.sleep(0)
         sender.client.cut()
         assert await ended == "cut"
 
@@ -328,7 +291,7 @@ async def test_whole_replies_have_one_event_for_each_choice() -> None:
 
 async def test_text_is_kept_to_be_counted_where_tokens_are_not_told() -> None:
     told = stream(text_event("a", token_ids=[1]), DONE)
-    async with sending(answering(GOOD, told), keep_text=True) as (sender, _):
+    async with sending(answering(GOOD, told), tokenizer=Path("any")) as (sender, _):
         await sender.send(0)
         await sender.send(1)
         assert sender.client.texts == {0: ["ab"]}
@@ -361,7 +324,8 @@ async def test_a_machine_without_files_left_is_no_error_of_the_server() -> None:
                 while True:
                     taken.append(os.open("/dev/null", os.O_RDONLY))
             ended = sender.send(0)
-            await asyncio.sleep(0.01)
+            while not sender.fatal:
+                await asyncio.sleep(0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             for fd in taken:

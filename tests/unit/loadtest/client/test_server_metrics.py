@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from loadtest.client import server_metrics
 from loadtest.client.server_metrics import FAMILIES, Sampling, read, running
 
 OURS = """# HELP srm_engine_running_sequences Sequences that hold a slot.
@@ -37,11 +38,13 @@ def test_values_are_summed_over_labels_and_others_left_out() -> None:
     }
     assert read(VLLM) == {"vllm:num_requests_running": 7.0, "vllm:generation_tokens_total": 10.0}
     assert read(LLAMA)["llamacpp:tokens_predicted_total"] == 31
+    assert [running(read(text)) for text in (OURS, VLLM, LLAMA)] == [7.0, 7.0, 4.0]
 
 
 @pytest.mark.parametrize("text", ["", "<html>no metrics</html>", "srm_engine_steps_total NaN\n"])
 def test_text_without_known_values_has_none(text: str) -> None:
     assert read(text) == {}
+    assert running({}) is None
 
 
 def test_a_broken_line_is_an_error_and_no_value() -> None:
@@ -49,9 +52,9 @@ def test_a_broken_line_is_an_error_and_no_value() -> None:
         read("srm_engine_running_sequences many\n")
 
 
-@pytest.mark.parametrize(("text", "expected"), [(OURS, 7.0), (VLLM, 7.0), (LLAMA, 4.0), ("", None)])
-def test_running_sequences_are_found_whatever_the_server(text: str, expected: float | None) -> None:
-    assert running(read(text)) == expected
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_metrics, "_EVERY_S", 0.01)
 
 
 class _Answers:
@@ -106,21 +109,22 @@ def test_samples_have_the_times_of_the_run() -> None:
     )
 
 
-def test_a_server_without_metrics_is_noted_and_asked_again() -> None:
-    answers = _Answers((404, "no such route"), (200, "<html></html>"), (200, OURS))
+@pytest.mark.parametrize(
+    ("replies", "note", "latest"),
+    [
+        ([(404, "no such route"), (200, "<html></html>"), (200, OURS)], "404", read(OURS)),
+        ([(200, "go_gc_duration_seconds 1\n")], "none of the names", {}),
+    ],
+)
+def test_a_server_without_metrics_is_noted_and_asked_again(
+    replies: list[tuple[int, str]], note: str, latest: dict[str, float]
+) -> None:
+    answers = _Answers(*replies)
     with _served(answers) as url, Sampling(url) as sampling:
         for _ in range(4):
             assert answers.asked.acquire(timeout=120)
-    assert "404" in sampling.note and url in sampling.note
-    assert sampling.latest == read(OURS)
-
-
-def test_a_server_that_says_other_things_is_noted() -> None:
-    answers = _Answers((200, "go_gc_duration_seconds 1\n"))
-    with _served(answers) as url, Sampling(url) as sampling:
-        for _ in range(2):
-            assert answers.asked.acquire(timeout=120)
-    assert "none of the names" in sampling.note
+    assert note in sampling.note and url in sampling.note
+    assert sampling.latest == latest
 
 
 def test_nothing_is_asked_without_an_address() -> None:

@@ -133,10 +133,6 @@ def test_the_demo_model_has_many_words() -> None:
     assert all(word[0] == " " and word[1:].isalpha() for word in words.words)
 
 
-def test_words_have_the_order_of_their_tokens() -> None:
-    assert Words(ROOT / "models/demo").words == Words(ROOT / "models/demo").words
-
-
 def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     over_spaces("ab").save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ConfigError, match=r"neither words nor letters .* token ids"):

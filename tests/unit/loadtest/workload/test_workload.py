@@ -58,12 +58,9 @@ def test_a_body_says_what_the_scenario_says() -> None:
     assert (asked.n, asked.prompt_tokens, asked.max_tokens) == (9, 5, 7)
 
 
-def test_what_is_not_set_is_not_sent() -> None:
+def test_what_is_not_set_is_not_sent_and_extra_members_win() -> None:
     found = body(Scenario(stream=False, ignore_eos=False))
     assert set(found) == {"prompt", "max_tokens", "n", "seed", "temperature"}
-
-
-def test_extra_members_win() -> None:
     found = body(Scenario(extra_body='{"seed": null, "temperature": 0, "ignore_eos": false}'))
     assert (found["seed"], found["temperature"], found["ignore_eos"]) == (None, 0, False)
 
@@ -134,14 +131,6 @@ def test_a_share_of_requests_begins_alike() -> None:
     assert {len(prompt) for prompt in prompts} == {32}
 
 
-def test_all_or_no_requests_begin_alike() -> None:
-    for share, alike in ((1.0, 1), (0.0, 300)):
-        scenario = Scenario(prefixes=1, prefix_tokens=16, prefix_share=share)
-        workload = Workload(scenario)
-        prompts = [json.loads(workload.request(index).body)["prompt"] for index in range(300)]
-        assert len({tuple(prompt[:16]) for prompt in prompts}) == alike
-
-
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_text_has_exactly_so_many_tokens(api: Any) -> None:
     workload = Workload(msgspec.structs.replace(RICH, api=api))
@@ -158,12 +147,9 @@ def test_text_has_exactly_so_many_tokens(api: Any) -> None:
     assert sorted(begins.values())[-4] == 1 < sorted(begins.values())[-3]
 
 
-def test_without_a_tokenizer_text_is_not_counted() -> None:
-    assert Workload(Scenario()).count_tokens("hello") is None
-
-
 def test_the_least_prompt_has_a_token_of_its_own() -> None:
     assert Workload(Scenario(tokenizer=DEMO, prompt_tokens="1")).request(0).prompt_tokens == 2
+    assert Workload(Scenario()).count_tokens("hello") is None
 
 
 @pytest.mark.parametrize("tokenizer", [None, DEMO])
