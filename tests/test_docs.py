@@ -30,7 +30,6 @@ from bench.engine.prefill import PrefillBenchConfig
 from bench.engine.prefix import PrefixBenchConfig
 from bench.engine.snapshot import SnapshotBenchConfig
 from bench.engine.throughput import EngineBenchConfig
-from bench.host.burst import LoadConfig
 from bench.host.host import HostBenchConfig
 from bench.host.simulate import SimulationConfig
 from bench.model.many_samples import SamplesBenchConfig
@@ -41,8 +40,6 @@ from bench.records.table import TableConfig
 from bench.server.background import BackgroundBenchConfig
 from bench.server.http import HttpBenchConfig
 from bench.server.jobs import JobsBenchConfig
-from bench.server.server import ServerBenchConfig
-from bench.server.text import TextBenchConfig
 from engine import errors
 from engine.client.client import EngineClient
 from engine.config import EngineConfig, Mixer, ModelConfig
@@ -112,8 +109,6 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Prefix benchmark": (PrefixBenchConfig,),
     "Snapshot benchmark": (SnapshotBenchConfig,),
     "HTTP benchmark": (HttpBenchConfig,),
-    "Text benchmark": (TextBenchConfig,),
-    "Server benchmark": (ServerBenchConfig,),
     "Client benchmark": (ClientBenchConfig,),
     "Jobs benchmark": (JobsBenchConfig,),
     "Background benchmark": (BackgroundBenchConfig,),
@@ -191,7 +186,7 @@ def test_every_settings_struct_is_one_of_these() -> None:
         for path in sources
         for name in re.findall(r"^class (\w+Config)\(", path.read_text(), re.M)
     }
-    kinds = KINDS - {Scenario} | {BenchConfig, ModelConfig, LoadConfig}
+    kinds = KINDS - {Scenario} | {BenchConfig, ModelConfig}
     assert found == {kind.__name__ for kind in kinds}
 
 

@@ -7,6 +7,8 @@ state, sampling at temperature 1, feedback, completion) except HTTP and text.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -99,16 +101,28 @@ def measure_sampler(
         "sampled_s": decode_rows(tokens, 0),
         "top_p_s": decode_rows(tokens, 0, top_p=0.9),
     }
-    raw: dict[str, list[float]] = {name: [] for name in steps}
+    ways = {name: partial(_step, runner, batch) for name, batch in steps.items()}
     least = len(steps) * config.repetitions * config.seconds
-    began = time.perf_counter()
-    while len(raw["top_p_s"]) < 2 or time.perf_counter() - began < least:
-        for name, batch in steps.items():
+    return {"batch_size": batch_size} | in_turns(ways, 2, least)
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], object]], least: int, seconds: float = 0
+) -> dict[str, Any]:
+    """Time calls that take turns, so many each and for so long; return raw times and medians."""
+    raw: dict[str, list[float]] = {name: [] for name in ways}
+    turn, began = 0, time.perf_counter()
+    while turn < least or time.perf_counter() - began < seconds:
+        turn += 1
+        for name, call in ways.items():
             started = time.perf_counter()
-            runner.launch(batch).wait()
+            call()
             raw[name].append(time.perf_counter() - started)
-    medians = {name: median(seconds) for name, seconds in raw.items()}
-    return {"batch_size": batch_size, "raw": raw} | medians
+    return {"raw": raw} | {name: median(taken) for name, taken in raw.items()}
+
+
+def _step(runner: ModelRunner, batch: Batch) -> None:
+    runner.launch(batch).wait()
 
 
 def seconds_per_step(runner: ModelRunner, batch: Batch, seconds: float) -> float:

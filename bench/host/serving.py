@@ -1,4 +1,4 @@
-"""Runs `srm serve` in processes of its own, as a user starts it, for benchmarks that speak HTTP."""
+"""Runs servers in processes of their own, `srm serve` as a user starts it among them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,22 @@ class Serving(NamedTuple):
     host: str
     port: int
 
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://{self.host}:{self.port}"
+
 
 @contextmanager
-def serving(*flags: str, engine_module: str = "engine") -> Iterator[Serving]:
-    """Start a server with these flags, and stop it at the end. Raises ConfigError if that fails."""
+def serving(
+    *flags: str, engine_module: str = "engine", program: tuple[str, ...] = ()
+) -> Iterator[Serving]:
+    """Start a server with these flags, and stop it at the end. Raises ConfigError if that fails.
+
+    It is `srm serve` with that engine, or a Python program which says as it does where it serves.
+    """
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _START, engine_module, *flags, "--port=0"],
+        [sys.executable, "-P", *(program or ("-c", _START, engine_module)), *flags, "--port=0"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
