@@ -19,11 +19,12 @@ from typing import Any
 
 import msgspec
 
-from bench.engine.batches import decode_rows, prefill_rows
 from bench.engine.counts import prefill_bytes
 from bench.engine.decode import (
+    decode_rows,
     in_turns,
     measure_decode,
+    prefill_rows,
     random_tokens,
     seconds_per_step,
     settings_for,

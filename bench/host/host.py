@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.engine.batches import decode_rows
-from bench.engine.decode import random_tokens, seconds_per_step
+from bench.engine.decode import decode_rows, random_tokens, seconds_per_step
 from bench.frame import Record, Settings, run, table
 from bench.host.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
 from bench.peaks.memory import measure_memory

@@ -18,9 +18,8 @@ from bench.peaks.torch_side import plot_record, torch_products
 from bench.peers.catalog import chosen
 from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import ENVIRONMENTS, install, make_model
-from bench.peers.result import Result
 from bench.peers.running import run_peer, settings
-from bench.peers.table import markdown
+from bench.peers.table import Result, markdown
 from engine.errors import ConfigError, SRMError
 from engine.records import new_record, settings_of, write_record
 from engine.settings import load

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from bench.host.processes import Watch
+from bench.host.serving import free_port, server
 from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import PROGRAMS, make_model, python_of, surroundings
 from bench.peers.programs.timing import FIRST_TOKEN
-from bench.peers.result import Point, Result
-from bench.peers.serving import free_port, server
 from bench.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
+from bench.peers.table import Point, Result
 from bench.server.load import send
 from engine.errors import ConfigError
 from engine.records import ROOT

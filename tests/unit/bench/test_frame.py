@@ -13,8 +13,7 @@ import srm
 from bench.frame import Settings, run, table
 from bench.host.host import HostBenchConfig
 from bench.records import table as pages
-from bench.records.card import CARD
-from bench.records.figures import FIGURES
+from bench.records.figures import CARD, FIGURES
 from bench.records.table import PAGES, newest, written
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError

@@ -16,15 +16,14 @@ import pytest
 from msgspec.structs import replace
 
 from bench.host.processes import Process, Sample, Watch, below, processes, seconds_and_peaks
+from bench.host.serving import free_port, server
 from bench.peaks.rates import peaks
 from bench.peers.catalog import PEERS, chosen
 from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import ENVIRONMENTS, LISTS, model_path
-from bench.peers.result import Point, Result
 from bench.peers.running import http_point, offline_point, placeholders, waves
-from bench.peers.serving import free_port, server
 from bench.peers.shapes import KINDS, N_CTX, Shape, shape_of
-from bench.peers.table import markdown
+from bench.peers.table import Point, Result, markdown
 from bench.server.load import burst
 from engine.errors import ConfigError
 from engine.records import ROOT
@@ -169,9 +168,11 @@ def test_a_point_over_http_is_what_the_load_test_says_of_the_whole_run() -> None
 
 
 def test_a_load_that_is_not_all_answered_is_an_error() -> None:
-    with ToyServer(fault=lambda number: "500" if number == 3 else None) as toy:
-        with pytest.raises(ConfigError, match=r"2 of 3 requests: \{.*: 1\}"):
-            burst(toy.url, requests=3, n=1, max_tokens=4)
+    with (
+        ToyServer(fault=lambda number: "500" if number == 2 else None) as toy,
+        pytest.raises(ConfigError, match=r"2 of 3 requests: \{.*: 1\}"),
+    ):
+        burst(toy.url, requests=3, n=1, max_tokens=4)
 
 
 def test_a_tree_of_processes_is_all_that_descends() -> None:
