@@ -14,11 +14,10 @@ from tokenizers import Tokenizer
 from engine.config import ModelConfig
 from engine.settings import build
 from training.checkpoint import save_model, write_whole
-from training.data import PACKED_EVERY, ProblemBatches
+from training.data import BEGIN_ID, END_ID, PACKED_EVERY, ProblemBatches, train_tokenizer
 from training.loop import Schedule, train
 from training.model import SRM
 from training.tasks import problems
-from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 TOKENIZER_PROBLEMS = 100_000
 MIN_VOCAB_SIZE = 258

@@ -29,9 +29,8 @@ from engine.weights.checkpoint import load_checkpoint, read_model
 from engine.weights.random_model import write_random_model
 from engine.weights.weights import Weights, fold
 from training.checkpoint import load_model
-from training.data import encode
+from training.data import END_ID, encode
 from training.tasks import Problem, problems, reward
-from training.tokenizer import END_ID
 
 ANSWER_TOKENS = 96
 """Greater than the length of any solution."""

@@ -37,9 +37,9 @@ from engine.weights.random_model import random_tensors, write_random_model
 from engine.weights.tensors import is_scalar
 from engine.weights.weights import MixerUnit, Weights, fold
 from training.checkpoint import load_model
+from training.data import BEGIN_ID, END_ID
 from training.model import SRM
 from training.tasks import problems
-from training.tokenizer import BEGIN_ID, END_ID
 
 BF16, FP16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
 LENGTH = 48

@@ -16,12 +16,11 @@ from engine.errors import CheckpointError, ConfigError
 from engine.weights.checkpoint import load_checkpoint
 from training import pretrain as pretraining
 from training.checkpoint import load_model, save_model
-from training.data import IGNORED, PACKED_EVERY, ProblemBatches
+from training.data import BEGIN_ID, END_ID, IGNORED, PACKED_EVERY, ProblemBatches, train_tokenizer
 from training.loop import Schedule
 from training.model import SRM
 from training.pretrain import CHAT_TEMPLATE, TrainConfig, pretrain
 from training.tasks import problems
-from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
 TINY = TrainConfig(batch_tokens=256, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
