@@ -126,7 +126,8 @@ def _steps(record: Record) -> list[str]:
 
 def _step(record: Record, model: Record, run: Record, batch: Record) -> tuple[str, str, str]:
     """Return a step's time, and its fractions of both peaks."""
-    rows: int = batch.get("rows", batch["batch_size"])
+    size: int = batch["batch_size"]
+    rows: int = batch.get("rows", size)
     seconds = rows / _rate(batch)
     moved = byte_cells(record, bytes_moved(model, run["dtype"], rows), seconds)
     gemm = share(record, run["dtype"], _rate(batch), model["flops_per_token"])
