@@ -30,8 +30,8 @@ USAGE = """usage: srm COMMAND [options]
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `prefix`, `snapshot`, `precision`, `samples`, `until`, `http`, `text`,
-            `server`, `client`, `jobs` or `background`; `srm bench table` shows the records
+            `prefix`, `snapshot`, `precision`, `samples`, `until`, `http`, `client`,
+            `jobs` or `background`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -63,8 +63,6 @@ BENCHMARKS = {
     "samples": "bench.model.many_samples",
     "until": "bench.model.until",
     "http": "bench.server.http",
-    "text": "bench.server.text",
-    "server": "bench.server.server",
     "client": "bench.client.client",
     "jobs": "bench.server.jobs",
     "background": "bench.server.background",
@@ -92,7 +90,7 @@ SETTINGS = """
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
   sequences random_sequences folder
   requests n max_tokens streams prompts header_tokens
-  url server_name server_note server_pid
+  url
   lines engine requests_per_s batch_lines batch_max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input

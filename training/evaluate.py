@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 
@@ -82,35 +81,30 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     drawn = list(islice(problems("held-out", config.seed), config.problems))
     prompts = [tokenizer.encode(problem.prompt).ids for problem in drawn]
 
-    greedy = engine.generate(prompts, SamplingParams(max_tokens=COMPLETION_TOKENS, temperature=0.0))
-    started = time.monotonic()
-    params = SamplingParams(
-        max_tokens=COMPLETION_TOKENS,
-        n=config.samples,
-        temperature=config.temperature,
-        seed=config.seed,
-    )
-    sampled = engine.generate(prompts, params)
+    greedily = SamplingParams(max_tokens=COMPLETION_TOKENS, temperature=0.0)
+    greedy = engine.generate(prompts, greedily)
+    started, wanted = time.monotonic(), {"n": config.samples, "seed": config.seed}
+    drawing = msgspec.structs.replace(greedily, temperature=config.temperature, **wanted)
+    sampled = engine.generate(prompts, drawing)
     seconds = time.monotonic() - started
 
-    greedy_right = count_right(tokenizer, drawn, greedy)
     right = count_right(tokenizer, drawn, sampled)
-    by_kind: dict[str, list[float]] = defaultdict(list)
-    for problem, count in zip(drawn, right, strict=True):
-        by_kind[problem.kind].append(count / config.samples)
+    rates: dict[str, list[float]] = {}
+    for problem, count in sorted(zip(drawn, right, strict=True), key=lambda one: one[0].kind):
+        rates.setdefault(problem.kind, []).append(count / config.samples)
     return Evaluation(
         model=config.model.name,
         fingerprint=weights.fingerprint,
         problems=config.problems,
         samples=config.samples,
         temperature=config.temperature,
-        greedy=sum(greedy_right) / len(drawn),
+        greedy=sum(count_right(tokenizer, drawn, greedy)) / len(drawn),
         pass_at={
             str(k): float(np.mean([pass_at_k(config.samples, c, k) for c in right]))
             for k in KS
             if k <= config.samples
         },
-        pass_at_1_by_kind={kind: float(np.mean(v)) for kind, v in sorted(by_kind.items())},
+        pass_at_1_by_kind={kind: float(np.mean(found)) for kind, found in rates.items()},
         generated_tokens=sum(len(o.token_ids) // 4 for outputs in sampled for o in outputs),
         seconds=seconds,
     )

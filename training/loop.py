@@ -85,28 +85,15 @@ def train(model: SRM, batches: Batches, schedule: Schedule, folder: Path) -> lis
             progress.update(bar, advance=1, loss=losses[-1], rate=rate)
             if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps:
                 if not progress.console.is_terminal:  # a log shows no bar
-                    progress.print(
-                        f"step {step + 1} of {schedule.steps}: loss {losses[-1]:.3f}, "
-                        f"{rate:,.0f} tok/s"
-                    )
-                save_run(
-                    saved,
-                    {
-                        "config": msgspec.to_builtins(model.config),
-                        "model": model.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "losses": losses,
-                    },
-                )
+                    done = f"step {step + 1} of {schedule.steps}"
+                    progress.print(f"{done}: loss {losses[-1]:.3f}, {rate:,.0f} tok/s")
+                run = {"config": msgspec.to_builtins(model.config), "model": model.state_dict()}
+                save_run(saved, run | {"optimizer": optimizer.state_dict(), "losses": losses})
     return losses
 
 
 def _update(
-    model: SRM,
-    optimizer: torch.optim.Optimizer,
-    inputs: Tensor,
-    targets: Tensor,
-    clip_norm: float,
+    model: SRM, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, clip_norm: float
 ) -> float:
     with torch.autocast(inputs.device.type, torch.bfloat16):
         logits = model(inputs)

@@ -143,9 +143,12 @@ class TokenMixer(nn.Module):
             case "mixed" | "parallel" | "diagonal":
                 return form.run(self._column_and_row_heads(), x)
             case "combined":
-                return form.run(self._row(), x) + form.run(self._combined_column(), x)
+                alpha = self._alpha(row=1)
+                column = Unit(torch.ones_like(alpha), alpha, self._decay(entry=1))
+                return form.run(self._row(), x) + form.run(column, x)
             case "kernel":
-                return self._taps(form.run(self._sum(), x), form)
+                ones = torch.ones_like(self._beta())
+                return self._taps(form.run(Unit(ones, ones, self._decay()), x), form)
             case "expanded":
                 return form.run(self._column("2."), F.silu(form.run(self._column("0."), x)))
 
@@ -169,14 +172,6 @@ class TokenMixer(nn.Module):
             gamma = self._stacked("diag_weight") - alpha
         return Unit(alpha_in, alpha_out, self._decay(), self._beta(), gamma)
 
-    def _combined_column(self) -> Unit:
-        alpha = self._alpha(row=1)
-        return Unit(torch.ones_like(alpha), alpha, self._decay(entry=1))
-
-    def _sum(self) -> Unit:
-        ones = torch.ones_like(self._beta())
-        return Unit(ones, ones, self._decay())
-
     def _taps(self, sums: Tensor, form: Form) -> Tensor:
         """Return channels j = β + Σ_i α_i · sums[j - (k - 1) + i], where sums below 0 are 0."""
         size, width = self.config.kernel_size, self.config.d_model
@@ -193,8 +188,7 @@ class TokenMixer(nn.Module):
 
     def _beta(self, stage: str = "") -> Tensor:
         """Return β, [H, n]."""
-        bias = self._stacked(stage + "bias")
-        return bias.reshape(self.config.num_heads, self.config.n_ctx)
+        return self._stacked(stage + "bias").reshape(self.config.num_heads, self.config.n_ctx)
 
     def _decay(self, entry: int = -1, constant: int | None = None) -> Tensor:
         """Return the clipped λ ** (1 / c), f64[H]; with two λ and one unit, of the second λ."""

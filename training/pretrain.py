@@ -5,18 +5,19 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+import matplotlib as mpl
 import msgspec
 import torch
+from matplotlib import pyplot as plt
 from tokenizers import Tokenizer
 
 from engine.config import ModelConfig
+from engine.settings import build
 from training.checkpoint import save_model, write_whole
-from training.data import ProblemBatches
+from training.data import BEGIN_ID, END_ID, PACKED_EVERY, ProblemBatches, train_tokenizer
 from training.loop import Schedule, train
 from training.model import SRM
-from training.plot import plot_losses
 from training.tasks import problems
-from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 TOKENIZER_PROBLEMS = 100_000
 MIN_VOCAB_SIZE = 258
@@ -102,17 +103,10 @@ def pretrain(config: TrainConfig) -> list[float]:
     tokenizer = _tokenizer(config)
     model = SRM(config.model(tokenizer.get_vocab_size()))
     batches = ProblemBatches(tokenizer, config.seed, config.batch_tokens, config.n_ctx)
-    schedule = Schedule(
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        weight_decay=config.weight_decay,
-        save_every=config.save_every,
-    )
-    losses = train(model, batches, schedule, config.output)
+    losses = train(model, batches, build(Schedule, msgspec.structs.asdict(config)), config.output)
     save_model(model, config.output)
     write_whole(config.output / "losses.json", msgspec.json.encode(losses))
-    plot_losses(losses, config.output / "loss.svg")
+    _plot(losses, config.output / "loss.svg")
     return losses
 
 
@@ -124,3 +118,22 @@ def _tokenizer(config: TrainConfig) -> Tokenizer:
         write_whole(path, tokenizer.to_str(pretty=True).encode())
         write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
     return Tokenizer.from_file(str(path))
+
+
+def _plot(losses: list[float], path: Path) -> None:
+    """Plot cross-entropy in nats per token by step, on a log scale, one line per kind of batch."""
+    mpl.use("svg")  # no display needed
+    kinds = {
+        "one problem per row": [i for i in range(len(losses)) if (i + 1) % PACKED_EVERY],
+        "whole contexts of problems": list(range(PACKED_EVERY - 1, len(losses), PACKED_EVERY)),
+    }
+    with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
+        figure, axes = plt.subplots(figsize=(7, 4))
+        for label, steps in kinds.items():
+            axes.plot(steps, [losses[step] for step in steps], linewidth=0.8, label=label)
+        axes.set(yscale="log", xlabel="step", ylabel="loss (nats per token)")
+        axes.grid(which="both", linewidth=0.3)
+        axes.legend()
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)

@@ -34,7 +34,7 @@ class Canned(msgspec.Struct, frozen=True):
     """Settings of the canned server."""
 
     port: int = 8001
-    """To listen on, on 127.0.0.1."""
+    """To listen on, on 127.0.0.1; 0: any."""
     max_tokens: int = 16
     """Events with a token in each reply."""
     seconds: float = 0.0
@@ -84,7 +84,8 @@ async def _serve(config: Canned) -> None:
     server = await loop.create_server(
         lambda: _Connection(config), "127.0.0.1", config.port, reuse_port=True, backlog=65_535
     )
-    sys.stdout.write("ready\n")
+    port = server.sockets[0].getsockname()[1]
+    sys.stdout.write(f"Serving canned on http://127.0.0.1:{port}\n")
     sys.stdout.flush()
     await over.wait()
     server.close()

@@ -10,20 +10,17 @@ import asyncio
 import gc
 import importlib.metadata
 import importlib.util
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from statistics import median
 from typing import Any
 
 import httpx
-import msgspec
 import uvloop
 
-from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
-from engine.settings import load
+from bench.frame import Record, Settings, run, table
+from bench.host.serving import serving
 from loadtest.client.client import Client
 from loadtest.client.reply import Reply
 from loadtest.client.request_attempt import RequestAttempt
@@ -31,8 +28,10 @@ from loadtest.client.target import Target, resolve
 from loadtest.scenario import Scenario
 from loadtest.workload.workload import RequestPlan, Workload
 
+_HEADERS = {"content-type": "application/json"}
 
-class ClientBenchConfig(msgspec.Struct, frozen=True):
+
+class ClientBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench client`."""
 
     requests: int = 2_000
@@ -45,9 +44,7 @@ class ClientBenchConfig(msgspec.Struct, frozen=True):
     """Of which the median counts; clients take turns."""
 
     def __post_init__(self) -> None:
-        for name in ("requests", "concurrency", "max_tokens", "repetitions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        super().__post_init__()
         if self.concurrency > self.requests:
             raise ValueError(
                 f"concurrency must be at most requests = {self.requests}, got {self.concurrency}"
@@ -82,35 +79,25 @@ def _raise(error: Exception) -> None:
 
 async def _aiohttp(target: Target, config: ClientBenchConfig, bodies: list[bytes]) -> int:
     aiohttp: Any = importlib.import_module("aiohttp")
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def one(body: bytes) -> int:
-            reply = Reply(stream=True, keep_text=False)
-            headers = {"content-type": "application/json"}
-            async with session.post(_url(target), data=body, headers=headers) as answer:
-                async for data in answer.content.iter_any():
-                    reply.feed(data)
-            reply.finish()
-            return reply.tokens
+        def post(body: bytes) -> AbstractAsyncContextManager[Any]:
+            answer: AbstractAsyncContextManager[Any] = session.post(
+                _url(target), data=body, headers=_HEADERS
+            )
+            return answer
 
-        return await _all(one, config, bodies)
+        return await _all(post, lambda answer: answer.content.iter_any(), config, bodies)
 
 
 async def _httpx(target: Target, config: ClientBenchConfig, bodies: list[bytes]) -> int:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=None) as http:
 
-        async def one(body: bytes) -> int:
-            reply = Reply(stream=True, keep_text=False)
-            headers = {"content-type": "application/json"}
-            async with http.stream("POST", _url(target), content=body, headers=headers) as answer:
-                async for data in answer.aiter_raw():
-                    reply.feed(data)
-            reply.finish()
-            return reply.tokens
+        def post(body: bytes) -> AbstractAsyncContextManager[Any]:
+            return http.stream("POST", _url(target), content=body, headers=_HEADERS)
 
-        return await _all(one, config, bodies)
+        return await _all(post, lambda answer: answer.aiter_raw(), config, bodies)
 
 
 def _url(target: Target) -> str:
@@ -118,35 +105,46 @@ def _url(target: Target) -> str:
 
 
 async def _all(
-    one: Callable[[bytes], Awaitable[int]], config: ClientBenchConfig, bodies: list[bytes]
+    post: Callable[[bytes], AbstractAsyncContextManager[Any]],
+    parts: Callable[[Any], AsyncIterator[bytes]],
+    config: ClientBenchConfig,
+    bodies: list[bytes],
 ) -> int:
     """Send all bodies, `concurrency` at a time; return the sum of their tokens."""
     left = iter(bodies)
 
     async def some() -> int:
-        return sum([await one(body) for body in left])
+        tokens = 0
+        for body in left:
+            reply = Reply(stream=True, keep_text=False)
+            async with post(body) as answer:
+                async for data in parts(answer):
+                    reply.feed(data)
+            reply.finish()
+            tokens += reply.tokens
+        return tokens
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(some()) for _ in range(config.concurrency)]
-    return sum(task.result() for task in tasks)
+    return sum(await asyncio.gather(*(some() for _ in range(config.concurrency))))
 
 
 CLIENTS = {"loadtest": _ours, "aiohttp": _aiohttp, "httpx": _httpx}
 
 
 def main(argv: list[str]) -> int:
-    """Measure and write a record to docs/benchmarks/."""
-    config = load(ClientBenchConfig, argv, prog="srm bench client")
-    names = [
-        name for name in CLIENTS if name == "loadtest" or importlib.util.find_spec(name) is not None
-    ]
+    """Measure, write a record, print its table."""
+    return run(ClientBenchConfig, argv, "client", measure, markdown)
+
+
+def measure(config: ClientBenchConfig) -> Record:
+    """Return each client's processor seconds a request and requests a second, and its version."""
+    names = [name for name in CLIENTS if name == "loadtest" or importlib.util.find_spec(name)]
     workload = Workload(Scenario(served_model_name="canned"))
     bodies = [workload.request(index).body for index in range(config.requests)]
     costs: dict[str, list[float]] = {name: [] for name in names}
     rates: dict[str, list[float]] = {name: [] for name in names}
-    url, server = _start(config)
-    try:
-        target = asyncio.run(resolve(Scenario(url=url)))
+    canned = ("-m", "bench.client.canned")
+    with serving(f"--max-tokens={config.max_tokens}", program=canned) as server:
+        target = asyncio.run(resolve(Scenario(url=server.url)))
         for _ in range(config.repetitions):
             for name in names:
                 gc.collect()
@@ -155,55 +153,25 @@ def main(argv: list[str]) -> int:
                 costs[name].append((time.process_time() - cpu) / config.requests)
                 rates[name].append(config.requests / (time.perf_counter() - began))
                 assert tokens == config.requests * config.max_tokens, f"{name}: {tokens} tokens"
-    finally:
-        server.terminate()
-        server.wait()
     versions = {name: importlib.metadata.version(name) for name in names if name != "loadtest"}
-    record = new_record(" ".join(["srm bench client", *argv])) | {
-        "settings": settings_of(config),
-        "versions": versions,
-        "cpu_s_per_request": costs,
-        "requests_per_s": rates,
-    }
-    write_record(record, "client", _table(config, costs, rates, versions), RECORDS)
-    return 0
+    return {"versions": versions, "cpu_s_per_request": costs, "requests_per_s": rates}
 
 
-def _start(config: ClientBenchConfig) -> tuple[str, subprocess.Popen[str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = (f"--port={port}", f"--max-tokens={config.max_tokens}")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "bench.client.canned", *flags],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
-    return f"http://127.0.0.1:{port}", server
-
-
-def _table(
-    config: ClientBenchConfig,
-    costs: dict[str, list[float]],
-    rates: dict[str, list[float]],
-    versions: dict[str, str],
-) -> str:
-    lines = [
-        f"{config.requests} streamed requests of {config.max_tokens} tokens, {config.concurrency} "
-        f"at a time, over loopback; median of {config.repetitions} runs (least, most). The same "
-        "parser of events in all.",
-        "",
-        "| client | CPU per request, µs | to ours | requests/s |",
-        "|---|---|---|---|",
-    ]
-    ours = median(costs["loadtest"])
+def markdown(record: Record) -> list[str]:
+    """Render the record as a table."""
+    settings, costs = record["settings"], record["cpu_s_per_request"]
+    ours, rows = median(costs["loadtest"]), []
     for name, cost in costs.items():
         each = [1e6 * one for one in cost]
-        lines.append(
-            f"| {name} {versions.get(name, '')} | {median(each):.0f} ({min(each):.0f}, "
-            f"{max(each):.0f}) | {median(cost) / ours:.1f} | {median(rates[name]):.0f} |"
+        rows.append(
+            f"{name} {record['versions'].get(name, '')} | {median(each):.0f} ({min(each):.0f}, "
+            f"{max(each):.0f}) | {median(cost) / ours:.1f} "
+            f"| {median(record['requests_per_s'][name]):.0f}"
         )
-    return "\n".join(lines) + "\n"
+    return [
+        f"{settings['requests']} streamed requests of {settings['max_tokens']} tokens, "
+        f"{settings['concurrency']} at a time, over loopback; median of "
+        f"{settings['repetitions']} runs (least, most). The same parser of events in all.",
+        "",
+        *table("client | CPU per request, µs | to ours | requests/s", rows),
+    ]

@@ -1,24 +1,73 @@
-"""The engine's decode rate, and the sampler's part of a step's time.
+"""The engine's decode rate, the sampler's part of a step's time, and batches made by hand.
 
 The measured loop has everything that a served token needs (scheduling, the step graph with its
-state, sampling at temperature 1, feedback, completion) except HTTP and text.
+state, sampling at temperature 1, feedback, completion) except HTTP and text. Batches made by hand
+are steps to be timed that no scheduler would make, or not alone: row i uses slot i. They keep the
+promises of `engine.steps.batch`, except for `unsampled_rows`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from bench.engine.batches import decode_rows, unsampled_rows
 from bench.engine.models import BenchConfig
 from engine.config import Dtype, EngineConfig, ModelConfig
 from engine.device.runner import ModelRunner
 from engine.messages import Request, SamplingParams
 from engine.process.engine import Engine
-from engine.steps.batch import I32, Batch
+from engine.scheduler.assembly import NOTHING
+from engine.steps.batch import I32, SAMPLED, Batch
+
+
+def prefill_rows(token_ids: I32, position: int = 0) -> Batch:
+    """Return prompts i32[rows, length], or parts of prompts from `position` on; no output head."""
+    rows, length = token_ids.shape
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(length)
+    return _batch(token_ids.ravel(), offsets, position, num_decode=0)
+
+
+def decode_rows(token_ids: I32, position: int, top_p: float = 1.0) -> Batch:
+    """Return one token i32[rows] of every sequence; the next one is sampled at temperature 1."""
+    rows = len(token_ids)
+    batch = _batch(token_ids, np.arange(rows + 1, dtype=np.int32), position, num_decode=rows)
+    return replace(batch, top_p=np.full(rows, top_p, np.float32))
+
+
+def unsampled_rows(token_ids: I32) -> Batch:
+    """Return sequences i32[rows] of one token that pass the output head but are not sampled.
+
+    The engine would score a token that passes the head and is not sampled.
+    """
+    return replace(prefill_rows(token_ids[:, None]), targets=np.zeros(len(token_ids), np.int32))
+
+
+def _batch(token_ids: I32, row_offsets: I32, position: int, num_decode: int) -> Batch:
+    slots = np.arange(len(row_offsets) - 1, dtype=np.int32)
+    return Batch(
+        sequence_ids=np.arange(num_decode, dtype=np.int64),
+        read_slots=slots,
+        write_slots=slots,
+        positions=np.full(len(slots), position, np.int32),
+        row_offsets=row_offsets,
+        token_ids=token_ids,
+        ends=np.zeros(num_decode, np.bool_),
+        temperature=np.ones(num_decode, np.float32),
+        top_k=np.zeros(num_decode, np.int32),
+        top_p=np.ones(num_decode, np.float32),
+        min_p=np.zeros(num_decode, np.float32),
+        seeds=np.arange(num_decode, dtype=np.uint64),
+        scored_ids=np.empty(0, np.int64),
+        targets=np.full(num_decode, SAMPLED, np.int32),
+        score_rows=NOTHING,
+        num_top=NOTHING,
+    )
 
 
 def settings_for(
@@ -99,16 +148,28 @@ def measure_sampler(
         "sampled_s": decode_rows(tokens, 0),
         "top_p_s": decode_rows(tokens, 0, top_p=0.9),
     }
-    raw: dict[str, list[float]] = {name: [] for name in steps}
+    ways = {name: partial(_step, runner, batch) for name, batch in steps.items()}
     least = len(steps) * config.repetitions * config.seconds
-    began = time.perf_counter()
-    while len(raw["top_p_s"]) < 2 or time.perf_counter() - began < least:
-        for name, batch in steps.items():
+    return {"batch_size": batch_size} | in_turns(ways, 2, least)
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], object]], least: int, seconds: float = 0
+) -> dict[str, Any]:
+    """Time calls that take turns, so many each and for so long; return raw times and medians."""
+    raw: dict[str, list[float]] = {name: [] for name in ways}
+    turn, began = 0, time.perf_counter()
+    while turn < least or time.perf_counter() - began < seconds:
+        turn += 1
+        for name, call in ways.items():
             started = time.perf_counter()
-            runner.launch(batch).wait()
+            call()
             raw[name].append(time.perf_counter() - started)
-    medians = {name: median(seconds) for name, seconds in raw.items()}
-    return {"batch_size": batch_size, "raw": raw} | medians
+    return {"raw": raw} | {name: median(taken) for name, taken in raw.items()}
+
+
+def _step(runner: ModelRunner, batch: Batch) -> None:
+    runner.launch(batch).wait()
 
 
 def seconds_per_step(runner: ModelRunner, batch: Batch, seconds: float) -> float:

@@ -15,16 +15,14 @@ from typing import Any
 import msgspec
 from max.dtype import DType
 
-from bench.engine.counts import PROMPT, Count, count_op
-from bench.engine.models import BenchConfig, check_sizes, measure_models
+from bench.engine.counts import PROMPT, count_op
+from bench.engine.models import BenchConfig, measure_models
 from bench.engine.ops import Ops
-from bench.peaks.gemm import seconds_per_call
-from bench.peaks.rates import limit, peak_line, peak_tables
-from bench.peaks.torch_side import plot_record
+from bench.frame import Record, run, table
+from bench.peaks.rates import limit, peak_line, peak_tables, runs_of
+from bench.peaks.timing import seconds_per_call
 from engine.config import Dtype, ModelConfig
 from engine.device.runner import open_device
-from engine.records import write_record
-from engine.settings import load
 
 NAMES = {
     "mix_prompts": f"mix, prompts of {PROMPT}",
@@ -41,18 +39,15 @@ class KernelsBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
     rows: tuple[int, ...] = (1, 64, 1024, 4096)
     """Rows of a call; of prompts, their tokens."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("rows", self.rows)
-
 
 def main(argv: list[str]) -> int:
     """Measure, write a record and its plot, print its tables."""
-    config = load(KernelsBenchConfig, argv, prog="srm bench kernels")
-    command = " ".join(["srm bench kernels", *argv])
-    record = measure_models(config, command, lambda path: _measure_model(path, config))
-    plot_record("kernels", write_record(record, "kernels", markdown(record), config.output))
-    return 0
+    return run(KernelsBenchConfig, argv, "kernels", measure, markdown)
+
+
+def measure(config: KernelsBenchConfig) -> Record:
+    """Return every op of each model, and the peaks."""
+    return measure_models(config, lambda path: _measure_model(path, config))
 
 
 def _measure_model(path: Path, config: KernelsBenchConfig) -> dict[str, Any]:
@@ -67,50 +62,47 @@ def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig)
     device = open_device(config.device)
     ops = Ops(model, DType[dtype], device, config.cache_dir.expanduser())
 
-    def measure(name: str, rows: int) -> dict[str, Any]:
-        run = ops.prepare(name, rows)
-        raw = seconds_per_call(run, device.synchronize, config.repetitions, config.seconds)
+    def timed(name: str, rows: int) -> dict[str, Any]:
+        call = ops.prepare(name, rows)
+        raw = seconds_per_call(call, device.synchronize, config.repetitions, config.seconds)
         return {"seconds": median(raw), "raw": raw}
 
     found = []
     for name in ops.ops:
         for rows in config.rows if name != "call" else ():
             count = count_op(name, model, dtype, config.device, rows)
-            found.append({"op": name, "rows": rows} | count._asdict() | measure(name, rows))
-    return {"dtype": dtype, "call": measure("call", 1), "ops": found}
+            found.append({"op": name, "rows": rows} | count._asdict() | timed(name, rows))
+    return {"dtype": dtype, "call": timed("call", 1), "ops": found}
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the record as tables."""
-    runs = [(model, run) for model in record["models"] for run in model["runs"]]
+    runs = runs_of(record)
     empty = ", ".join(
         f"{run['call']['seconds'] * 1e6:.0f} µs ({model['name']}, {run['dtype']})"
         for model, run in runs
     )
-    lines = [
+    return [
         f"{peak_line(record)} Times are medians of calls through MAX, of which one that does "
         f"nothing takes {empty}; weights come from memory, as another layer's would. Operations "
         "and bytes are counted (`bench/engine/counts.py`). The *limit* is the peak that allows "
         "fewer calls a second; above 100 % what is counted as moved stays in a cache.",
         "",
-        "| model | dtype | op | rows | time | MFLOP | MB | GFLOP/s | GB/s | limit | of the limit |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-        *(_row(record, model, run, entry) for model, run in runs for entry in run["ops"]),
+        *table(
+            "model | dtype | op | rows | time | MFLOP | MB | GFLOP/s | GB/s | limit | of the limit",
+            (_row(record, model, run, entry) for model, run in runs for entry in run["ops"]),
+        ),
         "",
         *peak_tables(record),
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _row(
-    record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], entry: dict[str, Any]
-) -> str:
-    count, seconds = Count(entry["flops"], entry["bytes"]), entry["seconds"]
-    name, least = limit(record, run["dtype"], count.flops, count.bytes)
+def _row(record: Record, model: Record, run: Record, entry: Record) -> str:
+    flops, moved, seconds = entry["flops"], entry["bytes"], entry["seconds"]
+    name, least = limit(record, run["dtype"], flops, moved)
     op = NAMES.get(entry["op"], entry["op"])
     return (
-        f"| {model['name']} | {run['dtype']} | {op} | {entry['rows']:,} | {seconds * 1e6:,.0f} µs "
-        f"| {count.flops / 1e6:,.2f} | {count.bytes / 1e6:,.2f} "
-        f"| {count.flops / seconds / 1e9:,.1f} | {count.bytes / seconds / 1e9:,.1f} "
-        f"| {name} | {least / seconds:.0%} |"
+        f"{model['name']} | {run['dtype']} | {op} | {entry['rows']:,} | {seconds * 1e6:,.0f} µs "
+        f"| {flops / 1e6:,.2f} | {moved / 1e6:,.2f} | {flops / seconds / 1e9:,.1f} "
+        f"| {moved / seconds / 1e9:,.1f} | {name} | {least / seconds:.0%}"
     )

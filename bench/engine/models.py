@@ -1,4 +1,4 @@
-"""The common part of engine benchmarks: models, repetitions and times, and the record's frame.
+"""The common part of engine benchmarks: models, repetitions and times, and the peaks of a run.
 
 Knows no measurement: it is given one, and runs it for every model between two measurements of the
 GEMM and memory peaks, so that every figure can be compared with the machine's limits in the same
@@ -13,18 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
+from bench.frame import Record, Settings
 from bench.peaks.gemm import GemmPeak
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak, peaks
 from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig
 from engine.device.libc import keep_freed_memory
-from engine.records import RECORDS, new_record, settings_of
 from engine.weights.random_model import write_random_model
 
 
-class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of every benchmark of models."""
 
     demo_model: Path = DEMO_MODEL
@@ -39,8 +37,6 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measurements of each figure; the median is reported, the record has them all."""
     seconds: float = 1.0
     """Least time of one repetition."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
     cache_dir: Path = EngineConfig().cache_dir
     """Where compiled graphs are kept between runs."""
 
@@ -49,33 +45,22 @@ class BenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("dtypes must name at least one")
         if self.device == "gpu" and "float32" in self.dtypes:
             raise ValueError("dtypes must be bfloat16 alone where device is gpu")
-        if self.repetitions < 1:
-            raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
-        if not self.seconds > 0:
-            raise ValueError(f"seconds must be above 0, got {self.seconds}")
-        if any(width < 4 or width % 4 for width in self.random_widths):
-            raise ValueError(f"random_widths must be multiples of 4, got {self.random_widths}")
+        super().__post_init__()
 
 
-def check_sizes(name: str, sizes: tuple[int, ...]) -> None:
-    """Raise ValueError unless there is a size and each is at least 1."""
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"{name} must be one or more numbers of at least 1, got {sizes}")
-
-
-def measure_models(
-    config: BenchConfig, command: str, measure: Callable[[Path], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the record: machine, settings, peaks before and after, and `measure` of each model."""
+def measure_models(config: BenchConfig, measure: Callable[[Path], dict[str, Any]]) -> Record:
+    """Return `measure` of each model, and the peaks before and after."""
     keep_freed_memory()  # as an engine process does
-    record = new_record(command, config.device) | {"settings": settings_of(config)}
     gemm = GemmPeak(config.device, config.cache_dir, config.dtypes)
-    record |= _peaks_now(gemm, config, "before") | {"models": []}
+    record: Record = _peaks_now(gemm, config, "before") | {"models": []}
     with tempfile.TemporaryDirectory() as folder:
         paths = {"demo": config.demo_model} if config.demo_model.exists() else {}
         for width in config.random_widths:
             path = paths[f"random d {width}"] = Path(folder) / f"d{width}"
-            write_random_model(path, _random_shape(width))
+            shape = ModelConfig(
+                d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192
+            )
+            write_random_model(path, shape)
         for name, path in paths.items():
             record["models"].append({"name": name} | measure(path))
             gc.collect()  # a runner's memory, before the next one's
@@ -90,7 +75,3 @@ def _peaks_now(gemm: GemmPeak, config: BenchConfig, when: str) -> dict[str, Any]
         f"gemm_{when}": gemm.measure(config.repetitions),
         f"memory_{when}": measure_memory(config.device, config.repetitions),
     }
-
-
-def _random_shape(width: int) -> ModelConfig:
-    return ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)

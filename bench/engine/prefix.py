@@ -7,7 +7,6 @@ each, the prompt tokens fed, and whether every completion was the same.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -16,20 +15,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.peaks.torch_side import plot_record
+from bench.frame import Record, Settings, run, table
 from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
 from engine.process.engine import Engine
-from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 
 QUESTION_TOKENS = (8, 32)
 """Fewest and most tokens of a question."""
 
 
-class PrefixBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PrefixBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench prefix`."""
 
     model: Path = DEMO_MODEL
@@ -42,27 +39,15 @@ class PrefixBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Tokens sampled for each prompt."""
     repetitions: int = 3
     """Measurements of each figure; the median is reported, the record has them all."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
-
-    def __post_init__(self) -> None:
-        for name in ("prompts", "header_tokens", "max_tokens", "repetitions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record and its plot, print its table."""
-    config = load(PrefixBenchConfig, argv, prog="srm bench prefix")
-    record = measure(config, " ".join(["srm bench prefix", *argv]))
-    plot_record(
-        "prefix-reuse", write_record(record, "prefix-reuse", markdown(record), config.output)
-    )
-    return 0
+    return run(PrefixBenchConfig, argv, "prefix", measure, markdown, stem="prefix-reuse")
 
 
-def measure(config: PrefixBenchConfig, command: str) -> dict[str, Any]:
-    """Return the whole record."""
+def measure(config: PrefixBenchConfig) -> Record:
+    """Return the runs, and whether all completions were the same."""
     weights = load_checkpoint(config.model)
     kept = EngineConfig(prefix_slots=2 * config.prompts + 1)
     fed = msgspec.structs.replace(kept, prefix_cache=False)
@@ -79,12 +64,8 @@ def measure(config: PrefixBenchConfig, command: str) -> dict[str, Any]:
         for name, (_, figures) in zip(runs, found, strict=True):
             runs[name].append(figures)
     runner.close()
-    return new_record(command) | {
-        "settings": settings_of(config),
-        "model": msgspec.to_builtins(weights.config),
-        "same_completions": is_same,
-        "runs": runs,
-    }
+    model = msgspec.to_builtins(weights.config)
+    return {"model": model, "same_completions": is_same, "runs": runs}
 
 
 def _prompts(config: PrefixBenchConfig, model: ModelConfig, seed: int) -> list[list[int]]:
@@ -106,30 +87,26 @@ def _run(
     return tuple(output.token_ids for output in outputs), figures
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the record as a table."""
     settings = record["settings"]
     same = "All completions are" if record["same_completions"] else "NOT all completions are"
-    lines = [
-        f"{settings['prompts']} prompts of a header of {settings['header_tokens']} tokens and a "
-        f"question, {settings['max_tokens']} tokens sampled for each. {same} the same in all "
-        "three. Figures are medians; raw numbers are in the JSON file.",
-        "",
-        "| kept states | seconds | prompt tokens fed | steps | times as fast |",
-        "|---|---|---|---|---|",
-    ]
     middle = {
         name: {figure: median(run[figure] for run in runs) for figure in runs[0]}
         for name, runs in record["runs"].items()
     }
     names = {"off": "off", "empty": "none at first", "filled": "those of the same prompts"}
-    for name, figures in middle.items():
-        lines.append(
-            f"| {names[name]} | {figures['seconds']:.2f} | {figures['prefilled_tokens']:,.0f} "
-            f"| {figures['steps']:,.0f} | {middle['off']['seconds'] / figures['seconds']:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    return [
+        f"{settings['prompts']} prompts of a header of {settings['header_tokens']} tokens and a "
+        f"question, {settings['max_tokens']} tokens sampled for each. {same} the same in all "
+        "three. Figures are medians; raw numbers are in the JSON file.",
+        "",
+        *table(
+            "kept states | seconds | prompt tokens fed | steps | times as fast",
+            (
+                f"{names[name]} | {figures['seconds']:.2f} | {figures['prefilled_tokens']:,.0f} "
+                f"| {figures['steps']:,.0f} | {middle['off']['seconds'] / figures['seconds']:.1f}"
+                for name, figures in middle.items()
+            ),
+        ),
+    ]

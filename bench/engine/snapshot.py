@@ -8,7 +8,6 @@ whether every token equals the one that the first engine, left alone, sampled.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from bench.engine.models import check_sizes
+from bench.frame import Record, Settings, run, table
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
 from engine.errors import ConfigError, SnapshotError
@@ -26,15 +25,12 @@ from engine.messages import Output, Request, SamplingParams
 from engine.process.durable import Detail, Durable
 from engine.process.engine import Engine
 from engine.process.snapshot import NAME
-from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 
 PROMPT_TOKENS = 8
-GB = 1e9
 
 
-class SnapshotBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench snapshot`."""
 
     model: Path = DEMO_MODEL
@@ -49,27 +45,20 @@ class SnapshotBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Measurements of each figure; the median is reported, the record has them all."""
     folder: str = ""
     """Where snapshots are written; empty: where the system has temporary files."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
 
     def __post_init__(self) -> None:
-        check_sizes("sequences", self.sequences)
+        super().__post_init__()
         if self.max_tokens < 8:
             raise ValueError(f"max_tokens must be at least 8, got {self.max_tokens}")
-        if self.repetitions < 1:
-            raise ValueError(f"repetitions must be at least 1, got {self.repetitions}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
-    config = load(SnapshotBenchConfig, argv, prog="srm bench snapshot")
-    record = measure(config, " ".join(["srm bench snapshot", *argv]))
-    write_record(record, "snapshot", markdown(record), config.output)
-    return 0
+    return run(SnapshotBenchConfig, argv, "snapshot", measure, markdown)
 
 
-def measure(config: SnapshotBenchConfig, command: str) -> dict[str, Any]:
-    """Return the whole record."""
+def measure(config: SnapshotBenchConfig) -> Record:
+    """Return the run of each number of sequences."""
     weights = load_checkpoint(config.model)
     with tempfile.TemporaryDirectory(dir=config.folder or None) as folder:
         served = EngineConfig(
@@ -77,19 +66,15 @@ def measure(config: SnapshotBenchConfig, command: str) -> dict[str, Any]:
         )
         runner = ModelRunner(weights, served)
 
-        def engine() -> Engine:
-            return Engine(weights.config, runner, served, weights.fingerprint)
-
         runs = []
         for count in config.sequences:
             requests = _requests(count, weights.config.vocab_size, config.max_tokens)
-            runs.append(_run(config, served, (engine(), engine()), requests))
+            first, second = (
+                Engine(weights.config, runner, served, weights.fingerprint) for _ in range(2)
+            )
+            runs.append(_run(config, served, first, second, requests))
         runner.close()
-    return new_record(command, config.device) | {
-        "settings": settings_of(config),
-        "model": msgspec.to_builtins(weights.config),
-        "runs": runs,
-    }
+    return {"model": msgspec.to_builtins(weights.config), "runs": runs}
 
 
 def _requests(count: int, vocab_size: int, max_tokens: int) -> list[Request]:
@@ -108,10 +93,10 @@ def _requests(count: int, vocab_size: int, max_tokens: int) -> list[Request]:
 def _run(
     config: SnapshotBenchConfig,
     served: EngineConfig,
-    engines: tuple[Engine, Engine],
+    first: Engine,
+    second: Engine,
     requests: list[Request],
 ) -> dict[str, Any]:
-    first, second = engines
     durable = Durable(first, served)
     for request in requests:
         first.add(request)
@@ -174,11 +159,10 @@ def _plain_write(folder: Path, size: int) -> float:
     block = np.random.default_rng(0).bytes(2**24)
     path = folder / "plain"
     started = time.perf_counter()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for begin in range(0, size, len(block)):
-        os.write(file, block[: size - begin])
-    os.fsync(file)
-    os.close(file)
+    with path.open("wb", buffering=0) as file:
+        for begin in range(0, size, len(block)):
+            file.write(block[: size - begin])
+        os.fsync(file.fileno())
     seconds = time.perf_counter() - started
     path.unlink()
     return seconds
@@ -195,30 +179,28 @@ def _tokens(outputs: list[Output]) -> dict[str, bytes]:
     return {output.id: output.token_ids for output in outputs}
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the record as a table."""
-    lines = [
+    rows = []
+    for each in record["runs"]:
+        size, read_s, write_s, disk_s = (
+            median(one[name] for one in each["snapshots"])
+            for name in ("bytes", "read_s", "write_s", "disk_s")
+        )
+        rows.append(
+            f"{each['sequences']:,} | {size / 1e6:.1f} | {1e3 * read_s:.1f} | {write_s:.3f} "
+            f"| {size / write_s / 1e9:.2f} | {size / disk_s / 1e9:.2f} | {disk_s / write_s:.0%} "
+            f"| {each['restore_s']:.2f} | {'yes' if each['same_tokens'] else 'NO'}"
+        )
+    return [
         "Sequences are read from the running engine and written while it steps; *pause* is the "
         "reading, which it waits for. *Disk* writes as many bytes in a row and syncs them, in the "
         "same run. *Restore* is from the first request sent again to the first step of all. "
         "Figures are medians; raw numbers are in the JSON file.",
         "",
-        "| sequences | MB | pause ms | write s | GB/s | disk GB/s | share of the disk's "
-        "| restore s | same tokens |",
-        "|---|---|---|---|---|---|---|---|---|",
+        *table(
+            "sequences | MB | pause ms | write s | GB/s | disk GB/s | share of the disk's "
+            "| restore s | same tokens",
+            rows,
+        ),
     ]
-    for run in record["runs"]:
-        taken = run["snapshots"]
-        size, read_s, write_s, disk_s = (
-            median(one[name] for one in taken) for name in ("bytes", "read_s", "write_s", "disk_s")
-        )
-        lines.append(
-            f"| {run['sequences']:,} | {size / 1e6:.1f} | {1e3 * read_s:.1f} | {write_s:.3f} "
-            f"| {size / write_s / GB:.2f} | {size / disk_s / GB:.2f} | {disk_s / write_s:.0%} "
-            f"| {run['restore_s']:.2f} | {'yes' if run['same_tokens'] else 'NO'} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -34,25 +34,20 @@ def measure_startup(
     Without a cold start the step graph is taken from `config.cache_dir`.
     """
     settings = [f"--model={model.resolve()}", f"--dtype={dtype}", f"--device={config.device}"]
-    if not cold:
-        settings += [f"--cache-dir={config.cache_dir.expanduser()}"]
-        return {"warm_s": [_seconds_to_first_token(settings) for _ in range(config.repetitions)]}
-    with tempfile.TemporaryDirectory() as folder:
-        settings += [f"--cache-dir={folder}"]
-        empty = {"MODULAR_CACHE_DIR": f"{folder}/modular"}
-        runs = range(1 + config.repetitions)
-        seconds = [_seconds_to_first_token(settings, empty) for _ in runs]
-    return {"cold_s": seconds[0], "warm_s": seconds[1:]}
+    with tempfile.TemporaryDirectory() as empty:
+        cache = empty if cold else config.cache_dir.expanduser()
+        environ = {"MODULAR_CACHE_DIR": f"{empty}/modular"} if cold else {}
+        command = [sys.executable, "-m", "bench.engine.startup", *settings, f"--cache-dir={cache}"]
+        seconds = [
+            _seconds_to_first_token(command, os.environ | environ)
+            for _ in range(cold + config.repetitions)
+        ]
+    return {"cold_s": seconds[0], "warm_s": seconds[1:]} if cold else {"warm_s": seconds}
 
 
-def _seconds_to_first_token(settings: list[str], environ: Mapping[str, str] = {}) -> float:
+def _seconds_to_first_token(command: list[str], environ: Mapping[str, str]) -> float:
     started = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-m", "bench.engine.startup", *settings],
-        cwd=ROOT,
-        env={**os.environ, **environ},
-        stdout=subprocess.PIPE,
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         elapsed = time.perf_counter() - started

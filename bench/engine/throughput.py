@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
 
 from bench.engine.counts import decode_bytes
 from bench.engine.decode import measure_decode, measure_sampler, settings_for
-from bench.engine.models import BenchConfig, check_sizes, measure_models
+from bench.engine.models import BenchConfig, measure_models
 from bench.engine.startup import measure_startup
-from bench.peaks.rates import byte_cells, peak_line, peak_tables, rate_cells
-from bench.peaks.torch_side import ask_torch, has_torch, plot_record
-from engine.config import Dtype, ModelConfig
+from bench.frame import Record, run, table
+from bench.peaks.rates import (
+    byte_cells,
+    bytes_moved,
+    peak_line,
+    peak_tables,
+    rate_cells,
+    runs_of,
+    start_cells,
+)
+from bench.peaks.torch_side import ask_torch, has_torch
+from engine.config import Dtype
 from engine.device.runner import ModelRunner
-from engine.records import write_record
-from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
 
@@ -47,21 +53,19 @@ class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("batch_sizes", self.batch_sizes)
-        check_sizes("turn_rows and pytorch_rows", (self.turn_rows, self.pytorch_rows))
-        if not 0 < self.top_p <= 1:
+        if self.top_p > 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record, print its tables."""
-    config = load(EngineBenchConfig, argv, prog="srm bench engine")
-    command = " ".join(["srm bench engine", *argv])
-    record = measure_models(config, command, lambda path: _measure_model(path, config))
-    record["top_p"] = config.top_p
-    path = write_record(record, "engine", markdown(record), config.output)
-    plot_record("engine", path)
-    return 0
+    return run(EngineBenchConfig, argv, "engine", measure, markdown)
+
+
+def measure(config: EngineBenchConfig) -> Record:
+    """Return each model's rates, and the peaks."""
+    found = measure_models(config, lambda path: _measure_model(path, config))
+    return found | {"top_p": config.top_p}
 
 
 def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:
@@ -86,23 +90,21 @@ def _measure_engine(
     model, most = weights.config, max(config.batch_sizes)
     startup = measure_startup(path, dtype, config, cold=config.cold_start)
     runner = ModelRunner(weights, settings_for(config, dtype, most, min(most, config.turn_rows)))
-    batches = [_measure_batch(model, runner, size, config) for size in config.batch_sizes]
+
+    def measure(runner: ModelRunner, size: int) -> dict[str, Any]:
+        turn_rows, top_p = config.turn_rows, config.top_p
+        return measure_decode(model, runner, size, config, turn_rows=turn_rows, top_p=top_p)
+
+    batches = [measure(runner, size) for size in config.batch_sizes]
     sampler = measure_sampler(model, runner, max(batches, key=_rate)["rows"], config)
     runner.close()
     if config.fill_memory:
         del runner
         gc.collect()  # the pool's memory is needed for the larger one
         runner = ModelRunner(weights, settings_for(config, dtype, 0, config.turn_rows))
-        batches.append(_measure_batch(model, runner, runner.num_slots, config))
+        batches.append(measure(runner, runner.num_slots))
         runner.close()
     return {"by": "srm", "dtype": dtype, "startup": startup, "batches": batches, "sampler": sampler}
-
-
-def _measure_batch(
-    model: ModelConfig, runner: ModelRunner, batch_size: int, config: EngineBenchConfig
-) -> dict[str, Any]:
-    how: dict[str, Any] = {"turn_rows": config.turn_rows, "top_p": config.top_p}
-    return measure_decode(model, runner, batch_size, config, **how)
 
 
 def _is_plain(weights: Weights) -> bool:
@@ -123,8 +125,7 @@ def _measure_pytorch(path: Path, config: EngineBenchConfig) -> list[dict[str, An
         "repetitions": config.repetitions,
         "seconds": config.seconds,
     }
-    answer = ask_torch("recurrence_rate", msgspec.json.encode(task).decode())
-    runs: list[dict[str, Any]] = msgspec.json.decode(answer)
+    runs: list[dict[str, Any]] = ask_torch("recurrence_rate", task)
     return runs
 
 
@@ -132,83 +133,71 @@ def _rate(batch: dict[str, Any]) -> float:
     return float(batch["tokens_per_s"])
 
 
-HEADER = (
-    "| model | by | dtype | batch | step | tok/s | GFLOP/s | of the peak | GB/s | of the peak |",
-    "|---|---|---|---|---|---|---|---|---|---|",
-)
-
-
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the record as tables."""
-    runs = [(model, run) for model in record["models"] for run in model["runs"]]
+    runs = runs_of(record)
     ours = [(model, run) for model, run in runs if run["by"] == "srm"]
-    lines = [
+    heads = "model | by | dtype | batch | step | tok/s | GFLOP/s | of the peak | GB/s | of the peak"
+    top_p = "" if record["top_p"] == 1 else f" (the engine's with top-p {record['top_p']})"
+    return [
         f"{peak_line(record)} Tokens a second are medians over whole steps with sampling at "
-        f"temperature 1{_top_p(record)} and feedback; raw numbers are in the JSON file. Operations "
+        f"temperature 1{top_p} and feedback; raw numbers are in the JSON file. Operations "
         "are those of the matrix products, bytes those that no cache can be asked to keep: every "
         "matrix once a step, and a row's embedding, state and logits (`bench/engine/counts.py`).",
         "",
         "Best batch size of each:",
         "",
-        *HEADER,
-        *(_row(record, model, run, max(run["batches"], key=_rate)) for model, run in runs),
+        *table(
+            heads,
+            (_row(record, model, run, max(run["batches"], key=_rate)) for model, run in runs),
+        ),
         "",
         "The sampler's part of a step at that batch size: the step that samples against the same "
         "rows through the same graph as far as the logits.",
         "",
-        "| model | dtype | batch | step | to the logits | sampler | with top-p 0.9 |",
-        "|---|---|---|---|---|---|---|",
-        *(_sampler_row(model, run) for model, run in ours),
+        *table(
+            "model | dtype | batch | step | to the logits | sampler | with top-p 0.9",
+            (_sampler_row(model, run) for model, run in ours),
+        ),
         "",
         "From the command to the first sampled token. *cold*: all caches empty, so the step graph "
         "is compiled. PyTorch: the first steps of all batch sizes, compilation included, which no "
         "other figure has in it.",
         "",
-        "| model | by | dtype | cold | warm |",
-        "|---|---|---|---|---|",
-        *(_start_row(model, run) for model, run in runs),
+        *table(
+            "model | by | dtype | cold | warm",
+            (
+                f"{model['name']} | {run['by']} | {run['dtype']} | {' | '.join(start_cells(run))}"
+                for model, run in runs
+            ),
+        ),
         "",
-        *HEADER,
-        *(_row(record, model, run, batch) for model, run in runs for batch in run["batches"]),
+        *table(
+            heads,
+            (_row(record, model, run, batch) for model, run in runs for batch in run["batches"]),
+        ),
         "",
         *peak_tables(record),
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _top_p(record: dict[str, Any]) -> str:
-    top_p = record["top_p"]
-    return "" if top_p == 1 else f" (the engine's with top-p {top_p})"
-
-
-def _row(
-    record: dict[str, Any], model: dict[str, Any], run: dict[str, Any], batch: dict[str, Any]
-) -> str:
-    cells = rate_cells(record, run["dtype"], batch["tokens_per_s"], model["flops_per_token"])
-    name = f"{model['name']} | {run['by']} | {run['dtype']}"
-    size, rows = batch["batch_size"], batch.get("rows", batch["batch_size"])
+def _row(record: Record, model: Record, run: Record, batch: Record) -> str:
+    size: int = batch["batch_size"]
+    rows: int = batch.get("rows", size)
     seconds = rows / batch["tokens_per_s"]
-    counted = model.get("bytes", {}).get(run["dtype"])  # records before it have none
-    moved = counted and counted["once"] + rows * counted["row"]
+    moved = bytes_moved(model, run["dtype"], rows)
     return (
-        f"| {name} | {size}{'' if size == rows else f', {rows} a step'} | {seconds * 1e3:.1f} ms "
-        f"| {cells} | {byte_cells(record, moved, seconds)} |"
+        f"{model['name']} | {run['by']} | {run['dtype']} "
+        f"| {size}{'' if size == rows else f', {rows} a step'} | {seconds * 1e3:.1f} ms "
+        f"| {rate_cells(record, run['dtype'], batch['tokens_per_s'], model['flops_per_token'])} "
+        f"| {byte_cells(record, moved, seconds)}"
     )
 
 
-def _sampler_row(model: dict[str, Any], run: dict[str, Any]) -> str:
+def _sampler_row(model: Record, run: Record) -> str:
     sampler = run["sampler"]
     plain, logits, top_p = (sampler[name] for name in ("sampled_s", "unsampled_s", "top_p_s"))
     return (
-        f"| {model['name']} | {run['dtype']} | {sampler['batch_size']} | {plain * 1e3:.1f} ms "
-        f"| {logits * 1e3:.1f} ms | {1 - logits / plain:.1%} | {1 - logits / top_p:.1%} |"
+        f"{model['name']} | {run['dtype']} | {sampler['batch_size']} | {plain * 1e3:.1f} ms "
+        f"| {logits * 1e3:.1f} ms | {1 - logits / plain:.1%} | {1 - logits / top_p:.1%}"
     )
-
-
-def _start_row(model: dict[str, Any], run: dict[str, Any]) -> str:
-    cold, warm = f"{run.get('first_steps_s', 0):.1f} s", "–"
-    if "startup" in run:
-        startup = run["startup"]
-        cold = f"{startup['cold_s']:.1f} s" if "cold_s" in startup else "–"
-        warm = f"{median(startup['warm_s']):.1f} s"
-    return f"| {model['name']} | {run['by']} | {run['dtype']} | {cold} | {warm} |"

@@ -14,27 +14,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
-
-from bench.engine.batches import decode_rows
-from bench.engine.decode import random_tokens, seconds_per_step
+from bench.engine.decode import decode_rows, random_tokens, seconds_per_step
+from bench.frame import Record, Settings, run, table
 from bench.host.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak, memory_table
-from bench.peaks.torch_side import plot_record
 from engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
 from engine.device.libc import keep_freed_memory
 from engine.device.runner import ModelRunner
 from engine.memory import collect_rarely
-from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 
 WARM_UP = 4
 """Turns before each measurement, until the pipeline is full and every sequence has forked."""
 
 
-class HostBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HostBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench host`."""
 
     running: tuple[int, ...] = (1_000, 10_000, 100_000, 500_000, 1_000_000)
@@ -53,34 +48,33 @@ class HostBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose step the host's time is a part of, on the processor; none if the folder is missing."""
     cache_dir: Path = EngineConfig().cache_dir
     """Where compiled graphs are kept between runs."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
 
     def __post_init__(self) -> None:
-        counts = (*self.running, self.turn_rows, self.samples, self.repetitions)
-        if not self.running or min(counts) < 1:
-            raise ValueError(
-                "running, turn_rows, samples and repetitions must be at least 1, and one of "
-                "running given"
-            )
-        if not 1 <= self.length <= MODEL.n_ctx - PROMPT_LENGTH:
+        super().__post_init__()
+        if self.length > MODEL.n_ctx - PROMPT_LENGTH:
             raise ValueError(f"length must be 1 … {MODEL.n_ctx - PROMPT_LENGTH}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record and its plot, print its table."""
-    config = load(HostBenchConfig, argv, prog="srm bench host")
+    return run(HostBenchConfig, argv, "host", measure, markdown)
+
+
+def measure(config: HostBenchConfig) -> Record:
+    """Return the cases, a model's step and the memory's peak."""
     keep_freed_memory()
     collect_rarely()  # both as an engine process does
-    record = new_record(" ".join(["srm bench host", *argv]))
-    record |= {"settings": settings_of(config)}
-    record["memory_before"] = measure_memory("cpu", config.repetitions)
+    record: Record = {"memory_before": measure_memory("cpu", config.repetitions)}
     record["step"] = _measure_step(config) if config.model.exists() else None
-    record |= {"cases": [case for running in config.running for case in _cases(running, config)]}
+    record["cases"] = [
+        _measure_case(running, rows, length, config)
+        for running in config.running
+        for rows in sorted({running, min(running, config.turn_rows)}, reverse=True)
+        for length in (None, config.length)
+    ]
     record["memory_after"] = measure_memory("cpu", config.repetitions)
     record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
-    plot_record("host", write_record(record, "host", markdown(record), config.output))
-    return 0
+    return record
 
 
 def _measure_step(config: HostBenchConfig) -> dict[str, Any]:
@@ -101,16 +95,7 @@ def _measure_step(config: HostBenchConfig) -> dict[str, Any]:
     }
 
 
-def _cases(running: int, config: HostBenchConfig) -> list[dict[str, Any]]:
-    """Measure all in one step and in turns, going on and being replaced."""
-    return [
-        _measure(running, rows, length, config)
-        for rows in sorted({running, min(running, config.turn_rows)}, reverse=True)
-        for length in (None, config.length)
-    ]
-
-
-def _measure(
+def _measure_case(
     running: int, rows: int, length: int | None, config: HostBenchConfig
 ) -> dict[str, Any]:
     turns = -(-running // rows)
@@ -123,56 +108,56 @@ def _measure(
         load.run(0, warm_up)
         raw.append(load.run(config.seconds, LEAST_STEPS, lasting).entry())
     names = ("add", "schedule", "complete", "ended_per_row")
-    medians = {name: median(entry[name] for entry in raw) for name in names}
-    table = load.scheduler.table
+    slots = load.scheduler.table
     return {
         "running": running,
         "rows": rows,
         "length": length,
-        **medians,
+        **{name: median(entry[name] for entry in raw) for name in names},
         "bytes_per_row": load.bytes_per_row(),
-        "bytes_per_slot": table.nbytes / table.num_slots,
+        "bytes_per_slot": slots.nbytes / slots.num_slots,
         "raw": raw,
     }
+
+
+def markdown(record: Record) -> list[str]:
+    """Render the record as a table."""
+    cases, step, peak = record["cases"], record["step"], record["peak_gb_per_s"]
+    measured = "No model's step was measured."
+    if step is not None:
+        measured = (
+            f"A step is one of model {step['model']} (d {step['d_model']}) with {step['rows']:,} "
+            f"rows on all cores, float32, {step['row_ns']:,.0f} ns a row."
+        )
+    rows = []
+    for case in cases:
+        both = case["schedule"] + case["complete"]
+        part = f"{both / step['row_ns']:.2%}" if step else "–"
+        rate = case["bytes_per_row"] / both
+        rows.append(
+            f"{case['running']:,} | {_name(case)} | {case['schedule']:.1f} "
+            f"| {case['complete']:.1f} | {both:.1f} | {part} | {rate:.2f} | {rate / peak:.0%} "
+            f"| {case['add']:.1f}"
+        )
+    return [
+        "Host time per decode row on one core, in nanoseconds, with results that are there at "
+        f"once. `add` takes requests in; it is no part of a step. {measured} GB/s count a step's "
+        "arrays, written once, and its result, read once; the memory's peak, of all cores, is "
+        f"{peak:.1f} GB/s in this run.",
+        "",
+        *table(
+            "running | sequences | schedule | complete | both | of a step | GB/s | of the peak "
+            "| add",
+            rows,
+        ),
+        "",
+        f"The host's arrays take up to {cases[0]['bytes_per_slot']:,.0f} bytes a slot.",
+        "",
+        *memory_table(record),
+    ]
 
 
 def _name(case: dict[str, Any]) -> str:
     rows = "in one step" if case["rows"] == case["running"] else f"in turns of {case['rows']:,}"
     going_on = "going on" if case["length"] is None else f"replaced after {case['length']} tokens"
     return f"{rows}, {going_on}"
-
-
-def markdown(record: dict[str, Any]) -> str:
-    """Render the record as a table."""
-    cases, step = record["cases"], record["step"]
-    lines = [
-        "Host time per decode row on one core, in nanoseconds, with results that are there at "
-        f"once. `add` takes requests in; it is no part of a step. {_step_line(step)} GB/s count a "
-        "step's arrays, written once, and its result, read once; the memory's peak, of all cores, "
-        f"is {record['peak_gb_per_s']:.1f} GB/s in this run.",
-        "",
-        "| running | sequences | schedule | complete | both | of a step | GB/s | of the peak "
-        "| add |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for case in cases:
-        both = case["schedule"] + case["complete"]
-        part = f"{both / step['row_ns']:.2%}" if step else "–"
-        rate = case["bytes_per_row"] / both
-        lines.append(
-            f"| {case['running']:,} | {_name(case)} | {case['schedule']:.1f} "
-            f"| {case['complete']:.1f} | {both:.1f} | {part} | {rate:.2f} "
-            f"| {rate / record['peak_gb_per_s']:.0%} | {case['add']:.1f} |"
-        )
-    bytes_per_slot = cases[0]["bytes_per_slot"]
-    lines += ["", f"The host's arrays take up to {bytes_per_slot:,.0f} bytes a slot.", ""]
-    return "\n".join(lines + memory_table(record)) + "\n"
-
-
-def _step_line(step: dict[str, Any] | None) -> str:
-    if step is None:
-        return "No model's step was measured."
-    return (
-        f"A step is one of model {step['model']} (d {step['d_model']}) with {step['rows']:,} rows "
-        f"on all cores, float32, {step['row_ns']:,.0f} ns a row."
-    )

@@ -1,7 +1,7 @@
 """A scheduler kept busy with made-up results, and its cost on the host.
 
-Steps are scheduled as in an engine, each before the previous one is completed; results are
-available at once, so that what remains is the scheduler's time. Knows no device and no weights.
+Steps are scheduled as in an engine, each before the previous one is completed; results are there
+at once, or when a device that is only counted would have them. Knows no device and no weights.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ class Cost:
 
 
 class Load:
-    """A scheduler with `running` sequences, and a runner that has every result at once.
+    """A scheduler with `running` sequences, and a device that takes `row_s` seconds a decode row.
 
     Sequences of `length` tokens are replaced when they end; None: they fill the context.
     """
 
-    def __init__(self, running: int, rows: int, length: int | None, samples: int) -> None:
+    def __init__(
+        self, running: int, rows: int, length: int | None, samples: int, row_s: float = 0.0
+    ) -> None:
         self.scheduler = Scheduler(
             MODEL,
             EngineConfig(
@@ -63,10 +65,11 @@ class Load:
                 max_waiting=2 * running + samples,
             ),
         )
-        self._length = length
+        self._length, self._row_s = length, row_s
         self._samples = min(samples, running)
         self._least_waiting = running // 4 if length else 0
         self._landing: Batch | None = None
+        self._lands_at = self._free_at = 0.0
         self._num_requests = 0
         rng = np.random.default_rng(0)
         # Made up, and none that ends a sequence.
@@ -87,42 +90,6 @@ class Load:
                 break
         return cost
 
-    def _step(self, cost: Cost) -> None:
-        clock = time.perf_counter
-        started = clock()
-        while self.scheduler.num_waiting < self._least_waiting:
-            self._add(self._samples, self._length or 0)
-        added = clock()
-        batch = self.scheduler.schedule()
-        scheduled = clock()
-        outputs = []
-        self.scheduler.latencies.now = added
-        self.launch(batch)
-        if self._landing is not None:
-            result = self.result(self._landing)
-            waited = clock()
-            self.scheduler.latencies.now = waited
-            outputs = self.scheduler.complete(self._landing, result)
-            self.scheduler.latencies.publish(is_idle=False)
-            cost.rows += self._landing.num_decode
-        else:
-            waited = scheduled
-        completed = clock()
-        self._landing = batch
-        cost.add += added - started
-        cost.schedule += scheduled - added
-        cost.wait += waited - scheduled
-        cost.complete += completed - waited
-        cost.ended += len(outputs)
-        cost.steps += 1
-
-    def launch(self, batch: Batch | None) -> None:
-        """Begin a step; does nothing, since there is no device."""
-
-    def result(self, batch: Batch) -> StepResult:
-        """Return the tokens that a step sampled."""
-        return StepResult(self._tokens[: batch.num_decode], self._logprobs[: batch.num_decode])
-
     def bytes_per_row(self) -> float:
         """Return the least bytes that a step moves in the host's memory, per decode row.
 
@@ -134,6 +101,34 @@ class Load:
         written = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
         read = self._tokens.itemsize + self._logprobs.itemsize
         return written / batch.num_decode + read
+
+    def _step(self, cost: Cost) -> None:
+        clock = time.perf_counter
+        started = clock()
+        while self.scheduler.num_waiting < self._least_waiting:
+            self._add(self._samples, self._length or 0)
+        added = clock()
+        batch = self.scheduler.schedule()
+        scheduled = waited = clock()
+        landing, lands_at = self._landing, self._lands_at
+        self.scheduler.latencies.now = added
+        if batch is not None:
+            self._free_at = max(scheduled, self._free_at) + self._row_s * batch.num_decode
+        self._landing, self._lands_at = batch, self._free_at
+        if landing is not None:
+            if (left := lands_at - scheduled) > 0:
+                time.sleep(left)
+            count = landing.num_decode
+            waited = self.scheduler.latencies.now = clock()
+            result = StepResult(self._tokens[:count], self._logprobs[:count])
+            cost.ended += len(self.scheduler.complete(landing, result))
+            self.scheduler.latencies.publish(is_idle=False)
+            cost.rows += count
+        cost.add += added - started
+        cost.schedule += scheduled - added
+        cost.wait += waited - scheduled
+        cost.complete += clock() - waited
+        cost.steps += 1
 
     def _add(self, n: int, max_tokens: int) -> None:
         self._num_requests += 1

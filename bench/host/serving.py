@@ -1,17 +1,96 @@
-"""Runs `srm serve` in processes of its own, as a user starts it, for benchmarks that speak HTTP."""
+"""Runs servers in processes of their own: `srm serve` as a user starts it, and any other."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
 
 from engine.errors import ConfigError
 from engine.records import ROOT
+
+_STOP_S = 20.0
+_SAID = 600
+"""Characters of its log that an error shows."""
+
+
+def free_port() -> int:
+    """Return a currently free port of the loopback interface."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def server(
+    command: list[str],
+    variables: Mapping[str, str],
+    port: int,
+    ask: Mapping[str, Any],
+    log: Path,
+    start_s: float,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server and wait until it answers a completion; end it with all its processes.
+
+    `ask` is the body of that request. Some servers answer other routes long before this one. Raises
+    ConfigError, with the end of its log, if it ends or does not answer within `start_s`.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(
+            command,
+            cwd=log.parent,
+            env=dict(variables),
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            _wait_until_ready(process, port, ask, log, start_s)
+            yield process
+        finally:
+            _end(process)
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], port: int, ask: Mapping[str, Any], log: Path, start_s: float
+) -> None:
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    deadline, said = time.monotonic() + start_s, ""
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(httpx.HTTPError):
+            answer = httpx.post(url, json=ask, timeout=start_s)
+            said = f"; {answer.status_code}: {answer.text}"
+            if answer.is_success:
+                return
+        time.sleep(0.2)
+    why = f"does not answer after {start_s:g} s" if process.poll() is None else "ended"
+    told = log.read_text(errors="replace")[-_SAID:].strip() + said[:_SAID]
+    raise ConfigError(f"the server {why}: {told}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server's whole session; kill what does not end."""
+    for number, wait_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
 
 _START = (
     "import sys; from server.supervise.launch import main; "
@@ -26,12 +105,22 @@ class Serving(NamedTuple):
     host: str
     port: int
 
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://{self.host}:{self.port}"
+
 
 @contextmanager
-def serving(*flags: str, engine_module: str = "engine") -> Iterator[Serving]:
-    """Start a server with these flags, and stop it at the end. Raises ConfigError if that fails."""
+def serving(
+    *flags: str, engine_module: str = "engine", program: tuple[str, ...] = ()
+) -> Iterator[Serving]:
+    """Start a server with these flags, and stop it at the end. Raises ConfigError if that fails.
+
+    It is `srm serve` with that engine, or a Python program which says as it does where it serves.
+    """
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _START, engine_module, *flags, "--port=0"],
+        [sys.executable, "-P", *(program or ("-c", _START, engine_module)), *flags, "--port=0"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """`python -m bench.model.gemm_peak TASK`: GEMM rates of torch, as JSON.
 
-A second measurement of this machine's peak, for `srm bench`, which gives TASK as JSON: torch's own
+A second measurement of this machine's peak, for benchmarks, which give TASK as JSON: torch's own
 linear layer, and on a CPU also oneDNN with weights packed beforehand, which has no bfloat16 on a
 processor without AVX512 or similar.
 """
@@ -8,8 +8,8 @@ processor without AVX512 or similar.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -17,6 +17,8 @@ import msgspec
 import torch
 from torch import nn
 from torch.utils import mkldnn
+
+from bench.peaks.timing import seconds_per_call
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,65 +29,45 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: tuple[int, ...]
     shapes: tuple[tuple[int, int], ...]
     repetitions: int
+    threads: int = 0
+    """0: as many as torch chooses."""
 
 
 def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, shape [rows, inner, columns], gflops}."""
     task, found = msgspec.json.decode(argv[0], type=Task), []
-    on_cpu = task.device == "cpu"
-    device = "cpu" if on_cpu else "cuda"
+    if task.threads:
+        torch.set_num_threads(task.threads)
+    wait = torch.cuda.synchronize if task.device == "gpu" else lambda: None
     with torch.inference_mode():
-        for dtype in (getattr(torch, name) for name in task.dtypes):
-            has_packed = on_cpu and (dtype == torch.float32 or _has_narrow_products())
-            for inner, columns in task.shapes:
-                plain = nn.Linear(inner, columns, bias=False)
-                packed = mkldnn.to_mkldnn(plain, dtype) if has_packed else None  # type: ignore[no-untyped-call]
-                layer = plain.to(device, dtype)
-                for rows in task.rows:
-                    x = torch.randn(rows, inner)
-                    products = {"PyTorch linear": _product(layer, x.to(device, dtype))}
-                    if packed is not None:
-                        products["oneDNN"] = _product(packed, x.to_mkldnn(dtype))
-                    for name, run in products.items():
-                        seconds = median(_seconds(run, device) for _ in range(task.repetitions))
-                        found.append(
-                            {
-                                "by": name,
-                                "dtype": str(dtype).removeprefix("torch."),
-                                "shape": [rows, inner, columns],
-                                "gflops": 2 * rows * inner * columns / seconds / 1e9,
-                            }
-                        )
+        for by, dtype, shape, call in _products(task):
+            rows, inner, columns = shape
+            seconds = median(seconds_per_call(call, wait, task.repetitions, 0.2))
+            gflops = 2 * rows * inner * columns / seconds / 1e9
+            found.append({"by": by, "dtype": dtype, "shape": shape, "gflops": gflops})
     sys.stdout.write(msgspec.json.encode(found).decode())
     return 0
 
 
+def _products(task: Task) -> Iterator[tuple[str, str, tuple[int, int, int], Callable[[], object]]]:
+    """Yield by whom, dtype, shape and one call of each product."""
+    device = "cpu" if task.device == "cpu" else "cuda"
+    for name in task.dtypes:
+        dtype = getattr(torch, name)
+        is_packed = device == "cpu" and (name == "float32" or _has_narrow_products())
+        for inner, columns in task.shapes:
+            plain = nn.Linear(inner, columns, bias=False)
+            packed = mkldnn.to_mkldnn(plain, dtype) if is_packed else None  # type: ignore[no-untyped-call]
+            layer = plain.to(device, dtype)
+            for rows in task.rows:
+                x, shape = torch.randn(rows, inner), (rows, inner, columns)
+                yield "PyTorch linear", name, shape, partial(layer, x.to(device, dtype))
+                if packed is not None:
+                    yield "oneDNN", name, shape, partial(packed, x.to_mkldnn(dtype))
+
+
 def _has_narrow_products() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _product(layer: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    return lambda: layer(x)
-
-
-def _seconds(run: Callable[[], object], device: str) -> float:
-    """Return the time of one call, averaged over a loop of at least 0.2 s."""
-    run()
-    calls, elapsed = 1, 0.0
-    while elapsed < 0.2:
-        calls *= 2
-        _wait(device)
-        started = time.perf_counter()
-        for _ in range(calls):
-            run()
-        _wait(device)
-        elapsed = time.perf_counter() - started
-    return elapsed / calls
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -17,20 +17,19 @@ import msgspec
 from prometheus_client import REGISTRY
 from tokenizers import Tokenizer
 
-from bench.peaks.torch_side import plot_record
+from bench.frame import Record, Settings, run, table
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
 from engine.device.state_pool import slot_bytes
 from engine.messages import SamplingParams
 from engine.process.engine import Engine
-from engine.records import RECORDS, new_record, settings_of, write_record
-from engine.settings import build, load
+from engine.settings import build
 from engine.weights.checkpoint import load_checkpoint
 from training.evaluate import COMPLETION_TOKENS, KS, count_right, load_tokenizer, pass_at_k
 from training.tasks import Problem, problems
 
 
-class SamplesBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplesBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench samples`."""
 
     model: Path = DEMO_MODEL
@@ -45,25 +44,15 @@ class SamplesBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Completions asked for in each request."""
     seed: int = 0
     """Of the problems and of the sampling."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
-
-    def __post_init__(self) -> None:
-        for name in ("problems", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record and its plot, print its table."""
-    config = load(SamplesBenchConfig, argv, prog="srm bench samples")
-    record = measure(config, " ".join(["srm bench samples", *argv]))
-    plot_record("samples", write_record(record, "samples", markdown(record), config.output))
-    return 0
+    return run(SamplesBenchConfig, argv, "samples", measure, markdown)
 
 
-def measure(config: SamplesBenchConfig, command: str) -> dict[str, Any]:
-    """Return the whole record."""
+def measure(config: SamplesBenchConfig) -> Record:
+    """Return the run of each problem, and the process's memory."""
     served = {name: getattr(config, name) for name in ("model", "device", "dtype")}
     settings = build(EngineConfig, served | {"max_waiting": max(config.samples, 100_000)})
     weights, tokenizer = load_checkpoint(config.model), load_tokenizer(config.model)
@@ -76,8 +65,7 @@ def measure(config: SamplesBenchConfig, command: str) -> dict[str, Any]:
         engine = Engine(weights.config, runner, settings)  # with an empty cache
         runs.append(sample(engine, tokenizer, problem, config.samples, config.seed + number))
     runner.close()
-    return new_record(command) | {
-        "settings": settings_of(config),
+    return {
         "model": msgspec.to_builtins(weights.config),
         "fingerprint": weights.fingerprint,
         "dtype": settings.compute_dtype,
@@ -129,33 +117,35 @@ def most_memory() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts in KiB
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the record as two tables."""
     runs = record["runs"]
-    pool, most, before = (
-        f"{record[name] / 1e9:.2f} GB"
-        for name in ("pool_bytes", "most_memory_bytes", "most_memory_before_bytes")
-    )
-    lines = [
+    ks = list(runs[0]["pass_at"])
+    names = ("pool_bytes", "most_memory_bytes", "most_memory_before_bytes")
+    pool, most, before = (f"{record[name] / 1e9:.2f} GB" for name in names)
+    means = [f"{mean(run['pass_at'][k] for run in runs):.4f}" for k in ks]
+    return [
         f"{runs[0]['samples']:,} samples of each problem in one request, temperature 1, "
         f"{record['dtype']}, {record['num_slots']:,} slots in a pool of {pool}. The process had "
         f"{most} at most, {before} before the first request.",
         "",
-        "| problem | prompt tokens | prefilled | seconds | tokens | tok/s | distinct samples |",
-        "|---|---|---|---|---|---|---|",
+        *table(
+            "problem | prompt tokens | prefilled | seconds | tokens | tok/s | distinct samples",
+            (
+                f"{number}. {run['kind']} | {run['prompt_tokens']} | {run['prefilled_tokens']} "
+                f"| {run['seconds']:.1f} | {run['generated_tokens']:,} "
+                f"| {run['tokens_per_s']:,.0f} | {run['distinct']:,}"
+                for number, run in enumerate(runs, 1)
+            ),
+        ),
+        "",
+        *table(
+            " | ".join(["problem", "right", *(f"pass@{int(k):,}" for k in ks)]),
+            [
+                f"{number}. {run['kind']} | {run['right']:,} | "
+                + " | ".join(f"{run['pass_at'][k]:.4f}" for k in ks)
+                for number, run in enumerate(runs, 1)
+            ]
+            + [" | ".join(["mean", f"{mean(run['right'] for run in runs):,.0f}", *means])],
+        ),
     ]
-    for number, run in enumerate(runs, 1):
-        lines.append(
-            f"| {number}. {run['kind']} | {run['prompt_tokens']} | {run['prefilled_tokens']} "
-            f"| {run['seconds']:.1f} | {run['generated_tokens']:,} | {run['tokens_per_s']:,.0f} "
-            f"| {run['distinct']:,} |"
-        )
-    ks = list(runs[0]["pass_at"])
-    heads = " | ".join(f"pass@{int(k):,}" for k in ks)
-    lines += ["", f"| problem | right | {heads} |", "|---" * (2 + len(ks)) + "|"]
-    for number, run in enumerate(runs, 1):
-        found = " | ".join(f"{run['pass_at'][k]:.4f}" for k in ks)
-        lines.append(f"| {number}. {run['kind']} | {run['right']:,} | {found} |")
-    means = " | ".join(f"{mean(run['pass_at'][k] for run in runs):.4f}" for k in ks)
-    lines.append(f"| mean | {mean(run['right'] for run in runs):,.0f} | {means} |")
-    return "\n".join(lines) + "\n"

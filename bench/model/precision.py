@@ -19,20 +19,73 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench.frame import Record, Settings, run
 from bench.model.divergence import Oracle, largest_value, octaves
 from bench.model.precision_tables import markdown
 from bench.model.rounded import Precision, RoundedModel
-from bench.model.transcripts import answers, problem_tokens, random_tokens, sampled_tokens
 from engine.config import DEMO_MODEL, Mixer, ModelConfig
 from engine.errors import ConfigError
-from engine.records import RECORDS, new_record, write_record
-from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint, read_model
 from engine.weights.random_model import write_random_model
-from engine.weights.weights import fold
+from engine.weights.weights import Weights, fold
 from training.checkpoint import load_model
-from training.plot import plot_divergence
-from training.tasks import problems, reward
+from training.data import END_ID, encode
+from training.tasks import Problem, problems, reward
+
+ANSWER_TOKENS = 96
+"""Greater than the length of any solution."""
+
+
+def random_tokens(shape: ModelConfig, count: int, seed: int) -> Tensor:
+    """Return uniformly random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, shape.vocab_size, (shape.n_ctx, count), generator=generator)
+
+
+def problem_tokens(shape: ModelConfig, tokenizer: Tokenizer, count: int, seed: int) -> Tensor:
+    """Return held-out problems with their solutions, concatenated."""
+    ids: list[int] = []
+    stream = problems("held-out", seed)
+    while len(ids) < count * shape.n_ctx:
+        ids += encode(tokenizer, [next(stream)])[0]
+    return torch.tensor(ids[: count * shape.n_ctx]).view(count, shape.n_ctx).T
+
+
+def sampled_tokens(weights: Weights, count: int, seed: int) -> Tensor:
+    """Return texts that the model samples at temperature 1 in float32, concatenated."""
+    shape = weights.config
+    generator = torch.Generator().manual_seed(seed)
+    model = RoundedModel(weights, Precision())
+    state = model.empty_state(count)
+    ids = torch.full((shape.n_ctx, count), shape.bos_token_id)
+    for position in range(shape.n_ctx - 1):
+        logits = model.run(ids[position : position + 1], state, position)[0]
+        chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        ids[position + 1] = chosen[:, 0]
+    return ids
+
+
+def answers(
+    model: RoundedModel, shape: ModelConfig, tokenizer: Tokenizer, drawn: list[Problem]
+) -> list[str]:
+    """Return the greedy completion of each problem; all are decoded together, token by token."""
+    prompts = [encoding.ids for encoding in tokenizer.encode_batch([p.prompt for p in drawn])]
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    length = min(shape.n_ctx, int(lengths.max()) + ANSWER_TOKENS)
+    ids = torch.full((length, len(prompts)), END_ID)
+    for i, prompt in enumerate(prompts):
+        ids[: len(prompt), i] = torch.tensor(prompt)
+    state, has_ended = model.empty_state(len(prompts)), torch.zeros(len(prompts), dtype=torch.bool)
+    fed, position = 0, int(lengths.min())
+    while position < length and not has_ended.all():
+        likeliest = model.run(ids[fed:position], state, fed)[-1].argmax(-1)
+        is_answer = lengths <= position
+        ids[position] = torch.where(is_answer & ~has_ended, likeliest, ids[position])
+        has_ended |= is_answer & (ids[position] == END_ID)
+        fed, position = position, position + 1
+    rows = zip(ids.T.tolist(), prompts, strict=True)
+    return tokenizer.decode_batch([row[len(prompt) :] for row, prompt in rows])
+
 
 F32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 NARROW = {"bf16": BF16, "fp16": FP16}
@@ -83,7 +136,7 @@ ANSWERING = [name for name in CASES if name.startswith(("float32", "state", "pro
 """Cases in which the checkpoint also answers problems."""
 
 
-class PrecisionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PrecisionConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench precision`."""
 
     demo_model: Path = DEMO_MODEL
@@ -100,34 +153,18 @@ class PrecisionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads; 0 is as many as torch chooses."""
     seed: int = 0
     """Of random weights, tokens and problems."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
-
-    def __post_init__(self) -> None:
-        for name in ("sequences", "random_sequences", "problems"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.threads < 0:
-            raise ValueError(f"threads must be at least 0, got {self.threads}")
-        if any(width < 4 or width % 4 for width in self.random_widths):
-            raise ValueError(f"random_widths must be multiples of 4, got {self.random_widths}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record and its picture, print its tables."""
-    config = load(PrecisionConfig, argv, prog="srm bench precision")
+    return run(PrecisionConfig, argv, "precision", measure, markdown)
+
+
+@torch.inference_mode()
+def measure(config: PrecisionConfig) -> Record:
+    """Return the cases, and the divergence of each model in each."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    record = new_record(" ".join(["srm bench precision", *argv]))
-    with torch.inference_mode():
-        record |= measure(config)
-    path = write_record(record, "precision", markdown(record), config.output)
-    plot_divergence(record["models"], path.with_suffix(".svg"))
-    return 0
-
-
-def measure(config: PrecisionConfig) -> dict[str, Any]:
-    """Return the cases, and the divergence of each model in each."""
     cases = {
         name: {kind: str(dtype).removeprefix("torch.") for kind, dtype in asdict(one).items()}
         for name, one in CASES.items()
@@ -147,17 +184,15 @@ def measure(config: PrecisionConfig) -> dict[str, Any]:
 
 
 def _random_shape(width: int, mixer: Mixer) -> ModelConfig:
-    has_decay = mixer != "expanded"
-    return ModelConfig(
-        d_model=width,
-        num_layers=8,
-        num_heads=4,
-        n_ctx=1024,
-        vocab_size=2048,
-        mixer=mixer,
-        decay=has_decay,
-        decay_constant=2 if has_decay else 1,
-    )
+    decay = mixer != "expanded"
+    sizes: dict[str, Any] = {
+        "d_model": width,
+        "num_layers": 8,
+        "num_heads": 4,
+        "n_ctx": 1024,
+        "vocab_size": 2048,
+    }
+    return ModelConfig(**sizes, mixer=mixer, decay=decay, decay_constant=1 + decay)
 
 
 def measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
+
+from bench.frame import Record, table
 
 LEGEND = """Errors are |logit - oracle| in units of the oracle's largest |logit|, the oracle being
 float64. Greedy is the share of positions whose likeliest token is the oracle's. KL is of the
@@ -14,58 +15,55 @@ distributions are nearly flat: there only the errors mean something.
 """
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the cases; then for each model the measures over all positions, and by position."""
-    stem = f"{record['date']}-{record['commit']}-precision"
-    parts = [LEGEND, f"![error by position]({stem}.svg)\n", _cases(record["cases"])]
+    kinds = list(next(iter(record["cases"].values())))
+    lines = [*LEGEND.splitlines(), "", *_cases(record["cases"], kinds)]
     for model in record["models"]:
         shape, length = model["config"], model["positions"][-1][-1]
-        parts.append(
-            f"## {model['name']}\n\n{shape['mixer']}, d {shape['d_model']}, {shape['num_layers']} "
-            f"layers, matrices stored as {model['matrices_stored_as']}, {model['sequences']} × "
-            f"{length:,} tokens. Largest |value|: logits {model['largest_logit']:.3g}, "
-            f"activations {model['largest_activation']:.3g}, last states "
-            f"{model['largest_last_state']:.3g}.\n"
-        )
-        parts += [_overall(model["cases"]), "RMS error by position:\n"]
-        parts.append(_by_position(model, "rms_error"))
-        parts += ["Mean KL by position:\n", _by_position(model, "kl_mean")]
-    return "\n".join(parts)
+        lines += [
+            "",
+            f"## {model['name']}",
+            "",
+            f"{shape['mixer']}, d {shape['d_model']}, {shape['num_layers']} layers, matrices "
+            f"stored as {model['matrices_stored_as']}, {model['sequences']} × {length:,} tokens. "
+            f"Largest |value|: logits {model['largest_logit']:.3g}, activations "
+            f"{model['largest_activation']:.3g}, last states {model['largest_last_state']:.3g}.",
+            "",
+            *_overall(model["cases"]),
+            "",
+            "RMS error by position:",
+            "",
+            *_by_position(model, "rms_error"),
+            "",
+            "Mean KL by position:",
+            "",
+            *_by_position(model, "kl_mean"),
+        ]
+    return lines
 
 
-def _cases(cases: dict[str, dict[str, str]]) -> str:
-    kinds = list(next(iter(cases.values())))
+def _cases(cases: dict[str, dict[str, str]], kinds: list[str]) -> list[str]:
     rows = (
         [name, *("" if one[kind] == "float32" else one[kind] for kind in kinds)]
         for name, one in cases.items()
     )
-    return _table(["case, float32 where empty", *kinds], rows)
+    return table(" | ".join(["case, float32 where empty", *kinds]), map(" | ".join, rows))
 
 
-def _overall(cases: list[dict[str, Any]]) -> str:
-    head = ["case", "max error", "rms error", "greedy", "mean KL", "p99 KL"]
+def _overall(cases: list[dict[str, Any]]) -> list[str]:
     answers = ("right_answers", "same_answers") if "right_answers" in cases[0] else ()
+    heads = ["case", "max error", "rms error", "greedy", "mean KL", "p99 KL"]
     rows = (
-        [
-            one["case"],
-            f"{one['max_error']:.1e}",
-            f"{one['rms_error']:.1e}",
-            f"{one['greedy_agreement']:.2%}",
-            f"{one['kl_mean']:.1e}",
-            f"{one['kl_p99']:.1e}",
-            *(f"{one[name]:.1%}" if name in one else "" for name in answers),
-        ]
+        f"{one['case']} | {one['max_error']:.1e} | {one['rms_error']:.1e} "
+        f"| {one['greedy_agreement']:.2%} | {one['kl_mean']:.1e} | {one['kl_p99']:.1e}"
+        + "".join(f" | {one[name]:.1%}" if name in one else " | " for name in answers)
         for one in cases
     )
-    return _table([*head, *(name.replace("_", " ") for name in answers)], rows)
+    return table(" | ".join([*heads, *(name.replace("_", " ") for name in answers)]), rows)
 
 
-def _by_position(model: dict[str, Any], measure: str) -> str:
-    head = ["–".join(map(str, sorted(set(span)))) for span in model["positions"]]
+def _by_position(model: dict[str, Any], measure: str) -> list[str]:
+    heads = ["–".join(map(str, sorted(set(span)))) for span in model["positions"]]
     rows = ([c["case"], *(f"{v:.0e}" for v in c["by_position"][measure])] for c in model["cases"])
-    return _table(["case", *head], rows)
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return table(" | ".join(["case", *heads]), map(" | ".join, rows))

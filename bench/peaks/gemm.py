@@ -11,21 +11,20 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import DeviceRef, Graph, Module, TensorType, ops
 
-from bench.peaks.torch_side import ask_torch, has_torch
+from bench.peaks.timing import seconds_per_call
+from bench.peaks.torch_side import has_torch, torch_products
 from engine.config import Dtype
 from engine.device.graph_cache import cached
 from engine.device.linear import (
@@ -73,27 +72,13 @@ class GemmPeak:
         for shape in SHAPES:
             for rows in ROWS[self._kind]:
                 for name, dtype, run in self._products(rows, *shape):
-                    flops = 2 * rows * math.prod(shape)
                     raw = seconds_per_call(run, self._device.synchronize, repetitions, LEAST_S)
-                    seconds = median(raw)
-                    found.append(
-                        {
-                            "by": name,
-                            "dtype": dtype,
-                            "shape": [rows, *shape],
-                            "gflops": flops / seconds / 1e9,
-                        }
-                    )
+                    gflops = 2 * rows * math.prod(shape) / median(raw) / 1e9
+                    entry = {"by": name, "dtype": dtype, "shape": [rows, *shape], "gflops": gflops}
+                    found.append(entry)
         if has_torch():
-            task = {
-                "device": self._kind,
-                "dtypes": self._dtypes,
-                "rows": ROWS[self._kind],
-                "shapes": SHAPES,
-                "repetitions": repetitions,
-            }
-            answer = ask_torch("gemm_peak", msgspec.json.encode(task).decode())
-            found += msgspec.json.decode(answer)
+            rows_tried, dtypes = ROWS[self._kind], self._dtypes
+            found += torch_products(self._kind, dtypes, rows_tried, SHAPES, repetitions)
         return found
 
     def _products(self, rows: int, inner: int, columns: int) -> Iterator[Product]:
@@ -150,26 +135,6 @@ def _add_graph(
         x, weight = (value.tensor for value in graph.inputs)
         graph.output(linear(x, weight, columns) if is_ours else ops.matmul(x, weight))
     return graph
-
-
-def seconds_per_call(
-    run: Callable[[], object], wait: Callable[[], None], repetitions: int, least_s: float
-) -> list[float]:
-    """Return the seconds of one call, per repetition, each averaged over at least `least_s`."""
-    run()
-    calls = 1
-    while _time(run, wait, calls) < least_s:
-        calls *= 2
-    return [_time(run, wait, calls) / calls for _ in range(repetitions)]
-
-
-def _time(run: Callable[[], object], wait: Callable[[], None], calls: int) -> float:
-    wait()
-    started = time.perf_counter()
-    for _ in range(calls):
-        run()
-    wait()
-    return time.perf_counter() - started
 
 
 def main(argv: list[str]) -> int:

@@ -1,11 +1,13 @@
 """Measured figures against the machine's two limits, as cells and tables of Markdown.
 
 The limits are the best matrix product of a dtype and the best stream through memory, both measured
-in the same run. Knows the format of a record, and no device.
+in the same run. Knows the format of a record, in which earlier ones may lack values that were not
+measured then ("–"), and no device.
 """
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 Record = dict[str, Any]
@@ -25,10 +27,15 @@ def memory_peak(streams: list[Record]) -> float:
     return float(max(entry["gb_per_s"] for entry in streams))
 
 
+def runs_of(record: Record) -> list[tuple[Record, Record]]:
+    """Return every run of a record, behind its model."""
+    return [(model, run) for model in record["models"] for run in model["runs"]]
+
+
 def peak_line(record: Record) -> str:
     """Return the peaks of a record as a sentence."""
     named = [f"{dtype} {peak:,.0f} GFLOP/s" for dtype, peak in record["peak_gflops"].items()]
-    if "peak_gb_per_s" in record:  # records before it have none
+    if "peak_gb_per_s" in record:
         named.append(f"memory {record['peak_gb_per_s']:.1f} GB/s")
     return f"Peaks of this run: {', '.join(named)}."
 
@@ -45,12 +52,26 @@ def share(record: Record, dtype: str, tokens_per_s: float, flops: int) -> str:
     return "–" if peak is None else f"{tokens_per_s * flops / 1e9 / peak:.0%}"
 
 
+def bytes_moved(model: Record, dtype: str, rows: int) -> int | None:
+    """Return the least bytes of a step of so many rows, if they were counted."""
+    counted = model.get("bytes", {}).get(dtype)
+    return counted and int(counted["once"] + rows * counted["row"])
+
+
 def byte_cells(record: Record, moved: int | None, seconds: float) -> str:
     """Return GB/s and the fraction of the memory's peak as cells; "–" if no bytes were counted."""
     peak = record.get("peak_gb_per_s")
     if moved is None or peak is None:
         return "– | –"
     return f"{moved / seconds / 1e9:.1f} | {moved / seconds / 1e9 / peak:.0%}"
+
+
+def start_cells(run: Record) -> tuple[str, str]:
+    """Return the times of a cold and of a warm start; PyTorch's cold one is its first steps."""
+    if "startup" not in run:
+        return f"{run.get('first_steps_s', 0):.1f} s", "–"
+    cold = run["startup"].get("cold_s")
+    return f"{cold:.1f} s" if cold else "–", f"{median(run['startup']['warm_s']):.1f} s"
 
 
 def limit(record: Record, dtype: str, flops: int, moved: int) -> tuple[str, float]:

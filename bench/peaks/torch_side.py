@@ -11,6 +11,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from engine.records import ROOT
 
@@ -20,7 +23,27 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def ask_torch(module: str, *arguments: str) -> bytes:
+def torch_products(
+    device: str,
+    dtypes: tuple[str, ...],
+    rows: tuple[int, ...],
+    shapes: tuple[tuple[int, int], ...],
+    repetitions: int,
+    threads: int = 0,
+) -> list[dict[str, Any]]:
+    """Return torch's matrix products, a list of {by, dtype, shape, gflops}."""
+    task = {"device": device, "dtypes": dtypes, "rows": rows, "shapes": shapes}
+    more = {"repetitions": repetitions, "threads": threads}
+    found: list[dict[str, Any]] = ask_torch("gemm_peak", task | more)
+    return found
+
+
+def ask_torch(module: str, task: Any) -> Any:
+    """Return what `python -m bench.model.<module> TASK` prints; both are JSON."""
+    return msgspec.json.decode(run_torch(module, msgspec.json.encode(task).decode()))
+
+
+def run_torch(module: str, *arguments: str) -> bytes:
     """Return the output of `python -m bench.model.<module> ARGUMENTS`, compiling without caches."""
     return subprocess.run(
         [sys.executable, "-m", f"bench.model.{module}", *arguments],
@@ -34,4 +57,4 @@ def ask_torch(module: str, *arguments: str) -> bytes:
 def plot_record(kind: str, report: Path) -> None:
     """Draw a record beside its report and embed it there, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is not None:
-        ask_torch("plot_records", kind, str(report.resolve().with_suffix(".json")))
+        run_torch("plots", kind, str(report.resolve().with_suffix(".json")))

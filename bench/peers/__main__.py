@@ -6,25 +6,20 @@ peer with a result in `results` is not run again, so an interrupted run can be r
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 import sys
 from typing import Any
 
 import msgspec
 
+from bench.host.processes import Watch
+from bench.peaks.rates import peaks
+from bench.peaks.torch_side import plot_record, torch_products
 from bench.peers.catalog import chosen
-from bench.peers.config import PeersConfig
-from bench.peers.installing import ENVIRONMENTS, install
-from bench.peers.making import make_model, python_of
-from bench.peers.peer import Peer
-from bench.peers.plot import draw
-from bench.peers.result import Result
+from bench.peers.config import Peer, PeersConfig
+from bench.peers.making import ENVIRONMENTS, install, make_model
 from bench.peers.running import run_peer, settings
-from bench.peers.table import markdown
-from bench.peers.timed import PROGRAMS
-from bench.peers.watching import Watch
+from bench.peers.table import Result, markdown
 from engine.errors import ConfigError, SRMError
 from engine.records import new_record, settings_of, write_record
 from engine.settings import load
@@ -37,7 +32,8 @@ USAGE = """usage: python -m bench.peers COMMAND [options]
 
 `python -m bench.peers run --help` explains the options.
 """
-_GEMM_S = 1.0
+_ROWS, _SHAPES = (256, 2048), ((512, 2048), (1024, 4096))
+"""Rows, and inner by columns, of the products that tell the machine's peak."""
 
 
 def main(argv: list[str]) -> int:
@@ -77,16 +73,7 @@ def _run(peers: list[Peer], config: PeersConfig, command: str) -> None:
     record["gemm_after"] = _gemm(config)
     record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
     record["results"] = msgspec.to_builtins(results)
-    path = write_record(record, "peers", markdown(record), config.output)
-    draw(record, path.with_suffix(".svg"))
-
-
-def peaks(products: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the best GFLOP/s by dtype."""
-    found: dict[str, float] = {}
-    for one in products:
-        found[one["dtype"]] = max(one["gflops"], found.get(one["dtype"], 0.0))
-    return found
+    plot_record("peers", write_record(record, "peers", markdown(record), config.output))
 
 
 def _result(peer: Peer, config: PeersConfig) -> Result:
@@ -116,14 +103,10 @@ def _result(peer: Peer, config: PeersConfig) -> Result:
 
 
 def _gemm(config: PeersConfig) -> list[dict[str, Any]]:
-    """Return the rates that `programs/measure_gemm.py` prints; report foreign CPU use."""
-    task = {"dtype": config.dtype, "threads": config.cores, "seconds": _GEMM_S}
-    command = [python_of("", config.folder), "-m", f"{PROGRAMS}measure_gemm", json.dumps(task)]
+    """Return torch's rates of matrix products; report foreign CPU use."""
+    dtypes = tuple(dict.fromkeys(("float32", config.dtype)))
     with Watch() as watch:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"matrix products were not measured: {done.stderr.strip()[-500:]}")
-    found: list[dict[str, Any]] = msgspec.json.decode(done.stdout)
+        found = torch_products("cpu", dtypes, _ROWS, _SHAPES, 3, config.cores)
     foreign = watch.foreign_cpus(0.0, float("inf"))
     _say(f"matrix products: {peaks(found)} GFLOP/s, {foreign or 0:.2f} foreign CPUs")
     return found

@@ -1,17 +1,59 @@
-"""Settings of the comparison. Knows no engine."""
+"""What is compared, as data: a peer, from which it can be run, and the settings of the comparison.
+
+Knows no engine.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from engine.records import RECORDS
+from bench.frame import Settings
 
 
-class PeersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine with one model."""
+
+    name: str
+    engine: str
+    """As named in tables."""
+    how: Literal["http", "offline"]
+    """http: loaded by `srm loadtest`; offline: a timed program in the engine's environment."""
+    package: str = ""
+    """The package whose version is recorded; ours has none."""
+    environment: str = ""
+    """One of `making.ENVIRONMENTS`; empty: this one."""
+    model: str
+    """The name of a shape (`shapes.py`)."""
+    suffix: str = ""
+    """The suffix of the model's file, after the shape's name."""
+    command: tuple[str, ...]
+    """The server's command; offline, only the name of the program in `programs/`."""
+    variables: dict[str, str] = {}
+    concurrency: tuple[int, ...]
+    """Numbers of concurrent sequences, tried in turn; the best is the peer's figure."""
+    served: str = ""
+    """The model's name in requests; empty: the shape's name."""
+    streams: bool = True
+    """Whether it ends streams as OpenAI's API does; else replies are whole and have no TTFT."""
+    ignores_eos: bool = True
+    """Whether it takes `ignore_eos`; else samples may end early, with random weights rarely."""
+    task: dict[str, Any] = {}
+    """Further members of its program's task."""
+    has_text: bool = False
+    """Whether its prompts must be texts, not token ids."""
+    is_narrow: bool = True
+    """Whether it computes in bfloat16 on a CPU too."""
+    state_width: int = 4
+    """Bytes of each number in a sequence's state."""
+    most: int = 0
+    """Most sequences that it can run at once, whatever the memory; 0: no limit known."""
+
+
+class PeersConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `python -m bench.peers`."""
 
     peers_dir: Path = Path("~/.cache/srm-peers")
@@ -36,18 +78,6 @@ class PeersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory that sequences running at once are counted into."""
     results: Path = Path("runs/peers")
     """Folder of what each peer gave; who has a result there is not run again."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "output_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.threads < 0:
-            raise ValueError(f"threads must be at least 0, got {self.threads}")
-        for name in ("seconds", "start_s", "timeout_s", "memory_gib"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
     @property
     def folder(self) -> Path:

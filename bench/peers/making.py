@@ -1,34 +1,84 @@
-"""The models of peers: random weights of the right shapes, each made once, in its environment.
+"""`python -m bench.peers setup`: other engines, each in an environment of its own, and all models.
 
-Knows which program makes which; runs none of the models.
+A list of packages is pinned and complete, so each is installed without its dependencies: some of
+these engines require conflicting packages, or a GPU's. Models have random weights of the right
+shapes, each made once, in its engine's environment. Runs none of the models.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer import Peer
+from bench.peers.config import Peer
 from bench.peers.shapes import HEADS, LAYERS, N_CTX, VOCAB_SIZE, shape_of
+from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.records import ROOT
-
-_PROGRAMS = "bench.peers.programs."
-_SRM = """
-import sys
-from pathlib import Path
-from engine.config import ModelConfig
 from engine.weights.random_model import write_random_model
-width, layers, heads, n_ctx, vocab_size = map(int, sys.argv[2:])
-shape = ModelConfig(d_model=width, num_layers=layers, num_heads=heads, n_ctx=n_ctx,
-                    vocab_size=vocab_size)
-write_random_model(Path(sys.argv[1]), shape)
-"""
+
+LISTS = Path(__file__).resolve().parent / "requirements"
+ENVIRONMENTS = ("llama", "max", "torch", "vllm")
+PROGRAMS = "bench.peers.programs."
+_LLAMA_CMAKE = (
+    *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON"),
+    *("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF"),
+    *("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),
+)
+
+
+def install(name: str, folder: Path) -> None:
+    """Make the environment `folder/name`, unless it exists and matches its current list."""
+    wanted = (LISTS / f"{name}.txt").read_text()
+    environment = folder / name
+    marker = environment / "installed.txt"
+    if marker.exists() and marker.read_text() == wanted:
+        return
+    shutil.rmtree(environment, ignore_errors=True)
+    _run(sys.executable, "-m", "venv", environment)
+    pip = environment / "bin" / "pip"
+    # llama.cpp itself is compiled once, below.
+    python_only = os.environ | {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"}
+    _run(pip, "install", "--no-deps", "-r", LISTS / f"{name}.txt", env=python_only)
+    if name == "llama":
+        _compile_llama(environment, wanted)
+    marker.write_text(wanted)
+
+
+def _compile_llama(environment: Path, wanted: str) -> None:
+    """Compile llama-server, and the library that llama-cpp-python is told to load.
+
+    Both are built from llama-cpp-python's source package, which contains all of llama.cpp.
+    """
+    found = re.search(r"^llama[_-]cpp[_-]python==(\S+)$", wanted, re.MULTILINE)
+    if not found:
+        raise ConfigError(f"{LISTS / 'llama.txt'} names no version of llama_cpp_python")
+    for tool in ("cmake", "ninja", "g++"):
+        if shutil.which(tool) is None:
+            raise ConfigError(f"llama.cpp is compiled by cmake, ninja and g++: no {tool} here")
+    source, build = environment / "source", environment / "build"
+    source.mkdir()
+    download = (environment / "bin" / "pip", "download", "--no-deps", "--dest", source)
+    _run(*download, "--no-binary", "llama-cpp-python", f"llama-cpp-python=={found[1]}")
+    (packed,) = source.glob("*.tar.gz")
+    with tarfile.open(packed) as file:
+        file.extractall(source, filter="data")
+    (tree,) = source.glob("*/vendor/llama.cpp")
+    _run("cmake", "-S", tree, "-B", build, *_LLAMA_CMAKE)
+    _run("cmake", "--build", build, "--target", "llama-server")
+    (environment / "bin" / "llama-server").symlink_to(build / "bin" / "llama-server")
+
+
+def _run(*command: str | Path, **how: Any) -> None:
+    if subprocess.run(command, check=False, **how).returncode:
+        raise ConfigError(f"`{' '.join(map(str, command))}` failed; what it says is above")
 
 
 def python_of(environment: str, folder: Path) -> str:
@@ -54,14 +104,12 @@ def model_path(peer: Peer, folder: Path) -> Path:
 def make_model(peer: Peer, folder: Path) -> Path:
     """Return the path of a peer's model, made if it does not exist. Raises ConfigError."""
     path = model_path(peer, folder)
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"part-{path.name}")
-    if part.is_dir():
-        shutil.rmtree(part)
-    _make(peer, part, folder)
-    part.rename(path)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"part-{path.name}")
+        shutil.rmtree(part, ignore_errors=True)
+        _make(peer, part, folder)
+        part.rename(path)
     return path
 
 
@@ -70,34 +118,35 @@ def _make(peer: Peer, path: Path, folder: Path) -> None:
     task = {"kind": shape.kind, "shape": shape.task(), "output": str(path)}
     tokenizer = folder / "models" / "tokenizer"
     if shape.kind == "srm":
-        numbers = map(str, (shape.d_model, LAYERS, HEADS, N_CTX, VOCAB_SIZE))
-        _run("", folder, "-c", _SRM, str(path), *numbers)
+        sizes: dict[str, Any] = {
+            "num_layers": LAYERS,
+            "num_heads": HEADS,
+            "n_ctx": N_CTX,
+            "vocab_size": VOCAB_SIZE,
+        }
+        write_random_model(path, ModelConfig(d_model=shape.d_model, **sizes))
         return
     if not tokenizer.exists():
         made = {"output": str(tokenizer), "vocab_size": VOCAB_SIZE, "n_ctx": N_CTX}
-        _program("torch", folder, "make_tokenizer", made)
+        _program("torch", folder, PROGRAMS + "make_tokenizer", json.dumps(made))
     if peer.suffix == ".gguf":
         task["tokenizer"] = str(tokenizer / "tokenizer.json")
-        _program("llama", folder, "make_gguf", task)
+        _program("llama", folder, PROGRAMS + "make_gguf", json.dumps(task))
     elif peer.suffix == ".pth":
-        _program("torch", folder, "make_rwkv", task)
+        _program("torch", folder, PROGRAMS + "make_rwkv", json.dumps(task))
     elif peer.suffix == "-ctranslate2":
         plain = folder / "models" / peer.model
         if not plain.exists():
             raise ConfigError(f"{path} is made from {plain}: make that peer's model first")
-        converter = ("-m", "ctranslate2.converters.transformers", "--output_dir", str(path))
-        _run("torch", folder, *converter, "--model", str(plain))
+        files = ("--output_dir", str(path), "--model", str(plain))
+        _program("torch", folder, "ctranslate2.converters.transformers", *files)
     else:
-        _program("torch", folder, "make_transformers", task)
+        _program("torch", folder, PROGRAMS + "make_transformers", json.dumps(task))
         shutil.copytree(tokenizer, path, dirs_exist_ok=True)
 
 
-def _program(environment: str, folder: Path, name: str, task: dict[str, Any]) -> None:
-    _run(environment, folder, "-m", _PROGRAMS + name, json.dumps(task))
-
-
-def _run(environment: str, folder: Path, *arguments: str) -> None:
-    command = [python_of(environment, folder), *arguments]
+def _program(environment: str, folder: Path, *arguments: str) -> None:
+    command = [python_of(environment, folder), "-m", *arguments]
     done = subprocess.run(
         command,
         cwd=folder / "models",

@@ -1,26 +1,37 @@
 """Runs one peer to its result: loads its server point by point, or times its program.
 
-Knows neither tables nor plots.
+A server is loaded by `srm loadtest` at one concurrency after the other; a program runs in its
+engine's environment and says what it measured at each. Knows neither tables nor plots.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
+import time
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from bench.peers.config import PeersConfig
-from bench.peers.loading import measure_server
-from bench.peers.making import make_model, python_of
-from bench.peers.peer import Peer
-from bench.peers.result import Point, Result
-from bench.peers.serving import free_port
-from bench.peers.shapes import N_CTX, shape_of
-from bench.peers.timed import measure_program
-from bench.peers.watching import Watch
+import msgspec
+
+from bench.host.processes import Watch
+from bench.host.serving import free_port, server
+from bench.peers.config import Peer, PeersConfig
+from bench.peers.making import PROGRAMS, make_model, python_of, surroundings
+from bench.peers.programs.timing import FIRST_TOKEN
+from bench.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
+from bench.peers.table import Point, Result
+from bench.server.load import send
 from engine.errors import ConfigError
 from engine.records import ROOT
+from loadtest.commands.run_command import summed_up
+from loadtest.report.report_files import Run
 
 _VERSION = "import sys, importlib.metadata as found; print(found.version(sys.argv[1]))"
+_PROBE_TOKENS = 4
+"""Tokens of the completion that checks whether a server is ready."""
 
 
 def run_peer(peer: Peer, config: PeersConfig) -> Result:
@@ -31,11 +42,12 @@ def run_peer(peer: Peer, config: PeersConfig) -> Result:
     command = [part.format(**values) for part in peer.command]
     try:
         with Watch() as watch:
-            measure = measure_server if peer.how == "http" else measure_program
+            measure = _measure_server if peer.how == "http" else _measure_program
             measure(peer, config, command, values, watch, points)
-    except (ConfigError, subprocess.TimeoutExpired) as error:
-        is_slow = isinstance(error, subprocess.TimeoutExpired)
-        failure = f"not done in {config.timeout_s:g} s" if is_slow else str(error)
+    except (subprocess.TimeoutExpired, TimeoutError):
+        failure = f"not done in {config.timeout_s:g} s"
+    except ConfigError as error:
+        failure = str(error)
     shape = shape_of(peer.model)
     dtype = values["dtype"]
     width = 2 if dtype == "bfloat16" and shape.kind == "llama" else peer.state_width
@@ -81,10 +93,134 @@ def placeholders(peer: Peer, config: PeersConfig, model: Path) -> dict[str, str]
 def _version(peer: Peer, config: PeersConfig) -> str:
     if not peer.package:
         return "this commit"
-    python = python_of(peer.environment, config.folder)
-    found = subprocess.run(
-        [python, "-c", _VERSION, peer.package], capture_output=True, text=True, check=False
-    )
+    command = [python_of(peer.environment, config.folder), "-c", _VERSION, peer.package]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         raise ConfigError(f"{peer.package} is not installed: `make peers-setup` first")
     return f"{peer.package} {found.stdout.strip()}"
+
+
+def _measure_server(
+    peer: Peer,
+    config: PeersConfig,
+    command: list[str],
+    values: dict[str, str],
+    watch: Watch,
+    points: list[Point],
+) -> None:
+    folder = (config.results / peer.name).absolute()
+    variables = surroundings(peer.environment, config.folder) | peer.variables
+    port = int(values["port"])
+    served = peer.served.format(**values) or peer.model
+    prompt = "a b c" if peer.has_text else 3 * [FIRST_TOKEN]
+    ask = {"model": served, "prompt": prompt, "max_tokens": _PROBE_TOKENS}
+    with server(command, variables, port, ask, folder / "server.log", config.start_s) as process:
+        watch.pid = process.pid
+        deadline = time.monotonic() + config.timeout_s
+        text = config.folder / "models" / "tokenizer" / "tokenizer.json"
+        asked = {
+            "served_model_name": served,
+            "prompt_tokens": str(config.prompt_tokens),
+            "output_tokens": str(config.output_tokens),
+            "temperature": 0.0,
+            "stream": peer.streams,
+            "ignore_eos": peer.ignores_eos,
+            **({"tokenizer": text} if peer.has_text else {"vocab_size": VOCAB_SIZE}),
+        }
+
+        def load(concurrency: int, requests: int) -> Run:
+            sizes = {"concurrency": concurrency, "requests": requests}
+            left = max(1.0, deadline - time.monotonic())
+            return summed_up(send(f"http://127.0.0.1:{port}", left, **sizes, **asked))
+
+        first = peer.concurrency[0]
+        rate = load(first, first).summary.output_tokens_per_s
+        for concurrency in peer.concurrency:
+            began = time.monotonic()
+            found = load(concurrency, concurrency * waves(rate, concurrency, config))
+            points.append(http_point(found, concurrency, watch, began, time.monotonic()))
+            rate = points[-1].tokens_per_s
+
+
+def http_point(run: Run, concurrency: int, watch: Watch, began: float, ended: float) -> Point:
+    """Return the point of a load whose window is the whole run."""
+    summary = run.summary
+    start, end = summary.window
+    if not summary.output_tokens_per_s:
+        raise ConfigError("no tokens came")
+    return Point(
+        concurrency=concurrency,
+        tokens_per_s=summary.output_tokens_per_s,
+        seconds=[end - start],
+        rss_bytes=watch.peak_rss(began, ended),
+        foreign_cpus=watch.foreign_cpus(began, ended),
+        ttft_p50=_known(summary.ttft.p50),
+        ttft_p99=_known(summary.ttft.p99),
+        itl_p50=_known(summary.itl.p50),
+        client_cpu=_known(summary.cpu_share),
+        warnings=tuple(run.warnings),
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def waves(tokens_per_s: float, concurrency: int, config: PeersConfig) -> int:
+    """Return how often to send a point's requests to take about `seconds`."""
+    return max(1, round(config.seconds * tokens_per_s / (concurrency * config.output_tokens)))
+
+
+def _measure_program(
+    peer: Peer,
+    config: PeersConfig,
+    command: list[str],
+    values: dict[str, str],
+    watch: Watch,
+    points: list[Point],
+) -> None:
+    task = {
+        "model": values["model"],
+        "shape": shape_of(peer.model).task(),
+        "dtype": values["dtype"],
+        "concurrency": peer.concurrency,
+        "prompt_tokens": config.prompt_tokens,
+        "output_tokens": config.output_tokens,
+        "seconds": config.seconds,
+        "threads": config.cores,
+        **peer.task,
+    }
+    folder = (config.results / peer.name).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "program.log"
+    python = [values["python"], "-m", PROGRAMS + command[0], json.dumps(task)]
+    variables = surroundings(peer.environment, config.folder) | {"PYTHONPATH": str(ROOT)}
+    variables |= {"OMP_NUM_THREADS": str(config.cores), **peer.variables}
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log.open("wb")}
+    with (
+        streams["stderr"],
+        subprocess.Popen(python, cwd=folder, env=variables, **streams) as process,
+    ):
+        watch.pid = process.pid
+        try:
+            process.wait(config.timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        finally:
+            assert process.stdout is not None
+            lines = [line for line in process.stdout if line.startswith(b"{")]  # some engines talk
+            points += [offline_point(msgspec.json.decode(line), watch) for line in lines]
+    if process.returncode:
+        raise ConfigError(f"its program failed: {log.read_text(errors='replace')[-500:].strip()}")
+
+
+def offline_point(found: dict[str, Any], watch: Watch) -> Point:
+    """Return the point of a line that `programs/timing.py` printed."""
+    return Point(
+        concurrency=found["concurrency"],
+        tokens_per_s=found["tokens"] / median(found["seconds"]),
+        seconds=found["seconds"],
+        rss_bytes=watch.peak_rss(found["began"], found["ended"]),
+        foreign_cpus=watch.foreign_cpus(found["began"], found["ended"]),
+    )

@@ -2,7 +2,7 @@
 
 A page has `<!-- figures: NAME -->` and `<!-- end of figures -->`, and between them what
 `bench.records.figures` makes of the newest whole record of that kind, with its command and a link;
-in a model's card, what `bench.records.card` makes of the files beside it. So no figure there is
+in a model's card, what it makes of the files beside it. So no figure there is
 typed, and `--check` says whether any is out of date.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from bench.records.card import CARD
-from bench.records.figures import FIGURES, is_whole
+from bench.records.figures import CARD, FIGURES, is_whole
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT

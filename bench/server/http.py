@@ -1,28 +1,32 @@
 """`srm bench http`: the same requests through HTTP and through the engine alone.
 
 Starts `srm serve` as a user would, sends bursts of requests, and compares the tokens a second with
-those of the engine in process: streams of one completion each, and few requests of many. Engine,
-server and client share this machine, so the client's own work is in the figures. Records go to
-docs/benchmarks/.
+those of the engine in a process of its own: streams of one completion each, and few requests of
+many. Engine, server and client share this machine, so the client's own work is in the figures.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
 
-from bench.server.served import Served, completion, served
-from engine.config import DEMO_MODEL
-from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
-from engine.settings import load
+from bench.frame import Record, Settings, run, table
+from bench.host.serving import serving
+from bench.server.load import burst
+from engine.config import DEMO_MODEL, EngineConfig
+from engine.device.runner import ModelRunner
+from engine.messages import SamplingParams
+from engine.process.engine import Engine
+from engine.records import ROOT
+from engine.weights.checkpoint import load_checkpoint
 
 
-class HttpBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench http`."""
 
     model: Path = DEMO_MODEL
@@ -39,97 +43,90 @@ class HttpBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes that answer."""
     repetitions: int = 3
     """Bursts, through HTTP and through the engine alone; the medians are compared."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
-
-    def __post_init__(self) -> None:
-        for name in ("requests", "n", "max_tokens", "api_processes", "repetitions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if any(count < 1 for count in self.streams):
-            raise ValueError(f"streams must be numbers of at least 1, got {self.streams}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
-    config = load(HttpBenchConfig, argv, prog="srm bench http")
-    bursts: list[tuple[int, int, tuple[bool, ...]]] = [
-        (count, 1, (True,)) for count in config.streams
-    ]
-    bursts.append((config.requests, config.n, (True, False)))
-    engine = {(requests, n): _engine_rates(config, requests, n) for requests, n, _ in bursts}
+    return run(HttpBenchConfig, argv, "http", measure, markdown, stem="http-{0.model.name}")
+
+
+def measure(config: HttpBenchConfig) -> Record:
+    """Return the rates of each burst, by the engine alone and through HTTP."""
+    bursts = [(count, 1, (True,)) for count in config.streams]
+    kinds = [*bursts, (config.requests, config.n, (True, False))]
+    engine = {(requests, n): _ask_engine(config, requests, n) for requests, n, _ in kinds}
     flags = (f"--model={config.model}", f"--api-processes={config.api_processes}")
-    with served("engine", *flags) as server:
+    with serving(*flags) as server:
         cases = [
             {
                 "requests": requests,
                 "n": n,
                 "is_stream": is_stream,
                 "engine_tokens_per_s": engine[requests, n],
-                **_http_rates(server, config, requests, n, is_stream),
+                "http_tokens_per_s": _http_rates(server.url, config, requests, n, is_stream),
             }
-            for requests, n, kinds in bursts
-            for is_stream in kinds
+            for requests, n, streamed in kinds
+            for is_stream in streamed
         ]
-    record = new_record(" ".join(["srm bench http", *argv])) | {
-        "model": config.model.name,
-        "settings": settings_of(config),
-        "cases": cases,
-    }
-    write_record(record, f"http-{config.model.name}", markdown(record), config.output)
-    return 0
+    return {"model": config.model.name, "cases": cases}
 
 
-def _engine_rates(config: HttpBenchConfig, requests: int, n: int) -> list[float]:
-    burst = {
-        "model": config.model,
-        "requests": requests,
-        "n": n,
-        "max_tokens": config.max_tokens,
-        "repetitions": config.repetitions,
-    }
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in burst.items()]
-    output = subprocess.run(
-        [sys.executable, "-m", "bench.host.burst", *flags],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-    ).stdout
+def _ask_engine(config: HttpBenchConfig, requests: int, n: int) -> list[float]:
+    """Return the engine's rates, from a process of its own."""
+    burst = msgspec.structs.replace(config, requests=requests, n=n)
+    task = msgspec.json.encode(burst, enc_hook=str).decode()
+    command = [sys.executable, "-m", "bench.server.http", task]
+    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     return msgspec.json.decode(output, type=list[float])
 
 
+def engine_rates(config: HttpBenchConfig) -> list[float]:
+    """Measure the engine's tokens a second in each repetition, after a small burst to warm up."""
+    weights, settings = load_checkpoint(config.model), EngineConfig()
+    engine = Engine(weights.config, ModelRunner(weights, settings), settings)
+    prompts = [[2 + i] for i in range(config.requests)]
+    params = SamplingParams(n=config.n, max_tokens=config.max_tokens, ignore_eos=True)
+    engine.generate(prompts, msgspec.structs.replace(params, max_tokens=2))
+    rates = []
+    for repetition in range(config.repetitions):
+        started = time.perf_counter()
+        outputs = engine.generate(prompts, msgspec.structs.replace(params, seed=repetition))
+        seconds = time.perf_counter() - started
+        rates.append(sum(len(o.token_ids) // 4 for samples in outputs for o in samples) / seconds)
+    return rates
+
+
 def _http_rates(
-    server: Served, config: HttpBenchConfig, requests: int, n: int, is_stream: bool
-) -> dict[str, list[float]]:
-    def burst(max_tokens: int, seed: int) -> list[dict[str, Any]]:
-        return [
-            completion(2 + index % 64, n, max_tokens, seed + index, is_stream)
-            for index in range(requests)
-        ]
-
-    server.send(burst(2, 0))
-    results = [server.send(burst(config.max_tokens, seed)) for seed in range(config.repetitions)]
-    return {
-        "http_tokens_per_s": [result.tokens / result.seconds for result in results],
-        "tokens_per_event": [result.tokens / max(result.events, 1) for result in results],
-    }
+    url: str, config: HttpBenchConfig, requests: int, n: int, is_stream: bool
+) -> list[float]:
+    """Return the tokens a second of each burst, from its first byte to the last reply's end."""
+    sizes = {"requests": requests, "n": n, "stream": is_stream}
+    burst(url, max_tokens=2, **sizes)
+    rates = []
+    for seed in range(config.repetitions):
+        found = burst(url, max_tokens=config.max_tokens, seed=seed, **sizes).requests
+        seconds = float(found["ended"].max() - found["sent"].min())
+        rates.append(int(found["usage_output_tokens"].sum()) / seconds)
+    return rates
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the record as a table."""
-    tokens = record["settings"]["max_tokens"]
-    lines = [
-        f"Tokens a second, {tokens} tokens a completion; the ratio is that of the medians.",
-        "",
-        "| requests × n | reply | engine tok/s | HTTP tok/s | ratio | tokens an event |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for case in record["cases"]:
         engine, http = median(case["engine_tokens_per_s"]), median(case["http_tokens_per_s"])
         kind = "stream" if case["is_stream"] else "whole"
-        events = f"{median(case['tokens_per_event']):,.1f}" if case["is_stream"] else ""
-        lines.append(
-            f"| {case['requests']:,} × {case['n']:,} | {kind} | {engine:,.0f} | {http:,.0f} "
-            f"| {http / engine:.1%} | {events} |"
-        )
-    return "\n".join(lines) + "\n"
+        size = f"{case['requests']:,} × {case['n']:,}"
+        rows.append(f"{size} | {kind} | {engine:,.0f} | {http:,.0f} | {http / engine:.1%}")
+    tokens = record["settings"]["max_tokens"]
+    return [
+        f"Tokens a second, {tokens} tokens a completion; the ratio is that of the medians. The "
+        "client is that of `srm loadtest`, which reads every event.",
+        "",
+        *table("requests × n | reply | engine tok/s | HTTP tok/s | ratio", rows),
+    ]
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.argv[1], type=HttpBenchConfig, dec_hook=lambda kind, x: kind(x))
+    sys.stdout.write(msgspec.json.encode(engine_rates(asked)).decode())

@@ -2,31 +2,29 @@
 
 Starts `srm serve` anew for each number of lines, with a model that costs next to nothing, and runs
 one batch through HTTP: this measures all that lies around the model, and whether its cost per line
-stays the same when the file grows. Records go to docs/benchmarks/.
+stays the same when the file grows.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
+from loadtest.commands.offline_batch import run_batch
 
-from bench.server.batches import BatchClient, write_lines
-from bench.server.served import served
+from bench.frame import Record, Settings, run, table
+from bench.host.processes import seconds_and_peaks
+from bench.host.serving import serving
+from bench.host.tiny import write_tiny_model
 from engine.errors import ConfigError
-from engine.records import RECORDS, ROOT, new_record, settings_of, write_record
-from engine.settings import load
+from loadtest.scenario import Scenario
+from loadtest.workload.batch_file import BatchClient
 
 _MODULES = {"max": "engine", "instant": "bench.host.instant"}
-MIB = 2**20
 
 
-class JobsBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JobsBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench jobs`."""
 
     lines: tuple[int, ...] = (10_000, 100_000, 1_000_000)
@@ -39,68 +37,45 @@ class JobsBenchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What computes: the model, or nothing, which answers with made-up tokens at once."""
     num_slots: int = 4096
     """Sequences that run together."""
-    output: Path = RECORDS
-    """Folder that the record is written to."""
-
-    def __post_init__(self) -> None:
-        if not self.lines or min(self.lines) < 1:
-            raise ValueError(f"lines must be one or more numbers of at least 1, got {self.lines}")
-        for name in ("max_tokens", "num_slots"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 def main(argv: list[str]) -> int:
     """Measure, write a record, print its table."""
-    config = load(JobsBenchConfig, argv, prog="srm bench jobs")
+    return run(JobsBenchConfig, argv, "jobs", measure, markdown)
+
+
+def measure(config: JobsBenchConfig) -> Record:
+    """Return the batch of each number of lines."""
     with tempfile.TemporaryDirectory(prefix="srm-bench-") as folder:
-        model = config.model or _tiny_model(Path(folder))
-        cases = [_measure(config, model, Path(folder), count) for count in config.lines]
-    record = new_record(" ".join(["srm bench jobs", *argv])) | {
-        "settings": settings_of(config),
-        "cases": cases,
-    }
-    write_record(record, "jobs", markdown(record), config.output)
-    return 0
+        model = Path(config.model or Path(folder) / "tiny")
+        if not config.model:
+            write_tiny_model(model)
+        found = [_measure_batch(config, model, Path(folder), count) for count in config.lines]
+    return {"cases": found}
 
 
-def _tiny_model(folder: Path) -> str:
-    path = str(folder / "tiny")
-    subprocess.run([sys.executable, "-m", "bench.host.tiny", path], cwd=ROOT, check=True)
-    return path
-
-
-def _measure(config: JobsBenchConfig, model: str, folder: Path, count: int) -> dict[str, Any]:
-    source = folder / f"{count}.jsonl"
-    write_lines(source, count, config.max_tokens)
-    flags = (
-        f"--model={model}",
-        f"--data-dir={folder / str(count)}",
-        f"--num-slots={config.num_slots}",
-        f"--max-step-rows={config.num_slots}",
-    )
+def _measure_batch(
+    config: JobsBenchConfig, model: Path, folder: Path, count: int
+) -> dict[str, Any]:
+    flags = (f"--model={model}", f"--data-dir={folder / str(count)}")
+    slots = (f"--num-slots={config.num_slots}", f"--max-step-rows={config.num_slots}")
     module = _MODULES[config.engine]
-    with served(module, *flags) as server, BatchClient(server.url) as client:
-        begun = time.perf_counter()
-        id = client.start(source)
-        uploaded = time.perf_counter()
-        batch = client.wait(id)
-        done = time.perf_counter()
-        if batch["status"] != "completed" or batch["request_counts"]["completed"] != count:
-            raise ConfigError(f"the batch of {count} lines went wrong: {batch}")
-        lines, size = client.download(batch["output_file_id"])
-        read = time.perf_counter()
-        processes = server.seconds_and_peaks()
-    if lines != count:
-        raise ConfigError(f"the output of {count} lines has {lines}")
+    with (
+        serving(*flags, *slots, engine_module=module) as server,
+        BatchClient(server.url) as client,
+    ):
+        tokens = str(config.max_tokens)
+        scenario = Scenario(url=server.url, prompt_tokens="6", output_tokens=tokens)
+        batch = run_batch(scenario, count, "/v1/completions", client, "bench", lambda _: None)
+        processes = seconds_and_peaks(server.pid)
+    if batch.failed:
+        raise ConfigError(f"{batch.failed} of {count} lines went wrong: {batch.first_error}")
     return {
         "lines": count,
-        "input_bytes": source.stat().st_size,
-        "output_bytes": size,
-        "upload_s": uploaded - begun,
-        "run_s": done - uploaded,
-        "download_s": read - done,
-        "validated_s": batch["in_progress_at"] - batch["created_at"],
+        "output_bytes": batch.num_bytes,
+        "upload_s": batch.upload_s,
+        "run_s": batch.run_s,
+        "download_s": batch.download_s,
         "processes": {
             name: {"processor_s": seconds, "peak_bytes": peak}
             for name, (seconds, peak) in sorted(processes.items())
@@ -108,29 +83,28 @@ def _measure(config: JobsBenchConfig, model: str, folder: Path, count: int) -> d
     }
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: Record) -> list[str]:
     """Render the record as a table."""
     settings, cases = record["settings"], record["cases"]
     names = sorted({name for case in cases for name in case["processes"]})
-    lines = [
+    rows = []
+    for case in cases:
+        used = [case["processes"][name] for name in names]
+        micros = 1e6 / case["lines"]
+        each = [
+            f"{one['peak_bytes'] / 2**20:,.0f} MiB, {micros * one['processor_s']:,.0f} µs"
+            for one in used
+        ]
+        rows.append(
+            f"{case['lines']:,} | {case['upload_s']:.1f} s | {case['run_s']:.1f} s "
+            f"| {case['lines'] / case['run_s']:,.0f} | {case['download_s']:.1f} s "
+            f"| {' | '.join(each)}"
+        )
+    heads = ["lines", "upload", "run", "lines/s", "download", *(f"`{name}`" for name in names)]
+    return [
         f"One batch, {settings['max_tokens']} tokens a line, {settings['num_slots']:,} slots; "
         f"engine: {settings['engine']}. Most memory of each process, and its processor time a "
         "line.",
         "",
-        "| lines | upload | run | lines/s | download |" + "".join(f" `{name}` |" for name in names),
-        "|---|---|---|---|---|" + "---|" * len(names),
+        *table(" | ".join(heads), rows),
     ]
-    for case in cases:
-        each = [_process(case, name) for name in names]
-        lines.append(
-            f"| {case['lines']:,} | {case['upload_s']:.1f} s | {case['run_s']:.1f} s "
-            f"| {case['lines'] / case['run_s']:,.0f} | {case['download_s']:.1f} s "
-            f"| {' | '.join(each)} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _process(case: dict[str, Any], name: str) -> str:
-    found = case["processes"][name]
-    each = 1e6 * found["processor_s"] / case["lines"]
-    return f"{found['peak_bytes'] / MIB:,.0f} MiB, {each:,.0f} µs"

@@ -25,35 +25,6 @@ _SCALE = 0.02
 _RNG = np.random.default_rng(0)
 
 
-def main() -> None:
-    """Run the task."""
-    task = read_task()
-    shape, kind = task["shape"], task["kind"]
-    writer = gguf.GGUFWriter(task["output"], kind)
-    _describe(writer, kind, shape)
-    _add_tokenizer(writer, json.loads(Path(task["tokenizer"]).read_text()), shape["vocab_size"])
-    width, vocab_size = shape["d_model"], shape["vocab_size"]
-    tensors: Tensors = {
-        "token_embd.weight": _random(vocab_size, width),
-        "output_norm.weight": np.ones(width, np.float32),
-        "output.weight": _random(vocab_size, width),
-    }
-    if kind == "rwkv7":
-        tensors["output_norm.bias"] = np.zeros(width, np.float32)
-        tensors["token_embd_norm.weight"] = np.ones(width, np.float32)
-        tensors["token_embd_norm.bias"] = np.zeros(width, np.float32)
-    make = {"llama": _llama, "mamba": _mamba, "mamba2": _mamba2, "rwkv7": _rwkv7}[kind]
-    for layer in range(shape["num_layers"]):
-        for name, values in make(width).items():
-            tensors[f"blk.{layer}.{name}"] = values
-    for name, values in tensors.items():
-        writer.add_tensor(name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def _random(*shape: int) -> Any:
     return _RNG.standard_normal(shape, np.float32) * np.float32(_SCALE)
 
@@ -183,5 +154,28 @@ def _rwkv7(width: int) -> Tensors:
     }
 
 
-if __name__ == "__main__":
-    main()
+task = read_task()
+shape, kind = task["shape"], task["kind"]
+writer = gguf.GGUFWriter(task["output"], kind)
+_describe(writer, kind, shape)
+_add_tokenizer(writer, json.loads(Path(task["tokenizer"]).read_text()), shape["vocab_size"])
+width, vocab_size = shape["d_model"], shape["vocab_size"]
+tensors: Tensors = {
+    "token_embd.weight": _random(vocab_size, width),
+    "output_norm.weight": np.ones(width, np.float32),
+    "output.weight": _random(vocab_size, width),
+}
+if kind == "rwkv7":
+    tensors["output_norm.bias"] = np.zeros(width, np.float32)
+    tensors["token_embd_norm.weight"] = np.ones(width, np.float32)
+    tensors["token_embd_norm.bias"] = np.zeros(width, np.float32)
+make = {"llama": _llama, "mamba": _mamba, "mamba2": _mamba2, "rwkv7": _rwkv7}[kind]
+for layer in range(shape["num_layers"]):
+    for name, values in make(width).items():
+        tensors[f"blk.{layer}.{name}"] = values
+for name, values in tensors.items():
+    writer.add_tensor(name, values.astype(np.float32))
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()

@@ -84,28 +84,24 @@ class Decoder:
         return logits.argmax(1).astype(np.int32)
 
 
-def main() -> None:
-    """Run the task."""
-    task = read_task()
-    llama_cpp.llama_backend_init()
-    llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
-    params = llama_cpp.llama_model_default_params()
-    params.use_mmap = False
-    model = llama_cpp.llama_model_load_from_file(task["model"].encode(), params)
-    if not model:
-        raise SystemExit(f"llama.cpp does not load {task['model']}")
-    length = task["prompt_tokens"] + task["output_tokens"]
-    made: list[Decoder] = []
-
-    def prepare(prompts: Prompts) -> Callable[[int], int]:
-        for decoder in made:
-            decoder.close()
-        made[:] = [Decoder(model, len(prompts), length, task["threads"])]
-        array = np.array(prompts, np.int32)
-        return lambda num_tokens: made[0].generate(array, num_tokens)
-
-    measure(task, prepare)
+task = read_task()
+llama_cpp.llama_backend_init()
+llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
+params = llama_cpp.llama_model_default_params()
+params.use_mmap = False
+model = llama_cpp.llama_model_load_from_file(task["model"].encode(), params)
+if not model:
+    raise SystemExit(f"llama.cpp does not load {task['model']}")
+length = task["prompt_tokens"] + task["output_tokens"]
+made: list[Decoder] = []
 
 
-if __name__ == "__main__":
-    main()
+def prepare(prompts: Prompts) -> Callable[[int], int]:
+    for decoder in made:
+        decoder.close()
+    made[:] = [Decoder(model, len(prompts), length, task["threads"])]
+    array = np.array(prompts, np.int32)
+    return lambda num_tokens: made[0].generate(array, num_tokens)
+
+
+measure(task, prepare)

@@ -1,4 +1,7 @@
-"""Our engine through its Python API, in one process: the prompts, or as many samples of one."""
+"""Our engine through its Python API, in one process: the prompts, or as many samples of one.
+
+`one_prompt` in the task has all sequences be samples of the first prompt.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,30 @@ from bench.peers.programs.timing import Prompts, measure, read_task
 from engine import Engine, SamplingParams
 from engine.python.offline import Progress
 
+task = read_task()
+slots = max(task["concurrency"])
+with Engine(task["model"], dtype=task["dtype"], num_slots=slots, max_waiting=2 * slots) as llm:
 
-def main() -> None:
-    """Run the task; `one_prompt` in it has all sequences be samples of the first prompt."""
-    task = read_task()
-    slots = max(task["concurrency"])
-    with Engine(task["model"], dtype=task["dtype"], num_slots=slots, max_waiting=2 * slots) as llm:
+    def prepare(prompts: Prompts) -> Callable[[int], int]:
+        def generate(num_tokens: int) -> int:
+            n = len(prompts) if task["one_prompt"] else 1
+            params = SamplingParams(
+                n=n,
+                max_tokens=num_tokens,
+                temperature=1.0 if task["one_prompt"] else 0.0,
+                ignore_eos=True,
+            )
+            most = 0
 
-        def prepare(prompts: Prompts) -> Callable[[int], int]:
-            def generate(num_tokens: int) -> int:
-                n = len(prompts) if task["one_prompt"] else 1
-                params = SamplingParams(
-                    n=n,
-                    max_tokens=num_tokens,
-                    temperature=1.0 if task["one_prompt"] else 0.0,
-                    ignore_eos=True,
-                )
-                most = 0
+            def look(progress: Progress) -> None:
+                nonlocal most
+                most = max(most, progress.running)
 
-                def look(progress: Progress) -> None:
-                    nonlocal most
-                    most = max(most, progress.running)
+            found = llm.generate(prompts[:1] if n > 1 else prompts, params, on_progress=look)
+            if n > 1 and num_tokens == task["output_tokens"] and most < n:
+                raise SystemExit(f"{most} sequences at most ran of {n}")
+            return sum(len(one.token_ids) for each in found for one in each.completions)
 
-                found = llm.generate(prompts[:1] if n > 1 else prompts, params, on_progress=look)
-                if n > 1 and num_tokens == task["output_tokens"] and most < n:
-                    raise SystemExit(f"{most} sequences at most ran of {n}")
-                return sum(len(one.token_ids) for each in found for one in each.completions)
+        return generate
 
-            return generate
-
-        measure(task, prepare)
-
-
-if __name__ == "__main__":
-    main()
+    measure(task, prepare)

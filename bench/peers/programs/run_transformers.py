@@ -10,38 +10,33 @@ import transformers
 
 from bench.peers.programs.timing import Prompts, measure, read_task
 
-
-def main() -> None:
-    """Run the task."""
-    task = read_task()
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(task["threads"])
-    dtype = getattr(torch, task["dtype"])
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(task["model"], dtype=dtype)
-    model.eval()
-    model.generation_config.eos_token_id = None  # else it stops there
-    model.generation_config.pad_token_id = 0
-
-    def prepare(prompts: Prompts) -> Callable[[int], int]:
-        ids = torch.tensor(prompts)
-        mask = torch.ones_like(ids)
-
-        def generate(num_tokens: int) -> int:
-            with torch.inference_mode():
-                found = model.generate(
-                    ids,
-                    attention_mask=mask,
-                    do_sample=False,
-                    use_cache=True,
-                    min_new_tokens=num_tokens,
-                    max_new_tokens=num_tokens,
-                )
-            return int(found[:, ids.shape[1] :].numel())
-
-        return generate
-
-    measure(task, prepare)
+task = read_task()
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(task["threads"])
+dtype = getattr(torch, task["dtype"])
+model: Any = transformers.AutoModelForCausalLM.from_pretrained(task["model"], dtype=dtype)
+model.eval()
+model.generation_config.eos_token_id = None  # else it stops there
+model.generation_config.pad_token_id = 0
 
 
-if __name__ == "__main__":
-    main()
+def prepare(prompts: Prompts) -> Callable[[int], int]:
+    ids = torch.tensor(prompts)
+    mask = torch.ones_like(ids)
+
+    def generate(num_tokens: int) -> int:
+        with torch.inference_mode():
+            found = model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                use_cache=True,
+                min_new_tokens=num_tokens,
+                max_new_tokens=num_tokens,
+            )
+        return int(found[:, ids.shape[1] :].numel())
+
+    return generate
+
+
+measure(task, prepare)

@@ -36,18 +36,6 @@ def test_what_cannot_be_is_refused(drawn: int, right: int, k: int) -> None:
         pass_at_k_until(drawn, right, True, k)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"problems": 0},
-        {"samples": 0},
-        {"num_slots": ()},
-        {"num_slots": (0,)},
-        {"counts": ()},
-        {"counts": (0,)},
-        {"counts": (1_001,)},
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        UntilBenchConfig(**fields)  # type: ignore[arg-type]
+def test_more_right_ones_than_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="counts"):
+        UntilBenchConfig(counts=(1, 1_001))

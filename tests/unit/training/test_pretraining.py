@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,13 +14,16 @@ from tokenizers import Tokenizer
 from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
 from engine.weights.checkpoint import load_checkpoint
+from training import pretrain as pretraining
 from training.checkpoint import load_model, save_model
-from training.data import IGNORED, PACKED_EVERY, ProblemBatches
+from training.data import BEGIN_ID, END_ID, IGNORED, PACKED_EVERY, ProblemBatches, train_tokenizer
 from training.loop import Schedule
 from training.model import SRM
 from training.pretrain import CHAT_TEMPLATE, TrainConfig, pretrain
 from training.tasks import problems
-from training.tokenizer import BEGIN_ID, END_ID, train_tokenizer
+
+SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
+TINY = TrainConfig(batch_tokens=256, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +32,14 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(texts, 600)
 
 
-def _tiny(folder: Path, steps: int, **changes: object) -> TrainConfig:
-    base = TrainConfig(
-        output=folder,
-        steps=steps,
-        batch_tokens=256,
-        warmup_steps=2,
-        d_model=16,
-        num_layers=2,
-        num_heads=2,
-        n_ctx=64,
-        max_vocab_size=400,
-        threads=1,
-    )
-    return msgspec.structs.replace(base, **changes)
+@pytest.fixture(autouse=True)
+def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer of a hundred thousand takes half a minute to train."""
+    monkeypatch.setattr(pretraining, "TOKENIZER_PROBLEMS", 500)
+
+
+def _run(folder: Path, steps: int, **changes: object) -> list[float]:
+    return pretrain(msgspec.structs.replace(TINY, output=folder, steps=steps, **changes))
 
 
 def test_tokenizer_begins_texts_and_gives_them_back(tokenizer: Tokenizer) -> None:
@@ -60,7 +58,8 @@ def test_batches_are_a_function_of_seed_and_index(tokenizer: Tokenizer) -> None:
 
 
 def test_targets_are_the_next_tokens_and_padding_is_ignored(tokenizer: Tokenizer) -> None:
-    inputs, targets = ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=128)[0]
+    batches = ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=128)
+    inputs, targets = batches[0]
     for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
         length = target.index(IGNORED) if IGNORED in target else len(target)
         assert row[1:length] == target[: length - 1]
@@ -68,31 +67,27 @@ def test_targets_are_the_next_tokens_and_padding_is_ignored(tokenizer: Tokenizer
         assert all(t == IGNORED for t in target[length:])
         if length < len(target):
             assert target[length - 1] == END_ID
-
-
-def test_packed_batches_fill_the_context(tokenizer: Tokenizer) -> None:
-    inputs, targets = ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=128)[PACKED_EVERY - 1]
+    inputs, targets = batches[PACKED_EVERY - 1]  # whole contexts
     assert inputs.shape == (4, 128)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert (inputs == END_ID).sum() > 4
 
 
 def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> None:
-    losses = pretrain(_tiny(tmp_path, steps=60, learning_rate=1e-2))
+    losses = _run(tmp_path, steps=60, learning_rate=1e-2)
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
     weights, model = load_checkpoint(tmp_path), load_model(tmp_path)
     assert weights.config == model.config
     assert torch.equal(torch.from_numpy(weights.embedding), model.input_layer.weight)
-
-
-def test_the_demo_model_has_the_chat_template_of_training() -> None:
+    with pytest.raises(ConfigError, match="another model"):
+        _run(tmp_path, steps=61, d_model=32)
     assert (DEMO_MODEL / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
 def test_a_resumed_run_equals_one_that_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pretrain(_tiny(tmp_path / "whole", steps=12))
+    whole = _run(tmp_path / "whole", steps=12)
     reached = Schedule.rate
 
     def stop_at_eight(schedule: Schedule, step: int) -> float:
@@ -100,20 +95,13 @@ def test_a_resumed_run_equals_one_that_never_stopped(
             raise KeyboardInterrupt
         return reached(schedule, step)
 
-    config = _tiny(tmp_path / "halves", steps=12, save_every=4)
     with monkeypatch.context() as patch:
         patch.setattr(Schedule, "rate", stop_at_eight)
         with pytest.raises(KeyboardInterrupt):
-            pretrain(config)
-    assert pretrain(config) == whole
+            _run(tmp_path / "halves", steps=12, save_every=4)
+    assert _run(tmp_path / "halves", steps=12, save_every=4) == whole
     halves = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves")]
     assert halves[0] == halves[1]
-
-
-def test_a_run_of_another_shape_is_refused(tmp_path: Path) -> None:
-    pretrain(_tiny(tmp_path, steps=1))
-    with pytest.raises(ConfigError, match="another model"):
-        pretrain(_tiny(tmp_path, steps=2, d_model=32))
 
 
 def test_learning_rate_warms_up_and_decays_to_zero() -> None:
@@ -130,7 +118,7 @@ def test_learning_rate_warms_up_and_decays_to_zero() -> None:
 def test_a_broken_folder_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         load_model(tmp_path)
-    save_model(SRM(_tiny(tmp_path, steps=1).model(258)), tmp_path)
+    save_model(SRM(TINY.model(258)), tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is not a whole safetensors file"):

@@ -5,23 +5,12 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from itertools import islice
+from itertools import combinations, islice
 
 import pytest
 
-from engine.config import DEMO_MODEL
-from training.tasks import (
-    GOODS,
-    HOLDERS,
-    KINDS,
-    NAMES,
-    THINGS,
-    Problem,
-    Split,
-    extract_answer,
-    problems,
-    reward,
-)
+from training.evaluate import pass_at_k
+from training.tasks import KINDS, Problem, Split, extract_answer, problems, reward
 
 SPLITS: tuple[Split, Split] = ("train", "held-out")
 
@@ -37,40 +26,26 @@ def test_problems_are_a_function_of_split_and_seed(split: Split) -> None:
 
 
 def test_splits_share_no_problem() -> None:
-    train = {p.question for seed in range(5) for p in _drawn("train", seed, 5_000)}
-    held_out = {p.question for p in _drawn("held-out", 0, 3_000)}
+    train = {p.question for seed in range(2) for p in _drawn("train", seed, 5_000)}
+    held_out = {p.question for p in _drawn("held-out", 0, 500)}
     assert not train & held_out
 
 
 def test_every_kind_appears_about_equally_often() -> None:
-    kinds = [p.kind for p in _drawn("train", 0, 9_000)]
+    kinds = [p.kind for p in _drawn("train", 0, 3_600)]
     assert len(set(kinds)) == len(KINDS)
     for kind in set(kinds):
-        assert 700 < kinds.count(kind) < 1_300
+        assert 280 < kinds.count(kind) < 520
 
 
-def test_the_model_card_has_every_wording_and_no_other() -> None:
-    def wording(question: str) -> str:
-        listed = "|".join((*NAMES, *THINGS, *HOLDERS, *(f"{good}s?" for good in GOODS)))
-        verbs = "buys|finds|wins|is given|sells|loses|gives away|breaks"
-        return re.sub(rf"\b(?:{listed}|{verbs}|\d+|more|of them)\b", "_", question)
-
-    card = (DEMO_MODEL / "README.md").read_text()
-    rows = re.findall(r"^\| ([a-z ]+) \| (.*\?) \|$", card, re.M)
-    drawn = _drawn("train", 0, 300)
-    assert len(rows) == len(KINDS)
-    assert {kind for kind, _ in rows} == {problem.kind for problem in drawn}
-    assert {wording(question) for _, question in rows} <= {wording(p.question) for p in drawn}
-
-
-def test_every_step_is_true_and_the_last_is_the_answer() -> None:
+def test_every_step_is_true_of_given_numbers_and_the_last_is_the_answer() -> None:
     operations: dict[str, Callable[[int, int], float]] = {
         "+": operator.add,
         "-": operator.sub,
         "*": operator.mul,
         "/": operator.truediv,
     }
-    for problem in _drawn("train", 1, 3_000):
+    for problem in _drawn("train", 1, 2_000):
         for step in problem.steps:
             match = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step)
             assert match, step
@@ -78,10 +53,6 @@ def test_every_step_is_true_and_the_last_is_the_answer() -> None:
             assert operations[sign](int(a), int(b)) == int(result), step
         assert problem.steps[-1].endswith(f"= {problem.answer}")
         assert problem.answer >= 0
-
-
-def test_every_given_number_is_in_the_question() -> None:
-    for problem in _drawn("train", 2, 1_000):
         known = set(re.findall(r"\d+", problem.question))
         for step in problem.steps:
             left, result = step.split(" = ")
@@ -102,3 +73,15 @@ def test_reward_is_one_for_the_solution_and_zero_for_another_number() -> None:
     assert reward(problem, problem.solution) == 1.0
     assert reward(problem, problem.solution + "1") == 0.0
     assert reward(problem, "") == 0.0
+
+
+@pytest.mark.parametrize("samples", [1, 4, 7])
+def test_pass_at_k_equals_the_share_of_subsets_with_a_right_sample(samples: int) -> None:
+    for right in range(samples + 1):
+        for k in range(1, samples + 1):
+            subsets = list(combinations([True] * right + [False] * (samples - right), k))
+            expected = sum(any(subset) for subset in subsets) / len(subsets)
+            assert pass_at_k(samples, right, k) == pytest.approx(expected)
+    for right, k in ((samples + 1, 1), (-1, 1), (1, samples + 1), (1, 0)):
+        with pytest.raises(ValueError, match="needs"):
+            pass_at_k(samples, right, k)

@@ -1,6 +1,6 @@
-"""Measures processes during a benchmark: memory of one tree, and CPU of all others.
+"""Processor time and memory of processes, from /proc, once or during a benchmark.
 
-Reads /proc twice a second. Knows no engine.
+Knows nothing of what they are but how they were started.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 _PERIOD_S = 0.5
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 
 
 class Watch:
-    """Samples while the `with` block runs."""
+    """Samples twice a second while the `with` block runs."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -54,12 +54,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -78,18 +73,10 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stop.wait(_PERIOD_S):
-            table = processes()
-            busy_s = _busy_s()
-            own = below(os.getpid(), table)
-            watched = below(self.pid, table) if self.pid else set()
-            self.samples.append(
-                Sample(
-                    time=time.monotonic(),
-                    busy_s=busy_s,
-                    own_s=sum(table[pid].cpu_s for pid in own),
-                    rss_bytes=sum(table[pid].rss_bytes for pid in watched),
-                )
-            )
+            table, busy_s = processes(), _busy_s()
+            own = sum(table[pid].cpu_s for pid in below(os.getpid(), table))
+            rss_bytes = sum(table[pid].rss_bytes for pid in below(self.pid, table))
+            self.samples.append(Sample(time.monotonic(), busy_s, own, rss_bytes))
 
 
 def processes() -> dict[int, Process]:
@@ -97,12 +84,10 @@ def processes() -> dict[int, Process]:
     found = {}
     for entry in _PROC.iterdir():
         if entry.name.isdecimal():
-            try:
+            with suppress(OSError):  # it has ended
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
-                continue
-            cpu_s = sum(map(int, fields[11:15])) / _TICK
-            found[int(entry.name)] = Process(int(fields[1]), cpu_s, int(fields[21]) * _PAGE)
+                cpu_s = sum(map(int, fields[11:15])) / _TICK
+                found[int(entry.name)] = Process(int(fields[1]), cpu_s, int(fields[21]) * _PAGE)
     return found
 
 
@@ -111,6 +96,24 @@ def below(pid: int, table: dict[int, Process]) -> set[int]:
     found = {pid} & table.keys()
     while more := {one for one, process in table.items() if process.parent in found} - found:
         found |= more
+    return found
+
+
+def seconds_and_peaks(pid: int) -> dict[str, tuple[float, int]]:
+    """Return CPU seconds and peak memory in bytes, of a supervisor and each descendant.
+
+    Keys are the module of `python -m MODULE` and its command, such as `server jobs`, else the
+    program; of several with one name the last counts.
+    """
+    found, table = {}, processes()
+    for one in sorted(below(pid, table)):
+        with suppress(OSError):
+            words = (_PROC / str(one) / "cmdline").read_text(errors="replace").split("\0")
+            status = (_PROC / str(one) / "status").read_text().splitlines()
+            module = words[words.index("-m") + 1 :][:2] if "-m" in words else [Path(words[0]).name]
+            name = " ".join([module[0], *(word for word in module[1:] if word.isalpha())])
+            peak = next((int(line.split()[1]) for line in status if line.startswith("VmHWM")), 0)
+            found["supervisor" if one == pid else name] = table[one].cpu_s, 1024 * peak
     return found
 
 

@@ -1,0 +1,41 @@
+"""Records as pictures: of each kind the newest one that pages may show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.model.plots import KINDS, main
+from bench.records.figures import is_whole
+from engine.records import RECORDS
+
+LABELS = {
+    "engine": ["demo", "random d 512", "srm, float32", "PyTorch eager, float32"],
+    "kernels": ["demo, float32", "up", "mix", "1 rows", "4,096 rows"],
+    "prefill": ["one prompt, float32", "a full step, bfloat16", "fraction of GEMM peak"],
+    "prefix-reuse": ["nothing kept", "prompt tokens fed"],
+    "host": ["in one step, going on", "in turns, replaced after 128 tokens"],
+    "simulate": ["the device alone", "with the host"],
+    "samples": ["pass@k", "tokens per second"],
+    "precision": ["step bf16, state bf16", "random d 512, combined", "position"],
+    "peers": ["vLLM for CPUs: llama-512", "srm serve: srm-1024", "sequences at once"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_is_drawn_and_shown_once(kind: str, tmp_path: Path) -> None:
+    found = sorted(RECORDS.glob(f"*-{kind}.json"))
+    whole = [path for path in found if is_whole(json.loads(path.read_text()))]
+    record = Path(shutil.copy((whole or found)[-1], tmp_path))
+    report, picture = record.with_suffix(".md"), record.with_suffix(".svg")
+    report.write_text("A table.\n")
+    main([kind, str(record)])
+    drawn = picture.read_text()
+    if kind == "samples":  # the same each time
+        main([kind, str(record)])
+        assert picture.read_text() == drawn
+    assert report.read_text() == f"A table.\n\n![{KINDS[kind][1]}]({picture.name})\n"
+    assert [label for label in LABELS[kind] if f"<!-- {label} -->" not in drawn] == []
