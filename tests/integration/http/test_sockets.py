@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_streams_http import connect, until
-from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server
+from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server, connect, wait_until
 
 MAX_HEADER_BYTES = 4_096
 MAX_CONNECTIONS = 40
@@ -46,15 +45,19 @@ class Raw:
 
     def reply(self) -> tuple[int, dict[str, str], bytes]:
         """The next one: status, headers, body."""
-        data = b""
-        while b"\r\n\r\n" not in data:
-            data += self._more()
+        data = self.until(b"\r\n\r\n")
         head, body = data.split(b"\r\n\r\n", 1)
         status, *lines = head.decode().split("\r\n")
         headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
         while len(body) < int(headers.get("content-length", 0)):
             body += self._more()
         return int(status.split()[1]), headers, body
+
+    def until(self, end: bytes) -> bytes:
+        data = b""
+        while end not in data:
+            data += self._more()
+        return data
 
     def _more(self) -> bytes:
         data = self.socket.recv(65_536)
@@ -122,70 +125,49 @@ def test_every_error_has_one_shape(edge: Server, sent: bytes, status: int, code:
         check_error(raw.reply(), status, code)
 
 
-def body_error(server: Server, body: bytes) -> str:
-    reply = server.http.post("/v1/completions", content=body)
-    assert reply.status_code == 400, reply.text
-    message: str = reply.json()["error"]["message"]
-    return message
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt": "\xff"}',
-        b'{"prompt": "\\ud800"}',
-        b"[" * 100_000,
-        b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
-        b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}",
-        b'{"prompt": "a", "temperature": 1e400}',
-        b'{"prompt": "a", "max_tokens": 1.5}',
-        b'{"prompt": "a", "temperature": NaN}',
-        b'{"prompt": [99999999999999999999999]}',
-        b'{"prompt": [-1]}',
-        b"\x00",
-        b"--b\r\nContent-Disposition: form-data; name=prompt\r\n\r\na\r\n--b--",
-        b"prompt=a&max_tokens=1",
-    ],
-)
-def test_what_is_no_request_is_a_400(server: Server, body: bytes) -> None:
-    assert body_error(server, body)
-
-
-def test_context_overflow_names_the_numbers(server: Server) -> None:
-    reply = server.post(prompt=[5] * 200)
-    assert reply.json()["error"]["code"] == "context_length_exceeded"
-    assert "200 tokens" in reply.json()["error"]["message"]
-    assert "128" in reply.json()["error"]["message"]
-
-
-def test_a_slash_at_the_end_is_none(server: Server) -> None:
+def test_a_slash_at_the_end_is_none_and_head_is_get_without_a_body(server: Server) -> None:
     assert server.get("/health/").json() == server.get("/health").json()
     assert server.http.post("/v1/completions/", json={"prompt": "a"}).status_code == 200
     assert server.get("/v1/models//").json() == server.get("/v1/models").json()
-
-
-def test_head_is_get_without_a_body(server: Server) -> None:
     for path, status in (("/health", 200), ("/v1/models", 200), ("/nowhere", 404)):
         reply = server.http.head(path)
-        assert reply.status_code == status
-        assert reply.content == b""
+        assert (reply.status_code, reply.content) == (status, b"")
         assert reply.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        (b"GET /health HT", b"408"),
-        (b"", b""),
-        (b"\r\n", b""),
-    ],
+    ("sent", "is_kept"), [("abc-1.2_3:4", True), ("a b", False), ("x" * 129, False), ("", False)]
 )
-def test_headers_that_do_not_come_end_the_connection(
-    edge: Server, sent: bytes, code: bytes
-) -> None:
-    with Raw(edge) as raw:
-        raw.send(sent)
-        assert raw.rest()[9:12] == code
+def test_a_sane_request_id_is_kept(server: Server, sent: str, is_kept: bool) -> None:
+    reply = server.http.get("/health", headers={"x-request-id": sent})
+    assert (reply.headers["x-request-id"] == sent) == is_kept
+
+
+@pytest.mark.slow
+def test_an_idle_connection_is_kept_longer_than_clients_keep_it(server: Server) -> None:
+    """Or a request may cross with our closing of it; aiohttp keeps one for 15 s, httpx for 5 s."""
+    with Raw(server) as raw:
+        for pause_s in (0, 16):
+            time.sleep(pause_s)
+            raw.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw.reply()[0] == 200
+
+
+def test_what_does_not_come_ends_the_connection(edge: Server) -> None:
+    with ExitStack() as opened:
+        waiting = []
+        for sent, said in (
+            (b"GET /health HT", b"HTTP/1.1 408 "),
+            (POST + b"Content-Length: 100\r\n\r\n{", b"body_too_slow"),
+            (b"", b""),
+            (b"\r\n", b""),
+        ):
+            raw = opened.enter_context(Raw(edge))
+            raw.send(sent)
+            waiting.append((raw, said))
+        for raw, said in waiting:
+            rest = raw.rest()
+            assert said in rest and bool(said) == bool(rest)
 
 
 def test_headers_that_come_a_byte_at_a_time_end_the_connection(edge: Server) -> None:
@@ -193,12 +175,6 @@ def test_headers_that_come_a_byte_at_a_time_end_the_connection(edge: Server) -> 
         for byte in POST * 100:
             raw.send(bytes([byte]))
             time.sleep(0.02)
-
-
-def test_a_body_that_does_not_come_is_a_408(edge: Server) -> None:
-    with Raw(edge) as raw:
-        raw.send(POST + b"Content-Length: 100\r\n\r\n{")
-        check_error(raw.reply(), 408, "body_too_slow")
 
 
 def test_the_rest_of_a_refused_body_is_not_read_for_ever(edge: Server) -> None:
@@ -215,7 +191,7 @@ def test_a_reply_that_nobody_takes_ends_the_request(edge: Server) -> None:
     large = {"n": 2_000, "max_tokens": 120, "logprobs": 5, "return_token_ids": True}
     gone = edge.metric("http_requests_total", "499")
     with closing(connect(edge, **large)):
-        until(lambda: edge.metric("http_requests_total", "499") > gone, within_s=600)
+        wait_until(lambda: edge.metric("http_requests_total", "499") > gone, within_s=600)
         edge.wait_until_idle()
 
 
@@ -249,9 +225,7 @@ def test_pipelined_requests_are_answered_in_order(edge: Server) -> None:
     with Raw(edge) as raw:
         for path in (b"/health", b"/ready"):
             raw.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
-        data = b""
-        while b'"ready"' not in data:
-            data += raw._more()
+        data = raw.until(b'"ready"')
         assert data.index(b'"ok"') < data.index(b'"ready"')
 
 
