@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -10,10 +11,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -33,7 +35,7 @@ SERVER_FLAGS = (
     f"--max-body-bytes={MAX_BODY_BYTES}",
 )
 _START_S = 120
-
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 CHAT_TEMPLATE = """{{ '<|begin_of_text|>' }}{% for message in messages %}
 {{ message.role }}: {{ message.content }}{{ '<|end_of_text|>' if message.role == 'assistant' }}
@@ -67,6 +69,14 @@ def tries() -> Iterator[None]:
     while time.monotonic() < deadline:
         yield
     raise AssertionError("what was waited for never came")
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 120) -> None:
+    """Ask, again and again; raises AssertionError if it never becomes true."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for never came"
+        time.sleep(0.02)
 
 
 def free_port() -> int:
@@ -154,7 +164,7 @@ class Server:
 
     def post(self, **fields: Any) -> httpx.Response:
         """A completion request; the prompt is "the cat" if none is given."""
-        return self.http.post("/v1/completions", json={"prompt": "the cat", **fields})
+        return self.http.post(COMPLETIONS, json={"prompt": "the cat", **fields})
 
     def stop(self, timeout_s: float = 120) -> int:
         """SIGTERM, and the exit code."""
@@ -197,3 +207,65 @@ def choice_of(server: Server, **fields: Any) -> dict[str, Any]:
     (choice,) = complete(server, **fields)["choices"]
     found: dict[str, Any] = choice
     return found
+
+
+def events_of(server: Server, path: str = COMPLETIONS, /, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, without the closing [DONE], which must be there."""
+    prompt = {"prompt": "the cat"} if path == COMPLETIONS else {}
+    reply = server.http.post(path, json={**prompt, "stream": True, **fields})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = reply.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    """What events say of one choice."""
+    return [one for event in events for one in event["choices"] if one["index"] == index]
+
+
+def connect(server: Server, **fields: Any) -> socket.socket:
+    """A stream of completions that nobody reads yet, over a connection that holds little."""
+    address = urlsplit(server.url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.settimeout(600)
+    connection.connect((address.hostname, address.port))
+    body = json.dumps({"prompt": "the cat", "stream": True, **fields}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    connection.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other end closes it."""
+    with connection:
+        return b"".join(iter(lambda: connection.recv(1 << 20), b""))
+
+
+def children(server: Server) -> dict[str, int]:
+    """Process ids of `engine`, `api` (the last one's) and `jobs`."""
+    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
+    found = {}
+    for pid in map(int, pids.split()):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):  # it has just gone
+            continue
+        if command == [b""]:  # the same, and nobody has waited for it yet
+            continue
+        (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
+        found[name.decode()] = pid
+    return found
+
+
+def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """The error of a refusal with this status: in the one shape, and whether to retry is told."""
+    assert reply.status_code == status, reply.text
+    error: dict[str, Any] = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert reply.headers["x-request-id"]
+    is_final = status not in {408, 409, 429, 500, 503}
+    assert is_final == (reply.headers.get("x-should-retry") == "false") or status == 409
+    return error

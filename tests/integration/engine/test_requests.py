@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.client.streams import Stream
 from engine.config import EngineConfig
 from engine.errors import ContextTooLong, InvalidRequest, Overloaded
 from engine.messages import (
@@ -24,7 +25,7 @@ from engine.messages import (
     StopSamples,
 )
 from engine.process.engine import Engine
-from engine.steps.token_deltas import merge
+from engine.steps.token_deltas import TokenDeltas, merge
 from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyRunner
@@ -97,22 +98,16 @@ async def test_refusals_arrive_as_the_errors_they_were(
         assert len(await running) == 10
 
 
-async def test_leaving_early_aborts(serve: Serve, endpoint: str, make_request: MakeRequest) -> None:
-    served = serve()
-    async with connected(endpoint) as client:
-        request = make_request(n=20, max_tokens=60, emit="delta")
-        async with aclosing(client.generate(request)) as outputs:
-            async for _ in outputs:
-                break
-        await until(lambda: not served.engine.has_work)
-    assert served.engine.scheduler.table.num_free == NUM_SLOTS
-
-
-async def test_cancelling_the_reader_aborts(
+async def test_leaving_early_and_cancelling_the_reader_abort(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
     served = serve()
     async with connected(endpoint) as client:
+        request = make_request(n=20, max_tokens=60, emit="delta")
+        async with aclosing(client.generate(request)) as outputs:
+            await anext(outputs)
+        await until(lambda: not served.engine.has_work)
+        assert served.engine.scheduler.table.num_free == NUM_SLOTS
         task = asyncio.create_task(collect(client, make_request(n=50, max_tokens=60)))
         await until(lambda: served.engine.has_work)
         task.cancel()
@@ -134,98 +129,76 @@ async def test_the_same_id_twice_is_refused_and_the_first_goes_on(
         assert len(await first) == 20
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
+def test_a_malformed_message_does_not_stop_the_engine(serve: Serve, raw: RawClient) -> None:
+    serve()
+    encode = msgspec.msgpack.encode
+    for payload in (
         b"",
         b"\xc1",
         b"\xff" * 100,
         b"\x91" * 100_000,
         b"\xa4\xff\xff\xff\xff",
-        msgspec.msgpack.encode({"type": "request"}),
-        msgspec.msgpack.encode({"type": "outputs", "outputs": []}),
-        msgspec.msgpack.encode({"type": "hello", "surplus": 1}),
-        msgspec.msgpack.encode(["request"]),
-        msgspec.msgpack.encode({"type": "abort", "id": 3}),
+        encode({"type": "request"}),
+        encode({"type": "outputs", "outputs": []}),
+        encode({"type": "hello", "surplus": 1}),
+        encode(["request"]),
+        encode({"type": "abort", "id": 3}),
         b"\x82\xa4type\xa5abort\xa2id\xa2\xff\xfe",
-    ],
-)
-def test_a_malformed_message_does_not_stop_the_engine(
-    serve: Serve, raw: RawClient, payload: bytes
-) -> None:
-    serve()
-    raw.socket.send(payload)
-    raw.socket.send_multipart([payload, b"", payload])
-    raw.socket.send(msgspec.msgpack.encode(Hello()))
-    assert isinstance(raw.receive(), Status)
-
-
-def test_a_malformed_request_with_an_id_is_refused(serve: Serve, raw: RawClient) -> None:
-    serve()
-    raw.socket.send(msgspec.msgpack.encode({"type": "request", "id": "a", "prompt": 1}))
+    ):
+        raw.socket.send(payload)
+        raw.socket.send_multipart([payload, b"", payload])
+        raw.socket.send(encode(Hello()))
+        assert isinstance(raw.receive(), Status), payload[:20]
+    raw.socket.send(encode({"type": "request", "id": "a", "prompt": 1}))
     refusal = raw.receive()
     assert isinstance(refusal, Refusal)
     assert (refusal.id, refusal.code) == ("a", "invalid_request")
     assert "prompt" in refusal.message
 
 
-async def test_only_the_sender_can_abort_a_request(
+async def test_only_the_sender_can_abort_a_request_or_stop_samples(
     serve: Serve, raw: RawClient, endpoint: str, make_request: MakeRequest
 ) -> None:
     served = serve()
     async with connected(endpoint) as client:
-        running = asyncio.create_task(collect(client, make_request(n=30, max_tokens=50)))
+        running = asyncio.create_task(collect(client, make_request(n=30, max_tokens=60)))
         await until(lambda: served.engine.has_work)
-        raw.socket.send(msgspec.msgpack.encode(Abort("a")))
-        raw.socket.send(msgspec.msgpack.encode(Hello()))
+        indices = (b"", b"\0\0\0\0\1", np.arange(-2, 9, dtype="<i4").tobytes())
+        for message in (Abort("a"), *(StopSamples("a", one) for one in indices), Hello()):
+            raw.socket.send(msgspec.msgpack.encode(message))
         assert isinstance(await asyncio.to_thread(raw.receive), Status)
         assert len(await running) == 30
 
 
-async def test_columns_add_up_to_the_final_output(
-    serve: Serve, endpoint: str, make_request: MakeRequest
-) -> None:
-    serve()
-    async with connected(endpoint) as client, connected(endpoint) as other:
-        params: dict[str, Any] = {"n": 3, "max_tokens": 9, "seed": 4, "logprobs": 0}
-        final = {one.index: one for one in await collect(client, make_request("a", **params))}
-        requests = [make_request(name, emit="columns", **params) for name in "bc"]
-        with client.open(requests) as stream, other.open([make_request("d")]) as single:
-            parts = []
-            while stream.unfinished:
-                await stream.wait()
-                parts.append(stream.take().news)
-            await single.wait()
-            assert len(single.take_outputs()) == 1
-        whole = merge(parts)
-    assert whole.indices.tolist() == list(range(6))
-    for index in range(6):
-        assert whole.tokens_of(index) == final[index % 3].token_ids
-        assert dict(whole.entries())[index].logprobs == final[index % 3].logprobs
-    assert {REASONS[reason] for reason in whole.reasons} == {"length"}
+async def rest_of(stream: Stream) -> TokenDeltas:
+    """All columns that are still to come."""
+    parts = [stream.take().news]
+    while stream.unfinished:
+        await stream.wait()
+        parts.append(stream.take().news)
+    return merge(parts)
 
 
-async def test_two_clients_get_their_own_columns(
+async def test_columns_add_up_to_the_final_output_for_each_client(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
     served = serve()
+    params: dict[str, Any] = {"n": 3, "max_tokens": 9, "seed": 4, "logprobs": 0}
     async with connected(endpoint) as client, connected(endpoint) as other:
-        tokens = {}
-        for name, one in (("a", client), ("b", other)):
-            request = make_request(name, prompt=[5, ord(name) % 32], n=4, max_tokens=20)
-            tokens[name] = {o.index: o.token_ids for o in await collect(one, request)}
-        columns = [
-            make_request(name, prompt=[5, ord(name) % 32], n=4, max_tokens=20, emit="columns")
-            for name in "ab"
+        final, others = [
+            {one.index: one for one in await collect(client, make_request(prompt=prompt, **params))}
+            for prompt in ([5, 6, 7], [5, 8])
         ]
-        with client.open([columns[0]]) as first, other.open([columns[1]]) as second:
-            for name, stream in (("a", first), ("b", second)):
-                parts = []
-                while stream.unfinished:
-                    await stream.wait()
-                    parts.append(stream.take().news)
-                whole = merge(parts)
-                assert {i: whole.tokens_of(i) for i in range(4)} == tokens[name]
+        asked = [make_request(name, emit="columns", **params) for name in "bc"]
+        theirs = make_request("d", prompt=[5, 8], emit="columns", **params)
+        with client.open(asked) as stream, other.open([theirs]) as single:
+            whole, rest = await rest_of(stream), await rest_of(single)
+    assert sorted(whole.indices.tolist()) == list(range(6))
+    for found, expected, count in ((whole, final, 6), (rest, others, 3)):
+        for index in range(count):
+            assert found.tokens_of(index) == expected[index % 3].token_ids
+            assert dict(found.entries())[index].logprobs == expected[index % 3].logprobs
+        assert {REASONS[reason] for reason in found.reasons} == {"length"}
     assert not served.engine.has_work
 
 
@@ -242,27 +215,9 @@ async def test_stopped_samples_free_their_slots_while_others_run(
             table = served.engine.scheduler.table
             await until(lambda: table.num_owned <= 2)
             assert served.engine.has_request("a")
-            later = [stream.take().news]
-            while stream.unfinished:
-                await stream.wait()
-                later.append(stream.take().news)
-            assert set(merge(later).indices.tolist()) == {3, 5}
+            assert set((await rest_of(stream)).indices.tolist()) == {3, 5}
         await until(lambda: not served.engine.has_work)
         assert table.num_free == NUM_SLOTS
-
-
-async def test_only_the_sender_can_stop_samples(
-    serve: Serve, raw: RawClient, endpoint: str, make_request: MakeRequest
-) -> None:
-    served = serve()
-    async with connected(endpoint) as client:
-        running = asyncio.create_task(collect(client, make_request(n=4, max_tokens=60)))
-        await until(lambda: served.engine.has_work)
-        for indices in (b"", b"\0\0\0\0\1", np.arange(-2, 9, dtype="<i4").tobytes()):
-            raw.socket.send(msgspec.msgpack.encode(StopSamples("a", indices)))
-        raw.socket.send(msgspec.msgpack.encode(Hello()))
-        assert isinstance(await asyncio.to_thread(raw.receive), Status)
-        assert len(await running) == 4
 
 
 async def test_a_cut_ends_samples_that_have_not_started(

@@ -8,12 +8,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from email.message import Message
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_streams_http import connect, until
-from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server
+from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server, connect, wait_until
 
 MAX_HEADER_BYTES = 4_096
 MAX_CONNECTIONS = 40
@@ -34,60 +35,43 @@ def edge(text_model: Path) -> Iterator[Server]:
         yield running
 
 
-class Raw:
+class Raw(ExitStack):
     """A connection, in bytes."""
 
     def __init__(self, server: Server) -> None:
+        super().__init__()
         host, port = server.url.removeprefix("http://").rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=120)
+        self._socket = self.enter_context(socket.create_connection((host, int(port)), timeout=120))
 
     def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
+        self._socket.sendall(data)
 
-    def reply(self) -> tuple[int, dict[str, str], bytes]:
+    def reply(self) -> tuple[int, Message, bytes]:
         """The next one: status, headers, body."""
-        data = b""
-        while b"\r\n\r\n" not in data:
-            data += self._more()
-        head, body = data.split(b"\r\n\r\n", 1)
-        status, *lines = head.decode().split("\r\n")
-        headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
-        while len(body) < int(headers.get("content-length", 0)):
-            body += self._more()
-        return int(status.split()[1]), headers, body
-
-    def _more(self) -> bytes:
-        data = self.socket.recv(65_536)
-        assert data, "closed before the reply was whole"
-        return data
+        response = HTTPResponse(self._socket)
+        response.begin()
+        return response.status, response.headers, response.read()
 
     def rest(self) -> bytes:
         """All until it is closed."""
         data = b""
         try:
-            while more := self.socket.recv(65_536):
+            while more := self._socket.recv(65_536):
                 data += more
         except ConnectionResetError:
             pass
         return data
 
-    def __enter__(self) -> Raw:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-
-def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str) -> None:
-    """It has our shape, an id, and says whether a retry makes sense."""
-    found, headers, body = reply
+def check_error(raw: Raw, status: int, code: str) -> None:
+    """The next reply has our shape, an id, and says whether a retry makes sense."""
+    found, headers, body = raw.reply()
     assert found == status, body
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code
     assert re.fullmatch(r"[0-9a-f]{32}", headers["x-request-id"])
-    is_final = 400 <= status < 500 and status not in {408, 429}
-    assert (headers.get("x-should-retry") == "false") == is_final
+    assert (headers.get("x-should-retry") == "false") == (status != 408)
 
 
 @pytest.mark.parametrize(
@@ -119,73 +103,52 @@ def check_error(reply: tuple[int, dict[str, str], bytes], status: int, code: str
 def test_every_error_has_one_shape(edge: Server, sent: bytes, status: int, code: str) -> None:
     with Raw(edge) as raw:
         raw.send(sent)
-        check_error(raw.reply(), status, code)
+        check_error(raw, status, code)
 
 
-def body_error(server: Server, body: bytes) -> str:
-    reply = server.http.post("/v1/completions", content=body)
-    assert reply.status_code == 400, reply.text
-    message: str = reply.json()["error"]["message"]
-    return message
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt": "\xff"}',
-        b'{"prompt": "\\ud800"}',
-        b"[" * 100_000,
-        b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
-        b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}",
-        b'{"prompt": "a", "temperature": 1e400}',
-        b'{"prompt": "a", "max_tokens": 1.5}',
-        b'{"prompt": "a", "temperature": NaN}',
-        b'{"prompt": [99999999999999999999999]}',
-        b'{"prompt": [-1]}',
-        b"\x00",
-        b"--b\r\nContent-Disposition: form-data; name=prompt\r\n\r\na\r\n--b--",
-        b"prompt=a&max_tokens=1",
-    ],
-)
-def test_what_is_no_request_is_a_400(server: Server, body: bytes) -> None:
-    assert body_error(server, body)
-
-
-def test_context_overflow_names_the_numbers(server: Server) -> None:
-    reply = server.post(prompt=[5] * 200)
-    assert reply.json()["error"]["code"] == "context_length_exceeded"
-    assert "200 tokens" in reply.json()["error"]["message"]
-    assert "128" in reply.json()["error"]["message"]
-
-
-def test_a_slash_at_the_end_is_none(server: Server) -> None:
+def test_a_slash_at_the_end_is_none_and_head_is_get_without_a_body(server: Server) -> None:
     assert server.get("/health/").json() == server.get("/health").json()
     assert server.http.post("/v1/completions/", json={"prompt": "a"}).status_code == 200
     assert server.get("/v1/models//").json() == server.get("/v1/models").json()
-
-
-def test_head_is_get_without_a_body(server: Server) -> None:
     for path, status in (("/health", 200), ("/v1/models", 200), ("/nowhere", 404)):
         reply = server.http.head(path)
-        assert reply.status_code == status
-        assert reply.content == b""
+        assert (reply.status_code, reply.content) == (status, b"")
         assert reply.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        (b"GET /health HT", b"408"),
-        (b"", b""),
-        (b"\r\n", b""),
-    ],
+    ("sent", "is_kept"), [("abc-1.2_3:4", True), ("a b", False), ("x" * 129, False), ("", False)]
 )
-def test_headers_that_do_not_come_end_the_connection(
-    edge: Server, sent: bytes, code: bytes
-) -> None:
-    with Raw(edge) as raw:
-        raw.send(sent)
-        assert raw.rest()[9:12] == code
+def test_a_sane_request_id_is_kept(server: Server, sent: str, is_kept: bool) -> None:
+    reply = server.http.get("/health", headers={"x-request-id": sent})
+    assert (reply.headers["x-request-id"] == sent) == is_kept
+
+
+@pytest.mark.slow
+def test_an_idle_connection_is_kept_longer_than_clients_keep_it(server: Server) -> None:
+    """Or a request may cross with our closing of it; aiohttp keeps one for 15 s, httpx for 5 s."""
+    with Raw(server) as raw:
+        for pause_s in (0, 16):
+            time.sleep(pause_s)
+            raw.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert raw.reply()[0] == 200
+
+
+def test_what_does_not_come_ends_the_connection(edge: Server) -> None:
+    with ExitStack() as opened:
+        waiting = []
+        for sent, said in (
+            (b"GET /health HT", b"HTTP/1.1 408 "),
+            (POST + b"Content-Length: 100\r\n\r\n{", b"body_too_slow"),
+            (b"", b""),
+            (b"\r\n", b""),
+        ):
+            raw = opened.enter_context(Raw(edge))
+            raw.send(sent)
+            waiting.append((raw, said))
+        for raw, said in waiting:
+            rest = raw.rest()
+            assert said in rest and bool(said) == bool(rest)
 
 
 def test_headers_that_come_a_byte_at_a_time_end_the_connection(edge: Server) -> None:
@@ -195,16 +158,10 @@ def test_headers_that_come_a_byte_at_a_time_end_the_connection(edge: Server) -> 
             time.sleep(0.02)
 
 
-def test_a_body_that_does_not_come_is_a_408(edge: Server) -> None:
-    with Raw(edge) as raw:
-        raw.send(POST + b"Content-Length: 100\r\n\r\n{")
-        check_error(raw.reply(), 408, "body_too_slow")
-
-
 def test_the_rest_of_a_refused_body_is_not_read_for_ever(edge: Server) -> None:
     with Raw(edge) as raw:
         raw.send(POST + b"Content-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))
-        check_error(raw.reply(), 413, "body_too_large")
+        check_error(raw, 413, "body_too_large")
         with pytest.raises(OSError):  # which of the sends is chance
             for _ in range(200):
                 raw.send(b"x")
@@ -212,10 +169,11 @@ def test_the_rest_of_a_refused_body_is_not_read_for_ever(edge: Server) -> None:
 
 
 def test_a_reply_that_nobody_takes_ends_the_request(edge: Server) -> None:
-    large = {"n": 2_000, "max_tokens": 120, "logprobs": 5, "return_token_ids": True}
+    # Each choice begins with the scores of its prompt: some 20 MB, more than is ever underway.
+    large = {"prompt": [5] * 100, "n": 300, "max_tokens": 20, "echo": True, "logprobs": 20}
     gone = edge.metric("http_requests_total", "499")
     with closing(connect(edge, **large)):
-        until(lambda: edge.metric("http_requests_total", "499") > gone, within_s=600)
+        wait_until(lambda: edge.metric("http_requests_total", "499") > gone, within_s=600)
         edge.wait_until_idle()
 
 
@@ -248,11 +206,10 @@ def test_http_1_0_gets_a_stream_without_chunks(edge: Server) -> None:
 def test_pipelined_requests_are_answered_in_order(edge: Server) -> None:
     with Raw(edge) as raw:
         for path in (b"/health", b"/ready"):
-            raw.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
-        data = b""
-        while b'"ready"' not in data:
-            data += raw._more()
-        assert data.index(b'"ok"') < data.index(b'"ready"')
+            raw.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n" % path)
+            raw.send(b"\r\n" if path == b"/health" else b"Connection: close\r\n\r\n")
+        data = raw.rest()
+        assert 0 < data.index(b'"ok"') < data.index(b'"ready"')
 
 
 def test_more_pipelined_requests_than_anybody_needs_end_the_connection(edge: Server) -> None:
@@ -265,9 +222,8 @@ def test_more_pipelined_requests_than_anybody_needs_end_the_connection(edge: Ser
 def test_beyond_the_connections_there_is_a_503_and_probes_are_answered(edge: Server) -> None:
     get = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as opened:
-        held = [opened.enter_context(Raw(edge)) for _ in range(MAX_CONNECTIONS + 2)]
-        for raw in held:
-            raw.send(get % b"/v1/mod"[:5])
+        for _ in range(MAX_CONNECTIONS + 2):
+            opened.enter_context(Raw(edge)).send(get % b"/v1/m")
         last = opened.enter_context(Raw(edge))
         last.send(get % b"/v1/models")
         status, headers, body = last.reply()

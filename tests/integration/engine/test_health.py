@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,8 +26,7 @@ from server.routes import health
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.served_engine import Serve, collect, connected, until
-from tests.integration.test_serve import children
-from tests.serving import SERVER_FLAGS, Server
+from tests.serving import SERVER_FLAGS, Server, children, complete, error_of, wait_until
 
 STALL_S = 0.3
 HEARTBEAT_S = 0.02
@@ -102,20 +100,6 @@ async def test_an_engine_that_hangs_in_a_step_is_not_ready_until_it_goes_on(
         assert (await running)[-1].finish_reason == "length"
 
 
-async def test_an_engine_with_work_that_never_steps_is_not_ready_though_it_answers(
-    serve: Serve, endpoint: str, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve()
-    async with probing(endpoint) as probe:
-        with monkeypatch.context() as patched:
-            patched.setattr(served.engine.scheduler, "schedule", lambda: None)
-            running = asyncio.create_task(collect(probe.client, make_request(n=3)))
-            reason = await probe.until(lambda reason: "made no step" in reason)
-            assert "0 sequences run and 3 wait" in reason
-        await probe.until(lambda reason: not reason)
-        await running
-
-
 async def test_a_draining_engine_is_not_ready(
     serve: Serve, endpoint: str, make_request: MakeRequest, gate: threading.Event
 ) -> None:
@@ -129,42 +113,32 @@ async def test_a_draining_engine_is_not_ready(
         assert "does not answer" in await probe.until(lambda reason: "draining" not in reason)
 
 
-def ready(server: Server) -> str:
-    reply = server.get("/ready")
-    return "" if reply.status_code == 200 else str(reply.json()["error"]["message"])
+def test_an_engine_process_that_is_stopped_or_dies_is_not_ready_until_it_goes_on(
+    text_model: Path,
+) -> None:
+    def reason() -> str:
+        reply = server.get("/ready")
+        return "" if reply.status_code == 200 else str(error_of(reply, 503)["message"])
 
-
-def wait_until(condition: Callable[[], bool], within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_stopped_engine_process_is_not_ready_until_it_goes_on(text_model: Path) -> None:
     with Server(text_model, *SERVER_FLAGS, "--stall-s=2") as server:
         engine = children(server)["engine"]
         os.kill(engine, signal.SIGSTOP)
         try:
-            wait_until(lambda: "answer" in ready(server))
+            wait_until(lambda: "answer" in reason())
             assert server.get("/health").status_code == 200
         finally:
             os.kill(engine, signal.SIGCONT)
-        wait_until(lambda: not ready(server))
-        assert server.post(max_tokens=2).status_code == 200
-
-
-def test_gauges_of_a_dead_engine_go_and_its_counters_stay(text_model: Path) -> None:
-    with Server(text_model, *SERVER_FLAGS) as server:
-        assert server.post(n=3, max_tokens=5, ignore_eos=True).status_code == 200
+        wait_until(lambda: not reason())
+        complete(server, n=3, max_tokens=5, ignore_eos=True)
         assert "srm_engine_free_slots 64.0" in server.get("/metrics").text
         assert "vllm:num_requests_running{" in server.get("/metrics").text
-        os.kill(children(server)["engine"], signal.SIGKILL)
+        # Gauges of a dead engine go and its counters stay.
+        os.kill(engine, signal.SIGKILL)
         wait_until(lambda: "\nsrm_engine_free_slots" not in server.get("/metrics").text)
         assert "vllm:num_requests_running{" not in server.get("/metrics").text
         assert server.metric("srm_engine_decode_tokens_total") == 15
-        wait_until(lambda: not ready(server))
-        assert server.post(max_tokens=5, ignore_eos=True).status_code == 200
+        wait_until(lambda: not reason())
+        complete(server, max_tokens=5, ignore_eos=True)
         assert server.metric("srm_engine_decode_tokens_total") == 20
         assert server.metric("srm_engine_free_slots") == 64
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from math import inf
 from multiprocessing.context import SpawnProcess
 
@@ -17,7 +16,7 @@ import zmq.asyncio
 from engine.client.client import MAX_INBOX, EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
-from engine.messages import Hello, Output, Refusal, Request, Status
+from engine.messages import Hello, Refusal, Status
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
 from engine.process.process import serve as serve_engine
@@ -40,7 +39,7 @@ class BrokenRunner(NumpyRunner):
         return super().launch(batch)
 
 
-async def test_a_failing_step_fails_the_requests_and_ends_the_process(
+async def test_a_failing_step_ends_the_process_and_a_client_finds_the_one_that_comes_after(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
     served = serve(BrokenRunner)
@@ -50,47 +49,28 @@ async def test_a_failing_step_fails_the_requests_and_ends_the_process(
         await until(lambda: client.status is None)
         with pytest.raises(EngineUnavailable):
             await collect(client, make_request())
-    assert served.join() == StepFailed.exit_code
-
-
-async def test_a_client_finds_the_engine_that_comes_after(
-    serve: Serve, endpoint: str, make_request: MakeRequest
-) -> None:
-    served = serve(BrokenRunner)
-    async with connected(endpoint) as client:
-        with pytest.raises(StepFailed):
-            await collect(client, make_request(max_tokens=60))
-        served.join()
-        await until(lambda: client.status is None)
+        assert served.join() == StepFailed.exit_code
         serve()
         await client.wait_until_ready(120)
         assert len(await collect(client, make_request(max_tokens=5))) == 1
 
 
-async def test_draining_finishes_what_runs_and_refuses_what_comes(
-    serve: Serve, endpoint: str, make_request: MakeRequest
+@pytest.mark.parametrize("drain_s", [120, 0])
+async def test_draining_finishes_what_there_is_time_for_and_refuses_what_comes(
+    serve: Serve, endpoint: str, make_request: MakeRequest, drain_s: int
 ) -> None:
-    served = serve()
+    served = serve(drain_s=drain_s)
     async with connected(endpoint, heartbeat_s=0.02) as client:
         running = asyncio.create_task(collect(client, make_request(n=100, max_tokens=30)))
         await until(lambda: served.engine.has_work)
         served.process.drain()
-        with pytest.raises(EngineUnavailable):
-            await collect(client, make_request("b"))
-        assert len(await running) == 100
-    assert served.join() == 0
-
-
-async def test_a_drain_out_of_time_answers_what_it_drops(
-    serve: Serve, endpoint: str, make_request: MakeRequest
-) -> None:
-    served = serve(drain_s=0)
-    async with connected(endpoint) as client:
-        running = asyncio.create_task(collect(client, make_request(n=100, max_tokens=60)))
-        await until(lambda: served.engine.has_work)
-        served.process.drain()
-        with pytest.raises(EngineUnavailable, match="shutting down"):
-            await running
+        if drain_s:
+            with pytest.raises(EngineUnavailable):
+                await collect(client, make_request("b"))
+            assert len(await running) == 100
+        else:
+            with pytest.raises(EngineUnavailable, match="shutting down"):
+                await running
     assert served.join() == 0
 
 
@@ -209,33 +189,22 @@ def engine_process(endpoint: str) -> Iterator[SpawnProcess]:
     process.join()
 
 
-@asynccontextmanager
-async def answering(endpoint: str, request: Request) -> AsyncIterator[AsyncIterator[Output]]:
-    """What follows the first output of a request to an engine that takes its time to start."""
-    async with connected(endpoint, ready_s=120) as client:
-        outputs = client.generate(request)
-        await anext(outputs)
-        yield outputs
-
-
-async def test_a_terminated_engine_finishes_and_exits_with_zero(
-    engine_process: SpawnProcess, endpoint: str, make_request: MakeRequest
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_terminated_engine_finishes_and_a_killed_one_fails_its_requests_at_once(
+    engine_process: SpawnProcess, endpoint: str, make_request: MakeRequest, is_killed: bool
 ) -> None:
     request = make_request(n=100, max_tokens=30, emit="delta")
-    async with answering(endpoint, request) as outputs:
-        engine_process.terminate()
-        last = [output async for output in outputs if output.finish_reason]
-        assert len(last) == 100
-        await asyncio.to_thread(engine_process.join, 120)
-        assert engine_process.exitcode == 0
-
-
-async def test_a_killed_engine_fails_its_requests_at_once(
-    engine_process: SpawnProcess, endpoint: str, make_request: MakeRequest
-) -> None:
-    request = make_request(n=100, max_tokens=60, emit="delta")
-    async with answering(endpoint, request) as outputs:
-        engine_process.kill()
-        with pytest.raises(EngineUnavailable, match="lost"):
-            async for _ in outputs:
-                pass
+    async with connected(endpoint) as client:
+        outputs = client.generate(request)
+        await anext(outputs)
+        if is_killed:
+            engine_process.kill()
+            with pytest.raises(EngineUnavailable, match="lost"):
+                async for _ in outputs:
+                    pass
+        else:
+            engine_process.terminate()
+            last = [output async for output in outputs if output.finish_reason]
+            assert len(last) == 100
+            await asyncio.to_thread(engine_process.join, 120)
+            assert engine_process.exitcode == 0

@@ -7,9 +7,7 @@ every step can be counted: at each one in turn the client leaves, or the request
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.client.client import EngineClient
-from server.config import ServerConfig
-from server.routes.app import create_app
-from server.text.text import Text
+from tests.engines.served_app import Headers, Visit, application
 from tests.engines.served_engine import NUM_SLOTS, Serve, until
 
 SDK = [(b"x-stainless-read-timeout", b"600"), (b"x-stainless-retry-count", b"1")]
@@ -31,30 +27,6 @@ REQUESTS: list[dict[str, Any]] = [
     {"prompt": [5, 6, 7], "n": 3, "max_tokens": 4, "logprobs": 2, "echo": True},
     {"prompt": [[5, 6, 7], [8, 8]], "max_tokens": 0, "echo": True, "logprobs": 1},
 ]
-
-
-class Client:
-    """The two ends of an ASGI conversation; leaves after so many steps of the request's tasks."""
-
-    def __init__(self, body: bytes) -> None:
-        self._left = asyncio.Event()
-        self._chunks = [body[: len(body) // 2], body[len(body) // 2 :]]
-        self.sent: list[dict[str, Any]] = []
-
-    def leave(self) -> None:
-        self._left.set()
-
-    async def receive(self) -> dict[str, Any]:
-        await asyncio.sleep(0)
-        if self._left.is_set() or not self._chunks:
-            await self._left.wait()
-            return {"type": "http.disconnect"}
-        chunk = self._chunks.pop(0)
-        return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks)}
-
-    async def send(self, message: dict[str, Any]) -> None:
-        await asyncio.sleep(0)
-        self.sent.append(message)
 
 
 class Steps:
@@ -104,55 +76,26 @@ class _Stepped:
                 error = thrown
 
 
-@asynccontextmanager
-async def application(endpoint: str, model: Path) -> AsyncIterator[tuple[FastAPI, EngineClient]]:
-    client = EngineClient(endpoint, heartbeat_s=0.01)
-    text = Text(model)
-    app = create_app(ServerConfig(model=model), client, text)
-    async with app.router.lifespan_context(app):
-        await client.wait_until_ready(120)
-        yield app, client
-
-
 async def ask(
-    app: FastAPI, request: dict[str, Any], headers: list[tuple[bytes, bytes]], at: int, how: str
+    app: FastAPI, request: dict[str, Any], headers: Headers, at: int, how: str
 ) -> tuple[int, list[dict[str, Any]]]:
     """Send a request that ends at a step; how many steps there were, and what was sent."""
-    client = Client(json.dumps({"ignore_eos": True, "seed": 1} | request).encode())
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "headers": headers,
-        "server": ("srm", 80),
-        "client": ("there", 1),
-        "http_version": "1.1",
-        "scheme": "http",
-        "root_path": "",
-        "state": {},
-    }
 
     def act() -> None:
         if how == "leaves":
-            client.leave()
+            visit.leave()
         else:
-            task.cancel()
+            visit.task.cancel()
 
     loop = asyncio.get_running_loop()
     steps = Steps(at, act)
     loop.set_task_factory(steps.factory)  # type: ignore[arg-type]  # any awaitable would do
     try:
-        task = loop.create_task(app(scope, client.receive, client.send))  # type: ignore[arg-type]  # dicts are messages
-    finally:
-        await asyncio.sleep(0)
-    try:
-        async with asyncio.timeout(120):
-            await asyncio.gather(task, return_exceptions=True)
+        visit = Visit(app, request, headers)
+        await visit.end()
     finally:
         loop.set_task_factory(None)
-    return steps.count, client.sent
+    return steps.count, visit.sent
 
 
 async def check_nothing_is_left(served: Any, client: EngineClient) -> None:
@@ -177,7 +120,7 @@ async def test_a_request_may_end_at_any_step(
     endpoint: str,
     tiny_folder: Path,
     request_number: int,
-    headers: list[tuple[bytes, bytes]],
+    headers: Headers,
     how: str,
 ) -> None:
     served = serve()

@@ -1,0 +1,263 @@
+"""POST /v1/completions through both processes: what comes back, and what each field changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.serving import (
+    TEXT_MODEL,
+    Server,
+    choice_of,
+    complete,
+    error_of,
+    events_of,
+    parts_of,
+    wait_until,
+)
+
+EOS_PROMPT = [154] * 4
+"""After it the end of text is the likeliest token of the numpy engine's model."""
+
+
+PROMPT = [5, 6, 7]
+SAMPLING = {"prompt": PROMPT, "return_token_ids": True, "seed": 1, "max_tokens": 12}
+
+
+def ids_of(answer: dict[str, Any]) -> list[list[int]]:
+    return [choice["token_ids"] for choice in answer["choices"]]
+
+
+def test_choices_are_in_the_order_of_prompts_and_samples(server: Server) -> None:
+    fields = {"n": 3, "max_tokens": 5, "seed": 3, "return_token_ids": True}
+    choices = complete(server, prompt=["the cat", "sat"], **fields)["choices"]
+    assert [choice["index"] for choice in choices] == list(range(6))
+    for number, prompt in enumerate(("the cat", "sat")):
+        alone = complete(server, prompt=prompt, **fields)
+        mine = choices[3 * number : 3 * number + 3]
+        assert ids_of({"choices": mine}) == ids_of(alone)
+        assert {str(choice["prompt_token_ids"]) for choice in mine} == {
+            str(alone["choices"][0]["prompt_token_ids"])
+        }
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 6
+    by_ids = complete(server, prompt=choices[0]["prompt_token_ids"], **fields)
+    assert by_ids["choices"] == choices[:3], "a prompt of tokens is that of its text"
+
+
+def test_usage_counts_prompts_once_and_all_choices(server: Server) -> None:
+    answer = complete(server, prompt=[[7, 5], [7, 5, 6]], n=4, max_tokens=7, ignore_eos=True)
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 56,
+        "total_tokens": 61,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    many = complete(server, n=2_000, max_tokens=2, ignore_eos=True)
+    assert [choice["index"] for choice in many["choices"]] == list(range(2_000))
+    assert many["usage"]["completion_tokens"] == 4_000
+    longest = complete(server, prompt=[5] * TEXT_MODEL.n_ctx, max_tokens=10, ignore_eos=True)
+    assert longest["usage"]["completion_tokens"] == 1
+
+
+def test_a_prompt_that_begins_like_an_earlier_one_is_fed_from_there_on(server: Server) -> None:
+    names = ("cached_tokens", "prefix_hits", "prefill_tokens")
+    before = {name: server.metric(f"srm_engine_{name}_total") for name in names}
+    header = [8, *range(2, 22)]
+    sampling = {"n": 3, "max_tokens": 5, "ignore_eos": True, "seed": 2, "return_token_ids": True}
+    prompts = [[*header, 5, 6], [*header, 5, 6], [*header, 9, 9], [*header, 6, 5, 4]]
+    answers = [complete(server, prompt=prompt, **sampling) for prompt in prompts]
+    answers.append(complete(server, prompt=prompts[0], echo=True, logprobs=0, **sampling))
+    assert [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers] == [
+        0, 22, 0, 21, 0,
+    ]  # fmt: skip
+    samples = [ids_of(answer) for answer in answers]
+    assert samples[0] == samples[1] == samples[4] != samples[2]
+    grown = {name: server.metric(f"srm_engine_{name}_total") - before[name] for name in names}
+    assert grown == {"cached_tokens": 43, "prefix_hits": 2, "prefill_tokens": 22 + 22 + 2 + 22}
+    assert server.metric("srm_engine_prefixes") >= 4
+
+
+@pytest.mark.parametrize("temperature", [1, 0, 1e-9])
+def test_equal_prompts_differ_unless_the_likeliest_token_is_taken(
+    server: Server, temperature: float
+) -> None:
+    choices = complete(server, prompt=["the cat"] * 3, temperature=temperature)["choices"]
+    assert (len({choice["text"] for choice in choices}) == 1) == (temperature < 1)
+
+
+def test_a_stop_token_is_counted_and_not_read(server: Server) -> None:
+    fields = {"max_tokens": 20, "seed": 5, "ignore_eos": True, "return_token_ids": True}
+    (ids,) = ids_of(complete(server, **fields))
+    answer = complete(server, stop_token_ids=[ids[4]], **fields)
+    (choice,) = answer["choices"]
+    assert choice["token_ids"] == ids[: ids.index(ids[4]) + 1]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[4])
+    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"])
+
+
+def test_when_all_samples_stopped_the_engine_is_told(server: Server) -> None:
+    names = ("requests_total", "finished"), ("sequences_total", "stop"), ("decode_tokens_total", "")
+    before = [server.metric(f"srm_engine_{name}", label) for name, label in names]
+    every_letter = [chr(code) for code in range(128)]
+    answer = complete(server, n=40, max_tokens=120, stop=every_letter, ignore_eos=True)
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
+    server.wait_until_idle()
+    after = [server.metric(f"srm_engine_{name}", label) for name, label in names]
+    finished, stopped, decoded = (a - b for a, b in zip(after, before, strict=True))
+    assert (finished, stopped) == (1, 40)
+    assert decoded < 40 * 120
+
+
+def test_models_are_listed_and_named(server: Server) -> None:
+    (card,) = server.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 128)
+    assert (card["root"], card["parent"], card["owned_by"]) == ("tiny", None, "srm")
+    assert server.get("/v1/models/tiny").json() == card
+    assert complete(server, model="tiny", max_tokens=1)["model"] == "tiny"
+
+
+def test_best_of_gives_the_likeliest_of_what_n_would_give(server: Server) -> None:
+    sampling = {"prompt": ["the cat", "sat"], "max_tokens": 12, "seed": 3}
+    candidates = complete(server, n=9, logprobs=0, **sampling)
+    plain, scored = (complete(server, n=2, best_of=9, logprobs=k, **sampling) for k in (None, 0))
+    assert plain["usage"]["completion_tokens"] == candidates["usage"]["completion_tokens"]
+    expected = []
+    for own in (candidates["choices"][:9], candidates["choices"][9:]):
+        own.sort(key=lambda one: -float(np.mean(one["logprobs"]["token_logprobs"])))
+        expected += own[:2]
+    for index, likely in enumerate(expected):
+        assert scored["choices"][index] == {**likely, "index": index}
+        assert plain["choices"][index] == {**likely, "index": index, "logprobs": None}
+
+
+def test_the_stop_string_may_stay(server: Server) -> None:
+    fields = {"max_tokens": 60, "seed": 5, "stop": ["e", "at"], "ignore_eos": True, "n": 8}
+    for cut, kept in zip(
+        complete(server, **fields)["choices"],
+        complete(server, include_stop_str_in_output=True, **fields)["choices"],
+        strict=True,
+    ):
+        assert kept["text"] == cut["text"] + (cut["stop_reason"] or "")
+        assert kept["finish_reason"] == cut["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, ""),
+        ({"skip_special_tokens": False}, ""),
+        ({"include_stop_str_in_output": True}, ""),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "<|end_of_text|>"),
+        ({"skip_special_tokens": False, "stop": "end_of", "ignore_eos": True}, "<|"),
+    ],
+)
+def test_special_tokens_are_text_where_they_are_asked_for(
+    server: Server, fields: dict[str, Any], text: str
+) -> None:
+    choice = choice_of(server, prompt=EOS_PROMPT, temperature=0, return_token_ids=True, **fields)
+    assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+    assert choice["token_ids"] == [TEXT_MODEL.eos_token_id]
+
+
+def test_what_the_tokenizer_adds_may_be_left_out(server: Server) -> None:
+    plain, bare = (
+        choice_of(server, return_token_ids=True, add_special_tokens=adds)["prompt_token_ids"]
+        for adds in (True, False)
+    )
+    assert plain == [0, *bare]
+    assert choice_of(server, prompt="", return_token_ids=True)["prompt_token_ids"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "last", "expected"),
+    [
+        ([5, 6, 7, 8], 3, [6, 7, 8]),
+        ([5, 6, 7, 8], 4, [5, 6, 7, 8]),
+        ([5, 6, 7, 8], 10**9, [5, 6, 7, 8]),
+        ([5, 6, 7, 8], -1, [5, 6, 7, 8]),
+        (list(range(2, 300)), -1, list(range(300 - TEXT_MODEL.n_ctx, 300))),
+    ],
+)
+def test_a_prompt_may_be_cut_to_its_end(
+    server: Server, prompt: list[int], last: int, expected: list[int]
+) -> None:
+    fields = {"max_tokens": 3, "seed": 1, "return_token_ids": True}
+    cut = complete(server, prompt=[prompt, [9]], truncate_prompt_tokens=last, **fields)
+    assert cut["choices"] == complete(server, prompt=[expected, [9]], **fields)["choices"]
+    assert cut["usage"]["prompt_tokens"] == len(expected) + 1
+
+
+def test_a_text_may_be_cut_however_long_it_is(server: Server) -> None:
+    fields = {"return_token_ids": True, "truncate_prompt_tokens": 5, "max_tokens": 1}
+    choice = choice_of(server, prompt="the cat " * 20_000 + "sat on the mat", **fields)
+    end = choice_of(server, prompt="the cat sat on the mat", **fields)
+    assert choice["prompt_token_ids"] == end["prompt_token_ids"]
+
+
+def test_a_clients_id_is_the_completions_and_taken_while_it_runs(server: Server) -> None:
+    fields = {"request_id": "mine:7", "max_tokens": 3}
+    replies = [*events_of(server, **fields), complete(server, **fields)]
+    assert {reply["id"] for reply in replies} == {"mine:7"}
+    long = {"prompt": "the cat", "n": 300, "max_tokens": 120, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json={**long, "request_id": "mine:7"}):
+        for more in ({}, {"stream": True}, {"prompt": ["a", "b"]}):
+            error = error_of(server.post(**fields, **more), 409)
+            assert (error["code"], error["param"]) == ("id_in_use", "request_id")
+            assert error["type"] == "conflict_error"
+    wait_until(lambda: server.post(**fields).status_code != 409)  # when it has ended
+
+
+def test_what_is_only_noted_changes_nothing(server: Server) -> None:
+    fields = {"max_tokens": 6, "seed": 2}
+    noted = {"user": "someone", "metadata": {"run": "7"}, "priority": -5, "cache_salt": None}
+    assert complete(server, **noted, **fields)["choices"] == complete(server, **fields)["choices"]
+
+
+def tokens(server: Server, **fields: Any) -> list[list[int]]:
+    """Token ids of each choice."""
+    return ids_of(complete(server, **{**SAMPLING, **fields}))
+
+
+def test_only_allowed_tokens_are_sampled_and_others_have_no_likelihood(server: Server) -> None:
+    allowed = [9, 40, 300, 319]
+    found = tokens(server, allowed_token_ids=allowed, n=20, temperature=5)
+    assert {token for one in found for token in one} == set(allowed)
+    banned = choice_of(server, prompt=PROMPT, allowed_token_ids=[8, 9], logprobs=3, max_tokens=2)
+    for top in banned["logprobs"]["top_logprobs"]:
+        assert sorted(top.values())[0] == -9999.0 < sorted(top.values())[1]
+
+
+def test_a_bias_is_added_and_the_scores_say_so(server: Server) -> None:
+    wants = {"prompt": PROMPT, "max_tokens": 1, "logprobs": 20, "temperature": 1, "seed": 3}
+    wants |= {"prompt_logprobs": 0, "return_tokens_as_token_ids": True}
+    without, biased = (choice_of(server, **wants, logit_bias=bias) for bias in ({}, {"77": 60}))
+    assert biased["logprobs"]["tokens"] == ["token_id:77"]
+    assert biased["logprobs"]["token_logprobs"][0] > -0.01
+    assert without["prompt_logprobs"] == biased["prompt_logprobs"]
+    top = without["logprobs"]["top_logprobs"][0]
+    other = biased["logprobs"]["top_logprobs"][0]
+    shared = sorted((top.keys() & other.keys()) - {"token_id:77"})
+    # What all others lose is the same: the logarithm of how much larger the sum is.
+    losses = [top[name] - other[name] for name in shared]
+    assert len(shared) > 15 and max(losses) - min(losses) < 1e-4 < losses[0]
+
+
+def test_bad_words_are_not_said(server: Server) -> None:
+    spelled = {str(token): 9 for token in range(256, 300)}  # tokens of several letters
+    wants = {"prompt": "the cat", "n": 50, "max_tokens": 30, "logit_bias": spelled, "seed": 4}
+    for words, says_them in (([], True), (["the", "cat sat"], False)):
+        choices = complete(server, **wants, bad_words=words)["choices"]
+        assert any(" the" in choice["text"] for choice in choices) == says_them
+
+
+def test_streams_and_many_samples_say_the_same(server: Server) -> None:
+    wants = {"bad_words": ["a", "th"], "repetition_penalty": 1.5, "frequency_penalty": 0.5}
+    found = tokens(server, n=5, **wants)
+    assert found[0] == tokens(server, **wants)[0]
+    events = events_of(server, **SAMPLING, n=5, **wants)
+    for index, expected in enumerate(found):
+        parts = parts_of(events, index)
+        assert [token for part in parts for token in part["token_ids"]] == expected

@@ -1,0 +1,113 @@
+"""Malformed bodies and requests: each is refused in our shape, and nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from server.routes.app import OPERATIONS
+from tests.bodies import garbage
+from tests.serving import Server
+
+VALID = {"prompt": "the cat", "messages": [{"role": "user", "content": "hi"}], "tokens": [5]}
+"""Of these fields a route takes those it has; two tokens are soon made."""
+ROUTES = {
+    one.path: sorted({*one.body.kind.__struct_fields__, *one.body.neutral})
+    for one in OPERATIONS
+    if one.body
+}
+
+
+def valid_body(names: list[str]) -> dict[str, Any]:
+    short = {"max_tokens": 2} if "max_tokens" in names else {}
+    return {name: value for name, value in VALID.items() if name in names} | short
+
+
+def post(connection: HTTPConnection, path: str, body: bytes) -> HTTPResponse:
+    """The reply; over a new connection if the server had closed this one, which was idle."""
+    try:
+        connection.request("POST", path, body)
+        return connection.getresponse()
+    except ConnectionError:
+        connection.close()
+        connection.request("POST", path, body)
+        return connection.getresponse()
+
+
+def exchange(address: tuple[str, int], sent: bytes) -> bytes:
+    """All that comes back until the server closes; it may close before it has read all."""
+    with socket.create_connection(address, timeout=120) as connection:
+        try:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(65_536), b""))
+        except TimeoutError:
+            raise
+        except OSError:
+            return b""
+
+
+@contextmanager
+def nothing_amiss(server: Server) -> Iterator[None]:
+    """Afterwards nothing is, and nothing was said to be."""
+    begin = len(server.lines)
+    yield
+    server.wait_until_idle()
+    assert server.get("/ready").status_code == 200
+    assert server.post(max_tokens=2).status_code == 200
+    trouble = ("Traceback", "failed", "restart")
+    assert not [line for line in server.lines[begin:] if any(word in line for word in trouble)]
+
+
+@pytest.mark.parametrize("num_bodies", [800, pytest.param(95_000, marks=pytest.mark.slow)])
+def test_malformed_bodies_are_refused(server: Server, num_bodies: int) -> None:
+    rng = random.Random(1)
+    statuses: Counter[int] = Counter()
+    address = urlsplit(server.url).netloc
+    with nothing_amiss(server), closing(HTTPConnection(address, timeout=120)) as connection:
+        for _ in range(num_bodies):
+            path = rng.choice(list(ROUTES))
+            names = [*ROUTES[path], "nonsense"]
+            draw = rng.choice(garbage.BODIES)
+            body = draw(rng, valid_body(names), names)
+            reply = post(connection, path, body)
+            answer = reply.read()
+            statuses[reply.status] += 1
+            case = (path, draw.__name__, body[:500], answer[:500])
+            assert reply.status in {200, 400, 403, 404, 413}, case
+            # without keys they are for the admin port
+            assert (reply.status == 403) == path.startswith("/v1/admin/"), case
+            assert reply.headers["x-request-id"], case
+            if reply.status != 200:
+                told = json.loads(answer)["error"]
+                assert set(told) == {"message", "type", "param", "code"} and told["message"], case
+    assert statuses[400] > num_bodies // 2
+
+
+@pytest.mark.parametrize("num_requests", [200, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_malformed_requests_are_refused(server: Server, num_requests: int) -> None:
+    rng = random.Random(2)
+    answered: Counter[int] = Counter()
+    address = urlsplit(server.url)
+    assert address.hostname and address.port
+    with nothing_amiss(server):
+        for _ in range(num_requests):
+            path = rng.choice(list(ROUTES))
+            is_stream = {"stream": rng.random() < 0.5} if "stream" in ROUTES[path] else {}
+            body = json.dumps(valid_body(ROUTES[path]) | is_stream).encode()
+            sent = garbage.requests(rng, path, body)
+            answer = exchange((address.hostname, address.port), sent)
+            statuses = re.findall(rb"^HTTP/1.1 (\d+)", answer, re.MULTILINE)
+            answered.update(map(int, statuses))
+            assert all(int(status) < 500 for status in statuses), (sent[:500], answer[:500])
+    assert answered[200] and answered[400]

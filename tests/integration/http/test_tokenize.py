@@ -1,0 +1,150 @@
+"""The tokenizer over HTTP, used as clients without one use it; and what else they ask for first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jinja2
+import pytest
+from tokenizers import Tokenizer
+
+from engine.client.client import EngineClient
+from server.config import ServerConfig
+from server.routes import tokenize
+from server.routes.app import create_app
+from server.routes.service import VERSION
+from server.text.text import Text
+from tests.serving import (
+    CHAT_TEMPLATE,
+    CHATS,
+    TEXT_MODEL,
+    Server,
+    error_of,
+    write_text_model,
+)  # fmt: skip
+
+MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+TEXTS = ["the cat", "", "é € 😀", "<|end_of_text|> and on", " two  spaces\n"]
+
+
+def answer_of(server: Server, path: str = "/tokenize", **fields: Any) -> Any:
+    reply = server.http.post(path, json=fields)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def tokens_of(server: Server, **fields: Any) -> Any:
+    return answer_of(server, **fields)["tokens"]
+
+
+def text_of(server: Server, tokens: list[int]) -> str:
+    return str(answer_of(server, "/detokenize", tokens=tokens)["prompt"])
+
+
+def test_tokens_are_the_librarys_and_read_back_as_the_text(
+    server: Server, text_model: Path
+) -> None:
+    library = Tokenizer.from_file(str(text_model / "tokenizer.json"))
+    for text in TEXTS:
+        for adds, first in ((True, "<|begin_of_text|>"), (False, "")):
+            tokens = tokens_of(server, prompt=text, add_special_tokens=adds)
+            assert tokens == library.encode(text, add_special_tokens=adds).ids
+            assert text_of(server, tokens) == first + text
+    # However long it is.
+    assert len(tokens_of(server, prompt="the cat" * 1_000)) > 10 * TEXT_MODEL.n_ctx
+
+
+def test_a_list_is_answered_in_lists(server: Server) -> None:
+    one = answer_of(server, prompt=TEXTS[0], return_token_strs=True)
+    assert one == {
+        "tokens": one["tokens"],
+        "count": 3,
+        "max_model_len": TEXT_MODEL.n_ctx,
+        "token_strs": ["<|begin_of_text|>", "the", " cat"],
+    }
+    asked = {"return_token_strs": True, "model": "tiny"}
+    all_of_them = answer_of(server, "/v1/tokenize", prompt=TEXTS, **asked)
+    assert all_of_them["tokens"] == [tokens_of(server, prompt=text) for text in TEXTS]
+    assert all_of_them["count"] == list(map(len, all_of_them["tokens"]))
+    assert all_of_them["token_strs"][0] == one["token_strs"]
+    nothing = answer_of(server, prompt=[], **asked)
+    assert (nothing["tokens"], nothing["count"], nothing["token_strs"]) == ([], [], [])
+
+
+def test_a_chat_has_the_tokens_that_are_generated_from(server: Server) -> None:
+    for fields in ({}, {"continue_final_message": True}, {"add_generation_prompt": False}):
+        body = {"messages": MESSAGES, **fields}
+        generated = answer_of(server, CHATS, **body, max_tokens=1, return_token_ids=True)
+        assert tokens_of(server, **body) == generated["prompt_token_ids"]
+    assert text_of(server, tokens_of(server, messages=MESSAGES, continue_final_message=True)) == (
+        "<|begin_of_text|>user: the cat\nassistant: sat"
+    )
+
+
+def test_a_client_without_a_tokenizer_has_all_it_needs(server: Server) -> None:
+    """As evaluation harnesses do it, with a Jinja that has nothing of ours."""
+    info = server.get("/tokenizer_info").json()
+    assert info == server.get("/v1/tokenizer_info").json()
+    assert info["chat_template"] == CHAT_TEMPLATE
+    assert (info["vocab_size"], info["model_max_length"]) == (320, 128)
+    assert (info["unk_token"], info["pad_token"]) == (None, None)
+    for name, expected in (("bos_token", 0), ("eos_token", 1)):
+        assert tokens_of(server, prompt=info[name], add_special_tokens=False) == [expected]
+    plain = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
+    prompt = plain.from_string(info["chat_template"]).render(
+        messages=MESSAGES, add_generation_prompt=True
+    )
+    assert tokens_of(server, prompt=prompt, add_special_tokens=False) == tokens_of(
+        server, messages=MESSAGES
+    )
+
+
+@asynccontextmanager
+async def without_engine(model: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """The routes of a server of this model."""
+    app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(model))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+
+
+async def test_more_text_than_fits_is_refused(
+    text_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "MAX_CHARACTERS", 10)
+    async with without_engine(text_model) as client:
+        monkeypatch.setattr(tokenize, "AT_ONCE", 5)
+        for prompt, status in (("x" * 10, 200), ("x" * 11, 400), (["x" * 6] * 2, 400)):
+            reply = await client.post("/tokenize", json={"prompt": prompt})
+            assert reply.status_code == status
+        assert "12 characters; at most 10" in error_of(reply)["message"]
+
+
+async def test_a_model_without_a_tokenizer_or_a_template_says_so(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    async with without_engine(tmp_path) as client:
+        for path in (CHATS, "/tokenize"):
+            error = error_of(await client.post(path, json={"messages": MESSAGES}))
+            assert error["param"] == "messages"
+            for named in ("chat_template.jinja", "tokenizer_config.json", "--chat-template"):
+                assert named in error["message"]
+        assert (await client.get("/tokenizer_info")).json()["chat_template"] is None
+    (tmp_path / "tokenizer.json").unlink()
+    async with without_engine(tmp_path) as client:
+        error = error_of(await client.post("/tokenize", json={"prompt": "x"}))
+        assert error["param"] == "prompt" and "no tokenizer" in error["message"]
+        assert (await client.get("/tokenizer_info")).status_code == 404
+        reply = await client.post("/detokenize", json={"tokens": [5, 17]})
+        assert reply.json() == {"prompt": "token_id:5token_id:17"}
+
+
+def test_what_clients_ask_before_they_send_work(server: Server) -> None:
+    assert server.get("/version").json() == {"version": VERSION}
+    assert server.get("/ping").status_code == server.http.post("/ping").status_code == 200
+    assert server.get("/get_world_size").json() == {"world_size": 1}
+    assert server.get("/health").status_code == server.get("/ready").status_code == 200
