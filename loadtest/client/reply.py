@@ -6,7 +6,6 @@ Reads only the fields it counts by, of a stream's events or of a whole reply. Kn
 from __future__ import annotations
 
 import math
-from dataclasses import InitVar, dataclass, field
 
 import msgspec
 from msgspec import Raw
@@ -77,27 +76,23 @@ class BadReply(Exception):
     """The reply is not one of an OpenAI-compatible server, or reports a failure."""
 
 
-@dataclass(slots=True, eq=False)
 class Reply:
     """The reply to one request; fed with its body as it comes."""
 
-    stream: InitVar[bool]
-    keep_text: InitVar[bool]
-    is_done: bool = False
-    texts: dict[int, list[str]] | None = field(init=False)
-    """The text of each choice, if text is kept."""
-    tokens: int = 0
-    queue_s: float = math.nan
-    usage_prompt_tokens: int = UNKNOWN
-    usage_output_tokens: int = UNKNOWN
-    _events: EventStream | None = field(init=False)
-    _body: list[bytes] = field(default_factory=list)
-    _told: bool = False
-    _guessed: bool = False
+    __slots__ = tuple(
+        "_body _events _guessed _told is_done queue_s texts tokens usage_output_tokens "
+        "usage_prompt_tokens".split()
+    )
 
-    def __post_init__(self, stream: bool, keep_text: bool) -> None:
+    def __init__(self, stream: bool, keep_text: bool) -> None:
         self._events = EventStream() if stream else None
-        self.texts = {} if keep_text else None
+        self._body: list[bytes] = []
+        self._told = self._guessed = self.is_done = False
+        self.texts: dict[int, list[str]] | None = {} if keep_text else None
+        """The text of each choice, if text is kept."""
+        self.tokens = 0
+        self.queue_s = math.nan
+        self.usage_prompt_tokens = self.usage_output_tokens = UNKNOWN
 
     @property
     def is_counted(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import email.utils
 import math
 import time
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from loadtest.client.connection import Connection
@@ -33,29 +32,28 @@ class Verdict(NamedTuple):
     """Seconds until a retry; NaN unless the server asks for one."""
 
 
-@dataclass(slots=True, eq=False)
 class RequestAttempt:
     """The state of one request. Times are seconds since the start of the run."""
 
-    index: int
-    planned: float
-    asked: RequestPlan
-    connection: Connection | None = None
-    """The connection on which it waits for a reply."""
-    is_over: bool = False
-    is_resent: bool = False
-    """Whether it was resent, at most once, because the server had closed the connection."""
-    sent: float = math.nan
-    retries: int = 0
-    reply: Reply | None = None
-    refusal: bytes = b""
-    status: int = 0
-    first_byte: float = math.nan
-    num_bytes: int = 0
+    __slots__ = tuple(
+        "asked connection first_byte index is_over is_resent num_bytes planned refusal reply "
+        "retries sent status".split()
+    )
+
+    def __init__(self, index: int, planned: float, asked: RequestPlan) -> None:
+        self.index, self.planned, self.asked = index, planned, asked
+        self.connection: Connection | None = None
+        """The connection on which it waits for a reply."""
+        self.is_over = False
+        self.is_resent = False
+        """Whether it was resent, at most once, because the server had closed the connection."""
+        self.sent = math.nan
+        self.retries = 0
+        self.begin()
 
     def begin(self) -> None:
-        """Reset the state of the reply; called at the start of each try but the first."""
-        self.reply = None
+        """Reset the state of the reply; called at the start of each try."""
+        self.reply: Reply | None = None
         self.refusal = b""
         self.status = 0
         self.first_byte = math.nan
