@@ -13,7 +13,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, InvalidRequest, NotFound, SRMError, SwapInProgress
-from engine.messages import Done, LoadWeights, Output, join
+from engine.messages import PROMPT, Done, LoadWeights, Output, join
 from engine.process.engine import Engine
 from engine.process.weight_reload import LoadFolder, Swaps, first_weights, load_weights
 from engine.weights.checkpoint import load_checkpoint
@@ -84,6 +84,25 @@ def test_what_is_under_way_is_completed_by_the_weights_before(weights: Weights) 
     tokens = chain(*(ints(output.token_ids) for output in early + late))
     assert list(tokens) == greedy([(weights, len(early)), (NEW, 6 - len(early))], [5, 6, 7])
     assert len(early) == 3
+
+
+def test_samples_that_start_later_owe_the_weights_before_nothing() -> None:
+    engine, fresh = engine_of(num_slots=4), engine_of(model=NEW)
+    many = {"prompt": HEADER, "n": 10, "max_tokens": 5, "seed": 3}
+    engine.add(request_of("many", prompt_logprobs=2, **many))
+    said = run(engine, lambda: engine.scheduler.table.num_owned == 4)  # the prompt is fed, scored
+    said |= hold(engine)
+    assert {index for _, index in said} == {PROMPT, 0, 1, 2, 3}
+    engine.load_weights(NEW)
+    engine.scheduler.is_held = False
+    later = run(engine)
+    assert set(later) == {("many", index) for index in range(4, 10)}, "no score is sent twice"
+    fresh.add(request_of("many", **many))
+    expected = run(fresh)
+    for key, output in later.items():
+        assert output.token_ids == expected[key].token_ids
+        assert output.first_version == 1, "the request began before"
+    assert engine.scheduler.prefixes.num_used <= 1
 
 
 def test_nothing_kept_is_begun_from() -> None:

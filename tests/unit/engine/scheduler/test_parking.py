@@ -46,6 +46,23 @@ def low_then_high(steps: int = 3, n: int = 4, max_tokens: int = 30, **settings: 
     return engine
 
 
+def test_what_was_parked_says_the_same() -> None:
+    low = request_of("low", n=6, max_tokens=20, seed=3, priority=-1, logprobs=0)
+    penal = request_of("penal", n=2, max_tokens=20, presence_penalty=1.5, priority=-1)
+    high = request_of("high", [9, 8], n=5, max_tokens=6)
+    engine = engine_of()
+    engine.add(low)
+    engine.add(penal)
+    said = run(engine, 5)
+    engine.add(high)
+    said += run(engine, 3)
+    parking = engine.scheduler.parking
+    assert running(engine)["high"] == parking.num_parked == 5
+    said += run(engine)
+    assert tokens(said) == alone(low, penal, high)
+    assert parking.num_ever_parked == parking.num_resumed == 5
+
+
 def test_the_youngest_of_the_lowest_priority_are_parked_and_no_more_than_are_needed() -> None:
     engine = engine_of(num_slots=6)
     for name, priority in (("old", -2), ("young", -2), ("middle", -1)):
@@ -78,6 +95,19 @@ def test_nobody_is_parked_for_an_equal_or_before_it_has_sampled() -> None:
 def test_what_may_be_parked_is_bounded() -> None:
     for most, parked in ((0, 0), (600, 2), (10_000, 4)):
         assert low_then_high(4, max_parked_bytes=most).scheduler.parking.num_parked == parked
+
+
+def test_parked_samples_can_be_stopped_and_aborted() -> None:
+    engine = low_then_high(4, n=9)
+    parking = engine.scheduler.parking
+    assert parking.num_parked == 4
+    engine.stop("low", np.array([1], np.int32), 3)
+    assert parking.indices(engine.scheduler._roster.by_id["low"]).tolist() == [0, 2]
+    assert sorted(tokens(run(engine))) == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
+    engine = low_then_high(4, n=9)
+    engine.abort("low")
+    assert (engine.scheduler.parking.num_parked, engine.scheduler.parking.num_bytes) == (0, 0)
+    assert {output.id for output in run(engine)} == {"high"}
 
 
 def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:

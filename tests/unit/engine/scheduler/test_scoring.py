@@ -80,6 +80,19 @@ def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(n: int) -> None:
     assert (scheduler.prefixes.num_used, scheduler.prefixes.num_pinned) == (1, 0)
 
 
+@pytest.mark.parametrize(("max_tokens", "n"), [(0, 1), (5, 3)])
+def test_a_prompt_whose_scores_are_not_finite_ends_in_errors(max_tokens: int, n: int) -> None:
+    scheduler = scheduler_of(max_step_rows=4, max_step_tokens=6)
+    scheduler.add(request_of(prompt=[5] * 9, n=n, max_tokens=max_tokens, prompt_logprobs=0))
+    first, second = scheduled(scheduler), scheduled(scheduler)
+    outputs = complete(scheduler, first, broken=2)
+    assert [(one.index, one.finish_reason, "finite" in (one.error or "")) for one in outputs] == [
+        (index, "error", True) for index in range(n)
+    ]
+    assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
+    assert complete(scheduler, second) == []
+
+
 @pytest.mark.parametrize("most", [1, 2])
 def test_alternatives_come_with_each_token_to_those_who_asked(most: int) -> None:
     scheduler = scheduler_of()
