@@ -179,17 +179,17 @@ def test_fields_and_queries_are_refused_by_name(server: Server, input_file_id: s
         **{"input_file_id": input_file_id, "endpoint": "/v1/completions"},
         "completion_window": "24h",
     }
-    expiry: list[Any] = [{"anchor": "created_at"}, {"anchor": "created_at", "seconds": 1}]
-    for param, values in {
+    wrong: dict[str, list[Any]] = {
         "input_file_id": [None],
         "endpoint": [None, "/v1/embeddings"],
         "completion_window": [None, "0h", "31d", "721h", "24h\n", 24],
         "metadata": [{str(i): "x" for i in range(17)}, {"x" * 65: ""}, {"x": "x" * 513}, {"x": 1}],
-        "output_expires_after": expiry,
+        "output_expires_after": [{"anchor": "created_at"}, {"anchor": "created_at", "seconds": 1}],
         "weight": [0, 1001, 5e-324],
         "priority": [1001, 0.5],
         "n": [1],
-    }.items():
+    }
+    for param, values in wrong.items():
         for value in values:
             reply = server.http.post("/v1/batches", json={**body, param: value})
             found = reply.status_code, reply.json()["error"]["param"]

@@ -89,7 +89,8 @@ def test_every_line_has_its_scores_or_its_error(
     text_model: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """Token ids and texts, with and without completions, and lines at fault among them."""
-    rng, lines = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    lines: list[dict[str, Any]] = []
     for i in range(60):
         line = {"prompt": rng.integers(0, TEXT_MODEL.vocab_size, rng.integers(1, 60)).tolist()}
         if i % 2:
@@ -106,7 +107,7 @@ def test_every_line_has_its_scores_or_its_error(
         },
     ]
     texts = [{"prompt": "the cat", "completion": " sat on é"}, {"prompt": "", "completion": "the"}]
-    bad = {
+    bad: dict[str, dict[str, Any]] = {
         "too large": {"prompt": [5, 400]},
         "too long": {"prompt": [5] * 129},
         "misspelt": {"prompt": [5], "completions": "x"},
@@ -130,8 +131,9 @@ def test_every_line_has_its_scores_or_its_error(
         assert prompt[0] == 0
         check(result, prompt, completion)
         assert result["tokens"][0] == "<|begin_of_text|>"
-    errors = {one["id"]: (one["error"]["code"], one["error"]["param"]) for one in results[64:-1]}
-    assert {id: code for id, (code, _) in errors.items()} == {
+    errors = {one["id"]: one["error"] for one in results[64:-1]}
+    assert "completion" in errors["empty"]["message"]
+    assert {id: error["code"] for id, error in errors.items()} == {
         **dict.fromkeys([*bad, 70], "invalid_request"),
         "too long": "context_length_exceeded",
     }
