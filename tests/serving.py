@@ -209,7 +209,7 @@ def choice_of(server: Server, **fields: Any) -> dict[str, Any]:
     return found
 
 
-def events_of(server: Server, path: str = COMPLETIONS, **fields: Any) -> list[dict[str, Any]]:
+def events_of(server: Server, path: str = COMPLETIONS, /, **fields: Any) -> list[dict[str, Any]]:
     """The events of a stream, without the closing [DONE], which must be there."""
     prompt = {"prompt": "the cat"} if path == COMPLETIONS else {}
     reply = server.http.post(path, json={**prompt, "stream": True, **fields})

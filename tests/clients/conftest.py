@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ OFFLINE = {
 _START_S = 600
 
 Run = Callable[..., str]
+Printed = Callable[..., Any]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,6 +70,18 @@ def run(tmp_path: Path) -> Run:
 
     def start(program: str, *arguments: str) -> str:
         return run_client(tmp_path, program, *arguments)
+
+    return start
+
+
+@pytest.fixture
+def printed(run: Run) -> Printed:
+    """printed("trl_chat", URL, …): the last line, as JSON, of what a program of ours prints."""
+
+    def start(program: str, *arguments: str) -> Any:
+        return json.loads(
+            run("python", str(PROGRAMS / f"{program}.py"), *arguments).splitlines()[-1]
+        )
 
     return start
 

@@ -55,11 +55,14 @@ class Figures:
 MEASURES = ("ttft_s", "tpot_s", "e2e_s", "requests_per_s", "tokens_per_s")
 
 
+def write_prompts(folder: Path, lines: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def by_srm(folder: Path, url: str, load: Load) -> Figures:
     """As `srm loadtest run` measures it."""
-    folder.mkdir(parents=True)
-    lines = [{"prompt": load.prompt, "max_tokens": load.tokens}] * load.requests
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_prompts(folder, [{"prompt": load.prompt, "max_tokens": load.tokens}] * load.requests)
     how: dict[str, Any] = (
         {"arrivals": "concurrent", "concurrency": load.streams}
         if load.streams
@@ -85,28 +88,39 @@ def by_srm(folder: Path, url: str, load: Load) -> Figures:
     )
 
 
+def guidellm(
+    folder: Path, url: str, route: str, profile: str, count: int, **variables: str
+) -> dict[str, Any]:
+    """What it says of so many requests of `prompts.jsonl` in the folder, which it runs in."""
+    write_tokenizer(DEMO_MODEL, folder / "tokenizer")
+    run_client(
+        folder,
+        "guidellm",
+        *("run", "--backend", f"kind=openai_http,target={url},request_format={route}"),
+        *("--profile", profile, "--constraint", f"kind=max_requests,count={count}"),
+        *("--tokenizer", "kind=huggingface_auto,model=tokenizer"),
+        *("--data", "kind=json_file,path=prompts.jsonl"),
+        *("--output", "kind=json,path=result.json", "--disable-console"),
+        **variables,
+    )
+    (found,) = json.loads((folder / "result.json").read_text())["benchmarks"]
+    result: dict[str, Any] = found
+    return result
+
+
 def by_guidellm(folder: Path, url: str, load: Load) -> Figures:
     """As guidellm does, whose Python is that of .venv-clients."""
-    folder.mkdir(parents=True)
-    lines = [{"prompt": load.prompt, "output_tokens_count": load.tokens}] * load.requests
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    line = {"prompt": load.prompt, "output_tokens_count": load.tokens}
+    write_prompts(folder, [line] * load.requests)
     profile = (
         f"kind=concurrent,streams={load.streams}"
         if load.streams
         else f"kind=constant,rate={load.rate}"
     )
-    write_tokenizer(DEMO_MODEL, folder / "tokenizer")
-    run_client(
-        folder,
-        "guidellm",
-        *("run", "--backend", f"kind=openai_http,target={url},request_format=/v1/completions"),
-        *("--profile", profile, "--constraint", f"kind=max_requests,count={load.requests}"),
-        *("--tokenizer", "kind=huggingface_auto,model=tokenizer"),
-        *("--data", "kind=json_file,path=prompts.jsonl"),
-        *("--output", "kind=json,path=result.json", "--disable-console"),
-        GUIDELLM__MAX_WORKER_PROCESSES="1",  # it shares two cores with the server, as ours does
+    # One process: it shares two cores with the server, as ours does.
+    found = guidellm(
+        folder, url, "/v1/completions", profile, load.requests, GUIDELLM__MAX_WORKER_PROCESSES="1"
     )
-    (found,) = json.loads((folder / "result.json").read_text())["benchmarks"]
     totals, metrics = found["metrics"]["request_totals"], found["metrics"]
     assert totals["successful"] == totals["total"] == load.requests, totals
 
@@ -167,11 +181,6 @@ class Histograms:
             requests_per_s=float("nan"),
             tokens_per_s=float("nan"),
         )
-
-
-def ratios(ours: Figures, theirs: Figures) -> dict[str, float]:
-    """Ours by theirs."""
-    return {name: getattr(ours, name) / getattr(theirs, name) for name in MEASURES}
 
 
 def as_data(figures: Figures) -> dict[str, Any]:

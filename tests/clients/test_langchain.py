@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-from tests.clients.conftest import PROGRAMS, Run
+from tests.clients.conftest import Printed
 from tests.serving import Server
 
 
-def test_the_llm(demo: Server, run: Run) -> None:
-    printed = run("python", str(PROGRAMS / "langchain_llm.py"), demo.url)
-    found = json.loads(printed.splitlines()[-1])
+def test_the_llm(demo: Server, printed: Printed) -> None:
+    found = printed("langchain_llm", demo.url)
     whole = found["whole"]
     assert whole.endswith("#### 21")
     assert found["streamed"] == found["streamed_async"] == whole
@@ -23,8 +20,7 @@ def test_the_llm(demo: Server, run: Run) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_the_chat_model(demo: Server, run: Run) -> None:
-    printed = run("python", str(PROGRAMS / "langchain_chat.py"), demo.url)
-    found = json.loads(printed.splitlines()[-1])
+def test_the_chat_model(demo: Server, printed: Printed) -> None:
+    found = printed("langchain_chat", demo.url)
     assert found["streamed"] == found["whole"]
     assert found["usage"]["total_tokens"] > found["usage"]["input_tokens"] > 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config import DEMO_MODEL
-from tests.clients.conftest import PROGRAMS, Run
+from tests.clients.conftest import Printed
 from tests.serving import Server
 from training.checkpoint import load_model
 from training.tasks import problems
@@ -17,10 +17,9 @@ from training.tasks import problems
 TOLERANCE = 1e-4
 
 
-def test_generation_and_scores(demo: Server, run: Run) -> None:
+def test_generation_and_scores(demo: Server, printed: Printed) -> None:
     prompts = [problem.prompt for problem in islice(problems("held-out", 5), 6)]
-    program = str(PROGRAMS / "trl_generation.py")
-    found = json.loads(run("python", program, demo.url, json.dumps(prompts)).splitlines()[-1])
+    found = printed("trl_generation", demo.url, json.dumps(prompts))
     assert found["model"] == "demo"
     generated = found["generated"]
     assert found["by_ids"] == generated
@@ -58,15 +57,13 @@ def logprobs(
     return chosen
 
 
-def test_the_number_of_workers(demo: Server, run: Run) -> None:
-    program = str(PROGRAMS / "trl_generation.py")
-    printed = run("python", program, demo.url, '["Question:"]', "with-world-size")
-    assert json.loads(printed.splitlines()[-1])["world_size"] == 1
+def test_the_number_of_workers(demo: Server, printed: Printed) -> None:
+    found = printed("trl_generation", demo.url, '["Question:"]', "with-world-size")
+    assert found["world_size"] == 1
 
 
-def test_chats(demo: Server, run: Run) -> None:
-    printed = run("python", str(PROGRAMS / "trl_chat.py"), demo.url)
-    found = json.loads(printed.splitlines()[-1])
+def test_chats(demo: Server, printed: Printed) -> None:
+    found = printed("trl_chat", demo.url)
     assert len(found["prompt_ids"]) == 2
     assert len(found["completion_ids"]) == 4
     for completion, scores, ids in zip(

@@ -100,20 +100,6 @@ async def test_an_engine_that_hangs_in_a_step_is_not_ready_until_it_goes_on(
         assert (await running)[-1].finish_reason == "length"
 
 
-async def test_an_engine_with_work_that_never_steps_is_not_ready_though_it_answers(
-    serve: Serve, endpoint: str, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = serve()
-    async with probing(endpoint) as probe:
-        with monkeypatch.context() as patched:
-            patched.setattr(served.engine.scheduler, "schedule", lambda: None)
-            running = asyncio.create_task(collect(probe.client, make_request(n=3)))
-            reason = await probe.until(lambda reason: "made no step" in reason)
-            assert "0 sequences run and 3 wait" in reason
-        await probe.until(lambda reason: not reason)
-        await running
-
-
 async def test_a_draining_engine_is_not_ready(
     serve: Serve, endpoint: str, make_request: MakeRequest, gate: threading.Event
 ) -> None:

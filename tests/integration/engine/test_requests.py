@@ -179,42 +179,26 @@ async def rest_of(stream: Stream) -> TokenDeltas:
     return merge(parts)
 
 
-async def test_columns_add_up_to_the_final_output(
-    serve: Serve, endpoint: str, make_request: MakeRequest
-) -> None:
-    serve()
-    async with connected(endpoint) as client, connected(endpoint) as other:
-        params: dict[str, Any] = {"n": 3, "max_tokens": 9, "seed": 4, "logprobs": 0}
-        final = {one.index: one for one in await collect(client, make_request("a", **params))}
-        requests = [make_request(name, emit="columns", **params) for name in "bc"]
-        with client.open(requests) as stream, other.open([make_request("d")]) as single:
-            whole = await rest_of(stream)
-            await single.wait()
-            assert len(single.take().outputs) == 1
-    assert whole.indices.tolist() == list(range(6))
-    for index in range(6):
-        assert whole.tokens_of(index) == final[index % 3].token_ids
-        assert whole.logprobs_of(index) == final[index % 3].logprobs
-    assert {REASONS[reason] for reason in whole.reasons} == {"length"}
-
-
-async def test_two_clients_get_their_own_columns(
+async def test_columns_add_up_to_the_final_output_for_each_client(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
     served = serve()
+    params: dict[str, Any] = {"n": 3, "max_tokens": 9, "seed": 4, "logprobs": 0}
     async with connected(endpoint) as client, connected(endpoint) as other:
-        tokens = {}
-        for name, one in (("a", client), ("b", other)):
-            request = make_request(name, prompt=[5, ord(name) % 32], n=4, max_tokens=20)
-            tokens[name] = {o.index: o.token_ids for o in await collect(one, request)}
-        columns = [
-            make_request(name, prompt=[5, ord(name) % 32], n=4, max_tokens=20, emit="columns")
-            for name in "ab"
+        final, others = [
+            {one.index: one for one in await collect(client, make_request(prompt=prompt, **params))}
+            for prompt in ([5, 6, 7], [5, 8])
         ]
-        with client.open([columns[0]]) as first, other.open([columns[1]]) as second:
-            for name, stream in (("a", first), ("b", second)):
-                whole = await rest_of(stream)
-                assert {i: whole.tokens_of(i) for i in range(4)} == tokens[name]
+        asked = [make_request(name, emit="columns", **params) for name in "bc"]
+        theirs = make_request("d", prompt=[5, 8], emit="columns", **params)
+        with client.open(asked) as stream, other.open([theirs]) as single:
+            whole, rest = await rest_of(stream), await rest_of(single)
+    assert sorted(whole.indices.tolist()) == list(range(6))
+    for found, expected, count in ((whole, final, 6), (rest, others, 3)):
+        for index in range(count):
+            assert found.tokens_of(index) == expected[index % 3].token_ids
+            assert found.logprobs_of(index) == expected[index % 3].logprobs
+        assert {REASONS[reason] for reason in found.reasons} == {"length"}
     assert not served.engine.has_work
 
 

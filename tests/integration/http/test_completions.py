@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.serving import TEXT_MODEL, Server, choice_of, complete, error_of, events_of
+from tests.serving import (
+    TEXT_MODEL,
+    Server,
+    choice_of,
+    complete,
+    error_of,
+    events_of,
+    parts_of,
+    wait_until,
+)
 
 EOS_PROMPT = [154] * 4
 """After it the end of text is the likeliest token of the numpy engine's model."""
+
+
+PROMPT = [5, 6, 7]
+SAMPLING = {"prompt": PROMPT, "return_token_ids": True, "seed": 1, "max_tokens": 12}
 
 
 def ids_of(answer: dict[str, Any]) -> list[list[int]]:
@@ -107,27 +119,18 @@ def test_models_are_listed_and_named(server: Server) -> None:
     assert complete(server, model="tiny", max_tokens=1)["model"] == "tiny"
 
 
-@pytest.mark.parametrize("logprobs", [None, 1])
-def test_best_of_gives_the_likeliest_of_what_n_would_give(
-    server: Server, logprobs: int | None
-) -> None:
-    sampling = {
-        **{"prompt": ["the cat", "sat"], "max_tokens": 12, "seed": 3, "return_token_ids": True},
-    }
+def test_best_of_gives_the_likeliest_of_what_n_would_give(server: Server) -> None:
+    sampling = {"prompt": ["the cat", "sat"], "max_tokens": 12, "seed": 3}
     candidates = complete(server, n=9, logprobs=0, **sampling)
-    ranked = complete(server, n=2, best_of=9, logprobs=logprobs, **sampling)
-    assert ranked["usage"]["completion_tokens"] == candidates["usage"]["completion_tokens"]
-    assert [choice["index"] for choice in ranked["choices"]] == [0, 1, 2, 3]
-    for found, drawn in zip(
-        (ranked["choices"][:2], ranked["choices"][2:]),
-        (candidates["choices"][:9], candidates["choices"][9:]),
-        strict=True,
-    ):
-        drawn.sort(key=lambda one: -float(np.mean(one["logprobs"]["token_logprobs"])))
-        for one, other in zip(found, drawn, strict=False):
-            for name in ("token_ids", "text", "prompt_token_ids"):
-                assert one[name] == other[name]
-            assert (one["logprobs"] is None) == (logprobs is None)
+    plain, scored = (complete(server, n=2, best_of=9, logprobs=k, **sampling) for k in (None, 0))
+    assert plain["usage"]["completion_tokens"] == candidates["usage"]["completion_tokens"]
+    expected = []
+    for own in (candidates["choices"][:9], candidates["choices"][9:]):
+        own.sort(key=lambda one: -float(np.mean(one["logprobs"]["token_logprobs"])))
+        expected += own[:2]
+    for index, likely in enumerate(expected):
+        assert scored["choices"][index] == {**likely, "index": index}
+        assert plain["choices"][index] == {**likely, "index": index, "logprobs": None}
 
 
 def test_the_stop_string_may_stay(server: Server) -> None:
@@ -204,13 +207,57 @@ def test_a_clients_id_is_the_completions_and_taken_while_it_runs(server: Server)
             error = error_of(server.post(**fields, **more), 409)
             assert (error["code"], error["param"]) == ("id_in_use", "request_id")
             assert error["type"] == "conflict_error"
-    deadline = time.monotonic() + 120
-    while server.post(**fields).status_code == 409:
-        assert time.monotonic() < deadline, "the id of a request that has ended is still taken"
-        time.sleep(0.01)
+    wait_until(lambda: server.post(**fields).status_code != 409)  # when it has ended
 
 
 def test_what_is_only_noted_changes_nothing(server: Server) -> None:
     fields = {"max_tokens": 6, "seed": 2}
     noted = {"user": "someone", "metadata": {"run": "7"}, "priority": -5, "cache_salt": None}
     assert complete(server, **noted, **fields)["choices"] == complete(server, **fields)["choices"]
+
+
+def tokens(server: Server, **fields: Any) -> list[list[int]]:
+    """Token ids of each choice."""
+    return ids_of(complete(server, **{**SAMPLING, **fields}))
+
+
+def test_only_allowed_tokens_are_sampled_and_others_have_no_likelihood(server: Server) -> None:
+    allowed = [9, 40, 300, 319]
+    found = tokens(server, allowed_token_ids=allowed, n=20, temperature=5)
+    assert {token for one in found for token in one} == set(allowed)
+    banned = choice_of(server, prompt=PROMPT, allowed_token_ids=[8, 9], logprobs=3, max_tokens=2)
+    for top in banned["logprobs"]["top_logprobs"]:
+        assert sorted(top.values())[0] == -9999.0 < sorted(top.values())[1]
+
+
+def test_a_bias_is_added_and_the_scores_say_so(server: Server) -> None:
+    wants = {"prompt": PROMPT, "max_tokens": 1, "logprobs": 20, "temperature": 1, "seed": 3}
+    wants |= {"prompt_logprobs": 0, "return_tokens_as_token_ids": True}
+    without, biased = (choice_of(server, **wants, logit_bias=bias) for bias in ({}, {"77": 60}))
+    assert biased["logprobs"]["tokens"] == ["token_id:77"]
+    assert biased["logprobs"]["token_logprobs"][0] > -0.01
+    assert without["prompt_logprobs"] == biased["prompt_logprobs"]
+    top = without["logprobs"]["top_logprobs"][0]
+    other = biased["logprobs"]["top_logprobs"][0]
+    shared = sorted((top.keys() & other.keys()) - {"token_id:77"})
+    # What all others lose is the same: the logarithm of how much larger the sum is.
+    losses = [top[name] - other[name] for name in shared]
+    assert len(shared) > 15 and max(losses) - min(losses) < 1e-4 < losses[0]
+
+
+def test_bad_words_are_not_said(server: Server) -> None:
+    spelled = {str(token): 9 for token in range(256, 300)}  # tokens of several letters
+    wants = {"prompt": "the cat", "n": 50, "max_tokens": 30, "logit_bias": spelled, "seed": 4}
+    for words, says_them in (([], True), (["the", "cat sat"], False)):
+        choices = complete(server, **wants, bad_words=words)["choices"]
+        assert any(" the" in choice["text"] for choice in choices) == says_them
+
+
+def test_streams_and_many_samples_say_the_same(server: Server) -> None:
+    wants = {"bad_words": ["a", "th"], "repetition_penalty": 1.5, "frequency_penalty": 0.5}
+    found = tokens(server, n=5, **wants)
+    assert found[0] == tokens(server, **wants)[0]
+    events = events_of(server, **SAMPLING, n=5, **wants)
+    for index, expected in enumerate(found):
+        parts = parts_of(events, index)
+        assert [token for part in parts for token in part["token_ids"]] == expected

@@ -9,7 +9,6 @@ from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from engine.config import DEMO_MODEL
@@ -33,8 +32,15 @@ def request(rng: random.Random) -> bytes:
     }
     if rng.random() < 0.2:
         body |= {"logprobs": 2, "echo": rng.random() < 0.5, "stop": "zzz"}
+    path = COMPLETIONS
+    if rng.random() < 0.2:
+        path = CHATS
+        body["messages"] = [{"role": "user", "content": "the cat"}]
+        body = {
+            name: body[name] for name in ("messages", "n", "max_tokens", "ignore_eos", "stream")
+        }
     encoded = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode()
     return head + b"Content-Length: %d\r\n\r\n" % len(encoded) + encoded
 
 
@@ -86,52 +92,6 @@ async def visits(server: Server, num_clients: int) -> Counter[str]:
     return points
 
 
-LONG = {"prompt": "the cat", "n": 200, "max_tokens": 120, "ignore_eos": True}
-
-
-async def test_clients_that_leave_free_their_slots_and_the_others_finish(server: Server) -> None:
-    async def read(client: httpx.AsyncClient, num_events: int | None) -> str:
-        """Read so many events and leave, or read all; what came last."""
-        last = ""
-        request = {**LONG, "n": 5 if num_events is None else 700, "stream": True}
-        url = f"{server.url}{COMPLETIONS}"
-        async with client.stream("POST", url, json=request) as reply:
-            async for line in reply.aiter_lines():
-                last = line or last
-                if line and num_events is not None:
-                    num_events -= 1
-                    if not num_events:
-                        break
-        return last
-
-    aborted = server.metric("srm_engine_requests_total", "aborted")
-    async with httpx.AsyncClient(timeout=120) as client:
-        last = await asyncio.gather(*(read(client, [None, 1, None, 3][i % 4]) for i in range(8)))
-    assert last[0::2] == ["data: [DONE]"] * 4
-    await asyncio.to_thread(server.wait_until_idle)
-    assert server.metric("srm_engine_requests_total", "aborted") == aborted + 4
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [(COMPLETIONS, {"stream": False}), (COMPLETIONS, {"stream": True}),
-     (CHATS, {"stream": True, "messages": [{"role": "user", "content": "the cat"}]})],
-)  # fmt: skip
-async def test_a_client_that_leaves_at_any_time_leaves_nothing_behind(
-    server: Server, path: str, fields: dict[str, Any]
-) -> None:
-    body = {**LONG, **fields}
-    if path == CHATS:
-        del body["prompt"]
-    async with httpx.AsyncClient() as client:
-        for wait_s in (0.0005, 0.002, 0.005, 0.01, 0.03, 0.1):
-            with pytest.raises((httpx.TimeoutException, asyncio.TimeoutError)):
-                async with asyncio.timeout(wait_s):
-                    await client.post(f"{server.url}{path}", json=body)
-            await asyncio.to_thread(server.wait_until_idle)
-    assert server.metric("http_requests_in_flight") == 1  # the one that asks
-
-
 async def check(server: Server, num_clients: int) -> None:
     aborted = server.metric("srm_engine_requests_total", "aborted")
     points = await visits(server, num_clients)
@@ -146,8 +106,8 @@ async def check(server: Server, num_clients: int) -> None:
     assert server.post(max_tokens=2).status_code == 200
 
 
-async def test_300_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
-    await check(server, 300)
+async def test_200_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
+    await check(server, 200)
 
 
 @pytest.mark.slow

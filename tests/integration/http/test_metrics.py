@@ -52,18 +52,10 @@ def test_every_name_of_vllm_says_what_ours_says(server: Server) -> None:
     for theirs, ours in scrape.VLLM_NAMES.items():
         assert found[theirs].type == found[ours].type
         assert found[ours].samples
-        renamed = [
-            (one.name.replace(theirs, ours, 1), {**one.labels}, one.value)
-            for one in found[theirs].samples
-        ]
-        assert renamed == [
-            (
-                one.name,
-                LABELS | {scrape.VLLM_LABELS.get(name, name): v for name, v in one.labels.items()},
-                one.value,
-            )
-            for one in found[ours].samples
-        ]
+        for one, other in zip(found[theirs].samples, found[ours].samples, strict=True):
+            named = {scrape.VLLM_LABELS.get(name, name): v for name, v in other.labels.items()}
+            assert (one.name.replace(theirs, ours, 1), one.value) == (other.name, other.value)
+            assert {**one.labels} == LABELS | named
 
 
 def test_what_autoscalers_and_dashboards_ask_for_is_there(server: Server) -> None:

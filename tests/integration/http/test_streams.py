@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-import threading
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,14 +26,6 @@ from tests.serving import (
 )  # fmt: skip
 
 SLOTS = 4_096
-
-
-@pytest.fixture(scope="module")
-def instant_server(text_model: Path) -> Iterator[Server]:
-    """With an engine that has every result at once."""
-    flags = (f"--num-slots={SLOTS}", f"--max-step-rows={SLOTS}", "--max-step-tokens=9000")
-    with Server(text_model, *flags, engine_module="bench.host.instant") as running:
-        yield running
 
 
 @pytest.mark.parametrize(
@@ -103,36 +92,26 @@ def test_an_event_of_a_request_of_few_choices_has_one(
     assert max(len(event["choices"]) for event in more) > 1
 
 
-def test_continuous_usage_grows(server: Server) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    events = events_of(server, max_tokens=8, ignore_eos=True, stream_options=options)
-    counts = [event["usage"]["completion_tokens"] for event in events]
-    assert counts == sorted(counts)
-    assert counts[-1] == 8
-
-
 @pytest.mark.parametrize("interval", [1, 4, 1_000])
 def test_a_stream_interval_makes_fewer_and_larger_events(server: Server, interval: int) -> None:
     fields = {"n": 3, "max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
-    events = events_of(server, stream_interval=interval, **fields)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = events_of(server, stream_interval=interval, stream_options=options, **fields)
     for index in range(3):
         sizes = [len(part["token_ids"]) for part in parts_of(events, index)]
         assert sum(sizes) == 30
         assert all(size >= interval for size in sizes[1:-1])
         assert len(sizes) <= 2 + 29 // interval
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == 90
 
 
-@pytest.mark.parametrize(
-    ("stop", "echo", "is_raw"),
-    [(None, False, True), (["e", "at", "é", "<|"], True, False), (["e", "<|"], False, True)],
-)
-def test_random_bytes_read_the_same_streamed_and_whole(
-    server: Server, stop: list[str] | None, echo: bool, is_raw: bool
-) -> None:
+def test_random_bytes_read_the_same_streamed_and_whole(server: Server) -> None:
+    """However they are cut, tests/unit/server/text/test_sample.py says."""
     fields = {
-        **{"prompt": [[0, 5, 6], [0, 1, 226, 130]], "n": 30, "max_tokens": 40, "temperature": 100},
-        **{"seed": 11, "stop": stop, "echo": echo, "logprobs": 0, "ignore_eos": is_raw},
-        **{"skip_special_tokens": not is_raw, "include_stop_str_in_output": is_raw},
+        **{"prompt": [[0, 5, 6], [0, 1, 226, 130]], "n": 9, "max_tokens": 40, "temperature": 100},
+        **{"seed": 11, "stop": ["e", "at", "é", "<|"], "echo": True, "logprobs": 0},
+        **{"skip_special_tokens": False, "include_stop_str_in_output": True, "ignore_eos": True},
     }
     events = events_of(server, **fields)
     choices = complete(server, **fields)["choices"]
@@ -231,42 +210,27 @@ def api_memory(server: Server) -> int:
     return int(statm.split()[1]) * 4_096
 
 
-def test_a_slow_reader_holds_its_tokens_and_nobody_up(instant_server: Server) -> None:
-    server, n, max_tokens = instant_server, 4_000, 120
-    server.post(prompt=[5], n=n, max_tokens=3, ignore_eos=True)
-    before = api_memory(server)
-    decoded = server.metric("srm_engine_decode_tokens_total")
-    usage = {"include_usage": True}
-    slow = connect(
-        server, prompt=[5], ignore_eos=True, n=n, max_tokens=max_tokens, stream_options=usage
-    )
-    all_tokens = decoded + n * max_tokens
-    wait_until(lambda: server.metric("srm_engine_decode_tokens_total") >= all_tokens)
-    wait_until(lambda: server.metric("srm_engine_free_slots") == SLOTS)  # whether it reads or not
-    for _ in range(3):
-        reply = complete(server, prompt=[7], max_tokens=5, ignore_eos=True)
-        assert reply["usage"]["completion_tokens"] == 5
-    # As events of a token each, of 80 bytes and more, they would be 40 MB and more.
-    assert api_memory(server) - before < 16e6
-    received = read_all(slow)
+def test_a_slow_reader_holds_its_tokens_and_nobody_up(text_model: Path) -> None:
+    """The engine has every result at once."""
+    slots, n, max_tokens = 4_096, 4_000, 120
+    flags = (f"--num-slots={slots}", f"--max-step-rows={slots}", "--max-step-tokens=9000")
+    fields = {"prompt": [5], "ignore_eos": True, "stream_options": {"include_usage": True}}
+    with Server(text_model, *flags, engine_module="bench.host.instant") as server:
+        complete(server, prompt=[5], n=n, max_tokens=3, ignore_eos=True)
+        before = api_memory(server)
+        all_tokens = server.metric("srm_engine_decode_tokens_total") + n * max_tokens
+        slow = connect(server, n=n, max_tokens=max_tokens, **fields)
+        wait_until(lambda: server.metric("srm_engine_decode_tokens_total") >= all_tokens)
+        wait_until(lambda: server.metric("srm_engine_free_slots") == slots)  # read or not
+        for _ in range(3):
+            reply = complete(server, prompt=[7], max_tokens=5, ignore_eos=True)
+            assert reply["usage"]["completion_tokens"] == 5
+        # As events of a token each, of 80 bytes and more, they would be 40 MB and more.
+        assert api_memory(server) - before < 16e6
+        received = read_all(slow)
     assert received.count(b'"finish_reason":"length"') == n
     assert b'"completion_tokens":%d' % (n * max_tokens) in received
     assert received.rstrip().endswith(b"data: [DONE]\n\n\r\n0")
-
-
-def test_many_streams_at_once_each_get_their_own(instant_server: Server) -> None:
-    texts: dict[int, list[bytes]] = {}
-
-    def read(index: int) -> None:
-        one = connect(instant_server, prompt=[5], ignore_eos=True, n=2, max_tokens=50 + index)
-        texts[index] = re.findall(rb'"finish_reason":"(\w+)"', read_all(one))
-
-    threads = [threading.Thread(target=read, args=(index,)) for index in range(30)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert texts == {index: [b"length"] * 2 for index in range(30)}
 
 
 def test_a_sample_that_hits_a_stop_string_frees_its_slot(server: Server) -> None:

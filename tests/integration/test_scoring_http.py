@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from operator import itemgetter
@@ -13,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from server.schema.sampling_fields import MAX_SCORES
 from tests.engines.numpy_runner import feed, tiny_weights
-from tests.serving import SERVER_FLAGS, TEXT_MODEL, Server, choice_of, complete, error_of
+from tests.serving import SERVER_FLAGS, TEXT_MODEL, Server, choice_of, complete
 
 WEIGHTS = tiny_weights(config=TEXT_MODEL)
 """Those of the numpy engine."""
@@ -72,17 +74,18 @@ def test_lm_eval_reads_sums_and_greediness(server: Server) -> None:
     assert sum(is_greedy for _, is_greedy in found) >= 7
 
 
-def test_arrays_have_one_entry_more_than_the_prompt_also_when_it_stops(server: Server) -> None:
+@pytest.mark.parametrize("stops", [False, True])
+def test_arrays_have_one_entry_more_than_the_prompt_also_when_it_stops(
+    server: Server, stops: bool
+) -> None:
     sampled = choice_of(server, prompt=PROMPT, return_token_ids=True, **LM_EVAL)["token_ids"]
-    longest = [5 + i % 200 for i in range(TEXT_MODEL.n_ctx)]
-    for prompt, fields, ends in ((PROMPT, {}, "length"), (longest, {}, "length"),
-                                 (PROMPT, {"stop_token_ids": sampled}, "stop")):  # fmt: skip
-        choice = choice_of(server, prompt=prompt, **LM_EVAL, **fields)
-        assert choice["finish_reason"] == ends
-        arrays = choice["logprobs"]
-        assert {len(values) for values in arrays.values()} == {len(prompt) + 1}
-        assert arrays["token_logprobs"][0] is arrays["top_logprobs"][0] is None
-        assert all(isinstance(value, float) for value in arrays["token_logprobs"][1:])
+    fields = {"stop_token_ids": sampled} if stops else {}
+    choice = choice_of(server, prompt=PROMPT, **LM_EVAL, **fields)
+    assert choice["finish_reason"] == ("stop" if stops else "length")
+    arrays = choice["logprobs"]
+    assert {len(values) for values in arrays.values()} == {len(PROMPT) + 1}
+    assert arrays["token_logprobs"][0] is arrays["top_logprobs"][0] is None
+    assert all(isinstance(value, float) for value in arrays["token_logprobs"][1:])
 
 
 def test_the_end_of_text_is_an_entry_too(server: Server) -> None:
@@ -121,7 +124,14 @@ def test_a_token_is_the_likeliest_where_the_numbers_are_equal_to_the_last_bit(
         assert arrays["token_logprobs"][-1] == max(arrays["top_logprobs"][-1].values())
 
 
-@pytest.mark.parametrize(("temperature", "alternatives"), [(0, 1), (0.5, 20), (1, 0), (1, 20)])
+def test_the_longest_prompt_has_its_arrays_too(server: Server) -> None:
+    prompt = [5 + i % 200 for i in range(TEXT_MODEL.n_ctx)]
+    arrays = choice_of(server, prompt=prompt, **LM_EVAL)["logprobs"]
+    assert {len(values) for values in arrays.values()} == {len(prompt) + 1}
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5, 1])
+@pytest.mark.parametrize("alternatives", [0, 1, 20])
 def test_logprobs_are_the_models_own(server: Server, alternatives: int, temperature: float) -> None:
     choice = choice_of(
         server,
@@ -156,8 +166,8 @@ def test_logprobs_are_the_models_own(server: Server, alternatives: int, temperat
 
 
 def test_echo_puts_the_prompt_before_the_text(server: Server) -> None:
-    fields = {"prompt": ["the cat", "sat é"], "n": 2, "max_tokens": 5, "seed": 1}
-    plain, echoed = complete(server, **fields), complete(server, echo=True, **fields)
+    plain = complete(server, prompt=["the cat", "sat é"], n=2, max_tokens=5, seed=1)
+    echoed = complete(server, prompt=["the cat", "sat é"], n=2, max_tokens=5, seed=1, echo=True)
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert echoed["usage"][name] == plain["usage"][name]
     for prompt, one, other in zip(
@@ -169,18 +179,17 @@ def test_echo_puts_the_prompt_before_the_text(server: Server) -> None:
 
 def test_offsets_count_from_the_start_of_the_text(server: Server) -> None:
     prompt = "the other cat sat on é"
-    for skips, first in ((True, ""), (False, "<|begin_of_text|>")):
-        choice = choice_of(
-            server, prompt=prompt, max_tokens=0, echo=True, logprobs=0, skip_special_tokens=skips
-        )
-        arrays, text = choice["logprobs"], choice["text"]
-        ends = [*arrays["text_offset"][1:], len(text)]
-        spelled = [text[a:b] for a, b in zip(arrays["text_offset"], ends, strict=True)]
-        assert arrays["tokens"][0] == "<|begin_of_text|>"  # a special token is no text, as a rule
-        assert spelled[0] == first
-        assert text == "".join(spelled) == first + prompt
-        assert len(spelled) >= 6
-        assert spelled[1:-2] == arrays["tokens"][1:-2]
+    choice = choice_of(server, prompt=prompt, max_tokens=0, echo=True, logprobs=0)
+    arrays = choice["logprobs"]
+    ends = [*arrays["text_offset"][1:], len(choice["text"])]
+    spelled = [
+        choice["text"][begin:end] for begin, end in zip(arrays["text_offset"], ends, strict=True)
+    ]
+    assert arrays["tokens"][0] == "<|begin_of_text|>"  # a special token is no text
+    assert spelled[0] == ""
+    assert "".join(spelled) == prompt
+    assert len(spelled) >= 6
+    assert spelled[1:-2] == arrays["tokens"][1:-2]
     assert arrays["tokens"][-2:] == ["bytes:\\xc3", "bytes:\\xa9"]
 
 
@@ -194,7 +203,6 @@ def test_samples_share_the_scores_of_their_prompt(server: Server) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_tokens_is_scoring_only(server: Server, n: int) -> None:
-    server.wait_until_idle()
     before = server.metric("srm_engine_decode_tokens_total")
     answer = complete(server, prompt=[PROMPT, [5, 6]], n=n, max_tokens=0, echo=True, logprobs=1)
     assert server.metric("srm_engine_decode_tokens_total") == before
@@ -247,6 +255,27 @@ def test_both_kinds_of_scores_at_once_have_as_many_alternatives_as_asked(server:
     assert (alone["logprobs"], alone["text"]) == (None, "")
 
 
+def test_a_stream_has_the_prompt_in_a_choices_first_event(server: Server) -> None:
+    fields = {
+        **{"prompt": [PROMPT, PROMPT[:3]], "n": 2, "max_tokens": 9, "seed": 4, "ignore_eos": True},
+        **{"echo": True, "logprobs": 2, "prompt_logprobs": 1},
+    }
+    whole = complete(server, **fields)["choices"]
+    reply = server.post(stream=True, **fields)
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in reply.text.split("\n\n")
+        if line.startswith("data: {")
+    ]
+    for choice in whole:
+        parts = [c for event in events for c in event["choices"] if c["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for part in parts for value in part["logprobs"][name]] == values
+        assert parts[0]["prompt_logprobs"] == choice["prompt_logprobs"]
+        assert not any("prompt_logprobs" in part for part in parts[1:])
+
+
 def test_scoring_changes_no_sample(server: Server) -> None:
     fields = {"prompt": "the cat sat", "n": 3, "max_tokens": 12, "seed": 8, "temperature": 0.9}
     plain = complete(server, **fields)["choices"]
@@ -262,6 +291,20 @@ def test_scoring_a_sample_gives_what_sampling_it_gave(server: Server) -> None:
     scored = choice_of(server, prompt=text, max_tokens=0, logprobs=3, echo=True)
     for name in ("tokens", "token_logprobs", "top_logprobs"):
         assert scored["logprobs"][name][len(PROMPT) :] == sampled["logprobs"][name]
+
+
+def test_more_scores_than_a_reply_may_have_are_refused(server: Server) -> None:
+    scoring: list[tuple[dict[str, Any], str]] = [
+        ({"n": 2_000, "max_tokens": 120, "logprobs": 20}, "logprobs"),
+        ({"n": 3_000, "prompt": PROMPT * 12, "echo": True, "logprobs": 20}, "logprobs"),
+        ({"n": 3_000, "prompt": PROMPT * 12, "prompt_logprobs": 20}, "prompt_logprobs"),
+    ]
+    for fields, name in scoring:
+        reply = server.post(**fields)
+        assert reply.status_code == 400, fields
+        error = reply.json()["error"]
+        assert error["param"] == name
+        assert f"a reply may have {MAX_SCORES}" in error["message"]
 
 
 @pytest.fixture(scope="module")
@@ -286,10 +329,24 @@ def test_without_a_tokenizer_token_ids_come_and_go(nameless: Server, server: Ser
     assert with_names["top_logprobs"] == choice["logprobs"]["top_logprobs"][len(PROMPT) :]
 
 
-def test_a_nameless_model_says_how_to_ask_it_and_refuses_text(nameless: Server) -> None:
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": PROMPT, "stop": "x"}, "stop"),
+        ({"prompt": PROMPT, "bad_words": ["x"]}, "bad_words"),
+    ],
+)
+def test_without_a_tokenizer_text_is_refused(
+    nameless: Server, fields: dict[str, Any], param: str
+) -> None:
+    reply = nameless.post(**fields)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+    assert "no tokenizer" in reply.json()["error"]["message"]
+
+
+def test_a_nameless_model_says_how_to_ask_it(nameless: Server) -> None:
     (example,) = [line for line in nameless.lines if line.startswith("  curl ")]
     assert '"prompt": [0]' in example
-    for fields in ({"prompt": "a"}, {"prompt": PROMPT, "stop": "x"},
-                   {"prompt": PROMPT, "bad_words": ["x"]}):  # fmt: skip
-        error = error_of(nameless.post(**fields))
-        assert error["param"] == [*fields][-1] and "no tokenizer" in error["message"]
