@@ -31,7 +31,7 @@ MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "conte
 TEXTS = ["the cat", "", "é € 😀", "<|end_of_text|> and on", " two  spaces\n"]
 
 
-def answer_of(server: Server, path: str = "/tokenize", **fields: Any) -> Any:
+def answer_of(server: Server, path: str = "/tokenize", /, **fields: Any) -> Any:
     reply = server.http.post(path, json=fields)
     assert reply.status_code == 200, reply.text
     return reply.json()
