@@ -11,13 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from loadtest.commands.offline_batch import run_batch
-
 from bench.frame import Record, Settings, run, table
 from bench.host.processes import seconds_and_peaks
 from bench.host.serving import serving
 from bench.host.tiny import write_tiny_model
 from engine.errors import ConfigError
+from loadtest.commands.offline import run_batch
 from loadtest.scenario import Scenario
 from loadtest.workload.batch_file import BatchClient
 
@@ -66,7 +65,7 @@ def _measure_batch(
     ):
         tokens = str(config.max_tokens)
         scenario = Scenario(url=server.url, prompt_tokens="6", output_tokens=tokens)
-        batch = run_batch(scenario, count, "/v1/completions", client, "bench", lambda _: None)
+        batch = run_batch(scenario, count, client, "bench")
         processes = seconds_and_peaks(server.pid)
     if batch.failed:
         raise ConfigError(f"{batch.failed} of {count} lines went wrong: {batch.first_error}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError
-from loadtest.analysis.summarize import COMPLETED
+from loadtest.analysis.measures import is_whole
 from loadtest.client.workers import run
 from loadtest.recording import ERRORS, Recording
 from loadtest.scenario import Scenario
@@ -27,7 +27,7 @@ def send(url: str, timeout_s: float = 3600.0, **fields: Any) -> Recording:
             return await run(scenario, lambda _: None, "bench")
 
     requests = (recording := asyncio.run(until_over())).requests
-    failed = requests[requests["error"] != COMPLETED]
+    failed = requests[~is_whole(requests)]
     if len(failed) or len(requests) < scenario.requests:
         counts = dict(zip(*np.unique(failed["error"], return_counts=True), strict=True))
         errors = {ERRORS[error]: int(count) for error, count in counts.items()}

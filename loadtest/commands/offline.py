@@ -196,7 +196,7 @@ def _batch(scenario: Scenario, config: OfflineConfig, command: str) -> int:
     scenario = msgspec.structs.replace(scenario, served_model_name=target.model)
     try:
         with BatchClient(base_url(scenario), api_key(scenario)) as client:
-            found = _run_batch(scenario, config.lines, client, command)
+            found = run_batch(scenario, config.lines, client, command)
     except KeyboardInterrupt:
         run_command.say("interrupted: the batch was cancelled, nothing is reported")
         return run_command.INTERRUPTED
@@ -215,7 +215,7 @@ def _write(folder: Path, found: Offline) -> None:
     run_command.say(f"{folder / 'offline.md'}")
 
 
-def _run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str) -> Offline:
+def run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str) -> Offline:
     """Run a scenario's requests as a batch, from the file to its results, and time each part.
 
     Raises ConfigError if the server has no batches, or answers none of the lines. Ctrl-C

@@ -66,7 +66,7 @@ def test_a_list_is_answered_in_lists(server: Server) -> None:
         "max_model_len": TEXT_MODEL.n_ctx,
         "token_strs": ["<|begin_of_text|>", "the", " cat"],
     }
-    asked = {"return_token_strs": True, "model": "tiny"}
+    asked: dict[str, Any] = {"return_token_strs": True, "model": "tiny"}
     all_of_them = answer_of(server, "/v1/tokenize", prompt=TEXTS, **asked)
     assert all_of_them["tokens"] == [tokens_of(server, prompt=text) for text in TEXTS]
     assert all_of_them["count"] == list(map(len, all_of_them["tokens"]))
