@@ -311,7 +311,8 @@ def spoil(store: Store, damage: str) -> None:
 def test_a_sidecar_that_is_damaged_costs_no_other(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept, *damaged = (a_file(store).id for _ in range(4))
+    kept, without_bytes, *damaged = (a_file(store).id for _ in range(5))
+    store.path_of(without_bytes).unlink()
     for id, content in zip(damaged, (b"{", b'{"id": "\xff"}', b"[" * 100_000), strict=True):
         (store.folder / "files" / f"{id}.json").write_bytes(content)
     spoil(store, "garbage")
