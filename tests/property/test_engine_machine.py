@@ -81,17 +81,6 @@ prompts = st.one_of(
     st.lists(tokens, min_size=58, max_size=TINY.n_ctx),
     alike,
 )
-configs = st.builds(
-    lambda rows, spare_tokens, **others: EngineConfig(
-        max_step_rows=rows, max_step_tokens=rows + spare_tokens, **others
-    ),
-    st.integers(1, 5),
-    st.integers(1, 12),
-    num_slots=st.integers(1, 6),
-    max_waiting=st.integers(6, 30),
-    prefix_slots=st.integers(1, 5),
-    max_parked_bytes=st.sampled_from([0, 2_000, 2**32, 2**32]),
-)
 
 WEIGHTS_OF = {"": 1.0, "heavy": 1e3, "light": 0.1}
 Emit = Literal["final", "delta", "columns"]
@@ -119,8 +108,31 @@ def expected_of(request: Request) -> dict[int, Output]:
 class EngineMachine(RuleBasedStateMachine):
     reached: ClassVar[Counter[str]] = Counter()  # in all examples
 
-    @initialize(config=configs)
-    def start(self, config: EngineConfig) -> None:
+    @initialize(
+        num_slots=st.integers(1, 6),
+        max_step_rows=st.integers(1, 5),
+        spare_tokens=st.integers(1, 12),
+        max_waiting=st.integers(6, 30),
+        prefix_slots=st.integers(1, 5),
+        max_parked_bytes=st.sampled_from([0, 2_000, 2**32, 2**32]),
+    )
+    def start(
+        self,
+        num_slots: int,
+        max_step_rows: int,
+        spare_tokens: int,
+        max_waiting: int,
+        prefix_slots: int,
+        max_parked_bytes: int,
+    ) -> None:
+        config = EngineConfig(
+            num_slots=num_slots,
+            max_step_rows=max_step_rows,
+            max_step_tokens=max_step_rows + spare_tokens,
+            max_waiting=max_waiting,
+            prefix_slots=prefix_slots,
+            max_parked_bytes=max_parked_bytes,
+        )
         self.config = config
         self.open()
         self.requests: dict[str, Request] = {}
