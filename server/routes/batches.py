@@ -54,10 +54,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /v1/batches, checked."""
 
     input_file_id: Annotated[str, Meta(description="the id of one of your files")]
-    endpoint: Annotated[
-        Literal["/v1/completions", "/v1/chat/completions"],
-        Meta(description="/v1/completions or /v1/chat/completions"),
-    ]
+    endpoint: Literal["/v1/completions", "/v1/chat/completions"]
     completion_window: Annotated[
         str,
         Meta(
@@ -83,22 +80,8 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    weight: Annotated[
-        float,
-        Meta(
-            ge=MIN_WEIGHT,
-            le=MAX_WEIGHT,
-            description=f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}",
-        ),
-    ] = 1.0
-    priority: Annotated[
-        int,
-        Meta(
-            ge=-MAX_BATCH_PRIORITY,
-            le=MAX_BATCH_PRIORITY,
-            description=f"an integer from -{MAX_BATCH_PRIORITY} to {MAX_BATCH_PRIORITY}",
-        ),
-    ] = 0
+    weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
+    priority: Annotated[int, Meta(ge=-MAX_BATCH_PRIORITY, le=MAX_BATCH_PRIORITY)] = 0
 
     @property
     def window_s(self) -> int:
@@ -114,9 +97,7 @@ class BatchQuery(Fields, frozen=True, kw_only=True):
     """The query of GET /v1/batches."""
 
     after: Annotated[str, Meta(description="the id of one of your batches")] | None = None
-    limit: Annotated[
-        int, Meta(ge=1, le=MAX_LISTED, description=f"an integer from 1 to {MAX_LISTED}")
-    ] = 20
+    limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = 20
 
 
 _ID = {"batch_id": "The id of a batch."}

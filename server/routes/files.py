@@ -38,15 +38,8 @@ DEFAULT_EXPIRY_S = EXPIRY_S[1]
 """Seconds that uploads, which are input of batches, are kept by default."""
 
 T = TypeVar("T")
-Anchor = Annotated[Literal["created_at"], Meta(description="created_at")]
-Seconds = Annotated[
-    int,
-    Meta(
-        ge=EXPIRY_S[0],
-        le=EXPIRY_S[1],
-        description=f"an integer from {EXPIRY_S[0]} to {EXPIRY_S[1]}",
-    ),
-]
+Anchor = Literal["created_at"]
+Seconds = Annotated[int, Meta(ge=EXPIRY_S[0], le=EXPIRY_S[1])]
 
 
 class FileForm(Fields, frozen=True, kw_only=True):
@@ -54,7 +47,7 @@ class FileForm(Fields, frozen=True, kw_only=True):
 
     file: Annotated[bytes, Meta(description="a file with its name")]
     """Always empty here: it goes to the disk."""
-    purpose: Annotated[Literal["batch"], Meta(description="batch")]
+    purpose: Literal["batch"]
     anchor: Anchor | None = msgspec.field(default=None, name="expires_after[anchor]")
     seconds: Seconds | None = msgspec.field(default=None, name="expires_after[seconds]")
 
@@ -71,11 +64,9 @@ class FileQuery(Fields, frozen=True, kw_only=True):
     """The query of GET /v1/files."""
 
     after: Annotated[str, Meta(description="the id of one of your files")] | None = None
-    limit: Annotated[
-        int, Meta(ge=1, le=MAX_LISTED, description=f"an integer from 1 to {MAX_LISTED}")
-    ] = MAX_LISTED
-    order: Annotated[Literal["asc", "desc"], Meta(description="asc or desc")] = "desc"
-    purpose: Annotated[str, Meta(description="a string")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = MAX_LISTED
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
 
 
 _FILE = "file", ""

@@ -42,7 +42,7 @@ Texts = Annotated[
 class TokenizeRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /tokenize, checked."""
 
-    model: Annotated[str, Meta(description="a string")] | None = None
+    model: str | None = None
     prompt: Texts | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
@@ -77,7 +77,7 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
 class DetokenizeRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /detokenize, checked."""
 
-    model: Annotated[str, Meta(description="a string")] | None = None
+    model: str | None = None
     tokens: Annotated[
         list[TokenId],
         Meta(max_length=MAX_TOKENS, description=f"a list of at most {MAX_TOKENS} token ids"),

@@ -175,6 +175,8 @@ def allowed(hint: Any) -> str:
     kind = next(one for one in options if not isinstance(one, inspect.NoneType))
     if isinstance(kind, inspect.Metadata):
         return str((kind.extra_json_schema or {})["description"])
+    if isinstance(kind, inspect.LiteralType):
+        return " or ".join(map(str, kind.values))
     what = _IN_WORDS[type(kind)]
     ends = (getattr(kind, "ge", None), getattr(kind, "le", None))
     low, high = (f"{end:g}" if isinstance(end, float) else end for end in ends)
