@@ -1,0 +1,300 @@
+"""Random histories of an engine, by the thousand: each sample says what its request says alone.
+
+    python -m tests.tools.fuzz_scheduler --runs 10000 --first 0
+
+A history is drawn from its number alone: requests of several priorities and shares, stopped, cut,
+aborted, parked, sent again with another weight, moved to another engine, among changes of weights.
+What `test_engine_machine.py` looks at closely, and shrinks, is tried here in bulk: the requests are
+of a small pool, so that next to nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+
+import msgspec
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.errors import Overloaded
+from engine.messages import Output, Request, Running, SamplingParams, join
+from engine.process.engine import Engine
+from engine.scheduler.parking import parkable
+from engine.state.parked import Parked, merged
+from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+
+WEIGHTS = [tiny_weights(seed) for seed in range(2)]
+OPERATIONS = 16
+MAX_N = 6
+
+
+def _pool(size: int) -> list[Request]:
+    """What is asked for, over and over."""
+    draw = random.Random(0)
+    header = [draw.randrange(31) for _ in range(24)]
+    prompts = [[*header[: draw.choice([1, 3, 18, 24])], i % 5] for i in range(size // 4)]
+    return [
+        Request(
+            id="",
+            prompt_token_ids=np.array(draw.choice(prompts), "<i4").tobytes(),
+            params=SamplingParams(
+                max_tokens=draw.randint(1, 12),
+                n=draw.randint(1, MAX_N),
+                temperature=draw.choice([0.0, 1.0]),
+                seed=draw.randrange(4),
+                ignore_eos=draw.random() < 0.5,
+                stop_token_ids=tuple(draw.sample(range(31), 3)),
+                presence_penalty=draw.choice([0.0, 0.0, 1.5]),
+            ),
+        )
+        for _ in range(size)
+    ]
+
+
+POOL = _pool(48)
+
+
+@cache
+def alone(place: int, weights: int) -> list[Output]:
+    """What each sample of a request of the pool says where there is nothing else."""
+    engine = Engine(TINY, NumpyRunner(WEIGHTS[weights], MAX_N, 1), EngineConfig(num_slots=MAX_N))
+    engine.add(POOL[place])
+    said = []
+    while engine.has_work:
+        said += engine.step()
+    return sorted(said, key=lambda output: output.index)
+
+
+class History:
+    """One engine after the other, what was asked of them and what they said."""
+
+    def __init__(self, number: int) -> None:
+        self.draw = draw = random.Random(number)
+        rows = draw.randint(1, 5)
+        self.config = EngineConfig(
+            num_slots=draw.randint(1, 8),
+            prefix_slots=draw.randint(1, 4),
+            max_step_rows=rows,
+            max_step_tokens=rows + draw.randint(1, 12),
+            max_waiting=40,
+            max_parked_bytes=draw.choice([0, 2_000, 2**32, 2**32]),
+        )
+        self.weights = 0
+        self.requests: dict[str, Request] = {}
+        self.places: dict[str, int] = {}  # in the pool
+        self.gone: set[str] = set()  # requests of which nothing more is said
+        self.stopped: set[tuple[str, int]] = set()  # samples that may have ended early
+        self.said: defaultdict[tuple[str, int], list[tuple[int, Output]]] = defaultdict(list)
+        self.counts: Counter[str] = Counter()
+        self.kept: dict[str, list[Parked]] = {}
+        self.open()
+
+    def open(self) -> None:
+        runner = NumpyRunner(WEIGHTS[self.weights], self.config.num_slots, self.config.prefix_slots)
+        self.runner, self.engine = runner, Engine(TINY, runner, self.config)
+        self.engine.progress = lambda one: (
+            merged(self.kept[one.id]) if one.id in self.kept else None
+        )
+
+    def run(self) -> Counter[str]:
+        operations = (
+            self.add,
+            self.step,
+            self.stop,
+            self.abort,
+            self.park,
+            self.send_again,
+            self.move,
+            self.reload,
+        )
+        self.add()
+        for _ in range(OPERATIONS):
+            (operation,) = self.draw.choices(operations, (4, 4, 4, 1, 4, 1, 1, 1))
+            operation()
+        while self.engine.has_work:
+            self.take(self.engine.step_overlapped())
+        self.check()
+        return self.counts
+
+    def add(self) -> None:
+        place, name = self.draw.randrange(len(POOL)), str(len(self.places))
+        share = self.draw.choice(["", "light", "heavy"])
+        self.places[name] = place
+        self.send(
+            msgspec.structs.replace(
+                POOL[place],
+                id=name,
+                priority=self.draw.randint(-1, 1),
+                share=share,
+                weight=self.draw.choice([1e-3, 0.1, 1.0, 1e3]),
+                emit=self.draw.choice(["final", "delta"]),
+                durable=self.draw.random() < 0.5,
+            )
+        )
+
+    def send(self, request: Request) -> None:
+        """Whoever sends it knows nothing of it yet, or any more."""
+        try:
+            self.engine.add(request)
+        except Overloaded:
+            self.counts["refused"] += 1
+            self.gone.add(request.id)
+            return
+        self.requests[request.id] = request
+        self.gone.discard(request.id)
+        for index in range(request.params.n):
+            self.stopped.discard((request.id, index))
+            self.said.pop((request.id, index), None)
+
+    def step(self) -> None:
+        for _ in range(self.draw.randint(1, 3)):
+            self.take(self.draw.choice([self.engine.step, self.engine.step_overlapped])())
+
+    def take(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            assert output.id not in self.gone, "what was aborted spoke"
+            earlier = self.said[output.id, output.index]
+            assert all(one.finish_reason is None for _, one in earlier), "it spoke after its end"
+            earlier.append((self.weights, output))
+
+    def stop(self) -> None:
+        scheduler = self.engine.scheduler
+        parked = [group.request.id for group, _ in scheduler.parking.records()]
+        names = parked or scheduler.request_ids()
+        if names:
+            name = self.draw.choice(names)
+            n = self.requests[name].params.n
+            indices = sorted(self.draw.sample(range(n), self.draw.randrange(n)))
+            cut = self.draw.choice([None, self.draw.randint(0, n)])
+            self.stopped |= {(name, index) for index in indices}
+            self.stopped |= {(name, index) for index in range(n if cut is None else cut, n)}
+            before = scheduler.parking.num_parked
+            self.engine.stop(name, np.array(indices, np.int32), cut)
+            self.counts["stops and cuts"] += 1
+            self.counts["samples stopped or cut where they were parked"] += (
+                before - scheduler.parking.num_parked
+            )
+
+    def abort(self) -> None:
+        names = self.engine.scheduler.request_ids()
+        if names:
+            name = self.draw.choice(names)
+            self.gone.add(name)
+            self.engine.abort(name)
+            self.counts["aborted"] += 1
+
+    def park(self) -> None:
+        """Some of those that have sampled, in one go or in two, as victims are."""
+        self.step()
+        self.take(self.engine.settle())
+        slots = parkable(self.engine.scheduler.table)
+        chosen = np.array([slot for slot in slots if self.draw.random() < 0.8], np.int64)
+        for some in np.split(chosen, [self.draw.randint(0, len(chosen))]):
+            if len(some):
+                self.engine.scheduler.park(some, self.runner.read_slots(some))
+                self.counts["parked at random"] += len(some)
+
+    def send_again(self) -> None:
+        names = [
+            name
+            for name, one in self.requests.items()
+            if one.durable and (name in self.gone or self.engine.has_request(name))
+        ]
+        if names:
+            request = self.requests[self.draw.choice(names)]
+            weight = self.draw.choice([0.25, 4.0])
+            self.counts["taken over"] += self.engine.has_request(request.id)
+            self.send(msgspec.structs.replace(request, weight=weight))
+
+    def move(self) -> None:
+        """What is durable goes on in another engine, all else ends."""
+        self.take(self.engine.settle())
+        self.kept = defaultdict(list)
+        for request, parked in self.engine.parked_of_all():
+            assert request == self.requests[request.id], "the request last sent is what is kept"
+            self.kept[request.id].append(parked)
+            self.counts["moved"] += len(parked)
+        names = self.engine.scheduler.request_ids()
+        self.gone.update(names)
+        self.open()
+        for name in self.draw.sample(names, len(names)):
+            if self.requests[name].durable:
+                self.send(self.requests[name])
+
+    def reload(self) -> None:
+        """Other weights; the same ones where samples go on with them."""
+        running: Running = self.draw.choice(["finish", "drop", "continue"])
+        scheduler = self.engine.scheduler
+        scheduler.is_held = running == "finish"
+        while scheduler.is_held and not scheduler.is_quiet:
+            self.take(self.engine.step_overlapped())
+        self.take(self.engine.settle())
+        if running == "drop":
+            for name in scheduler.request_ids():
+                self.gone.add(name)
+                self.engine.abort(name)
+        self.kept = {}
+        self.weights ^= running != "continue"
+        self.engine.load_weights(WEIGHTS[self.weights])
+        scheduler.is_held = False
+        self.counts["changes of weights"] += 1
+
+    def check(self) -> None:
+        scheduler = self.engine.scheduler
+        assert scheduler.table.num_owned == scheduler.prefixes.num_pinned == 0
+        assert scheduler.parking.num_parked == scheduler.parking.num_bytes == 0
+        assert not scheduler._admission.shares.tiers
+        for name, request in self.requests.items():
+            for index in range(request.params.n) if name not in self.gone else ():
+                said = self.said[name, index]
+                whole = join([output for _, output in said]) if said else Output(name, index)
+                assert len({weights for weights, _ in said}) <= 1, "it is of two weights"
+                expected = alone(self.places[name], said[0][0] if said else 0)[index]
+                if (name, index) in self.stopped and whole.finish_reason is None:
+                    assert expected.token_ids.startswith(whole.token_ids)
+                    self.counts["samples ended early"] += 1
+                else:
+                    assert (whole.token_ids, whole.finish_reason) == (
+                        expected.token_ids,
+                        expected.finish_reason,
+                    )
+                    self.counts["samples exact to their end"] += 1
+        self.counts["requests"] += len(self.requests)
+        self.counts["resumed"] += scheduler.parking.num_resumed
+
+
+def tried(number: int) -> Counter[str]:
+    """What happened in a history."""
+    try:
+        return History(number).run()
+    except Exception as error:
+        error.add_note(f"python -m tests.tools.fuzz_scheduler --first {number} --runs 1")
+        raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Random histories of an engine, by the thousand.")
+    parser.add_argument("--runs", type=int, default=1_000, help="histories (1000)")
+    parser.add_argument("--first", type=int, default=0, help="the first one's number (0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (all cores)")
+    asked = parser.parse_args()
+    counts: Counter[str] = Counter()
+    numbers = range(asked.first, asked.first + asked.runs)
+    with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
+        for done, found in enumerate(pool.map(tried, numbers, chunksize=20), 1):
+            counts += found
+            if done % 1_000 == 0:
+                print(f"{done:>9,} histories", flush=True)
+    print(f"histories {numbers[0]} … {numbers[-1]}: no exception, all tokens exact")
+    for name, count in sorted(counts.items()):
+        print(f"{count:>9,} {name}")
+
+
+if __name__ == "__main__":
+    main()
