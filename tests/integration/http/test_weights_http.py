@@ -17,7 +17,7 @@ import pytest
 
 import srm
 from tests.engines.held_engine import held, release
-from tests.integration.test_serve import Asked, children, is_ready, wait_until
+from tests.integration.commands.test_serve import Asked, children, is_ready, wait_until
 from tests.serving import CHAT_TEMPLATE, NUM_SLOTS, SERVER_FLAGS, Server, complete, free_port, tries
 
 WEIGHTS = "/v1/admin/weights"
