@@ -7,7 +7,7 @@ metrics. An Encoder encodes it. Knows no fields of requests but those of streams
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from operator import attrgetter
 
@@ -47,8 +47,6 @@ class Responder:
         if not encoder.request.stream:
             return json_reply(await self.whole(encoder))
         events = self._events(encoder)
-        if encoder.request.ends_early:  # and frees slots, whether the client reads or not
-            events = read_ahead(events)
         return EventStream(await anext(events), events)
 
     async def whole(self, encoder: Encoder) -> bytes:
@@ -58,10 +56,9 @@ class Responder:
             raise InvalidRequest("stream must be false here, got true", "stream")
         choices: list[Delta] = []
         with self._claimed(generation):
-            async with aclosing(generation.deltas(self._client)) as parts:
-                async for news in parts:
-                    choices += await generation.certain(news)
-            choices += generation.rest()
+            async with aclosing(self._certain(generation)) as parts:
+                async for certain in parts:
+                    choices += certain
         choices.sort(key=attrgetter("index"))
         return encoder.reply([encoder.whole(choice, is_event=False) for choice in choices])
 
@@ -85,9 +82,9 @@ class Responder:
                     yield encoder.event(part, so_far)
 
         with self._claimed(generation):
-            async with aclosing(generation.deltas(self._client)) as parts:
+            async with aclosing(self._news(generation)) as parts:
                 async for arrived in parts:
-                    begun, news = await encoded(arrived)
+                    begun, news = encoded(arrived)
                     if not (begun or news):
                         continue
                     now = time.monotonic()
@@ -97,12 +94,26 @@ class Responder:
                     before = [*events([begun] if begun else [])]
                     told = generation.completion_tokens
                     yield together([*before, *events(news)])
-            if rest := _whole(encoder, generation.rest()):
-                yield together([*events(rest)])
             if generation.samples is not UNSET:
                 yield encoder.event([], UNSET, generation.samples)
             if options and options.include_usage:
                 yield encoder.event([], generation.usage)
+
+    def _news(self, generation: Generation) -> AsyncGenerator[_News, None]:
+        """Return what arrives: whole choices if they are asked for, else tokens."""
+        if not generation.request.stream_whole:
+            return generation.deltas(self._client)
+        certain = self._certain(generation)
+        # Early ends free slots, whether the client reads or not.
+        return read_ahead(certain) if generation.request.ends_early else certain
+
+    async def _certain(self, generation: Generation) -> AsyncGenerator[list[Delta], None]:
+        """Yield the choices of the reply, whole, as soon as each is certain."""
+        async with aclosing(generation.deltas(self._client)) as parts:
+            async for news in parts:
+                if certain := await generation.certain(news):
+                    yield certain
+        yield generation.rest()
 
     @contextmanager
     def _claimed(self, generation: Generation) -> Iterator[None]:
@@ -119,34 +130,30 @@ class Responder:
             _record(generation)
 
 
+_News = TokenDeltas | list[Delta]
 _Choices = tuple[list[Raw], list[list[Raw]]]
 """Choices that begin, and the choices of each event."""
 
 
-def _encoding(encoder: Encoder) -> Callable[[TokenDeltas], Awaitable[_Choices]]:
-    """Return how a stream's new tokens are encoded: straight from arrays where nothing but text is
-    wanted, as whole choices, or as the new text of each choice."""
+def _encoding(encoder: Encoder) -> Callable[[_News], _Choices]:
+    """Return how a stream is encoded: whole choices, new tokens straight from arrays where nothing
+    but text is wanted, or the new text of each choice."""
     generation, request = encoder.generation, encoder.request
     rendering = encoder.rendering() if generation.is_plain else None
     pacing = Pacing(request.stream_interval or 1)
     is_joined = generation.num_choices > MOST_ALONE
 
-    async def encoded(news: TokenDeltas) -> _Choices:
+    def encoded(news: _News) -> _Choices:
+        if isinstance(news, list):
+            raw = [encoder.whole(choice, is_event=True) for choice in news]
+            return [], [raw[at : at + AT_ONCE] for at in range(0, len(raw), AT_ONCE)]
         if rendering is not None:
             choices = [*map(Raw, rendering.render(generation.pass_on(news), is_joined))]
             return [], [choices] if choices else []
-        if request.stream_whole:
-            return [], _whole(encoder, await generation.certain(news))
         deltas = pacing.take(generation.texts(news))
         return encoder.begun(deltas), encoder.news(deltas)
 
     return encoded
-
-
-def _whole(encoder: Encoder, choices: list[Delta]) -> list[list[Raw]]:
-    """Return the choices of each event for whole choices."""
-    raw = [encoder.whole(choice, is_event=True) for choice in choices]
-    return [raw[at : at + AT_ONCE] for at in range(0, len(raw), AT_ONCE)]
 
 
 def _record(generation: Generation) -> None:
