@@ -54,7 +54,10 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /v1/batches, checked."""
 
     input_file_id: Annotated[str, Meta(description="the id of one of your files")]
-    endpoint: Literal["/v1/completions", "/v1/chat/completions"]
+    endpoint: Annotated[
+        Literal["/v1/completions", "/v1/chat/completions"],
+        Meta(description="/v1/completions or /v1/chat/completions"),
+    ]
     completion_window: Annotated[
         str,
         Meta(
