@@ -96,7 +96,7 @@ def value_of(summary: Summary, key: str) -> float:
     return float(getattr(summary, key))
 
 
-class Unit(NamedTuple):
+class Scale(NamedTuple):
     """The unit in which values of a column are written."""
 
     name: str
@@ -124,21 +124,21 @@ def number(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def unit_for(kind: Kind, values: Iterable[float]) -> Unit:
+def unit_for(kind: Kind, values: Iterable[float]) -> Scale:
     """Return the unit in which the largest of these is easily read."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if kind == "seconds":
         if largest >= 30:
-            return Unit("s", 1.0)
-        return Unit("ms", 1e3) if largest >= 1e-3 or largest == 0 else Unit("µs", 1e6)
+            return Scale("s", 1.0)
+        return Scale("ms", 1e3) if largest >= 1e-3 or largest == 0 else Scale("µs", 1e6)
     if kind == "share":
-        return Unit("%", 100.0)
+        return Scale("%", 100.0)
     if kind == "count":
-        return Unit("", 1.0)
+        return Scale("", 1.0)
     name = "tok/s" if kind == "tokens_per_s" else "req/s"
     if largest >= 1e7:
-        return Unit(f"M {name}", 1e-6)
-    return Unit(f"k {name}", 1e-3) if largest >= 1e4 else Unit(name, 1.0)
+        return Scale(f"M {name}", 1e-6)
+    return Scale(f"k {name}", 1e-3) if largest >= 1e4 else Scale(name, 1.0)
 
 
 def with_unit(kind: Kind, value: float) -> str:

@@ -116,7 +116,7 @@ class RowBuffer:
         return np.frombuffer(self.to_bytes(), self._dtype).copy()
 
 
-class Sample(msgspec.Struct):
+class MetricSample(msgspec.Struct):
     """The server's /metrics at one time, as far as they were read: sums over labels, by name."""
 
     time: float
@@ -137,7 +137,7 @@ class About(msgspec.Struct):
     machine: str
     versions: dict[str, str]
     """Versions of the harness and its packages, and of the server if it says."""
-    server_metrics: list[Sample]
+    server_metrics: list[MetricSample]
 
 
 class Recording(msgspec.Struct, eq=False):

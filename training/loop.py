@@ -22,7 +22,7 @@ from training.data import IGNORED
 from training.model import SRM
 
 
-class Batches(Protocol):
+class TrainingBatches(Protocol):
     """Yields inputs and targets, int64 [rows, length], of step `index`."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
@@ -46,7 +46,7 @@ class Schedule(msgspec.Struct, frozen=True):
         return self.learning_rate * left
 
 
-def train(model: SRM, batches: Batches, schedule: Schedule, folder: Path) -> list[float]:
+def train(model: SRM, batches: TrainingBatches, schedule: Schedule, folder: Path) -> list[float]:
     """Train `model` in place, in bfloat16 autocast; return the loss of every step.
 
     The run's state is saved to `folder/run.pt` every `save_every` steps; if that exists, training

@@ -23,7 +23,7 @@ from engine.weights.tensors import DECAY_RANGE, mixer_shapes, projection_prefixe
 
 
 @dataclass(frozen=True)
-class Unit:
+class TorchMixerUnit:
     """One unit: H = heads, n = n_ctx. A column unit has α_in = 1, a row unit α_out = 1."""
 
     alpha_in: Tensor  # [H, n]
@@ -36,7 +36,7 @@ class Unit:
 class Form(Protocol):
     """A way to run units; x ends in [H, e]."""
 
-    def run(self, unit: Unit, x: Tensor) -> Tensor: ...
+    def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor: ...
 
     def at(self, scalars: Tensor) -> Tensor:
         """Return the scalars [H, n] at the positions of x, shaped to be multiplied with x."""
@@ -49,7 +49,7 @@ class Parallel:
     def __init__(self, length: int) -> None:
         self._length = length
 
-    def run(self, unit: Unit, x: Tensor) -> Tensor:
+    def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor:
         matrix = self._powers(unit.decay).to(unit.alpha_in.dtype)
         matrix = unit.alpha_out[:, : self._length, None] * matrix
         matrix = matrix * unit.alpha_in[:, None, : self._length]
@@ -74,7 +74,7 @@ class Recurrent:
         self._states = iter(state)
         self._new_states: list[Tensor] = []
 
-    def run(self, unit: Unit, x: Tensor) -> Tensor:
+    def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor:
         before = next(self._states).view(x.shape)
         rounded = unit.decay.to(x.dtype)
         # The rounding error of decay would add up over the steps, to 1e-5 after 1,000. It is less
@@ -93,7 +93,7 @@ class Recurrent:
         return torch.stack(self._new_states)
 
 
-def _finish(y: Tensor, unit: Unit, x: Tensor, form: Form) -> Tensor:
+def _finish(y: Tensor, unit: TorchMixerUnit, x: Tensor, form: Form) -> Tensor:
     if unit.gamma is not None:
         y = y + form.at(unit.gamma).to(x.dtype) * x
     return y if unit.beta is None else y + form.at(unit.beta).to(x.dtype)
@@ -144,25 +144,25 @@ class TokenMixer(nn.Module):
                 return form.run(self._column_and_row_heads(), x)
             case "combined":
                 alpha = self._alpha(row=1)
-                column = Unit(torch.ones_like(alpha), alpha, self._decay(entry=1))
+                column = TorchMixerUnit(torch.ones_like(alpha), alpha, self._decay(entry=1))
                 return form.run(self._row(), x) + form.run(column, x)
             case "kernel":
                 ones = torch.ones_like(self._beta())
-                return self._taps(form.run(Unit(ones, ones, self._decay()), x), form)
+                return self._taps(form.run(TorchMixerUnit(ones, ones, self._decay()), x), form)
             case "expanded":
                 return form.run(self._column("2."), F.silu(form.run(self._column("0."), x)))
 
-    def _column(self, stage: str = "") -> Unit:
+    def _column(self, stage: str = "") -> TorchMixerUnit:
         alpha = self._alpha(stage=stage)
-        return Unit(torch.ones_like(alpha), alpha, self._decay(), self._beta(stage))
+        return TorchMixerUnit(torch.ones_like(alpha), alpha, self._decay(), self._beta(stage))
 
-    def _row(self) -> Unit:
+    def _row(self) -> TorchMixerUnit:
         alpha, decay = self._alpha(), self._decay(entry=0)
         if self.config.decay and self.config.combined_row_quirk:
             alpha, decay = alpha / self.config.decay_constant, self._decay(entry=0, constant=1)
-        return Unit(alpha, torch.ones_like(alpha), decay, self._beta())
+        return TorchMixerUnit(alpha, torch.ones_like(alpha), decay, self._beta())
 
-    def _column_and_row_heads(self) -> Unit:
+    def _column_and_row_heads(self) -> TorchMixerUnit:
         """Return a unit whose first half of the heads is column heads, the other half row heads."""
         alpha, half = self._alpha(), self.config.num_heads // 2
         ones = torch.ones_like(alpha[:half])
@@ -170,7 +170,7 @@ class TokenMixer(nn.Module):
         gamma = None
         if self.config.mixer == "diagonal":  # δ instead of α weighs the newest token
             gamma = self._stacked("diag_weight") - alpha
-        return Unit(alpha_in, alpha_out, self._decay(), self._beta(), gamma)
+        return TorchMixerUnit(alpha_in, alpha_out, self._decay(), self._beta(), gamma)
 
     def _taps(self, sums: Tensor, form: Form) -> Tensor:
         """Return channels j = β + Σ_i α_i · sums[j - (k - 1) + i], where sums below 0 are 0."""

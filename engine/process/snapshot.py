@@ -44,7 +44,7 @@ class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dtype: str  # dtype of these values, as numpy writes it
 
 
-class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Location of some sequences: consecutive sections, in the order of SECTIONS."""
 
     offset: int
@@ -81,7 +81,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Id of each record's request; of several records that have a sample the last is right."""
     digests: bytes  # u8[records, _DIGEST_SIZE]
     places: bytes  # i32[records, 3]: chunk, first row there, rows
-    chunks: list[Chunk]
+    chunks: list[SnapshotChunk]
 
 
 class SnapshotFile:

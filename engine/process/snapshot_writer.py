@@ -22,8 +22,8 @@ from engine.process.snapshot import (
     MAGIC,
     NAME,
     PREAMBLE,
-    Chunk,
     Header,
+    SnapshotChunk,
     Stamp,
     digest,
     encoder,
@@ -53,7 +53,7 @@ class SnapshotWriter:
         self._partial = folder / PARTIAL
         self._records: list[tuple[str, bytes]] = []
         self._places: list[tuple[int, int, int]] = []
-        self._chunks: list[Chunk] = []
+        self._chunks: list[SnapshotChunk] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # Not truncated before it is ours: another engine may be writing it.
@@ -94,7 +94,7 @@ class SnapshotWriter:
                 checksums.append(checksum)
         except OSError as error:
             raise self._failed(error) from None
-        self._chunks.append(Chunk(offset, begins[-1], sizes, checksums))
+        self._chunks.append(SnapshotChunk(offset, begins[-1], sizes, checksums))
 
     def finish(self) -> int:
         """Make it the folder's snapshot, safe from a loss of power; return its size in bytes."""

@@ -39,7 +39,7 @@ _OF_THE_PROCESS = (
 """Settings of the engine process, which mean nothing here."""
 
 
-class Progress(NamedTuple):
+class GenerateProgress(NamedTuple):
     """Progress of `generate`."""
 
     finished: int
@@ -87,7 +87,7 @@ class Engine:
         prompts: Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] = _DEFAULTS,
         *,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[GenerateProgress], None] | None = None,
     ) -> list[Generated]:
         """Complete every prompt, in the order given; one text alone is one prompt.
 
@@ -109,7 +109,7 @@ class Engine:
             scheduler = steps.scheduler
             if on_progress is not None:
                 tokens = scheduler.latencies.num_sampled - before
-                on_progress(Progress(finished, total, tokens, scheduler.table.num_owned))
+                on_progress(GenerateProgress(finished, total, tokens, scheduler.table.num_owned))
 
         asked = in_turn(zip(given, each, strict=True), self._tokenizer)
         with closing(self._run(steps, asked, report)) as completions:

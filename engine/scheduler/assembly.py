@@ -19,7 +19,7 @@ from engine.steps.token_edits import EditList
 NOTHING: I32 = np.empty(0, np.int32)
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """The part of a group's prompt that one prefill row feeds: tokens start … stop - 1."""
 
     group: SequenceGroup
@@ -39,7 +39,9 @@ class Chunk(NamedTuple):
         return self.group.request.params.prompt_logprobs or 0
 
 
-def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | None = None) -> Batch:
+def assemble(
+    table: SlotTable, slots: I64, chunks: list[PromptChunk], turn: Turn | None = None
+) -> Batch:
     """Make the batch that decodes these slots, i64[D], of that `turn`, and feeds these chunks."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
@@ -79,7 +81,7 @@ def assemble(table: SlotTable, slots: I64, chunks: list[Chunk], turn: Turn | Non
     )
 
 
-def _scored(table: SlotTable, slots: I64, scored: list[Chunk]) -> tuple[I32, I32, I32]:
+def _scored(table: SlotTable, slots: I64, scored: list[PromptChunk]) -> tuple[I32, I32, I32]:
     sampled = np.full(len(slots), SAMPLED, np.int32)
     if not scored and not table.num_asking:
         return sampled, NOTHING, NOTHING

@@ -27,7 +27,7 @@ from engine.state.slots import COLUMNS, FINAL
 from engine.steps.batch import F32, I32, I64, Batch, Scores, StepResult
 
 
-class Completion:
+class StepCompletion:
     """Takes in the results of steps."""
 
     def __init__(self, admission: Admission, roster: RequestRegistry) -> None:

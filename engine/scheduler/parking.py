@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.scheduler.wait_queues import FairLine
-from engine.state.latency import Times
+from engine.state.latency import RequestTimes
 from engine.state.parked import Parked
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import NO_LOGPROBS, SlotTable
@@ -97,10 +97,10 @@ class _Piece:
     """Sequences of one group that were parked together; those before `begin` run again."""
 
     parked: Parked
-    times: Times
+    times: RequestTimes
     begin: int = 0
 
-    def rest(self) -> tuple[Parked, Times]:
+    def rest(self) -> tuple[Parked, RequestTimes]:
         """Return the sequences still parked, and their times."""
         rest = slice(self.begin, len(self.parked))
         return self.parked.part(rest), self.times.only(rest)
@@ -138,7 +138,7 @@ class Parking:
         pieces = [piece.rest()[0].indices for piece in self._pieces.get(group, ())]
         return np.concatenate([np.empty(0, np.int64), *pieces])
 
-    def put(self, group: SequenceGroup, parked: Parked, times: Times) -> None:
+    def put(self, group: SequenceGroup, parked: Parked, times: RequestTimes) -> None:
         """Keep these sequences of the group, which hold no slot from now on."""
         pieces = self._pieces.get(group)
         if pieces is None:
@@ -148,7 +148,7 @@ class Parking:
         self.num_bytes += parked.nbytes
         self._count(group, len(parked))
 
-    def take(self, group: SequenceGroup, count: int) -> tuple[Parked, Times]:
+    def take(self, group: SequenceGroup, count: int) -> tuple[Parked, RequestTimes]:
         """Take sequences that are to go on, `count` at most; those parked first come first."""
         pieces = self._pieces[group]
         piece = pieces[0]
@@ -161,7 +161,7 @@ class Parking:
         self._count(group, -min(count, len(parked)))
         return parked.part(found), times.only(found)
 
-    def drop(self, group: SequenceGroup, wanted: I64) -> list[tuple[I32, Times]]:
+    def drop(self, group: SequenceGroup, wanted: I64) -> list[tuple[I32, RequestTimes]]:
         """Forget the group's sequences of these indices; return their positions and times."""
         dropped = []
         for piece in list(self._pieces.get(group, ())):

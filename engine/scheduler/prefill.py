@@ -8,8 +8,8 @@ Keeps: no row reads what its own batch writes.
 
 from __future__ import annotations
 
-from engine.scheduler.assembly import Chunk
-from engine.scheduler.wait_queues import FairLine, Line
+from engine.scheduler.assembly import PromptChunk
+from engine.scheduler.wait_queues import FairLine, WaitQueue
 from engine.state.prefixes import NO_SLOT, Prefix, Prefixes
 from engine.state.sequence import SequenceGroup
 
@@ -25,8 +25,8 @@ class Prefill:
         """`waiting`: where groups go back to when what they awaited is there, or dropped."""
         self._prefixes = prefixes
         self._waiting = waiting
-        self._line = Line()
-        self._awaiting: dict[Prefix, Line] = {}
+        self._line = WaitQueue()
+        self._awaiting: dict[Prefix, WaitQueue] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -46,7 +46,7 @@ class Prefill:
         if not group.is_scored:  # a scored prompt is fed whole
             if found.coming is not None and found.coming.order > group.order:
                 group.awaited = found.coming
-                self._awaiting.setdefault(found.coming, Line()).push(group)
+                self._awaiting.setdefault(found.coming, WaitQueue()).push(group)
                 return False
             if found.ready is not None:
                 self._start_from(group, found.ready)
@@ -63,9 +63,9 @@ class Prefill:
         """Let the group take part in the next batches."""
         self._line.push(group)
 
-    def chunks(self, room: int) -> tuple[list[Chunk], list[SequenceGroup]]:
+    def chunks(self, room: int) -> tuple[list[PromptChunk], list[SequenceGroup]]:
         """Return the next chunks, `room` tokens at most, and the groups whose prompts are done."""
-        chunks: list[Chunk] = []
+        chunks: list[PromptChunk] = []
         parted: list[SequenceGroup] = []
         done: list[SequenceGroup] = []
         while room and (group := self._line.peek()) is not None:
@@ -139,8 +139,8 @@ class Prefill:
             self._waiting.push(group)
 
 
-def _next_chunk(group: SequenceGroup, room: int) -> Chunk:
+def _next_chunk(group: SequenceGroup, room: int) -> PromptChunk:
     write = group.fills[0].slot if group.fills else group.slot
     read = write if group.state_slot == NO_SLOT else group.state_slot
     stop = min(group.prefilled + room, group.next_stop)
-    return Chunk(group, group.prefilled, stop, read, write)
+    return PromptChunk(group, group.prefilled, stop, read, write)

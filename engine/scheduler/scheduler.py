@@ -27,7 +27,7 @@ from engine.messages import Output, Request
 from engine.scheduler.accept import accept
 from engine.scheduler.admission import Admission
 from engine.scheduler.assembly import assemble
-from engine.scheduler.completion import Completion
+from engine.scheduler.completion import StepCompletion
 from engine.scheduler.outputs import NewTokens
 from engine.scheduler.parking import Parking, check_fits, taken
 from engine.scheduler.preemption import victims
@@ -62,7 +62,7 @@ class Scheduler:
             self._max_tokens,
         )
         self._roster = RequestRegistry(self._admission)
-        self._completion = Completion(self._admission, self._roster)
+        self._completion = StepCompletion(self._admission, self._roster)
         self._turns = RoundRobin(self._max_rows)
         self._next_id = 0
         self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order

@@ -19,7 +19,7 @@ from engine.state.sequence import SequenceGroup
 _order = attrgetter("order")
 
 
-class Line:
+class WaitQueue:
     """Groups in order of priority and arrival."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class ShareLine:
 
     def __init__(self) -> None:
         self.weight = 0  # of the shares that wait, together
-        self._lines: dict[FairShare, Line] = {}
+        self._lines: dict[FairShare, WaitQueue] = {}
         self._ranked: list[_Ranked] = []  # least load first; empty while there is one share
         self._ranks: dict[FairShare, _Ranked] = {}
 
@@ -87,7 +87,7 @@ class ShareLine:
         share = group.share
         line = self._lines.get(share)
         if line is None:
-            line = self._lines[share] = Line()
+            line = self._lines[share] = WaitQueue()
             self.weight += share.weight
             share.rankings.append(self.rank)
             if len(self._lines) == 2:

@@ -31,16 +31,16 @@ class _Ended(NamedTuple):
     tokens: I64
 
 
-class Times(NamedTuple):
+class RequestTimes(NamedTuple):
     """Times of parked sequences, in seconds; of another engine's, when they were added here."""
 
     taken_up: F64
     first_token: F64
     last_token: F64  # NaN where that is not known
 
-    def only(self, places: slice | I64 | Bool) -> Times:
+    def only(self, places: slice | I64 | Bool) -> RequestTimes:
         """Select the sequences at these places."""
-        return Times(*(column[places] for column in self))
+        return RequestTimes(*(column[places] for column in self))
 
 
 class Latencies:
@@ -86,19 +86,19 @@ class Latencies:
             self._first_token[first] = self.now
             self._spoke.append((self.now, first_ids))
 
-    def unknown(self, count: int) -> Times:
+    def unknown(self, count: int) -> RequestTimes:
         """Return times for sequences that another engine began."""
         now = np.full(count, self.now)
-        return Times(now, now, np.full(count, np.nan))
+        return RequestTimes(now, now, np.full(count, np.nan))
 
-    def park(self, slots: I64) -> Times:
+    def park(self, slots: I64) -> RequestTimes:
         """Return the times of sequences that leave their slots, to go on in others."""
         last = self._pace.last(slots)
         for place, slot in enumerate(slots.tolist()) if self._paused else ():
             last[place] = self._paused.pop(slot, last[place])  # parked again before any token
-        return Times(self._taken_up[slots], self._first_token[slots], last)
+        return RequestTimes(self._taken_up[slots], self._first_token[slots], last)
 
-    def resume(self, slots: I32, times: Times) -> None:
+    def resume(self, slots: I32, times: RequestTimes) -> None:
         """Note that sequences with these times go on in these slots."""
         self._taken_up[slots], self._first_token[slots] = times.taken_up, times.first_token
         self._paused.update(zip(slots.tolist(), times.last_token.tolist(), strict=True))
@@ -117,7 +117,7 @@ class Latencies:
         self._gaps += [(self.now - one, 1) for one in known.tolist()]
         return np.concatenate([first, found[resumed]])
 
-    def end_parked(self, first_id: int, times: Times, tokens: I64) -> None:
+    def end_parked(self, first_id: int, times: RequestTimes, tokens: I64) -> None:
         """Note that these sequences of a group ended where they were parked."""
         if len(tokens):
             first_ids = np.full(len(tokens), first_id)

@@ -17,7 +17,7 @@ NO_TOP_IDS: I32 = np.empty((0, 0), np.int32)
 NO_TOP_LOGPROBS: F32 = np.empty((0, 0), np.float32)
 
 
-class Entry(NamedTuple):
+class CompletionTokens(NamedTuple):
     """New tokens of one completion; the fields are those of an Output."""
 
     token_ids: bytes
@@ -43,7 +43,7 @@ class TokenDeltas:
         """One completion's tokens, int32 little-endian."""
         return self.token_ids[self.offsets[entry] : self.offsets[entry + 1]].tobytes()
 
-    def entries(self) -> Iterator[tuple[int, Entry]]:
+    def entries(self) -> Iterator[tuple[int, CompletionTokens]]:
         """Yield each completion's index and new tokens."""
         token_ids, logprobs = self.token_ids.tobytes(), self.logprobs.tobytes()
         top_ids, top_logprobs = self.top_ids.tobytes(), self.top_logprobs.tobytes()
@@ -56,7 +56,9 @@ class TokenDeltas:
             own, top = slice(begin, end), slice(k * begin, k * end)
             yield (
                 index,
-                Entry(token_ids[own], logprobs[own], top_ids[top], top_logprobs[top], reason),
+                CompletionTokens(
+                    token_ids[own], logprobs[own], top_ids[top], top_logprobs[top], reason
+                ),
             )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadtest.analysis.observed import Observed
 from loadtest.quantities import NAN
-from loadtest.recording import Counts, Rows, Sample, Times
+from loadtest.recording import Counts, MetricSample, Rows, Times
 
 INTERVALS = 300
 SERVER_NAMES = {
@@ -141,7 +141,7 @@ def _cpu_shares(clients: Rows) -> Times:
     return shares
 
 
-def server_timeline(samples: list[Sample]) -> ServerTimeline:
+def server_timeline(samples: list[MetricSample]) -> ServerTimeline:
     """Return the server's metrics; a falling counter, as after a restart, leaves a gap."""
     samples = sorted(samples, key=lambda sample: sample.time)
     step = max(1, math.ceil(len(samples) / INTERVALS))

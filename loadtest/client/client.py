@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from engine.errors import ConfigError
 from loadtest import recording
-from loadtest.client.connection import Connection
+from loadtest.client.connection import ClientConnection
 from loadtest.client.os_limits import exhausted
 from loadtest.client.reply import BadReply, News
 from loadtest.client.request_attempt import RequestAttempt, Verdict, queue_seconds
@@ -50,10 +50,10 @@ class Client:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._tls = target.context()
-        self._idle: list[Connection] = []
-        self._connections: set[Connection] = set()
+        self._idle: list[ClientConnection] = []
+        self._connections: set[ClientConnection] = set()
         self._under_way: dict[int, RequestAttempt] = {}  # in the order of their deadlines
-        self._on: dict[Connection, RequestAttempt] = {}
+        self._on: dict[ClientConnection, RequestAttempt] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self.requests = RowBuffer(recording.REQUEST)
@@ -107,7 +107,7 @@ class Client:
         target = self._target
         try:
             _, connection = await self._loop.create_connection(
-                lambda: Connection(self._connections.discard),
+                lambda: ClientConnection(self._connections.discard),
                 target.address,
                 target.port,
                 ssl=self._tls,
@@ -125,7 +125,7 @@ class Client:
         else:
             self._send_on(connection, exchange)
 
-    def _send_on(self, connection: Connection, exchange: RequestAttempt) -> None:
+    def _send_on(self, connection: ClientConnection, exchange: RequestAttempt) -> None:
         body = exchange.asked.body
         exchange.connection = connection
         self._on[connection] = exchange
@@ -133,7 +133,7 @@ class Client:
             exchange.sent = time.monotonic() - self._started
         connection.send(b"%b%d\r\n\r\n%b" % (self._target.head, len(body), body), self)
 
-    def body(self, connection: Connection, data: bytes, now: float) -> None:
+    def body(self, connection: ClientConnection, data: bytes, now: float) -> None:
         """Take a part of a reply; called by a connection, as are `whole` and `broken`."""
         exchange = self._on[connection]
         time_s = now - self._started
@@ -147,7 +147,7 @@ class Client:
         if news:
             self._record(exchange.index, news, time_s)
 
-    def whole(self, connection: Connection, now: float) -> None:
+    def whole(self, connection: ClientConnection, now: float) -> None:
         exchange = self._on.pop(connection)
         exchange.connection = None
         verdict, news = exchange.finish(connection)
@@ -163,7 +163,7 @@ class Client:
             return
         self._end(exchange, verdict, now, queue_s)
 
-    def broken(self, connection: Connection, kind: str, message: str, now: float) -> None:
+    def broken(self, connection: ClientConnection, kind: str, message: str, now: float) -> None:
         exchange = self._on.pop(connection)
         exchange.connection = None
         if connection.is_unanswered_reuse and not exchange.is_resent:

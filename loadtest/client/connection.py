@@ -19,19 +19,19 @@ UNREAD = -1
 class Receiver(Protocol):
     """Receives a connection's reply; `now` is the time.monotonic() at which its bytes were read."""
 
-    def body(self, connection: Connection, data: bytes, now: float) -> None: ...
+    def body(self, connection: ClientConnection, data: bytes, now: float) -> None: ...
 
-    def whole(self, connection: Connection, now: float) -> None:
+    def whole(self, connection: ClientConnection, now: float) -> None:
         """The reply has ended; the connection may be used again if `is_reusable`."""
 
-    def broken(self, connection: Connection, kind: str, message: str, now: float) -> None:
+    def broken(self, connection: ClientConnection, kind: str, message: str, now: float) -> None:
         """The reply will not be whole: `disconnected`, or `protocol` if it is not HTTP."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Carries one request at a time. `status` and `headers` are of the reply being read."""
 
-    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, on_lost: Callable[[ClientConnection], None]) -> None:
         """`on_lost` is called when the connection ends, whoever ended it."""
         self._on_lost = on_lost
         self.status = UNREAD

@@ -10,7 +10,7 @@ _BOM = b"\xef\xbb\xbf"
 _DATA = b"data: "
 
 
-class EventStream:
+class EventParser:
     """The parser of one reply. The common event, one line of data ended by LF LF, costs a split and
     a slice.
 

@@ -42,7 +42,7 @@ class Ready(msgspec.Struct, tag=True):
     """A client process has made its first requests and can begin."""
 
 
-class Times(msgspec.Struct, frozen=True):
+class FrameTimes(msgspec.Struct, frozen=True):
     """Times of one client process."""
 
     first_bytes: tuple[int, ...] = (0,) * (len(_BOUNDS) + 1)
@@ -53,7 +53,7 @@ class Times(msgspec.Struct, frozen=True):
     """The share of one core that the process used since the last call."""
 
 
-class Counts(msgspec.Struct, tag=True):
+class FrameCounts(msgspec.Struct, tag=True):
     """Progress of a client process."""
 
     planned: int = 0
@@ -63,7 +63,7 @@ class Counts(msgspec.Struct, tag=True):
     failed: int = 0
     output_tokens: int = 0
     last_error: str = ""
-    times: Times = Times()
+    times: FrameTimes = FrameTimes()
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -83,7 +83,7 @@ class Result(msgspec.Struct, tag=True):
 
 
 ToWorker = Setup | Go | Stop
-FromWorker = Ready | Counts | Failed | Result
+FromWorker = Ready | FrameCounts | Failed | Result
 
 _from_worker = msgspec.msgpack.Decoder(FromWorker, dec_hook=as_path)
 _to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=as_path)
@@ -141,7 +141,7 @@ class LiveStats:
         self._first_bytes = np.zeros(len(_BOUNDS) + 1, np.int64)
         self._told, self._cpu_s = time.monotonic(), time.process_time()
 
-    def times(self) -> Times:
+    def times(self) -> FrameTimes:
         rows = self._requests.since(self._seen)
         self._seen += len(rows)
         taken = rows["first_byte"] - rows["planned"]
@@ -150,14 +150,14 @@ class LiveStats:
         late = rows["sent"] - rows["planned"]
         told, self._told = self._told, time.monotonic()
         cpu_s, self._cpu_s = self._cpu_s, time.process_time()
-        return Times(
+        return FrameTimes(
             tuple(self._first_bytes.tolist()),
             float(late[~np.isnan(late)].max(initial=0.0)),
             (self._cpu_s - cpu_s) / max(self._told - told, 1e-9),
         )
 
 
-def first_byte_percentiles(times: list[Times]) -> tuple[float, float]:
+def first_byte_percentiles(times: list[FrameTimes]) -> tuple[float, float]:
     """Return p50 and p99 over all processes, in seconds; NaN if nothing has ended."""
     total = np.cumsum(np.sum([one.first_bytes for one in times], axis=0))
     if not total[-1]:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from engine.errors import UNDECODABLE
-from loadtest.client.event_stream import EventStream
+from loadtest.client.event_stream import EventParser
 
 _NOTHING = {b"", b'""', b"null"}
 UNKNOWN = -1
@@ -85,7 +85,7 @@ class Reply:
     )
 
     def __init__(self, stream: bool, keep_text: bool) -> None:
-        self._events = EventStream() if stream else None
+        self._events = EventParser() if stream else None
         self._body: list[bytes] = []
         self._told = self._guessed = self.is_done = False
         self.texts: dict[int, list[str]] | None = {} if keep_text else None

@@ -10,7 +10,7 @@ import math
 import time
 from typing import NamedTuple
 
-from loadtest.client.connection import Connection
+from loadtest.client.connection import ClientConnection
 from loadtest.client.reply import UNKNOWN, BadReply, News, Reply
 from loadtest.recording import ERRORS
 from loadtest.workload.workload import RequestPlan
@@ -42,7 +42,7 @@ class RequestAttempt:
 
     def __init__(self, index: int, planned: float, asked: RequestPlan) -> None:
         self.index, self.planned, self.asked = index, planned, asked
-        self.connection: Connection | None = None
+        self.connection: ClientConnection | None = None
         """The connection on which it waits for a reply."""
         self.is_over = False
         self.is_resent = False
@@ -59,7 +59,9 @@ class RequestAttempt:
         self.first_byte = math.nan
         self.num_bytes = 0
 
-    def take(self, data: bytes, connection: Connection, stream: bool, keep_text: bool) -> News:
+    def take(
+        self, data: bytes, connection: ClientConnection, stream: bool, keep_text: bool
+    ) -> News:
         """Take a piece of the body. Raises BadReply."""
         self.num_bytes += len(data)
         if self.reply is None:
@@ -70,7 +72,7 @@ class RequestAttempt:
             self.reply = Reply(stream, keep_text)
         return self.reply.feed(data)
 
-    def finish(self, connection: Connection) -> tuple[Verdict, News]:
+    def finish(self, connection: ClientConnection) -> tuple[Verdict, News]:
         """Judge the reply at the end of its body."""
         self.status = status = connection.status
         if 200 <= status < 300:

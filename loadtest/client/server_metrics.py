@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.recording import Sample
+from loadtest.recording import MetricSample
 
 FAMILIES = (
     *("srm_engine_running_sequences", "srm_engine_waiting_sequences"),
@@ -80,11 +80,11 @@ class Sampling(AbstractContextManager["Sampling"]):
         if self._url:
             self._thread.join()
 
-    def samples(self, started_unix: float, seconds: float) -> list[Sample]:
+    def samples(self, started_unix: float, seconds: float) -> list[MetricSample]:
         """Return the samples of a run that began then, in seconds since its start."""
         offset = self._unix_0 - started_unix
         return [
-            Sample(time + offset, values)
+            MetricSample(time + offset, values)
             for time, values in self._taken
             if 0 <= time + offset <= seconds
         ]

@@ -186,7 +186,7 @@ class Part:
         self._since, self._cpu_s, self._lag_s = now, cpu_s, 0.0
 
     def _tell(self) -> None:
-        counts = frames.Counts(
+        counts = frames.FrameCounts(
             planned=self._pace.planned(time.monotonic() - self._started),
             sent=self._begun,
             in_flight=self._client.in_flight,

@@ -30,7 +30,7 @@ _PROGRESS_S = 0.5
 _SUMMED = ("planned", "sent", "in_flight", "completed", "failed", "output_tokens")
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """Progress of a run, over all client processes."""
 
     seconds: float
@@ -54,7 +54,7 @@ class Progress(NamedTuple):
 
 async def run(
     scenario: Scenario,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[RunProgress], None],
     command: str,
     stop: asyncio.Event | None = None,
 ) -> Recording:
@@ -111,7 +111,7 @@ class _Worker:
 
     def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
         self.number = number
-        self.counts = frames.Counts()
+        self.counts = frames.FrameCounts()
         self._process = process
 
     async def set_up(self, setup: frames.Setup) -> None:
@@ -123,7 +123,7 @@ class _Worker:
     async def result(self) -> frames.Result:
         """Wait until all its requests have ended."""
         while not isinstance(heard := await self._hear(), frames.Result):
-            if isinstance(heard, frames.Counts):
+            if isinstance(heard, frames.FrameCounts):
                 self.counts = heard
         return heard
 
@@ -166,7 +166,7 @@ async def _stop(workers: Sequence[_Worker], stop: asyncio.Event) -> None:
 
 
 async def _tell(
-    workers: Sequence[_Worker], started: float, on_progress: Callable[[Progress], None]
+    workers: Sequence[_Worker], started: float, on_progress: Callable[[RunProgress], None]
 ) -> None:
     while True:
         await asyncio.sleep(_PROGRESS_S)
@@ -174,7 +174,7 @@ async def _tell(
         times = [counts.times for counts in all_counts]
         p50, p99 = frames.first_byte_percentiles(times)
         on_progress(
-            Progress(
+            RunProgress(
                 seconds=time.monotonic() - started,
                 **{name: sum(getattr(one, name) for one in all_counts) for name in _SUMMED},
                 last_error=next((one.last_error for one in all_counts if one.last_error), ""),

@@ -25,7 +25,7 @@ from loadtest.commands import run_command
 from loadtest.recording import ERRORS, Recording
 from loadtest.report.report_files import write_reports
 from loadtest.scenario import SCENARIOS, Scenario
-from loadtest.workload.batch_file import BatchClient, Output, write_lines
+from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 from loadtest.workload.workload import Workload
 
 FORMS: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -235,7 +235,7 @@ def run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str)
     try:
         batch = _until_ended(client, client.start(source, route))
         ended = time.monotonic()
-        output = Output()
+        output = BatchOutput()
         for name in ("output_file_id", "error_file_id"):
             if batch.get(name):
                 files.append(batch[name])

@@ -16,17 +16,17 @@ from rich.live import Live
 from rich.table import Table
 
 from loadtest.client.server_metrics import Sampling, running
-from loadtest.client.workers import Progress
+from loadtest.client.workers import RunProgress
 
 _LINE_S = 5.0
 """Seconds between two lines, without a terminal."""
 _WINDOW_S = 5.0
 """Seconds over which the current token rate is taken."""
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[RunProgress], None]
 
 
-class Meter:
+class LiveMeter:
     """Turns successive progress reports into rows to show."""
 
     def __init__(self, running: Callable[[], float | None]) -> None:
@@ -34,7 +34,7 @@ class Meter:
         self._running = running
         self._seen: deque[tuple[float, int]] = deque([(0.0, 0)])
 
-    def rows(self, progress: Progress) -> list[tuple[str, str]]:
+    def rows(self, progress: RunProgress) -> list[tuple[str, str]]:
         """Return pairs of label and value."""
         self._seen.append((progress.seconds, progress.output_tokens))
         while len(self._seen) > 2 and progress.seconds - self._seen[0][0] > _WINDOW_S:
@@ -69,7 +69,7 @@ class Meter:
 @contextmanager
 def shown(title: str, sampling: Sampling) -> Iterator[OnProgress]:
     """Yield the callback that shows the progress of the run with this title."""
-    meter = Meter(lambda: running(sampling.latest))
+    meter = LiveMeter(lambda: running(sampling.latest))
     console = Console(stderr=True)
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
@@ -85,10 +85,10 @@ def _table(title: str, rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def _lines(title: str, meter: Meter) -> OnProgress:
+def _lines(title: str, meter: LiveMeter) -> OnProgress:
     told = -_LINE_S
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: RunProgress) -> None:
         nonlocal told
         rows = meter.rows(progress)
         if progress.seconds - told >= _LINE_S:

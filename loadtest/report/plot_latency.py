@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadtest.quantities import DISTRIBUTIONS, Unit, number, unit_for
+from loadtest.quantities import DISTRIBUTIONS, Scale, number, unit_for
 from loadtest.recording import Times
 from loadtest.report import plots
 from loadtest.report.report import Buckets, RunReport
@@ -60,8 +60,8 @@ def _histogram(run: RunReport, measure: str, name: str) -> plots.Picture:
     ranges = [f"{number(a)} to {number(b)}" for a, b in pairwise(edges)]
     shown = [index for index, share in enumerate(shares) if share]
     data = [
-        ("Count", Unit("", 1), [float(bars[index]) for index in shown]),
-        ("Share", Unit("%", 1), [float(shares[index]) for index in shown]),
+        ("Count", Scale("", 1), [float(bars[index]) for index in shown]),
+        ("Share", Scale("%", 1), [float(shares[index]) for index in shown]),
     ]
     table = columns(f"{label}", unit.head("From, to"), [ranges[index] for index in shown], data)
     return plots.Picture(f"{label}: histogram", svg, alt, table)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadtest.quantities import MEASURES, Unit, unit_for, value_of
+from loadtest.quantities import MEASURES, Scale, unit_for, value_of
 from loadtest.report import plots
 from loadtest.report.report import Report, RunReport
 from loadtest.report.tables import columns
@@ -108,7 +108,7 @@ def _picture(
     return plots.Picture(title, svg, alt, columns(title, "Step", names, data))
 
 
-def _said(runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Unit) -> str:
+def _said(runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Scale) -> str:
     first, last = runs[0].summary.name, runs[-1].summary.name
     said = [
         f"{MEASURES[key].label} from {unit.write(values[0])} at {first} to "

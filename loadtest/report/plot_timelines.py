@@ -18,7 +18,7 @@ ROWS = 24
 """Most rows in a timeline's table; each is a mean of the plotted values, or a maximum of maxima."""
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """One series of a timeline; with `steps`, a value holds from its time until the next."""
 
     label: str
@@ -35,15 +35,15 @@ def timeline_pictures(run: RunReport, name: str) -> list[plots.Picture]:
     client, server = run.timeline, run.server
     at = client.start_s
 
-    def seen(label: str, colour: str, values: Sequence[float], most: bool = False) -> Line:
-        return Line(label, colour, at, values, most=most)
+    def seen(label: str, colour: str, values: Sequence[float], most: bool = False) -> Curve:
+        return Curve(label, colour, at, values, most=most)
 
-    def said(label: str, colour: str, values: Sequence[float]) -> Line:
-        return Line(label, colour, server.time_s, values, steps=False)
+    def said(label: str, colour: str, values: Sequence[float]) -> Curve:
+        return Curve(label, colour, server.time_s, values, steps=False)
 
-    def counted(label: str, colour: str, values: Sequence[float]) -> Line:
+    def counted(label: str, colour: str, values: Sequence[float]) -> Curve:
         middles = [(a + b) / 2 for a, b in pairwise([0.0, *server.time_s])]
-        return Line(label, colour, middles, values, steps=False)
+        return Curve(label, colour, middles, values, steps=False)
 
     def source(*kinds: str) -> str:
         used = [server.names[column] for column in kinds if column in server.names]
@@ -78,7 +78,7 @@ def timeline_pictures(run: RunReport, name: str) -> list[plots.Picture]:
 
 
 def _picture(
-    run: RunReport, name: str, title: str, kind: Kind, lines: Sequence[Line], note: str = ""
+    run: RunReport, name: str, title: str, kind: Kind, lines: Sequence[Curve], note: str = ""
 ) -> plots.Picture | None:
     lines = [one for one in lines if any(not math.isnan(value) for value in one.values)]
     if not lines:
@@ -107,7 +107,7 @@ def _picture(
     return plots.Picture(title, svg, alt, columns(title, "Seconds", spans, data), note)
 
 
-def _draw(axes: plots.Panel, one: Line, factor: float, run: RunReport) -> None:
+def _draw(axes: plots.Panel, one: Curve, factor: float, run: RunReport) -> None:
     values = np.array(one.values) * factor
     if one.steps and len(values) <= 40:
         edges = np.append(one.times, run.seconds)
@@ -128,12 +128,12 @@ def _shade(axes: plots.Panel, run: RunReport) -> None:
             axes.axvspan(left, right, color=plots.LINE, alpha=0.45, linewidth=0, zorder=0)
 
 
-def _range(one: Line, factor: float, unit: str) -> str:
+def _range(one: Curve, factor: float, unit: str) -> str:
     known = [value * factor for value in one.values if not math.isnan(value)]
     return f"from {min(known):.3g} to {max(known):.3g} {unit}".rstrip()
 
 
-def _thinned(one: Line, ends: np.ndarray) -> list[float]:
+def _thinned(one: Curve, ends: np.ndarray) -> list[float]:
     places = np.clip(np.searchsorted(ends, one.times, "right") - 1, 0, len(ends) - 2)
     values = np.array(one.values)
     found = []

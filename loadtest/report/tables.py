@@ -14,7 +14,7 @@ from loadtest.quantities import (
     DISTRIBUTIONS,
     MEASURES,
     PERCENTILES,
-    Unit,
+    Scale,
     number,
     statistic_name,
     unit_for,
@@ -50,7 +50,10 @@ _HARNESS = ("cpu_share", "lag_max_s", "lateness_p50", "lateness_p99", "lateness_
 
 
 def columns(
-    caption: str, label: str, names: Sequence[str], data: Sequence[tuple[str, Unit, list[float]]]
+    caption: str,
+    label: str,
+    names: Sequence[str],
+    data: Sequence[tuple[str, Scale, list[float]]],
 ) -> Table:
     """Build a table from columns of numbers: each with its label, unit and one value per name."""
     head = [label, *(unit.head(title) for title, unit, _ in data)]
@@ -78,7 +81,7 @@ def latency_table(run: RunReport) -> Table:
     found = {name: one for name, one in found.items() if one.count}
     unit = unit_for("seconds", [one.p99 for one in found.values()])
     statistics = ("mean", *PERCENTILES, "max")
-    data = [("Count", Unit("", 1.0), [float(one.count) for one in found.values()])]
+    data = [("Count", Scale("", 1.0), [float(one.count) for one in found.values()])]
     for statistic in statistics:
         values = [float(getattr(one, statistic)) for one in found.values()]
         data.append((statistic_name(statistic), unit, values))

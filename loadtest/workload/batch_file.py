@@ -20,7 +20,7 @@ _TIMEOUT_S = 60.0
 _UNDER_WAY = {"validating", "in_progress", "finalizing", "cancelling"}
 
 
-class Output(msgspec.Struct):
+class BatchOutput(msgspec.Struct):
     """Totals over the lines of output files."""
 
     lines: int = 0
@@ -109,7 +109,7 @@ class BatchClient:
     def delete(self, file_id: str) -> None:
         self._ask("DELETE", f"/v1/files/{file_id}")
 
-    def read(self, file_id: str, output: Output) -> None:
+    def read(self, file_id: str, output: BatchOutput) -> None:
         """Add up the lines of an output or error file, as they come."""
         decode = msgspec.json.Decoder(_Line).decode
         path = f"/v1/files/{file_id}/content"
@@ -140,7 +140,7 @@ class BatchClient:
         return found
 
 
-def _count(raw: bytes, line: _Line, output: Output) -> None:
+def _count(raw: bytes, line: _Line, output: BatchOutput) -> None:
     if line.response is None or line.response.status_code != 200:
         output.failed += 1
         output.first_error = output.first_error or raw.decode(errors="replace")[:300]

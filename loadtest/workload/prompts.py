@@ -32,7 +32,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     n: _Length | None = None
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class WorkloadPrompt(msgspec.Struct, frozen=True):
     """One prompt of the file. Fields that it lacks are None."""
 
     fields: dict[str, Any]
@@ -58,7 +58,7 @@ class Prompts:
         self._pass = -1
         self._order: NDArray[np.intp] = np.arange(0)
 
-    def of(self, index: int) -> Prompt:
+    def of(self, index: int) -> WorkloadPrompt:
         """Return the prompt of one request."""
         which, place = divmod(index, len(self._prompts))
         if which != self._pass:
@@ -67,7 +67,7 @@ class Prompts:
         return self._prompts[int(self._order[place])]
 
 
-def _checked(path: Path, number: int, line: _Line, api: str, words: Words | None) -> Prompt:
+def _checked(path: Path, number: int, line: _Line, api: str, words: Words | None) -> WorkloadPrompt:
     prompt, messages, is_chat = line.prompt, line.messages, api == "chat"
     if is_chat and isinstance(prompt, str) and messages is None:
         prompt, messages = None, [{"role": "user", "content": prompt}]
@@ -82,4 +82,4 @@ def _checked(path: Path, number: int, line: _Line, api: str, words: Words | None
         num_tokens = sum(words.count(str(text), special=not is_chat) for text in texts)
     else:
         num_tokens = -1
-    return Prompt(fields, num_tokens, line.max_tokens, line.n)
+    return WorkloadPrompt(fields, num_tokens, line.max_tokens, line.n)

@@ -26,14 +26,14 @@ _RETRY_S = 1.0
 
 
 @dataclass
-class Counts:
+class ResultCounts:
     """Numbers of a job's lines by outcome, and the tokens they used."""
 
     completed: int = 0
     failed: int = 0
     usage: LineUsage = NO_USAGE
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: ResultCounts) -> None:
         self.completed += other.completed
         self.failed += other.failed
         self.usage = LineUsage(*map(sum, zip(self.usage, other.usage, strict=True)))
@@ -63,7 +63,7 @@ class ResultFiles:
         """`fsync_s` is how long results may wait to be written together, in seconds."""
         self.output = output
         self.errors = errors
-        self.counts = Counts()
+        self.counts = ResultCounts()
         self.done = LineSet()
         """Lines that earlier runs have written."""
         self.codes: set[str] = set()
@@ -71,7 +71,7 @@ class ResultFiles:
         self.trouble = ""
         """Why the disk cannot be written; empty while it can."""
         self._fsync_s = fsync_s
-        self._fresh = Counts()  # of what was put and is not counted
+        self._fresh = ResultCounts()  # of what was put and is not counted
         self._has_work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -95,13 +95,13 @@ class ResultFiles:
             return False
         self.done.add(found.number)
         self.codes.add(found.code)
-        self.counts.add(Counts(not is_failed, is_failed, found.usage))
+        self.counts.add(ResultCounts(not is_failed, is_failed, found.usage))
         return True
 
     def put(self, result: LineResult) -> None:
         """Take a result, to be written soon."""
         (self.errors if result.is_failed else self.output).put(result.record)
-        self._fresh.add(Counts(not result.is_failed, result.is_failed, result.usage))
+        self._fresh.add(ResultCounts(not result.is_failed, result.is_failed, result.usage))
         self._is_synced.clear()
         self._has_work.set()
         if self.num_pending_bytes > _HURRY_BYTES:
@@ -134,7 +134,7 @@ class ResultFiles:
                 await _wait(self._hurry, self._fsync_s)
             self._hurry.clear()
             self._has_work.clear()
-            taken, self._fresh = self._fresh, Counts()
+            taken, self._fresh = self._fresh, ResultCounts()
             try:
                 await asyncio.to_thread(self._sync)
             except OSError as error:

@@ -23,7 +23,7 @@ from msgspec import Raw
 from engine.errors import UNDECODABLE, ConfigError
 from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
 from server.commands.batch_parquet import count_rows, read_rows
-from server.commands.compression import CHUNK, Damaged, codec_of, decompressed
+from server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
 from server.storage.records import LineError
 
 STANDARD = Path("-")
@@ -129,7 +129,7 @@ def _readable(path: Path, lines: Iterator[list[RawLine]]) -> Iterator[list[RawLi
         yield from lines
     except OSError as error:
         raise ConfigError(f"input = {path}: {error.strerror or error}") from None
-    except Damaged as error:
+    except DamagedArchive as error:
         raise ConfigError(f"input = {path}: {error}") from None
 
 
@@ -162,6 +162,6 @@ def _count(path: Path) -> int | None:
         for chunk in _plain(path, _raw_chunks(path)):
             count += chunk.count(b"\n")
             last = chunk[-1:]
-    except (OSError, Damaged):  # whoever reads the lines says so
+    except (OSError, DamagedArchive):  # whoever reads the lines says so
         return None
     return count + (last != b"\n")

@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from server.batch.part_file import PartFile
 from server.commands.compression import (
     Codec,
-    Damaged,
+    DamagedArchive,
     chunks_of,
     codec_of,
     decompressed,
@@ -107,7 +107,7 @@ def beginning(path: Path) -> bytes:
         with path.open("rb") as file:
             chunks = iter([file.read(64 * 1024)])
         data = next(chunks if codec is None else decompressed(chunks, codec), b"")
-    except Damaged as error:
+    except DamagedArchive as error:
         if not error.is_cut:
             raise ConfigError(f"output = {path} is no file of results: {error}") from None
     return data[:512]

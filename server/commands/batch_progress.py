@@ -45,7 +45,7 @@ class Level(NamedTuple):
         return max(self.tokens, round(self.ended / self.done * total))
 
 
-class Meter:
+class BatchMeter:
     """Rates of the last seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class Meter:
 
 async def show_progress(level: Callable[[], Level], total: Callable[[], int | None]) -> None:
     """Show progress until cancelled."""
-    meter = Meter()
+    meter = BatchMeter()
     meter.describe(level(), None)  # what rates are taken from
     if not sys.stderr.isatty():
         while True:

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import UNDECODABLE, ConfigError
 from server.batch.lines import LineResult, RawLine, kept, record_id
 from server.batch.part_file import PartFile
-from server.batch.result_files import Counts, ResultFiles
+from server.batch.result_files import ResultCounts, ResultFiles
 from server.commands import batch_input
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_output import beginning
@@ -143,7 +143,7 @@ class BatchResults(ResultFiles):
         is_failed = line.response is None or line.response.status_code != 200
         self.done.add(found.number)
         self._last_done = max(self._last_done, found.number)
-        self.counts.add(Counts(not is_failed, is_failed, found.usage))
+        self.counts.add(ResultCounts(not is_failed, is_failed, found.usage))
         if len(self._names) < _REMEMBERED and line.custom_id is not None:
             self._names[found.number] = _checksum(line.custom_id)
         return True

@@ -27,7 +27,7 @@ class Codec(NamedTuple):
     """Bytes that may follow a frame and carry no data."""
 
 
-class Damaged(Exception):
+class DamagedArchive(Exception):
     """The file ends inside a frame, or does not consist of frames."""
 
     def __init__(self, message: str, is_cut: bool = False) -> None:
@@ -68,7 +68,7 @@ def whole_size(file: int, codec: Codec) -> int:
     try:
         for _, end in _frames(chunks_of(file), codec):
             size = size if end is None else end
-    except Damaged:
+    except DamagedArchive:
         pass  # behind the last whole frame
     return size
 
@@ -97,11 +97,11 @@ def _frames(chunks: Iterable[bytes], codec: Codec) -> Iterator[tuple[bytes, int 
             try:
                 data = reader.decompress(rest)
             except (zlib.error, zstandard.ZstdError) as error:
-                raise Damaged(str(error)) from None
+                raise DamagedArchive(str(error)) from None
             if not reader.eof:
                 yield data, None
                 break
             rest, reader = reader.unused_data, None
             yield data, read - len(rest)
     if reader is not None:
-        raise Damaged("it ends in the middle", is_cut=True)
+        raise DamagedArchive("it ends in the middle", is_cut=True)

@@ -22,7 +22,7 @@ from engine.errors import (
 )
 from server import errors
 from server.config import ServerConfig
-from server.http.body_limits import Body, BodyLimits, is_upload
+from server.http.body_limits import BodyLimits, CountedBody, is_upload
 from server.http.cors import Origins, is_loopback
 from server.http.draining import READING, Draining
 from server.http.keys import ApiKey, Keys
@@ -87,7 +87,7 @@ class Auth:
             is_begun = True
             await send(message)
 
-        body = Body(self.intake, receive, is_upload(scope))
+        body = CountedBody(self.intake, receive, is_upload(scope))
         try:
             self._admit(scope)
             await self._app(scope, body, watched_send)

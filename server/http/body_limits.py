@@ -71,7 +71,7 @@ class BodyLimits:
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
 
 
-class Body:
+class CountedBody:
     """The `receive` of one request, with limits on size and time; it must be closed in the end."""
 
     def __init__(self, limits: BodyLimits, receive: Receive, is_upload: bool = False) -> None:

@@ -14,7 +14,7 @@ from server.http.limits import Account
 
 
 @dataclass
-class Entry:
+class LogEntry:
     """Facts about one request."""
 
     request_id: str
@@ -30,7 +30,7 @@ class Entry:
     broken_off: int = 0
     """The status of the error that ended a reply already begun; 0 without one."""
 
-    def take_over(self, other: Entry) -> None:
+    def take_over(self, other: LogEntry) -> None:
         """Take over the completion of another request, whose reply answers this one."""
         self.completion_id = other.completion_id
         self.prompt_tokens, self.completion_tokens = other.prompt_tokens, other.completion_tokens
@@ -52,7 +52,7 @@ class Entry:
         }
 
 
-CURRENT: ContextVar[Entry] = ContextVar("request")
+CURRENT: ContextVar[LogEntry] = ContextVar("request")
 """The entry of the request being answered."""
 
 

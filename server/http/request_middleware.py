@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import errors, metrics
-from server.http.request_log import CURRENT, Entry
+from server.http.request_log import CURRENT, LogEntry
 from server.http.traces import Tracer
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        entry = Entry(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
+        entry = LogEntry(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
         CURRENT.set(entry)
         started = time.monotonic()
         started_ns = time.time_ns()
@@ -96,7 +96,7 @@ class RequestMiddleware:
                 self._tracer.record(scope, route, status, started_ns, entry)
 
 
-def _record(route: str, method: str, status: int, seconds: float, entry: Entry) -> None:
+def _record(route: str, method: str, status: int, seconds: float, entry: LogEntry) -> None:
     metrics.HTTP_REQUESTS.labels(route, method, str(status)).inc()
     metrics.HTTP_SECONDS.labels(route, method).observe(seconds)
     level = logging.DEBUG if route in _PROBES else logging.INFO

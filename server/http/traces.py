@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from engine.errors import ConfigError
-from server.http.request_log import Entry
+from server.http.request_log import LogEntry
 
 _INVALID_STATUS = 500
 
@@ -45,7 +45,9 @@ class Tracer:
         self._server_kind = api.SpanKind.SERVER
         self._failed = api.Status(api.StatusCode.ERROR)
 
-    def record(self, scope: Scope, route: str, status: int, started_ns: int, entry: Entry) -> None:
+    def record(
+        self, scope: Scope, route: str, status: int, started_ns: int, entry: LogEntry
+    ) -> None:
         """Record the span of a request that ends now and began at `started_ns`, Unix time."""
         parent = self._parents.extract(dict(Headers(scope=scope)))
         span = self._tracer.start_span(

@@ -22,7 +22,7 @@ from engine.messages import Done, Running
 from server.config import ServerConfig
 from server.http.bodies import json_reply, read_body
 from server.http.responses import WhileConnected
-from server.schema.openapi import Body, Operation
+from server.schema.openapi import BodySchema, Operation
 from server.schema.validation import Fields, checked, given_fields, require, show
 from server.text.tokenizer_files import chat_template, special_tokens
 
@@ -93,7 +93,7 @@ OPERATIONS = (
         method="POST",
         path="/v1/admin/weights",
         summary="Go on with other weights of the same architecture.",
-        body=Body(kind=WeightsRequest),
+        body=BodySchema(kind=WeightsRequest),
         reply=WeightsReply,
         errors=(403, 404, 409),
     ),

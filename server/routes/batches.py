@@ -26,7 +26,7 @@ from server.generation.request_owner import of_current_request
 from server.http.bodies import json_reply, read_body
 from server.routes import batch_replies as replies
 from server.routes.files import Anchor, Seconds
-from server.schema.openapi import Body, Operation
+from server.schema.openapi import BodySchema, Operation
 from server.schema.sampling_fields import (
     MAX_METADATA,
     MAX_METADATA_KEY,
@@ -109,7 +109,7 @@ OPERATIONS = (
         method="POST",
         path="/v1/batches",
         summary="Start a batch of the requests in a file.",
-        body=Body(kind=BatchRequest),
+        body=BodySchema(kind=BatchRequest),
         reply=replies.Batch,
         errors=(404, 507),
     ),

@@ -32,7 +32,7 @@ from server.schema.chat_response import (
 )
 from server.schema.completion_response import Counted, Samples
 from server.schema.conversation import Conversation
-from server.schema.openapi import Body, Operation
+from server.schema.openapi import BodySchema, Operation
 from server.text.chat_template import ChatTemplate
 from server.text.logprobs import scored
 from server.text.sample import Delta
@@ -43,7 +43,7 @@ OPERATIONS = (
         method="POST",
         path="/v1/chat/completions",
         summary="The next message of a chat, whole or as a stream.",
-        body=Body(kind=ChatRequest, forms={"messages": MESSAGES_FORMS}, neutral=CHAT_NEUTRAL),
+        body=BodySchema(kind=ChatRequest, forms={"messages": MESSAGES_FORMS}, neutral=CHAT_NEUTRAL),
         reply=ChatCompletion,
         events=ChatChunk,
         parts=(ChatChoice, ChunkChoice, Samples, Counted),

@@ -29,7 +29,7 @@ from server.schema.completion_response import (
     PromptLogprob,
     Samples,
 )
-from server.schema.openapi import Body, Operation
+from server.schema.openapi import BodySchema, Operation
 from server.schema.sampling_fields import NEUTRAL
 from server.text import packed
 from server.text.logprobs import of_delta
@@ -41,7 +41,7 @@ OPERATIONS = (
         method="POST",
         path="/v1/completions",
         summary="Completions of one or many prompts, whole or as a stream.",
-        body=Body(
+        body=BodySchema(
             kind=CompletionRequest,
             forms={"prompt": PROMPT_FORMS},
             neutral=NEUTRAL,

@@ -23,7 +23,7 @@ from server.routes.chat import render
 from server.routes.models import Models
 from server.schema.chat_request import MESSAGES_FORMS
 from server.schema.conversation import Conversation, Message, messages_of
-from server.schema.openapi import Body, Operation
+from server.schema.openapi import BodySchema, Operation
 from server.schema.sampling_fields import TokenId
 from server.schema.validation import Fields, checked, given_fields, require
 from server.text.chat_template import ChatTemplate
@@ -115,7 +115,7 @@ OPERATIONS = (
             method="POST",
             path=f"{root}/tokenize",
             summary="The token ids of a text, of each of several, or of a chat.",
-            body=Body(
+            body=BodySchema(
                 kind=TokenizeRequest,
                 forms={"messages": MESSAGES_FORMS},
             ),
@@ -129,7 +129,7 @@ OPERATIONS = (
             method="POST",
             path=f"{root}/detokenize",
             summary="The text of token ids.",
-            body=Body(kind=DetokenizeRequest),
+            body=BodySchema(kind=DetokenizeRequest),
             reply=Detokenized,
             errors=(404,),
         )

@@ -21,8 +21,9 @@ _ASKING = {"partial", "prefix"}
 """Keys that ask other servers to continue a message."""
 
 
-class _TextPart(msgspec.Struct, frozen=True, tag="text"):
+class _TextPart(msgspec.Struct, frozen=True):
     text: str
+    type: Literal["text"] = "text"
 
 
 class _Function(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ _EVERYWHERE = (401, 429, 500, 503)
 _HAVE_RETRY = (429, 503)
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
+class BodySchema(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON request body, read as `server.schema.validation` does: null is the same as absent."""
 
     kind: type[msgspec.Struct]
@@ -69,7 +69,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Struct of the events, if the same route answers with a stream when asked to."""
     parts: tuple[type[msgspec.Struct], ...] = ()
     """Further structs that the reply refers to."""
-    body: Body | None = None
+    body: BodySchema | None = None
     parameters: Mapping[str, str] = {}
     """Meaning of each parameter in the path."""
     queries: Mapping[str, str] = {}
@@ -238,7 +238,7 @@ def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
         yield from _structs(part)
 
 
-def _request(body: Body) -> dict[str, Schema]:
+def _request(body: BodySchema) -> dict[str, Schema]:
     """The schema of a body, and those of what is in it."""
     hints = get_type_hints(body.kind, include_extras=True)
     meanings = field_docs(body.kind)

@@ -63,7 +63,7 @@ P = ParamSpec("P")
 Work = Callable[Concatenate[sqlite3.Connection, P], T]
 
 
-class Damaged(Exception):
+class DamagedDatabase(Exception):
     """The open database is not one of ours, or is damaged; also raised by code that reads it."""
 
 
@@ -108,12 +108,12 @@ class Database:
         with self._lock, translated(self._folder):
             try:
                 return self._attempt(work, is_writing)
-            except Damaged as damaged:
+            except DamagedDatabase as damaged:
                 log.error("%s is damaged (%s): making it anew", self.path(self._number), damaged)
                 self._make_next(self._number)
             try:
                 return self._attempt(work, is_writing)
-            except Damaged as damaged:  # the disk itself cannot be relied on
+            except DamagedDatabase as damaged:  # the disk itself cannot be relied on
                 raise StoreError(
                     f"the database in {self._folder} is damaged again: {damaged}; check the disk"
                 ) from None
@@ -141,10 +141,10 @@ class Database:
                 raise
             return result
         except UnicodeDecodeError as error:
-            raise Damaged(f"text in it is none: {error}") from None
+            raise DamagedDatabase(f"text in it is none: {error}") from None
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_CODES:
-                raise Damaged(str(error)) from None
+                raise DamagedDatabase(str(error)) from None
             raise
 
     def _opened(self) -> sqlite3.Connection:
@@ -164,12 +164,12 @@ class Database:
                     "a newer one has made it; use that, or another data_dir"
                 )
             if version < VERSION:
-                raise Damaged("it has no tables of ours")
+                raise DamagedDatabase("it has no tables of ours")
             if _tables(connection) != _own_tables():
-                raise Damaged("its tables are not as they were made")
+                raise DamagedDatabase("its tables are not as they were made")
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
-                raise Damaged(found)
+                raise DamagedDatabase(found)
         except BaseException:
             connection.close()
             raise

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.errors import UNDECODABLE
-from server.storage.database import Damaged
+from server.storage.database import DamagedDatabase
 from server.storage.records import RUNNABLE, BatchRecord, FileRecord
 
 Record = TypeVar("Record", FileRecord, BatchRecord)
@@ -154,4 +154,4 @@ def _decoded(data: bytes, kind: type[Record]) -> Record:
     try:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
-        raise Damaged(f"a record is none: {error}") from None
+        raise DamagedDatabase(f"a record is none: {error}") from None

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from engine.messages import Output
-from engine.steps.token_deltas import Entry
+from engine.steps.token_deltas import CompletionTokens
 from server.schema.completion_response import Packed
 from server.text.sample import Delta
 
@@ -34,7 +34,7 @@ class PackedSample:
         self._stop_token_ids = stop_token_ids
         self.finished = False
 
-    def feed(self, output: Entry | Output) -> Delta:
+    def feed(self, output: CompletionTokens | Output) -> Delta:
         """Take what the engine sent, in order."""
         stop_reason: str | int | None = None
         if output.finish_reason == "stop":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.messages import FinishReason, Output
-from engine.steps.token_deltas import Entry
+from engine.steps.token_deltas import CompletionTokens
 from server.text.byte_table import BROKEN
 from server.text.text import Text
 
@@ -143,7 +143,7 @@ class Sample:
         self._held = b""
         self.finished = False
 
-    def feed(self, output: Entry | Output) -> Delta:
+    def feed(self, output: CompletionTokens | Output) -> Delta:
         """Take what the engine sent, in order. A stop string ends the completion early."""
         token_ids = spoken = output.token_ids
         finish_reason = output.finish_reason

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.analysis.summarize import summarize
-from loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, Recording, Sample
+from loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, MetricSample, Recording
 from loadtest.report.report_files import Run
 from loadtest.scenario import Scenario
 
@@ -79,7 +79,7 @@ def recorded(
 
 def _sample(
     time: float, requests: np.ndarray, received: np.ndarray, slots: int, names: tuple[str, ...]
-) -> Sample:
+) -> MetricSample:
     there = int(((requests["sent"] <= time) & (requests["ended"] > time)).sum())
     numbers = (
         float(min(there, slots)),
@@ -87,7 +87,7 @@ def _sample(
         float(np.searchsorted(received, time)),
         32.0 * int((requests["sent"] <= time).sum()),
     )
-    return Sample(float(time), dict(zip(names, numbers, strict=True)))
+    return MetricSample(float(time), dict(zip(names, numbers, strict=True)))
 
 
 def run_of(*warnings: str, name: str | None = None, **settings: Any) -> Run:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from bench.peers.programs.timing import Prompts, measure, read_task
 from engine import Engine, SamplingParams
-from engine.python.offline import Progress
+from engine.python.offline import GenerateProgress
 
 task = read_task()
 slots = max(task["concurrency"])
@@ -26,7 +26,7 @@ with Engine(task["model"], dtype=task["dtype"], num_slots=slots, max_waiting=2 *
             )
             most = 0
 
-            def look(progress: Progress) -> None:
+            def look(progress: GenerateProgress) -> None:
                 nonlocal most
                 most = max(most, progress.running)
 

@@ -16,7 +16,7 @@ import pytest
 from engine.errors import ConfigError, SRMError
 from loadtest.client.os_limits import allow_files
 from loadtest.client.target import resolve
-from loadtest.client.workers import Progress, run
+from loadtest.client.workers import RunProgress, run
 from loadtest.recording import ERRORS, Recording
 from loadtest.scenario import Scenario
 from server.routes.service import VERSION
@@ -104,9 +104,9 @@ def test_a_synchronous_run_has_one_request_at_a_time() -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 async def test_a_stopped_run_keeps_what_it_has_and_tells_errors_meanwhile(answers: bool) -> None:
-    stop, told = asyncio.Event(), list[Progress]()
+    stop, told = asyncio.Event(), list[RunProgress]()
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: RunProgress) -> None:
         told.append(progress)
         if progress.failed or not answers:
             stop.set()
@@ -142,7 +142,7 @@ async def test_a_cancelled_run_leaves_no_process() -> None:
 async def test_a_process_that_dies_ends_the_run() -> None:
     before = set(psutil.Process().children())
 
-    def on_progress(_: Progress) -> None:
+    def on_progress(_: RunProgress) -> None:
         one, *_rest = set(psutil.Process().children()) - before
         os.kill(one.pid, signal.SIGKILL)
 

@@ -23,7 +23,7 @@ from engine.errors import (
 )
 from engine.messages import SamplingParams
 from engine.process.engine import Engine as SteppedEngine
-from engine.python.offline import Engine, Progress
+from engine.python.offline import Engine, GenerateProgress
 from engine.python.request_output import Completion
 from server.text.text import Text
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
@@ -133,7 +133,7 @@ def test_a_stop_token_is_among_the_ids_and_not_in_the_text(llm: Engine) -> None:
 
 
 def test_progress_ends_with_everything(llm: Engine) -> None:
-    said: list[Progress] = []
+    said: list[GenerateProgress] = []
     params = SamplingParams(n=20, max_tokens=6)
     found = llm.generate(["the cat", "a"], params, on_progress=said.append)
     num_tokens = sum(len(one.token_ids) for each in found for one in each.completions)
@@ -228,7 +228,7 @@ def interruptible() -> Iterator[None]:
 def test_an_interrupt_waits_for_the_step_and_the_engine_stays_whole(llm: Engine) -> None:
     steps = 0
 
-    def interrupt(_progress: Progress) -> None:
+    def interrupt(_progress: GenerateProgress) -> None:
         nonlocal steps
         steps += 1
         if steps == 3:

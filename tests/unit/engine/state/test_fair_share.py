@@ -10,7 +10,7 @@ import pytest
 from engine.messages import Request
 from engine.scheduler.accept import accept
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.wait_queues import Line, ShareLine
+from engine.scheduler.wait_queues import ShareLine, WaitQueue
 from engine.state.fair_share import FairShare, FairShares
 from engine.state.sequence import SequenceGroup
 from engine.steps.batch import SlotStates
@@ -133,7 +133,7 @@ def test_of_those_who_wait_no_more_are_looked_at_than_are_wanted() -> None:
 
 
 def test_a_line_serves_by_priority_and_then_by_arrival() -> None:
-    line = Line()
+    line = WaitQueue()
     groups = [
         accept(request_of(str(i), priority=priority), TINY, i)
         for i, priority in enumerate([0, 5, 0, -1, 5])

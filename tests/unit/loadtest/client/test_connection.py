@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client.connection import Connection
+from loadtest.client.connection import ClientConnection
 from tests.loads.raw_server import END, HEAD, chunk, whole
 
 
@@ -35,22 +35,24 @@ class Told:
         self.status = 0
         self.is_reusable = False
 
-    def body(self, connection: Connection, data: bytes, now: float) -> None:
+    def body(self, connection: ClientConnection, data: bytes, now: float) -> None:
         self.data += data
 
-    def whole(self, connection: Connection, now: float) -> None:
+    def whole(self, connection: ClientConnection, now: float) -> None:
         self.ends.append("whole")
         self.status = connection.status
         self.is_reusable = connection.is_reusable
 
-    def broken(self, connection: Connection, kind: str, message: str, now: float) -> None:
+    def broken(self, connection: ClientConnection, kind: str, message: str, now: float) -> None:
         self.ends.append(kind)
         self.status = connection.status
         self.is_reusable = connection.is_reusable
 
 
-def exchange(*parts: bytes, closed: bool | Exception = False) -> tuple[Told, Pipe, Connection]:
-    connection, pipe, told = Connection(lambda _: None), Pipe(), Told()
+def exchange(
+    *parts: bytes, closed: bool | Exception = False
+) -> tuple[Told, Pipe, ClientConnection]:
+    connection, pipe, told = ClientConnection(lambda _: None), Pipe(), Told()
     connection.connection_made(pipe)
     connection.send(b"request", told)
     for part in parts:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtest.client.event_stream import EventStream
+from loadtest.client.event_stream import EventParser
 
 LINES = st.one_of(
     st.sampled_from(
@@ -60,7 +60,7 @@ def brute_force(data: bytes) -> list[bytes]:
 def test_events_are_those_of_the_standard_however_the_bytes_are_split(
     data: bytes, cuts: list[int]
 ) -> None:
-    events = EventStream()
+    events = EventParser()
     found = [event for part in split(data, cuts) for event in events.feed(part)]
     assert found + events.finish() == brute_force(data)
 
@@ -68,7 +68,7 @@ def test_events_are_those_of_the_standard_however_the_bytes_are_split(
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
 def test_a_long_event_in_many_pieces(sizes: list[int]) -> None:
     body = b"x" * 200
-    events = EventStream()
+    events = EventParser()
     found = []
     data = b"data: " + body + b"\n\n"
     place = 0
@@ -80,7 +80,7 @@ def test_a_long_event_in_many_pieces(sizes: list[int]) -> None:
 
 
 def test_an_event_is_told_as_soon_as_it_is_whole() -> None:
-    events = EventStream()
+    events = EventParser()
     assert events.feed(b"data: a\n") == []
     assert events.feed(b"\nda") == [b"a"]
     assert events.feed(b"ta: b\r\n\r") == [b"b"]
@@ -89,6 +89,6 @@ def test_an_event_is_told_as_soon_as_it_is_whole() -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_an_event_named_error_is_noticed(end: bytes) -> None:
-    events = EventStream()
+    events = EventParser()
     events.feed(b"event: error" + end + b"data: {}" + end + end)
     assert events.named_error

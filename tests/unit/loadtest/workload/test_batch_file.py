@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import ConfigError
 from loadtest.workload import batch_file
-from loadtest.workload.batch_file import BatchClient, Output, write_lines
+from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 
 ANSWERED = {
     "response": {
@@ -52,7 +52,7 @@ def test_lines_are_those_that_the_files_api_wants(tmp_path: Path) -> None:
 def test_lines_are_added_up(end: bytes) -> None:
     lines = [ANSWERED, REFUSED, ANSWERED, EXPIRED, UNCOUNTED]
     content = b"\n".join(msgspec.json.encode(line) for line in lines) + end
-    output = Output()
+    output = BatchOutput()
     with client(content) as server:
         server.read("f", output)
     assert (output.lines, output.failed, output.without_usage) == (3, 2, 1)
@@ -63,9 +63,9 @@ def test_lines_are_added_up(end: bytes) -> None:
 
 def test_what_is_no_output_file_is_an_error() -> None:
     with client(b"<html>\n") as server, pytest.raises(ConfigError, match="http://a"):
-        server.read("f", Output())
+        server.read("f", BatchOutput())
     with client(b"gone", 404) as server, pytest.raises(ConfigError, match="404"):
-        server.read("f", Output())
+        server.read("f", BatchOutput())
 
 
 def test_a_server_without_files_or_none_at_all_is_named(tmp_path: Path) -> None:

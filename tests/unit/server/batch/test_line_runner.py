@@ -24,7 +24,7 @@ from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
 from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
 from server.batch.part_file import PartFile
-from server.batch.result_files import Counts, LineSet, ResultFiles
+from server.batch.result_files import LineSet, ResultCounts, ResultFiles
 from server.generation.request_owner import RequestOwner
 
 JOB = "batch_ab"
@@ -217,7 +217,7 @@ async def test_what_is_ended_is_told_of_every_line_that_is_left(tmp_path: Path) 
     again = ResultFiles(PartFile(job.output), PartFile(job.errors), 0)
     again.recover()
     assert again.codes == {"", "batch_cancelled"}
-    assert again.counts == Counts(20, 80)
+    assert again.counts == ResultCounts(20, 80)
     again.close()
 
 
@@ -285,7 +285,7 @@ async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
     while metrics.BATCH_JOURNAL_ERRORS._value.get() < failures + 3 or job.model.flying:
         await asyncio.sleep(0.01)
     assert job.results.trouble == "No space left on device"
-    assert job.results.counts == Counts()  # nothing counts before it is on the disk
+    assert job.results.counts == ResultCounts()  # nothing counts before it is on the disk
     assert len(job.model.asked) < 50  # what waits in memory is bounded
     is_full = False
     await task

@@ -20,9 +20,9 @@ from server.batch.lines import BatchLine
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import open_input, parse
 from server.commands.batch_output import FrameFile, StreamPart, open_part
-from server.commands.batch_progress import Level, Meter
+from server.commands.batch_progress import BatchMeter, Level
 from server.commands.batch_results import BatchResults, job_name
-from server.commands.compression import CHUNK, CODECS, Damaged, decompressed, whole_size
+from server.commands.compression import CHUNK, CODECS, DamagedArchive, decompressed, whole_size
 
 JOB = "batch_0123456789abcdef"
 
@@ -198,9 +198,9 @@ def test_frames_are_read_however_they_are_cut_into_chunks(suffix: str, tmp_path:
     for size in (1, 7, 1000, CHUNK):
         chunks = [data[at : at + size] for at in range(0, len(data), size)]
         assert b"".join(decompressed(chunks, codec)) == b"".join(parts)
-    with pytest.raises(Damaged, match="ends in the middle"):
+    with pytest.raises(DamagedArchive, match="ends in the middle"):
         b"".join(decompressed([data[:-1]], codec))
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedArchive):
         b"".join(decompressed([data, b"garbage!"], codec))
     path = tmp_path / f"frames{suffix}"
     path.write_bytes(data[:-1])
@@ -271,7 +271,7 @@ def test_a_shard_is_every_kth_line(shard: str) -> None:
 
 def test_rates_are_those_of_the_last_seconds() -> None:
     now = 0.0
-    meter = Meter(lambda: now)
+    meter = BatchMeter(lambda: now)
     said = meter.describe(Level(0, 0, 0, 0), None)
     assert said == "0 lines, 0 tokens, 0 tok/s, 0 sequences running"
     now = 10.0
@@ -286,7 +286,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
 def test_the_time_left_goes_by_tokens_and_not_by_lines_that_have_ended() -> None:
     """Of 1,000 lines of 400 tokens all were half done, 5 had ended: "1 day, 9:26:34 left"."""
     now = 0.0
-    meter = Meter(lambda: now)
+    meter = BatchMeter(lambda: now)
     meter.describe(Level(0, 0, 0, 0), 1_000)
     now = 10.0
     assert "left" not in meter.describe(Level(0, 0, 200_000, 64), 1_000), "no line tells how long"

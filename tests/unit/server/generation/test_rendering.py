@@ -28,7 +28,7 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from engine.steps.token_deltas import Entry, TokenDeltas, merge
+from engine.steps.token_deltas import CompletionTokens, TokenDeltas, merge
 from server.generation.rendering import Choices, Pieces, Template
 from server.generation.stop_strings import StopStringWatch
 from server.schema.completion_response import Choice
@@ -148,7 +148,7 @@ def test_events_add_up_to_the_text(
         assert set(last) == set(json.loads(encode_choice(0, "", None, None)))
 
 
-def fed(sample: Sample, entry: Entry) -> tuple[str, int]:
+def fed(sample: Sample, entry: CompletionTokens) -> tuple[str, int]:
     """Text and tokens that a completion's news are."""
     delta = sample.feed(entry)
     assert delta.logprobs == (-np.frombuffer(delta.token_ids, "<i4").astype("<f4")).tobytes()

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from engine.errors import ConfigError
-from server.http.request_log import Entry
+from server.http.request_log import LogEntry
 from server.http.traces import Tracer
 
 SCOPE = {
@@ -47,9 +47,9 @@ def test_a_request_is_a_span_with_what_is_known_of_it() -> None:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         tracer = Tracer(f"http://127.0.0.1:{server.server_port}/v1/traces", "tiny")
-        entry = Entry("id-1", completion_id="cmpl-1", completion_tokens=8, first_token_s=0.25)
+        entry = LogEntry("id-1", completion_id="cmpl-1", completion_tokens=8, first_token_s=0.25)
         tracer.record(SCOPE, "/v1/completions", 200, time.time_ns(), entry)
-        tracer.record(SCOPE, "other", 503, time.time_ns(), Entry("id-2"))
+        tracer.record(SCOPE, "other", 503, time.time_ns(), LogEntry("id-2"))
         tracer.close()
         server.shutdown()
         serving.join()

@@ -23,7 +23,7 @@ from server.routes.app import OPERATIONS, create_app
 from server.routes.pages import page, spelled
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import Choice, Completion, Usage
-from server.schema.openapi import Body, Operation, document
+from server.schema.openapi import BodySchema, Operation, document
 from server.schema.sampling_fields import NEUTRAL
 from server.text.text import Text
 
@@ -133,7 +133,7 @@ def test_a_new_operation_takes_no_more_than_its_entry() -> None:
         summary="Put it.",
         reply=Thing,
         parameters={"name": "Its name."},
-        body=Body(kind=Thing, neutral={"colour": ("",)}),
+        body=BodySchema(kind=Thing, neutral={"colour": ("",)}),
         errors=(404,),
     )
     whole = document([operation], "t", "1")
