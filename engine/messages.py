@@ -114,9 +114,9 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"
 
 
 class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abandon"):
-    """Nobody waits for the request now, or somebody does again; unknown ids are ignored.
+    """The client has left, or is back; unknown ids are ignored.
 
-    It runs on, unless others wait for its slots: then it ends and is refused, at once.
+    The request runs on until others want its slots: then it is ended with a Refusal.
     """
 
     id: str

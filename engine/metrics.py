@@ -5,8 +5,8 @@ files of that directory, from where any API process answers for all. A restarted
 gauges of the one before it, and the gauges of one that is gone are taken away.
 
 Nothing is observed token by token: `observe` and `observe_counts` take many values at once. Bucket
-bounds hold those of vLLM, whose names `server.metrics` gives to the same numbers, and go on below
-and above them.
+bounds hold those of vLLM, whose names `server.routes.scrape` gives to the same numbers, and go on
+below and above them.
 """
 
 from __future__ import annotations

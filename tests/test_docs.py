@@ -256,7 +256,7 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     assert set(re.findall(r"\bsrm ([a-z]+)(?![\w.])", code)) <= set(COMMANDS)
     flags = {"config", "help", "version"} | {name.replace("_", "-") for name in srm.SETTINGS}
     flags |= set(re.findall(r"--([a-z][a-z-]*)", convert_parser().format_help()))
-    used = re.findall(r"(?:srm|engine\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
+    used = re.findall(r"(?:srm|engine\.device\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
     assert set(used) <= flags
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         linked = path.parent / target if target else path

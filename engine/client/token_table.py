@@ -19,7 +19,7 @@ from engine.steps.batch import F32, I32, I64, Bool
 from engine.steps.token_deltas import NO_NEWS, U8, TokenDeltas
 
 INDEX_BITS = 20
-"""Low bits of a stream number: which of its reader's completions. The others name the reader."""
+"""Bits of a stream number: the low ones are the completion's index, the high ones its reader."""
 MAX_READERS = 2**20
 UNUSED_READERS = 2**16
 """How many other numbers are given out before one is reused: so tokens still on their way to its

@@ -45,11 +45,11 @@ class Durable:
         self._config = config
         self._folder = Path(config.snapshot_dir).expanduser() if config.snapshot_dir else None
         self._file: SnapshotFile | None = None
-        self._has_looked = False  # for the file
-        self._has_written = False  # one that took its place
+        self._has_looked = False  # for an earlier snapshot
+        self._has_written = False  # a newer snapshot
         self._kept: dict[str, tuple[float, list[Record]]] = {}  # by id, with when to drop it
         self._capture: Capture | None = None
-        self._offered = ("", 0)  # the last `progress`: a request, and how many sequences
+        self._offered = ("", 0)  # by the last `progress`: request id, sequences
         self._answers: list[Answer] = []  # to call for the snapshot being taken
         self._asked: list[Answer] = []  # to call for the next one
         self._due = time.monotonic() + config.snapshot_interval_s

@@ -249,9 +249,11 @@ class Engine:
         return [[join(own[index]) for index in sorted(own)] for own in parts]
 
     def _make_room(self) -> list[Output]:
-        """Park sequences that must give up their slots. First completes the step under way, and
-        returns its Outputs, where one is parked, so that the pool holds its state, or was taken
-        over."""
+        """Park sequences that must give up their slots.
+
+        Where any must, or a durable request was taken over, the step under way is completed first,
+        so that the pool holds final states; return its Outputs.
+        """
         outputs = [] if self._is_settled else self.settle()
         self._is_settled = True
         if len(self.scheduler.victims()):

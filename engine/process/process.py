@@ -100,9 +100,9 @@ class EngineProcess:
         self._owner: dict[str, bytes] = {}  # the client of each request
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
-        self._time_out: deque[tuple[float, str]] = deque()  # when, in order of arrival
+        self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
         self._swaps = Swaps(engine, load, config.weights_note)
-        self._deadline: float | None = None  # set: draining, and until when
+        self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
         self._encoder = msgspec.msgpack.Encoder()

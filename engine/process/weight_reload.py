@@ -79,7 +79,7 @@ class Swaps:
     def is_due(self) -> bool:
         """Whether `make` is to be called, now that a step is over.
 
-        Raises an error, and the change is over, for an unusable folder or a note that is not
+        Raises an error, and drops the change, if the folder is unusable or the note cannot be
         written.
         """
         if self._loading is None or not self._loading.done():

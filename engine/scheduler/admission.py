@@ -1,4 +1,4 @@
-"""Admission: who gets the slots that are free, and who is to give some up.
+"""Admission: who gets the slots that are free, and who may have those of others.
 
 Three lines want slots: groups whose prompts are to be prefilled, groups whose samples can start,
 and groups with parked samples. The next slot goes to the highest priority, in it to the share with
@@ -57,7 +57,7 @@ class Admission:
 
     @property
     def room(self) -> int:
-        """Tokens of prompts that can be fed soon, besides those of the prompts begun."""
+        """Tokens of further prompts that the next steps can take."""
         return self.max_tokens - self.prefill.num_tokens
 
     def enter(self, group: SequenceGroup) -> None:
@@ -154,7 +154,7 @@ class Admission:
         return resumed
 
     def count_forks(self, group: SequenceGroup, count: int) -> None:
-        """Note that `count` of its sequences have read the prefix, which may go after the last."""
+        """Note that `count` of its sequences have read the prefix; the last one releases it."""
         group.unforked -= count
         if count and not group.unforked and not group.unstarted:
             self.prefill.release(group)
@@ -261,8 +261,8 @@ class Admission:
             self.parking.line.push(group)
 
     def _portion(self, group: SequenceGroup) -> int:
-        """Free slots that the group may have at once: all, but while others wait only about half of
-        its part, since how many they can use is not known."""
+        """Free slots that the group may have at once: all if nobody else waits, else about half of
+        its part, since nobody knows how many the others can use."""
         free, share = self.table.num_free, group.share
         others = 0
         for line in self._rivals:

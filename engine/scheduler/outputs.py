@@ -41,7 +41,7 @@ def sampled(
     """Make the Outputs of these slots' sequences: their new tokens, or all of them at their end.
 
     Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
-    id, `places` those of `decode_scores`; of the sequences `untold` all so far is still to be sent.
+    id, `places` those of `decode_scores`. Sequences in `untold` get all their tokens.
     """
     sequence_ids, tells_news = table.sequence_id[slots], table.emit[slots] == DELTA
     if untold:

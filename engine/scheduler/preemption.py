@@ -24,7 +24,7 @@ RECORD_BYTES = 128  # about how many bytes a parked sequence takes besides its s
 
 
 def victims(admission: Admission, state_bytes: int) -> I64:
-    """Slots to be given up now, ascending; a state takes so many bytes."""
+    """Slots to be given up now, ascending; `state_bytes` is the size of a slot's state."""
     table, parking = admission.table, admission.parking
     waiting = {one for line in admission.lines for one in line.priorities}
     priorities = sorted(waiting, reverse=True)

@@ -60,7 +60,8 @@ class RoundRobin:
     ) -> I64:
         """Up to `limit` running slots of the priority, from the one whose turn it is on.
 
-        `most` of them run; `its_own` says by place which shares are its own, where others run too.
+        `most` slots of the priority run. `its_own[place]`: whether a share belongs to the priority;
+        None if no other priority runs.
         """
         is_running = table.is_running
         chosen, turn = [], self._next.get(priority, 0)

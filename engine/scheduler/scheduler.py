@@ -1,11 +1,11 @@
 """The scheduler: add, abort, stop, park, schedule, complete.
 
 A sequence is a slot and never grows, so nothing is paged or predicted, and overload is refused at
-the door. A slot in hand is lost to those of higher priority only, or to a share that has next to
-none, and then nothing is: the sequence is parked, and goes on as if it had never stopped. Pure: no
-device, clock, randomness or I/O; the same calls give the same batches. Keeps: every accepted
-sequence gets exactly one terminal Output, unless its request is aborted; no slot that a row writes
-is touched by another row of its batch.
+the door. A slot is taken away only for a higher priority, or for a share that has next to none; the
+sequence is then parked, and goes on as if it had never stopped. Pure: no device, clock, randomness
+or I/O; the same calls give the same batches. Keeps: every accepted sequence gets exactly one
+terminal Output, unless its request is aborted; no slot that a row writes is touched by another row
+of its batch.
 
 A request waits, then prefills its prompt once (all but the last token), then its n sequences start
 as slots fall free, each fed the last prompt token first. The prompt is prefilled into a prefix
@@ -346,9 +346,8 @@ class Scheduler:
     def complete(self, batch: Batch, result: StepResult) -> list[Output]:
         """Record what a step sampled, end and free the sequences it ended; say what it scored.
 
-        A slot freed here may still be written by the step now under way. It can be given out in the
-        schedule after that one at the earliest, steps run in the order launched, and a row at
-        position 0 ignores what a slot holds, as what was parked is written after that step: so it
-        harms nobody.
+        A slot freed here may still be written by the step now under way. That harms nobody: the
+        slot is given out in a later schedule, and steps run in the order launched; a row at
+        position 0 ignores what its slot holds; parked states are written after that step.
         """
         return self._completion.complete(batch, result)

@@ -19,9 +19,9 @@ from engine.steps.batch import I64
 F64 = npt.NDArray[np.float64]
 Turn = tuple[int, int]
 """From the first slot up to but not including the second, past the last slot if need be."""
-MIXED: Turn = (-1, -1)  # turn that stands for slots that are no stretch
+MIXED: Turn = (-1, -1)  # the slots served do not follow each other
 Gap = tuple[float, int]  # seconds between two tokens, and how many rows waited so long
-EACH = math.nan  # time that stands for: the stretch's slots have one each
+EACH = math.nan  # in place of a stretch's time: each of its slots has one of its own
 
 
 class InterTokenLatency:

@@ -1,8 +1,8 @@
 """SlotTable: what the host keeps per slot, as arrays; StopSets: which tokens end a sequence.
 
 A slot is one row of the device's state pool. Here is who owns it and what its next decode row will
-say: that is a function of its position, and nothing else moves from take to free; the rows behind
-these are those of `engine.state.prefixes`. Keeps: a slot is free or owned by exactly one sequence.
+say: between take and free only its position changes, and decides that row. The pool's rows behind
+these belong to `engine.state.prefixes`. Keeps: a slot is free or owned by exactly one sequence.
 """
 
 from __future__ import annotations

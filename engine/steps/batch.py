@@ -86,7 +86,7 @@ class Batch:
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
     edits: Edits = NO_EDITS
-    # Facts about the step that the device does not need; it may end after the next is scheduled.
+    # Facts that the device does not need. The step may end after the next one is scheduled.
     # i64[S]: the decode rows that are a sequence's first.
     starting: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     turn: tuple[int, int] | None = None  # a Turn of inter_token_latency; None: all slots

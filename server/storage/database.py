@@ -205,8 +205,8 @@ class Database:
                 connection.execute("BEGIN")
                 self._fill(connection)
                 connection.execute("COMMIT")
-                connection.execute("PRAGMA journal_mode = WAL")  # and so it stays
-            made.chmod(0o600)  # and so are the files that SQLite puts beside it
+                connection.execute("PRAGMA journal_mode = WAL")  # the file keeps this mode
+            made.chmod(0o600)  # SQLite's files beside it get the same mode
             made.rename(self.path(damaged + 1))
             sync_folder(self._folder)
 
