@@ -129,6 +129,9 @@ def _in_order(parts: Sequence[TokenDeltas]) -> TokenDeltas:
 
 def slices(news: TokenDeltas, size: int) -> Iterator[TokenDeltas]:
     """Yield the same in parts of at most `size` completions."""
+    if 0 < len(news.indices) <= size:
+        yield news
+        return
     for begin in range(0, len(news.indices), size):
         end = min(begin + size, len(news.indices))
         tokens = slice(news.offsets[begin], news.offsets[end])

@@ -156,11 +156,15 @@ class Jobs:
             return True
         if record.is_of(self._config.model_id, self._config.model_name):
             return True
-        is_over = record.status == "cancelling" or self._clock.now() >= record.expires_at
-        if is_over and isinstance(lock := _locked(self._lock_of(record.model_id or "")), int):
+        if self._is_over(record) and isinstance(
+            lock := _locked(self._lock_of(record.model_id or "")), int
+        ):
             self._foreign[record.id] = lock
             return True
         return False
+
+    def _is_over(self, record: BatchRecord) -> bool:
+        return record.status == "cancelling" or self._clock.now() >= record.expires_at
 
     async def _look(self, records: list[BatchRecord]) -> None:
         """Start batches that may start, and give running ones their current records and weights."""
@@ -174,7 +178,10 @@ class Jobs:
             # As many wait as run, so that slots that become free find somebody, and at least half
             # of the queue is left to those who ask over HTTP.
             self._room.resize(status.num_slots + min(status.num_slots, status.max_waiting // 2))
-        if chosen := await self._choose(records):
+            startable = records
+        else:  # nothing runs without an engine, and no start counts that brought none about
+            startable = [record for record in records if self._is_over(record)]
+        if chosen := await self._choose(startable):
             await asyncio.to_thread(self._starts.begin, chosen, unfinished)
             for record in chosen:
                 self._start(record)

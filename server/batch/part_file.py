@@ -52,15 +52,16 @@ class PartFile:
     def recover(self, accepts: Callable[[bytes], bool]) -> int:
         """Pass each line to `accepts`, and cut the file before the first that it rejects or that
         has no newline. Returns how many bytes were cut."""
-        good, rest, at = 0, b"", 0
-        while chunk := os.pread(self._file, _CHUNK, at):
-            at += len(chunk)
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                if not accepts(line):
-                    return self._cut(good)
-                good += len(line) + 1
-        return self._cut(good)
+        with self._lock:  # a job that is cancelled meanwhile closes the file
+            good, rest, at = 0, b"", 0
+            while chunk := os.pread(self._file, _CHUNK, at):
+                at += len(chunk)
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    if not accepts(line):
+                        return self._cut(good)
+                    good += len(line) + 1
+            return self._cut(good)
 
     def put(self, line: bytes) -> None:
         """Take a line, without a newline, to be written by the next `sync`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Set
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -61,20 +62,24 @@ class Starts:
         """Return the ids of those batches that are to run alone, until they get on."""
         for record in records:
             id = record.id
-            if id in self._suspects and self._counts[id].progress != self._progress(record):
+            count = self._counts.get(id)
+            if id in self._suspects and count and count.progress != self._progress(record):
                 self.clear(id)
         return self._suspects & {record.id for record in records}
 
     def is_hopeless(self, id: str) -> bool:
         """Return whether a batch that has begun had all its starts before."""
-        return id in self._suspects and self._counts[id].starts > MAX_TOGETHER + MAX_ALONE
+        count = self._counts.get(id)
+        return (
+            id in self._suspects and count is not None and count.starts > MAX_TOGETHER + MAX_ALONE
+        )
 
     def begin(self, records: Iterable[BatchRecord], unfinished: Set[str]) -> None:
         """Count a start of batches before they run, one for this process; forget the counts of
         batches whose ids are not in `unfinished`."""
         self._suspects.intersection_update(unfinished)
         for id in self._counts.keys() - unfinished:
-            del self._counts[id]
+            self._counts.pop(id, None)
         for record in records:
             if record.id not in self._begun:
                 self._begun.add(record.id)
@@ -86,6 +91,7 @@ class Starts:
     def clear(self, id: str) -> None:
         """Forget the starts of a batch that got on, or ended without ending the process."""
         self._suspects.discard(id)
+        self._begun.discard(id)  # if it is begun again, that counts
         if self._counts.pop(id, None) is not None:
             self._write()
 
@@ -98,8 +104,11 @@ class Starts:
 
     def _progress(self, record: BatchRecord) -> str:
         ids = [id for id in (record.output_file_id, record.error_file_id) if id]
-        paths = [path for id in ids if (path := self._store.path_of(id)).exists()]
-        return f"{record.status} {sum(path.stat().st_size for path in paths)}"
+        size = 0
+        for id in ids:
+            with suppress(OSError):  # not there yet, or unreadable: running it says so
+                size += self._store.path_of(id).stat().st_size
+        return f"{record.status} {size}"
 
     def _write(self) -> None:
         made = self._file.with_suffix(".making")

@@ -23,6 +23,26 @@ _ROWS_WRITTEN = 5_000
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
 class _Response(msgspec.Struct):
     status_code: int
     body: msgspec.Raw
@@ -79,14 +99,18 @@ def read_ids(path: Path) -> Iterator[tuple[str, bool]]:
 def write_results(records: Iterable[bytes], path: Path) -> None:
     """Write a file of results; it is there whole or not at all. Raises OSError."""
     arrow, parquet = _arrow()
-    text, number = arrow.string(), arrow.int64()
     schema = arrow.schema(
-        {
-            **{"id": text, "custom_id": text, "status_code": arrow.int32()},
-            **{"texts": arrow.list_(text), "finish_reasons": arrow.list_(text)},
-            **{"prompt_tokens": number, "completion_tokens": number},
-            **{"response": text, "error": text},
-        }
+        [
+            ("id", arrow.string()),
+            ("custom_id", arrow.string()),
+            ("status_code", arrow.int32()),
+            ("texts", arrow.list_(arrow.string())),
+            ("finish_reasons", arrow.list_(arrow.string())),
+            ("prompt_tokens", arrow.int64()),
+            ("completion_tokens", arrow.int64()),
+            ("response", arrow.string()),
+            ("error", arrow.string()),
+        ]
     )
     unfinished = path.with_name(f"{path.name}.tmp")
     rows = iter(records)
@@ -140,12 +164,12 @@ def _row(record: bytes) -> dict[str, Any]:
     row |= {"status_code": response.status_code, "response": bytes(response.body).decode()}
     if response.status_code != 200:
         return row
-    body = msgspec.json.decode(response.body)
-    usage = body.get("usage") or {}
-    choices = body.get("choices", [])
+    body = msgspec.json.decode(response.body, type=_Body)
+    usage = body.usage or _Usage()
+    texts = [one.text if one.message is None else one.message.content for one in body.choices]
     return row | {
-        "texts": [one.get("message", {}).get("content", one.get("text")) for one in choices],
-        "finish_reasons": [one.get("finish_reason") for one in choices],
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
+        "texts": texts,
+        "finish_reasons": [one.finish_reason for one in body.choices],
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
     }

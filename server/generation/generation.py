@@ -145,7 +145,8 @@ class Generation:
         return request.stream and is_plain and not request.stream_whole
 
     async def deltas(self, client: EngineClient) -> AsyncGenerator[TokenDeltas, None]:
-        """Yield the new tokens of samples, those of at most AT_ONCE at a time; to be iterated once.
+        """Yield the new tokens of samples, of AT_ONCE at most unless the request is plain; to be
+        iterated once.
 
         Without `stream` a sample with stop strings comes whole. Raises what the engine refuses the
         request with; a refusal of any prompt ends them all.
@@ -160,6 +161,13 @@ class Generation:
         with client.open(requests) as stream:
             note_stream(stream)
             self._stream = stream
+            if self.is_plain:  # as little as can be between the engine client and the encoder
+                while stream.unfinished:
+                    await stream.wait()
+                    delivery = stream.take()
+                    self._note(stream, delivery)
+                    yield self._by_sample(delivery.news)
+                return
             source = taken(stream, only_ended=wants_whole(self.request))
             if self._stops is not None:
                 watch = StopStringWatch(self._table, self._stops, len(requests) * stream.n)
@@ -168,9 +176,7 @@ class Generation:
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)
-                    news = self._by_sample(delivery.news)
-                    at_once = max(len(news.indices), 1) if self.is_plain else AT_ONCE
-                    for part in slices(news, at_once):
+                    for part in slices(self._by_sample(delivery.news), AT_ONCE):
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
 

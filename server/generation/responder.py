@@ -6,10 +6,11 @@ metrics. An Encoder encodes it. Knows no fields of requests but those of streams
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from operator import attrgetter
+from operator import itemgetter
 
 from msgspec import UNSET, Raw
 from starlette.responses import Response
@@ -54,13 +55,14 @@ class Responder:
         generation = encoder.generation
         if generation.request.stream:
             raise InvalidRequest("stream must be false here, got true", "stream")
-        choices: list[Delta] = []
+        choices: list[tuple[int, Raw]] = []
         with self._claimed(generation):
             async with aclosing(self._certain(generation)) as parts:
-                async for certain in parts:
-                    choices += certain
-        choices.sort(key=attrgetter("index"))
-        return encoder.reply([encoder.whole(choice, is_event=False) for choice in choices])
+                async for certain in parts:  # encoded part by part, between other requests' turns
+                    choices += [(one.index, encoder.whole(one, is_event=False)) for one in certain]
+                    await asyncio.sleep(0)
+        choices.sort(key=itemgetter(0))
+        return encoder.reply([raw for _, raw in choices])
 
     async def _events(self, encoder: Encoder) -> AsyncGenerator[bytes, None]:
         """Yield the reply as a stream, one or more events at a time.
@@ -108,12 +110,15 @@ class Responder:
         return read_ahead(certain) if generation.request.ends_early else certain
 
     async def _certain(self, generation: Generation) -> AsyncGenerator[list[Delta], None]:
-        """Yield the choices of the reply, whole, as soon as each is certain."""
+        """Yield the choices of the reply, whole, as soon as each is certain, AT_ONCE at a time."""
         async with aclosing(generation.deltas(self._client)) as parts:
             async for news in parts:
-                if certain := await generation.certain(news):
-                    yield certain
-        yield generation.rest()
+                certain = await generation.certain(news)
+                for at in range(0, len(certain), AT_ONCE):
+                    yield certain[at : at + AT_ONCE]
+        rest = generation.rest()
+        for at in range(0, len(rest), AT_ONCE):
+            yield rest[at : at + AT_ONCE]
 
     @contextmanager
     def _claimed(self, generation: Generation) -> Iterator[None]:
@@ -145,8 +150,7 @@ def _encoding(encoder: Encoder) -> Callable[[_News], _Choices]:
 
     def encoded(news: _News) -> _Choices:
         if isinstance(news, list):
-            raw = [encoder.whole(choice, is_event=True) for choice in news]
-            return [], [raw[at : at + AT_ONCE] for at in range(0, len(raw), AT_ONCE)]
+            return [], [[encoder.whole(choice, is_event=True) for choice in news]]
         if rendering is not None:
             choices = [*map(Raw, rendering.render(generation.pass_on(news), is_joined))]
             return [], [choices] if choices else []

@@ -82,11 +82,11 @@ def test_a_stream_that_nobody_reads_stops_its_samples_all_the_same(server: Serve
     stopped = server.metric("srm_engine_sequences_total", "stop")
     until = {"match": "(?s).*", "count": 150}
     # Far more than the connection holds.
-    fields = {"prompt": [5] * 99, "prompt_logprobs": 20, "n": 200, "max_tokens": 8, **WHOLE}
+    fields = {"prompt": [5] * 99, "prompt_logprobs": 20, "n": 900, "max_tokens": 8, **WHOLE}
     with closing(connect(server, ignore_eos=True, until=until, **fields)) as connection:
         wait_until(lambda: server.metric("srm_engine_sequences_total", "stop") > stopped)
         server.wait_until_idle()
-        assert b'"samples":[{"requested":200,"drawn":150,' in read_all(connection)
+        assert b'"samples":[{"requested":900,"drawn":150,' in read_all(connection)
 
 
 def test_counts_and_unique_are_of_all_that_was_drawn(server: Server) -> None:

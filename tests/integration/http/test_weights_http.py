@@ -166,6 +166,7 @@ def test_what_runs_is_waited_for_and_a_second_change_is_refused(
     before = version(swapping)
     with held(folders / "first"), ThreadPoolExecutor() as pool:
         asked = Asked(swapping, n=5)
+        wait_until(lambda: swapping.metric("srm_engine_running_sequences") > 0)
         change = pool.submit(swap, swapping, folders / "first")
         for _ in tries():
             second = swapping.admin.post(WEIGHTS, json={"path": "no folder"})

@@ -8,11 +8,12 @@ import signal
 from multiprocessing import get_context
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from server.batch.starts import MAX_ALONE, MAX_TOGETHER, Starts
 from server.generation.request_owner import RequestOwner
-from server.storage.records import BatchRecord
+from server.storage.records import BatchRecord, new_file_id
 from server.storage.store import Store
 from tests.chaos.jobs import results, submit
 from tests.unit.server.batch.test_jobs import Model, lines, running
@@ -132,3 +133,23 @@ def test_only_starts_that_end_in_a_kill_and_without_progress_count(
     (tmp_path / "starts").mkdir()
     started(tmp_path, moved, 1)
     assert "cannot be written" in caplog.text
+
+
+def test_an_unreadable_result_file_and_a_second_run_in_one_process_are_counted_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, file = Store(tmp_path), tmp_path / "counts"
+    batch = submit(tmp_path, lines(1))
+    record = msgspec.structs.replace(found(tmp_path, batch), output_file_id=new_file_id())
+    starts = Starts(file, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", unreadable)
+        starts.begin([record], {record.id})
+    assert b'"starts":1' in file.read_bytes()
+    starts.clear(record.id)  # it failed with an error, and is tried again
+    starts.begin([record], {record.id})
+    assert b'"starts":1' in file.read_bytes()
+
+
+def unreadable(_path: Path, **_follow: bool) -> None:
+    raise OSError(5, "Input/output error")

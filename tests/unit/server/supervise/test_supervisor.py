@@ -117,6 +117,8 @@ async def test_one_that_is_frozen_is_killed_and_started_again(
     pid = await started(beating)
     with caplog.at_level(logging.ERROR):
         os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            await asyncio.sleep(0.01)
         beating.silence_s = 0.1
         await started(beating, other_than=pid)
     assert f"child (process {pid}, state T) has given no sign of life for" in caplog.text
