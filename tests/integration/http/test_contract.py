@@ -125,7 +125,7 @@ def check_operation(running: Server, label: str, mode: GenerationMode, num_cases
 
     @seed(1)
     @settings(
-        max_examples=num_cases * (6 if HAS_EVENTS[label] else 1),
+        max_examples=num_cases * (6 if HAS_EVENTS[label] else 3),
         database=None,
         deadline=None,
         phases=[Phase.generate],
