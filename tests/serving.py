@@ -33,6 +33,7 @@ SERVER_FLAGS = (
     f"--max-step-rows={NUM_SLOTS}",
     f"--max-waiting={MAX_WAITING}",
     f"--max-body-bytes={MAX_BODY_BYTES}",
+    "--stall-s=1000",  # a busy machine is no stall
 )
 _START_S = 120
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"

@@ -94,7 +94,7 @@ class Attack:
             self.data,
             *SERVER_FLAGS,
             *(f"--port={self.port}", f"--admin-port={self.admin_port}"),
-            *("--api-processes=2", "--drain-s=2", "--snapshot-interval-s=5"),
+            *("--api-processes=2", "--drain-s=2", "--snapshot-interval-s=5", "--stall-s=5"),
             log=self.log,
             environment={**os.environ, **self.clock.environment},
         )

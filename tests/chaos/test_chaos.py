@@ -41,7 +41,7 @@ def some_lines() -> list[dict[str, Any]]:
 
 def started(model: Path, data: Path, log: Path | None = None) -> KilledServer:
     """Results are seen as soon as they are there, so that kills come when they are to."""
-    flags = (*SERVER_FLAGS, "--batch-fsync-s=0", "--stall-s=1000")
+    flags = (*SERVER_FLAGS, "--batch-fsync-s=0")
     return KilledServer(model, data, *flags, engine_module="tests.engines.held_engine", log=log)
 
 

@@ -24,14 +24,13 @@ from tests.engines.served_engine import collect, connected
 from tests.serving import NUM_SLOTS, ROOT, SERVER_FLAGS, Server
 
 LONG = {"max_tokens": 120, "ignore_eos": True}
-HELD_FLAGS = (*SERVER_FLAGS, "--stall-s=1000")
 COMPLETIONS = "/v1/completions"
 STREAM = {"prompt": "the cat", "stream": True, **LONG}
 
 
 def held_server(model: Path, *flags: str) -> Server:
     """One that the test may hold and break."""
-    return Server(model, *HELD_FLAGS, *flags, engine_module="tests.engines.held_engine")
+    return Server(model, *SERVER_FLAGS, *flags, engine_module="tests.engines.held_engine")
 
 
 class Asked(threading.Thread):

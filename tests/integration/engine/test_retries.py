@@ -207,7 +207,7 @@ class TimesOut(httpx2.AsyncHTTPTransport):
 
 
 async def test_the_sdk_runs_a_request_that_times_out_once(text_model: Path) -> None:
-    flags = (*SERVER_FLAGS, "--retry-grace-s=3600", "--stall-s=1000")
+    flags = (*SERVER_FLAGS, "--retry-grace-s=3600")
     with Server(text_model, *flags, engine_module="tests.engines.held_engine") as server:
         async with (
             httpx2.AsyncClient(transport=TimesOut(server)) as http,

@@ -38,7 +38,7 @@ def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def swapping(folders: Path) -> Iterator[Server]:
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
-             f"--admin-port={free_port()}", "--stall-s=1000", "--api-processes=2")  # fmt: skip
+             f"--admin-port={free_port()}", "--api-processes=2")  # fmt: skip
     with Server(folders / "first", *flags, engine_module="tests.engines.held_engine") as running:
         yield running
 
