@@ -23,8 +23,8 @@ from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.scheduler.outputs import NewTokens
 from engine.scheduler.parking import parkable, together
-from engine.scheduler.queue_rate import QueueRate
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.wait_queues import QueueRate
 from engine.state.parked import Parked, in_parts
 from engine.steps.batch import I32, Batch, Launched, Runner
 from engine.weights.weights import Weights

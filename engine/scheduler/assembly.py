@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.state.inter_token_latency import Turn
+from engine.state.latency import Turn
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import SlotTable
 from engine.steps.batch import FROM_DEVICE, I32, I64, NO_EDITS, SAMPLED, Batch, Edits

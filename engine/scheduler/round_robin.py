@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.state.fair_share import FairShares
-from engine.state.inter_token_latency import MIXED, Turn
+from engine.state.latency import MIXED, Turn
 from engine.state.slots import SlotTable
 from engine.steps.batch import I64, Bool
 
@@ -23,7 +23,7 @@ class RoundRobin:
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
 
     def take(self, table: SlotTable, shares: FairShares) -> tuple[I64, Turn | None]:
-        """The slots to decode, i64[max_rows at most], and which Turn of `inter_token_latency` it
+        """The slots to decode, i64[max_rows at most], and which Turn of `engine.state.latency` it
         is."""
         num_running = int(np.count_nonzero(table.is_running))
         if num_running <= self._max_rows:

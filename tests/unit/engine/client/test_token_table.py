@@ -9,9 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.client.row_ranges import Stretches
 from engine.client.token_queues import PAGE
-from engine.client.token_table import UNUSED_READERS, TokenTable
+from engine.client.token_table import UNUSED_READERS, Stretches, TokenTable
 from engine.steps.token_deltas import TokenDeltas, merge, slices
 
 

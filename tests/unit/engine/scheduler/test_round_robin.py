@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from engine.scheduler.scheduler import Scheduler
-from engine.state.inter_token_latency import MIXED
+from engine.state.latency import MIXED
 from tests.engines.making import complete, request_of, scheduled, scheduler_of
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.state.inter_token_latency import MIXED, InterTokenLatency
+from engine.state.latency import MIXED, InterTokenLatency
 
 NUM_SLOTS = 12
 
