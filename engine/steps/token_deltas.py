@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,20 +74,24 @@ NO_NEWS = TokenDeltas(
 
 def of_outputs(outputs: Sequence[tuple[int, Output]]) -> TokenDeltas:
     """Make arrays of Outputs in the order in which they came, each with its completion's index."""
+    indices = [index for index, _ in outputs]
     parts = [output for _, output in outputs]
-    token_ids = np.frombuffer(b"".join(part.token_ids for part in parts), "<i4")
-    counts = [len(part.token_ids) // 4 for part in parts]
+    ends = accumulate((len(part.token_ids) // 4 for part in parts), initial=0)
+    token_ids = np.frombuffer(b"".join([part.token_ids for part in parts]), "<i4")
     shape = len(token_ids), -1 if len(token_ids) else 0
+    top_ids = np.frombuffer(b"".join([part.top_ids for part in parts]), "<i4")
+    top_logprobs = np.frombuffer(b"".join([part.top_logprobs for part in parts]), "<f4")
     found = TokenDeltas(
-        indices=np.array([index for index, _ in outputs], np.int64),
-        offsets=np.cumsum([0, *counts]),
+        indices=np.array(indices, np.int64),
+        offsets=np.array([*ends], np.int64),
         token_ids=token_ids,
-        logprobs=np.frombuffer(b"".join(part.logprobs for part in parts), "<f4"),
+        logprobs=np.frombuffer(b"".join([part.logprobs for part in parts]), "<f4"),
         reasons=np.array([REASONS.index(part.finish_reason) for part in parts], np.uint8),
-        top_ids=np.frombuffer(b"".join(part.top_ids for part in parts), "<i4").reshape(shape),
-        top_logprobs=np.frombuffer(b"".join(p.top_logprobs for p in parts), "<f4").reshape(shape),
+        top_ids=top_ids.reshape(shape),
+        top_logprobs=top_logprobs.reshape(shape),
     )
-    return found if (found.indices[1:] > found.indices[:-1]).all() else _in_order([found])
+    is_ordered = all(index < following for index, following in pairwise(indices))
+    return found if is_ordered else _in_order([found])
 
 
 def merge(parts: Sequence[TokenDeltas]) -> TokenDeltas:
