@@ -15,6 +15,7 @@ import os
 import textwrap
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
@@ -112,6 +113,7 @@ def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
     return build(kind, settings)
 
 
+@cache  # Python parses the whole file to find a class
 def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The string under each field, on one line. Python does not keep it, so the source is read."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
