@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
+from server.http.bodies import read_body
 from server.http.body_limits import FORM_BYTES, BodyLimits, CountedBody
 
 
@@ -49,6 +51,13 @@ async def test_a_body_counts_until_it_is_closed_and_is_too_large_as_soon_as_it_i
     for announced in ("101", "9" * 5_000):
         with pytest.raises(BodyTooLarge):
             limits.check_announced(announced)
+
+
+async def test_a_route_may_take_less_than_the_server() -> None:
+    scope = {"type": "http", "headers": []}
+    assert len(await read_body(Request(scope, sender(6, 4)), 10)) == 10
+    with pytest.raises(BodyTooLarge, match="10 bytes"):
+        await read_body(Request(scope, sender(6, 5, 10**9)), 10)
 
 
 async def test_a_file_takes_no_room_and_may_be_larger() -> None:
