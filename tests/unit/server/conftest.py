@@ -13,6 +13,7 @@ import pytest
 from engine.client.client import EngineClient
 from server.config import ServerConfig
 from server.routes.app import create_app
+from server.text.chat_template import ChatTemplate
 from server.text.text import Text
 
 Served = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
@@ -28,8 +29,12 @@ def served(text: Text) -> Served:
     """served(**settings): a client of an application of these settings, without an engine."""
 
     @asynccontextmanager
-    async def client(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-        app = create_app(ServerConfig(**settings), EngineClient("tcp://127.0.0.1:1"), text)
+    async def client(
+        template: ChatTemplate | None = None, **settings: Any
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        app = create_app(
+            ServerConfig(**settings), EngineClient("tcp://127.0.0.1:1"), text, template
+        )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             yield http

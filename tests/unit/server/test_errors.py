@@ -37,8 +37,3 @@ async def test_every_error_has_an_openai_shape(kind: type[errors.SRMError]) -> N
     is_final = kind in {errors.TimedOut, errors.StoreFull} or (is_callers and kind not in RETRIED)
     assert (reply.headers.get("x-should-retry") == "false") == is_final
     assert (reply.status_code in {429, 503}) == ("retry-after" in reply.headers)
-
-
-async def test_the_field_at_fault_is_named() -> None:
-    reply = await srm_error(REQUEST, errors.InvalidRequest("n must be …", "n"))
-    assert json.loads(bytes(reply.body))["error"]["param"] == "n"

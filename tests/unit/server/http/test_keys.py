@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -19,44 +21,47 @@ from tests.serving import ROOT
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
 
-def test_a_file_and_the_environment_add_up(tmp_path: Path) -> None:
+def test_a_file_and_the_environment_add_up_and_nothing_of_a_key_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# who may\n\nalice in berlin {ALICE}\n")
-    keys = load_keys(str(file), {"SRM_API_KEYS": f"{BOB}"})
-    alice, bob = keys.find(ALICE), keys.find(BOB)
-    assert alice and alice.name == "alice in berlin"
-    assert bob and bob.name == "key-2"
-    assert all(keys.find(other) is None for other in ("", ALICE + "x", ALICE[:-1], "\udcff", "é"))
-
-
-def test_without_keys_there_are_none_and_nothing_of_a_key_is_kept() -> None:
+    keys = load_keys(str(file), {"SRM_API_KEYS": BOB})
+    names = [found.name for key in (ALICE, BOB) if (found := keys.find(key))]
+    assert names == ["alice in berlin", "key-2"]
+    assert not any(map(keys.find, ("", ALICE + "x", ALICE[:-1], "\udcff", "é")))
+    assert ALICE not in repr(vars(keys))
     assert not load_keys("", {})
     assert Keys([]).find(ALICE) is None
-    keys = load_keys("", {"SRM_API_KEYS": f"alice {ALICE}"})
-    assert keys and ALICE not in repr(vars(keys))
-    environ = {"SRM_API_KEYS": f"alice {ALICE}, bob {BOB}"}
-    assert [key_to_send(environ, name) for name in ("bob", "eve")] == [BOB, ALICE]
+
+
+def test_a_command_sends_the_key_of_its_name_or_else_the_first() -> None:
+    a, b = f"alice {ALICE}, bob {BOB}", f"{ALICE},a {BOB}"
+    for keys, name, sent in ((a, "bob", BOB), (a, "eve", ALICE), (b, "eve", ALICE)):
+        assert key_to_send({"SRM_API_KEYS": keys}, name) == sent
     assert key_to_send({}, "bob") is None
 
 
+BAD_FILES: dict[str, str | None] = {
+    "has no key": "# nobody\n",
+    "line 1: a key must have at least 16 characters": "a short-key\n",
+    "line 2: the same key or name as that of 'a'": f"a {ALICE}\nb {ALICE}\n",
+    "line 3: the same key or name as that of 'a'": f"a {ALICE}\n\na {BOB}\n",
+    "cannot be read": None,
+}
+
+
 def test_a_bad_file_is_named_and_its_keys_are_not(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    for content, message in (
-        ("", "has no key"),
-        ("# nobody\n", "has no key"),
-        ("a short-key\n", "line 1: a key must have at least 16 characters"),
-        (f"a {ALICE}\nb {ALICE}\n", "line 2: the same key or name as that of 'a'"),
-        (f"a {ALICE}\na {BOB}\n", "line 2: the same key or name as that of 'a'"),
-    ):
-        file.write_text(content)
+    for message, content in BAD_FILES.items():
+        file = tmp_path / "keys"
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
         with pytest.raises(ConfigError) as caught:
             load_keys(str(file), {})
         assert message in caught.value.message
         assert not any(word in caught.value.message for word in (ALICE, BOB, "short-key"))
     os.mkfifo(tmp_path / "pipe")  # reading it would hold up all requests
-    for name, message in (("pipe", "pipe': must be a file"), ("none", "cannot be read")):
-        with pytest.raises(ConfigError, match=message):
-            load_keys(str(tmp_path / name), {})
+    with pytest.raises(ConfigError, match="pipe': must be a file"):
+        load_keys(str(tmp_path / "pipe"), {})
     with pytest.raises(ConfigError, match="SRM_API_KEYS has no key"):
         load_keys("", {"SRM_API_KEYS": " , "})
 
@@ -133,9 +138,6 @@ def test_each_key_has_an_account_of_its_own_and_none_waits_without_limits() -> N
 def elsewhere(fd: int, then: str) -> subprocess.Popen[str]:
     """Another process with the same memory, and 20 requests a minute."""
     code = f"""
-import os
-import subprocess
-import sys
 from server.http.limits import Limits, RateLimited
 account = Limits(20, 0, {fd}, lambda: 0.0).account("a")
 {then}
@@ -146,8 +148,14 @@ account = Limits(20, 0, {fd}, lambda: 0.0).account("a")
     )
 
 
-def test_limits_hold_over_all_processes_together() -> None:
+@pytest.fixture
+def fd() -> Iterator[int]:
     fd = memory()
+    yield fd
+    os.close(fd)
+
+
+def test_limits_hold_over_all_processes_together(fd: int) -> None:
     asked = """
 for _ in range(20):
     try:
@@ -157,29 +165,23 @@ for _ in range(20):
         pass
 """
     both = [elsewhere(fd, asked) for _ in range(2)]
-    said = [one.communicate()[0] for one in both]
-    assert "".join(said).count("admitted") == 20
+    assert "".join(one.communicate()[0] for one in both).count("admitted") == 20
     assert Key(20, 0, fd).wait_s(0) == 3
-    os.close(fd)
 
 
-def test_a_process_that_is_killed_while_it_counts_stops_nobody() -> None:
-    fd = memory()
+def test_a_process_that_is_killed_while_it_counts_stops_nobody(fd: int) -> None:
     killed = elsewhere(fd, "with account._full_at(): print('in', flush=True); input()")
     assert killed.stdout is not None and killed.stdout.readline() == "in\n"
     killed.kill()
     key = Key(20, 0, fd)
     assert [key.wait_s(0) for _ in range(21)] == [0] * 20 + [3]
     killed.communicate()
-    os.close(fd)
 
 
 @given(st.floats(0.5, 1_000), st.lists(st.floats(0, 30), min_size=1, max_size=200))
 def test_no_key_gets_more_than_its_rate(per_minute: float, pauses: list[float]) -> None:
     fd = memory()
-    key, now, admitted = Key(per_minute, 0, fd), 0.0, 0
-    for pause in pauses:
-        now += pause
-        admitted += key.wait_s(now) == 0
+    key = Key(per_minute, 0, fd)
+    admitted = [key.wait_s(now) for now in accumulate(pauses)].count(0)
     os.close(fd)
-    assert admitted <= max(per_minute, 1) + per_minute * now / 60 + 1e-3
+    assert admitted <= max(per_minute, 1) + per_minute * sum(pauses) / 60 + 1e-3

@@ -6,35 +6,34 @@ Nothing here reaches an engine: there is none.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from fastapi import FastAPI
 
 from engine.client.client import EngineClient
-from engine.errors import InvalidRequest
-from engine.messages import MAX_TEMPERATURE, Request, SamplingParams
+from engine.messages import MAX_TEMPERATURE
 from engine.scheduler.accept import accept
 from server.batch.lines import BatchLine, answer_line, parse_line
-from server.config import ServerConfig
 from server.generation.request_owner import RequestOwner
-from server.routes.app import create_app
 from server.routes.services import answering
 from server.storage.records import LineError
 from server.text.chat_template import ChatTemplate
 from server.text.text import Text
 from tests.bodies.refusals import USER, completion, refusal
-from tests.serving import CHAT_TEMPLATE, TEXT_MODEL
+from tests.engines.making import request_of
+from tests.serving import CHAT_TEMPLATE, CHATS, COMPLETIONS, TEXT_MODEL, error_of
+from tests.unit.server.conftest import Served
 
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-TOO_LONG = {
-    COMPLETIONS: {"prompt": "a b c d " * 100},
-    CHATS: {"messages": [{"role": "user", "content": "a b c d " * 100}]},
+LONG = "a b c d " * 100
+TOO_LONG: dict[str, Any] = {
+    COMPLETIONS: {"prompt": LONG},
+    CHATS: {"messages": [{"role": "user", "content": LONG}]},
 }
 OVERFLOW = re.compile(
     r"This model's maximum context length is 128 tokens\. However, your prompt has (at least )?"
@@ -44,29 +43,22 @@ OVERFLOW = re.compile(
 
 
 @pytest.fixture(scope="module")
-def app(text: Text) -> Iterator[FastAPI]:
-    template = ChatTemplate(CHAT_TEMPLATE, {})
-    yield create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), text, template)
-    template.close()
+def template() -> Iterator[ChatTemplate]:
+    with closing(ChatTemplate(CHAT_TEMPLATE, {})) as template:
+        yield template
 
 
 @pytest.fixture
-async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+async def http(served: Served, template: ChatTemplate) -> AsyncIterator[httpx.AsyncClient]:
+    async with served(template=template) as client:
         yield client
 
 
-def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
-    assert reply.status_code == status
-    error: dict[str, Any] = reply.json()["error"]
-    return error
-
-
-async def error_of_line(text: Text, folder: Path, line: BatchLine, owner: RequestOwner) -> Any:
+async def error_of_line(text: Text, folder: Path, path: str, durable: bool, **fields: Any) -> Any:
+    line = BatchLine(1, "a", "POST", path, json.dumps(fields).encode(), 1)
     with answering(EngineClient("tcp://127.0.0.1:1"), text, folder) as (completions, chat):
         answerers: dict[str, Any] = {COMPLETIONS: completions, CHATS: chat}
-        result = await answer_line(line, answerers, owner, "batch_ab")
+        result = await answer_line(line, answerers, RequestOwner(durable=durable), "batch_ab")
     return json.loads(result.record)["response"]["body"]["error"]
 
 
@@ -75,20 +67,18 @@ async def test_clients_know_a_context_overflow_by_its_words(
     http: httpx.AsyncClient, path: str, text: Text, text_model: Path
 ) -> None:
     """In a line of a batch, too."""
-    body = json.dumps(TOO_LONG[path])
     for repeats in (1, 1_000):
-        content = body.replace("a b c d ", "a b c d " * repeats)
+        content = json.dumps(TOO_LONG[path]).replace(LONG, LONG * repeats)
         error = error_of(await http.post(path, content=content))
         assert error["code"] == "context_length_exceeded"
         assert OVERFLOW.fullmatch(error["message"])
-    line = BatchLine(1, "a", "POST", path, body.encode(), 1)
-    error = await error_of_line(text, text_model, line, RequestOwner())
+    error = await error_of_line(text, text_model, path, durable=False, **TOO_LONG[path])
     assert OVERFLOW.fullmatch(error["message"])
 
 
 async def test_a_line_of_a_batch_goes_ahead_of_no_other_batch(text: Text, text_model: Path) -> None:
-    line = BatchLine(1, "a", "POST", COMPLETIONS, b'{"prompt": "a", "priority": -9}', 1)
-    error = await error_of_line(text, text_model, line, RequestOwner(durable=True))
+    fields = {"prompt": "a", "priority": -9}
+    error = await error_of_line(text, text_model, COMPLETIONS, durable=True, **fields)
     assert error["param"] == "priority" and "priority = -9: lines have" in error["message"]
 
 
@@ -125,7 +115,7 @@ async def test_what_is_not_known_names_what_was_meant(http: httpx.AsyncClient) -
         assert named in error["message"] and len(error["message"]) < 300
         assert ("did you mean" in error["message"]) == named.endswith("?")
     for path, meant in PATHS.items():
-        said = error_of(await http.post(f"http://127.0.0.1{path}"), 404)["message"]
+        said = error_of(await http.post(path), 404)["message"]
         assert said.endswith(f"; did you mean {meant}?") if meant else "did you mean" not in said
 
 
@@ -141,15 +131,28 @@ async def test_a_byte_that_is_no_utf8_is_told_by_its_place_in_the_body(
         assert isinstance(told, LineError) and f"position {line.index(0xFF)}" in told.message
 
 
-def test_one_limit_of_temperatures_holds_everywhere() -> None:
-    def ask(temperature: float) -> None:
-        prompt = np.array([5], "<i4").tobytes()
-        accept(Request("a", prompt, SamplingParams(temperature=temperature)), TEXT_MODEL, 0)
+FORMS = (
+    *("text/plain", "text/plain;charset=UTF-8", "Multipart/Form-Data; boundary=b"),
+    "application/x-www-form-urlencoded",
+)
 
+
+async def test_a_forms_content_type_is_no_json(http: httpx.AsyncClient) -> None:
+    """Those a page may send to any server, without asking it first."""
+    for kind in FORMS:
+        reply = await http.post(COMPLETIONS, content=b"{}", headers={"content-type": kind})
+        error = error_of(reply, 415)
+        assert (error["code"], error["param"]) == ("unsupported_media_type", "content-type")
+    for headers in ({"content-type": "application/json; charset=utf-8"}, {}):
+        reply = await http.post(COMPLETIONS, content=b"{}", headers=headers)
+        assert error_of(reply)["param"] == "prompt"
+
+
+def test_one_limit_of_temperatures_holds_everywhere() -> None:
     for temperature in (0, 1e-9, MAX_TEMPERATURE):
         assert completion(temperature=temperature)
-        ask(temperature)
-    above = float(np.nextafter(MAX_TEMPERATURE, np.inf))
+        accept(request_of(temperature=temperature), TEXT_MODEL, 0)
+    above = math.nextafter(MAX_TEMPERATURE, math.inf)
     assert "100" in refusal(completion, temperature=above).message
-    with pytest.raises(InvalidRequest, match=r"temperature must be .* 100"):
-        ask(above)
+    error = refusal(accept, request_of(temperature=above), TEXT_MODEL, 0)
+    assert re.match(r"temperature must be .* 100", error.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,48 +16,41 @@ from server.routes.batches import Batches, BatchQuery
 from server.storage.store import Store
 from tests.chaos.jobs import completion_line, submit
 
+Make = Callable[..., Batches]
 
-async def test_a_batch_is_refused_while_none_can_run(tmp_path: Path) -> None:
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Iterator[Make]:
+    """batches(**settings): of a server with these, over one store."""
+    with ThreadPoolExecutor(1) as threads:
+        yield lambda **settings: Batches(
+            Store(tmp_path), threads, ServerConfig(**settings), has_chats=False
+        )
+
+
+async def test_a_batch_is_refused_while_none_can_run(tmp_path: Path, batches: Make) -> None:
     why = tmp_path / "why"
-    body = msgspec.json.encode(
-        {
-            "input_file_id": "file-" + "0" * 32,
-            "endpoint": "/v1/completions",
-            "completion_window": "24h",
-        }
-    )
-    with ThreadPoolExecutor(1) as threads:
-        batches = Batches(
-            Store(tmp_path), threads, ServerConfig(why_no_jobs=str(why)), has_chats=False
-        )
-        why.write_text("jobs ended 6 times")
-        with pytest.raises(BatchesUnavailable, match="not run now: jobs ended 6 times") as refused:
-            await batches.create(body)
-        assert status_of(refused.value) == 503
-        why.unlink()
-        with pytest.raises(NotFound, match="there is no file"):
-            await batches.create(body)
+    new = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    body = msgspec.json.encode({"input_file_id": "file-" + "0" * 32, **new})
+    why.write_text("jobs ended 6 times")
+    with pytest.raises(BatchesUnavailable, match="not run now: jobs ended 6 times") as refused:
+        await batches(why_no_jobs=str(why)).create(body)
+    assert status_of(refused.value) == 503
+    why.unlink()
+    with pytest.raises(NotFound, match="there is no file"):
+        await batches(why_no_jobs=str(why)).create(body)
 
 
-async def test_a_batch_of_another_model_says_what_it_waits_for(tmp_path: Path) -> None:
+async def test_a_batch_of_another_model_says_what_it_waits_for(
+    tmp_path: Path, batches: Make
+) -> None:
     batch = submit(tmp_path, [completion_line(1)], model="theirs", model_id="a")
-    with ThreadPoolExecutor(1) as threads:
-        mine, theirs, named = (
-            Batches(
-                Store(tmp_path),
-                threads,
-                ServerConfig(served_model_name=name, model_id=id),
-                has_chats=False,
-            )
-            for name, id in (("mine", "b"), ("renamed", "a"), ("theirs", "b"))
-        )
-        assert (await theirs.get(batch.id)).errors is None
-        errors = (await mine.get(batch.id)).errors
-        assert errors is not None
-        assert [error.code for error in errors.data] == ["other_model"]
-        assert (
-            "'theirs', runs it, with this data_dir; this one has 'mine'" in errors.data[0].message
-        )
-        (listed,) = (await named.list(BatchQuery())).data
-        assert listed.errors is not None
-        assert listed.errors.data[0].message.endswith("of other weights or another tokenizer")
+    assert (await batches(served_model_name="renamed", model_id="a").get(batch.id)).errors is None
+    errors = (await batches(served_model_name="mine", model_id="b").get(batch.id)).errors
+    assert errors is not None
+    assert [error.code for error in errors.data] == ["other_model"]
+    assert "'theirs', runs it, with this data_dir; this one has 'mine'" in errors.data[0].message
+    named = batches(served_model_name="theirs", model_id="b")
+    (listed,) = (await named.list(BatchQuery())).data
+    assert listed.errors is not None
+    assert listed.errors.data[0].message.endswith("of other weights or another tokenizer")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import httpx
 import pytest
 
-from engine.client.client import EngineClient
 from engine.errors import ModelNotFound
-from server.config import ServerConfig
-from server.routes.app import create_app
 from server.routes.models import Models
-from server.text.text import Text
+from tests.serving import error_of
+from tests.unit.server.conftest import Served
 
 
 def test_only_its_own_name_is_taken() -> None:
@@ -25,13 +20,8 @@ def test_only_its_own_name_is_taken() -> None:
         assert missing.value.param == "model"
 
 
-async def test_a_name_may_have_slashes(text_model: Path) -> None:
-    config = ServerConfig(served_model_name="some/one/tiny")
-    app = create_app(config, EngineClient("tcp://127.0.0.1:1"), Text(text_model))
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://localhost/v1/models"
-    ) as client:
+async def test_a_name_may_have_slashes(served: Served) -> None:
+    async with served(served_model_name="some/one/tiny") as http:
         for path in ("some/one/tiny", "some%2Fone%2Ftiny"):  # OpenAI's SDK sends the second
-            assert (await client.get(path)).json()["id"] == "some/one/tiny"
-        missing = await client.get("some/one")
-        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+            assert (await http.get(f"/v1/models/{path}")).json()["id"] == "some/one/tiny"
+        assert error_of(await http.get("/v1/models/some/one"), 404)["code"] == "model_not_found"

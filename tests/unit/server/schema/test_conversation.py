@@ -50,21 +50,17 @@ def test_a_wrong_message_is_named_with_its_place() -> None:
     assert refusal(parse_chat, b"{}").message.startswith("messages must be a list of 1 to 4096")
 
 
-@pytest.mark.parametrize(
-    "replayed",
-    [
-        {
-            "refusal": None,
-            "annotations": [],
-            "provider_specific_fields": {"refusal": None},
-        },  # LiteLLM
-        {"refusal": None, "annotations": None, "audio": None, "function_call": None},  # openai
-        {"reasoning_content": "", "images": [], "thinking_blocks": [{}], "prefix": False},
-        {"content": [{"type": "text", "text": "ho", "cache_control": {"type": "ephemeral"}}]},
-        {"content": [{"type": "text", "text": "ho", "annotations": [], "id": "part_1"}]},
-        {"tool_calls": [{"id": "1", "index": 0, "function": {**FUNCTION, "parsed": None}}]},
-    ],
+REPLAYED: tuple[dict[str, Any], ...] = (
+    {"refusal": None, "annotations": [], "provider_specific_fields": {"refusal": None}},  # LiteLLM
+    {"refusal": None, "annotations": None, "audio": None, "function_call": None},  # openai
+    {"reasoning_content": "", "images": [], "thinking_blocks": [{}], "prefix": False},
+    {"content": [{"type": "text", "text": "ho", "cache_control": {"type": "ephemeral"}}]},
+    {"content": [{"type": "text", "text": "ho", "annotations": [], "id": "part_1"}]},
+    {"tool_calls": [{"id": "1", "index": 0, "function": {**FUNCTION, "parsed": None}}]},
 )
+
+
+@pytest.mark.parametrize("replayed", REPLAYED)
 def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, Any]) -> None:
     request = chat(messages=[USER, {**ANSWER, **replayed}, USER])
     told = request.conversation.for_template(True)[1]
@@ -72,8 +68,21 @@ def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, An
     assert set(told) <= {*ANSWER, "tool_calls"}
 
 
+def test_a_template_is_told_parts_as_lines_and_arguments_as_objects() -> None:
+    user = {**USER, "content": [{"text": "a"}, {"text": "b"}], "name": "Ava"}
+    calls = [
+        {"id": "1", "function": {"name": "f", "arguments": x}} for x in ('{"x": 1}', "no json")
+    ]
+    assistant = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
+    tool = {"role": "tool", "content": "2", "tool_call_id": "1"}
+    told = chat(messages=[user, assistant, tool]).conversation.for_template(True)
+    assert (told[0], told[2]) == ({**USER, "content": "a\nb", "name": "Ava"}, tool)
+    assert told[1]["content"] == ""
+    arguments = [call["function"]["arguments"] for call in told[1]["tool_calls"]]
+    assert arguments == [{"x": 1}, "no json"]
+
+
 def test_the_prompt_ends_where_the_answer_begins_unless_asked_otherwise() -> None:
-    assert chat().conversation.adds_generation_prompt
-    assert not chat(add_generation_prompt=False).conversation.adds_generation_prompt
-    continued = chat(messages=[USER, ANSWER], continue_final_message=True)
-    assert not continued.conversation.adds_generation_prompt
+    continued = {"messages": [USER, ANSWER], "continue_final_message": True}
+    for fields, adds in (({}, True), ({"add_generation_prompt": False}, False), (continued, False)):
+        assert chat(**fields).conversation.adds_generation_prompt == adds

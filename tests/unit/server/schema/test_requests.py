@@ -23,18 +23,8 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "prompt": (
             [["a", "b"], [[5, 6], [7]]],
             [
-                [],
-                [[]],
-                [[5], []],
-                5,
-                True,
-                {},
-                ["a", 5],
-                [5, "a"],
-                [[5], "a"],
-                [-1],
-                [2**31],
-                [5.5],
+                *([], [[]], [[5], []], 5, True, {}, ["a", 5], [5, "a"], [[5], "a"]),
+                *([-1], [2**31], [5.5]),
             ],
         ),
         "model": (["m"], [5]),
@@ -154,81 +144,85 @@ def test_what_is_not_honoured_may_be_neutral_and_nothing_else() -> None:
         assert error.message.startswith(f"{field} = ") and "is not supported" in error.message
 
 
-CONFLICTS: list[tuple[Parse, dict[str, Any], str, str]] = [
-    (completion, {"n": 3, "best_of": 2}, "best_of", "must be an integer from n"),
-    (completion, {"best_of": 2, "stream": True}, "best_of", "must be an integer from n"),
-    (completion, {"prompt": ["a", "b"], "best_of": 500_001}, "best_of", "500001 of 2 prompts"),
-    (completion, {"prompt": ["a", "b"], "n": 500_001}, "n", "n = 500001 of 2 prompts"),
-    (
-        completion,
-        {"max_completion_tokens": 7, "max_tokens": 16},
-        "max_completion_tokens",
-        "if both",
-    ),
-    (completion, {"stream_interval": 5}, "stream_interval", "only with stream"),
-    (completion, {"stream_options": USAGE}, "stream_options", "only with stream"),
-    (
-        *(completion, {"stream": True, "stream_options": {"include_obfuscation": True}}),
-        *("stream_options", "include_obfuscation"),
-    ),
-    (completion, {"stream_whole": True}, "stream_whole", "only with stream"),
-    (
-        *(completion, {"stream": True, "stream_whole": True, "stream_interval": 2}),
-        *("stream_interval", "stream_whole"),
-    ),
-    (completion, {"return": "counts", "stream": True}, "return", "known at the end only"),
-    (completion, {"return": "counts", "logprobs": 0}, "logprobs", "has no choices"),
-    (completion, {"return": "unique", "echo": True}, "echo", 'return = "unique"'),
-    (completion, {"until": UNTIL, "best_of": 2}, "best_of", "does not go with until"),
-    (completion, {"until": UNTIL, "stream": True}, "until", "stream_whole"),
-    (completion, {"until": {"match": "x", "count": 2}}, "until", "cannot be reached with n = 1"),
-    (completion, {"count_by": "group"}, "count_by", "until is missing"),
-    (completion, {"count_by": "group", "until": UNTIL}, "count_by", "unique or counts"),
-    (completion, {"messages": [USER]}, "messages", "/v1/chat/completions"),
-    (completion, {"tools": "x"}, "tools", "'tools' is not a field"),
-    (completion, {"max_token": 5}, "max_token", "'max_token' is not a field"),
-    (chat, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "two names"),
-    (chat, {"top_logprobs": 1}, "top_logprobs", "logprobs = true"),
-    (chat, {"top_logprobs": 1, "logprobs": False}, "top_logprobs", "logprobs = true"),
-    (
-        *(chat, {"add_generation_prompt": True, "continue_final_message": True}),
-        *("add_generation_prompt", "continue_final_message"),
-    ),
-    (
-        *(chat, {"messages": [USER, {"role": "assistant"}], "continue_final_message": True}),
-        *("continue_final_message", "no content"),
-    ),
-    (chat, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
-    (
-        *(chat, {"chat_template_kwargs": {"add_generation_prompt": False}}),
-        *("chat_template_kwargs", "'add_generation_prompt'"),
-    ),
-    (chat, {"stream_options": USAGE}, "stream_options", "only with stream"),
-    (chat, {"prompt": "x"}, "prompt", "/v1/completions"),
-    (chat, {"prompt_logprobs": 1, "return": "counts"}, "prompt_logprobs", "has no choices"),
-]
+STREAM, COUNTS = {"stream": True}, {"return": "counts"}
+TWO_PROMPTS = {"prompt": ["a", "b"]}
+UNFINISHED = {"messages": [USER, {"role": "assistant"}]}
+CONFLICTS: dict[Parse, list[tuple[dict[str, Any], str, str]]] = {
+    completion: [
+        ({"n": 3, "best_of": 2}, "best_of", "must be an integer from n"),
+        ({"best_of": 2, **STREAM}, "best_of", "must be an integer from n"),
+        ({**TWO_PROMPTS, "best_of": 500_001}, "best_of", "500001 of 2 prompts"),
+        ({**TWO_PROMPTS, "n": 500_001}, "n", "n = 500001 of 2 prompts"),
+        ({"max_completion_tokens": 7, "max_tokens": 16}, "max_completion_tokens", "if both"),
+        ({"stream_interval": 5}, "stream_interval", "only with stream"),
+        ({"stream_options": USAGE}, "stream_options", "only with stream"),
+        (
+            {**STREAM, "stream_options": {"include_obfuscation": True}},
+            *("stream_options", "include_obfuscation"),
+        ),
+        ({"stream_whole": True}, "stream_whole", "only with stream"),
+        ({**STREAM, "stream_whole": True, "stream_interval": 2}, "stream_interval", "stream_whole"),
+        ({**COUNTS, **STREAM}, "return", "known at the end only"),
+        ({**COUNTS, "logprobs": 0}, "logprobs", "has no choices"),
+        ({"return": "unique", "echo": True}, "echo", 'return = "unique"'),
+        ({"until": UNTIL, "best_of": 2}, "best_of", "does not go with until"),
+        ({"until": UNTIL, **STREAM}, "until", "stream_whole"),
+        ({"until": {"match": "x", "count": 2}}, "until", "cannot be reached with n = 1"),
+        ({"count_by": "group"}, "count_by", "until is missing"),
+        ({"count_by": "group", "until": UNTIL}, "count_by", "unique or counts"),
+        ({"tools": "x"}, "tools", "'tools' is not a field"),
+    ],
+    chat: [
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "two names"),
+        ({"top_logprobs": 1}, "top_logprobs", "logprobs = true"),
+        ({"top_logprobs": 1, "logprobs": False}, "top_logprobs", "logprobs = true"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            *("add_generation_prompt", "continue_final_message"),
+        ),
+        (
+            {**UNFINISHED, "continue_final_message": True},
+            *("continue_final_message", "no content"),
+        ),
+        *(
+            ({"chat_template_kwargs": {name: value}}, "chat_template_kwargs", f"'{name}'")
+            for name, value in (("messages", []), ("add_generation_prompt", False))
+        ),
+        ({"stream_options": USAGE}, "stream_options", "only with stream"),
+        ({**COUNTS, "prompt_logprobs": 1}, "prompt_logprobs", "has no choices"),
+    ],
+}
 
 
 def test_fields_that_do_not_go_together() -> None:
-    for parse, fields, param, said in CONFLICTS:
-        error = refusal(parse, **fields)
-        assert error.param == param, fields
-        assert said in error.message
+    for parse, conflicts in CONFLICTS.items():
+        for fields, param, said in conflicts:
+            error = refusal(parse, **fields)
+            assert error.param == param, fields
+            assert said in error.message
 
 
-def test_fields_that_go_together() -> None:
-    for scoring in ({"echo": True}, {"prompt_logprobs": 0}):
-        assert completion(max_tokens=0, **scoring).max_tokens == 0
-    for best_of, sampled in ((None, 3), (3, 3), (7, 7)):
-        request = completion(n=3, best_of=best_of)
-        assert (request.n, request.num_samples) == (3, sampled)
-    assert completion(n=1, best_of=1, stream=True).num_samples == 1
-    for longest in ({}, {"max_tokens": 7}, {"max_tokens": None}):
-        assert completion(max_completion_tokens=7, **longest).max_tokens == 7
-    assert completion(max_completion_tokens=16).max_tokens == 16
-    assert completion(stream=True, stream_interval=5).stream_interval == 5
-    options = completion(stream=True, stream_options=USAGE).stream_options
-    assert options == StreamOptions(include_usage=True)
+TOGETHER: list[tuple[dict[str, Any], str, Any]] = [
+    *(
+        ({"max_tokens": 0, **scoring}, "max_tokens", 0)
+        for scoring in ({"echo": True}, {"prompt_logprobs": 0})
+    ),
+    *(({"n": 3, "best_of": best_of}, "num_samples", best_of or 3) for best_of in (None, 3, 7)),
+    ({"n": 3, "best_of": 7}, "n", 3),
+    ({"n": 1, "best_of": 1, **STREAM}, "num_samples", 1),
+    *(
+        ({"max_completion_tokens": 7, **longest}, "max_tokens", 7)
+        for longest in ({}, {"max_tokens": 7}, {"max_tokens": None})
+    ),
+    ({"max_completion_tokens": 16}, "max_tokens", 16),
+    ({**STREAM, "stream_interval": 5}, "stream_interval", 5),
+    ({**STREAM, "stream_options": USAGE}, "stream_options", StreamOptions(include_usage=True)),
+]
+
+
+@pytest.mark.parametrize(("fields", "name", "value"), TOGETHER)
+def test_fields_that_go_together(fields: dict[str, Any], name: str, value: Any) -> None:
+    assert getattr(completion(**fields), name) == value
 
 
 @pytest.mark.parametrize("name", ABOUT_TEXT)
@@ -308,21 +302,23 @@ def test_what_can_be_read_and_not_be_shown_is_refused(
         refusal(parse_completion, f'{{"prompt": "x", "{field}": {nested}}}'.encode())
 
 
-def test_a_chat_is_a_completion_with_what_both_have() -> None:
-    given = {"n": 3, "temperature": 0.5, "top_k": 4, "seed": 5, "stop": ["x"], "ignore_eos": True}
-    given |= {"stream": True, "stream_options": USAGE, "return_token_ids": True}
-    found = chat(**given).as_completion("a prompt", 99)
-    assert found == completion(**given, prompt="a prompt", max_tokens=99, add_special_tokens=False)
-    for fields, expected in (
-        ({}, 99),
-        ({"max_tokens": 7}, 7),
-        ({"max_completion_tokens": 8}, 8),
-        ({"max_tokens": 7, "max_completion_tokens": 7}, 7),
-    ):
-        assert chat(**fields).as_completion("", 99).max_tokens == expected
-    for is_asked, top, shown in (
-        *((False, None, None), (False, 0, None), (True, None, 0)),
-        *((True, 0, 0), (True, 20, 20)),
-    ):
-        request = chat(logprobs=is_asked, top_logprobs=top)
-        assert request.as_completion("", 99).logprobs == shown
+AS_COMPLETION: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"max_tokens": 7}, {"max_tokens": 7}),
+    ({"max_completion_tokens": 8}, {"max_tokens": 8}),
+    ({"max_tokens": 7, "max_completion_tokens": 7}, {"max_tokens": 7}),
+    ({"logprobs": False, "top_logprobs": 0}, {"logprobs": None}),
+    *(({"logprobs": True, "top_logprobs": k}, {"logprobs": k or 0}) for k in (None, 0, 20)),
+    *(
+        (same, same)
+        for same in ({"n": 3, "temperature": 0.5, "top_k": 4, "seed": 5, "stop": ["x"]},
+                     {"stream": True, "stream_options": USAGE, "return_token_ids": True})
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "expected"), AS_COMPLETION)
+def test_a_chat_is_a_completion_with_what_both_have(
+    asked: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    whole = {"prompt": "a prompt", "max_tokens": 99, "add_special_tokens": False, **expected}
+    assert chat(**asked).as_completion("a prompt", 99) == completion(**whole)

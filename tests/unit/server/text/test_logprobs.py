@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from array import array
 from dataclasses import replace
-from math import inf, isnan
+from math import inf, nan
 from typing import Any
 
 import msgspec
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,47 +34,15 @@ def output(
     )
 
 
-def scored(top: list[int], top_logprobs: list[float], token: int, logprob: float) -> Output:
-    return output([token], [logprob], top, top_logprobs)
-
-
 def name(token: int) -> str:
-    """Tokens 3 and 4 read the same."""
-    return "three" if token == 4 else {3: "three", 5: "five"}.get(token, str(token))
+    return {3: "three", 5: "five"}.get(token, str(token))
 
 
-def only(output: Output, alternatives: int) -> dict[str, float]:
-    """The alternatives to the one token."""
-    (_, top) = of_prompt(0, output, alternatives, name).top_logprobs
-    assert top is not None
-    return top
-
-
-def test_tokens_that_read_the_same_do_not_hide_each_other() -> None:
-    output = scored([3, 4, 5], [-0.5, -1, -2], 4, -1)
-    assert only(output, 3) == {"three": -0.5, "token_id:4": -1, "five": -2}
-    assert only(output, 1) == {"three": -0.5, "token_id:4": -1}
-    assert only(output, 0) == {"three": -1}
-
-
-@given(st.permutations(range(6)), st.integers(1, 6), st.integers(0, 5))
-def test_the_maximum_stays_the_maximum_whatever_reads_the_same(
-    order: list[int], alternatives: int, token: int
-) -> None:
-    logprobs = [-0.25 * (1 + place) for place in range(6)]
-    output = scored(order, logprobs, token, logprobs[order.index(token)])
-    found = of_prompt(0, output, alternatives, lambda i: "same" if i % 2 else "other")
-    (_, top), (_, logprob) = found.top_logprobs, found.token_logprobs
-    assert top is not None
-    shown = set(order[:alternatives]) | {token}
-    assert sorted(top.values()) == sorted(logprobs[order.index(one)] for one in shown)
-    assert (logprob == max(top.values())) == (order[0] == token)
-
-
-@given(st.data(), st.integers(1, 4), st.integers(1, 4))
-def test_every_token_has_its_own_alternatives(
+@given(st.data(), st.integers(1, 4), st.integers(0, 4))
+def test_tokens_have_their_own_alternatives_which_do_not_hide_each_other(
     data: st.DataObject, kept: int, alternatives: int
 ) -> None:
+    """Where tokens read the same, the likeliest has the name."""
     names = ["a", "b", "a", "c", "b", "d"]
     tops = data.draw(st.lists(st.permutations(range(6)), min_size=1, max_size=6))
     fills = data.draw(st.booleans())
@@ -82,8 +51,9 @@ def test_every_token_has_its_own_alternatives(
     scores = [-9.0 - i for i in range(len(tokens))]
     top_logprobs = [-float(place) for _ in tops for place in range(kept)]
     scored = output(tokens, scores, [token for top in tops for token in top], top_logprobs)
-    found = of_prompt(0, scored, alternatives, names.__getitem__).top_logprobs[1:]
-    for i, (token, top, shown) in enumerate(zip(tokens, tops, found, strict=True)):
+    found = of_prompt(0, scored, alternatives, names.__getitem__)
+    assert found.token_logprobs == [None, *scores]
+    for i, (token, top, shown) in enumerate(zip(tokens, tops, found.top_logprobs[1:], strict=True)):
         pairs = [(one, float(-place)) for place, one in enumerate(top[:alternatives]) if one >= 0]
         if token not in dict(pairs):
             pairs.append((token, -9.0 - i))
@@ -96,24 +66,26 @@ def test_every_token_has_its_own_alternatives(
 
 
 def test_minus_infinity_is_a_number_of_json() -> None:
-    output = scored([5, 3], [0, -inf], 3, -inf)
-    assert only(output, 2) == {"five": 0, "three": -9999}
-    (_, entry) = msgspec.json.decode(as_prompt_logprobs(output, 2, name))
     five = {"logprob": 0, "rank": 1, "decoded_token": "five"}
-    assert entry == {"5": five, "3": {"logprob": -9999, "rank": 2, "decoded_token": "three"}}
-    # A token beyond the alternatives has its own rank; places without a token are left out.
-    (_, entry) = msgspec.json.decode(as_prompt_logprobs(scored([5, 6], [0, -1], 3, -7), 1, name))
-    assert entry == {"5": five, "3": {"logprob": -7, "rank": 9, "decoded_token": "three"}}
-    output = scored([5, -1], [0, 0], 5, 0)
-    assert only(output, 2) == {"five": 0}
-    assert list(msgspec.json.decode(as_prompt_logprobs(output, 2, name))[1]) == ["5"]
+    for scores, alternatives, three in (
+        (output([3], [-inf], [5, 3], [0, -inf]), 2, {"logprob": -9999, "rank": 2}),
+        # A token beyond the alternatives has its own rank.
+        (output([3], [-7], [5, 6], [0, -1]), 1, {"logprob": -7, "rank": 9}),
+    ):
+        (_, shown) = of_prompt(0, scores, alternatives, name).top_logprobs
+        assert shown == {"five": 0, "three": three["logprob"]}
+        (_, entry) = msgspec.json.decode(as_prompt_logprobs(scores, alternatives, name))
+        assert entry == {"5": five, "3": {**three, "decoded_token": "three"}}
+    # Places without a token are left out.
+    (_, entry) = msgspec.json.decode(as_prompt_logprobs(output([5], [0], [5, -1], [0, 0]), 2, name))
+    assert entry == {"5": five}
 
 
 def test_a_delta_without_tokens_has_no_entries_of_its_own() -> None:
-    nothing = Delta(0, True, "", b"", b"", b"", b"", [], "length", None)
-    assert of_delta(nothing, 2, name, None) == Logprobs([], [], [], [])
-    echoed = of_prompt(5, scored([], [], 3, -1), 0, name)
-    assert of_delta(replace(nothing, text_offset=[0, 4]), 2, name, echoed) == Logprobs(
+    nothing = Delta(0, True, "", b"", b"", b"", b"", [0, 4], "length", None)
+    assert of_delta(nothing, 2, name, None) == Logprobs([], [], [], [0, 4])
+    echoed = of_prompt(5, output([3], [-1], [], []), 0, name)
+    assert of_delta(nothing, 2, name, echoed) == Logprobs(
         ["five", "three"], [None, -1], [None, {"three": -1}], [0, 4]
     )
 
@@ -122,9 +94,9 @@ def test_a_delta_without_tokens_has_no_entries_of_its_own() -> None:
 
 
 def unpacked(encoded: bytes) -> dict[str, list[Any]]:
-    kinds = {"token_ids": "i", "ranks": "i", "top_token_ids": "i"}
+    kinds = {"token_ids": "<i4", "ranks": "<i4", "top_token_ids": "<i4"}
     return {
-        name: memoryview(base64.b64decode(value)).cast(kinds.get(name, "f")).tolist()  # type: ignore[call-overload]
+        name: np.frombuffer(base64.b64decode(value), kinds.get(name, "<f4")).tolist()
         for name, value in msgspec.json.decode(encoded).items()
     }
 
@@ -132,36 +104,25 @@ def unpacked(encoded: bytes) -> dict[str, list[Any]]:
 OUTPUT = output([5, 6], [-1, -inf], [7, 5, 8, -1], [-0.5, -1, 0, 0])
 
 
-def test_only_what_is_asked_for_is_sent() -> None:
-    sample = packed.PackedSample(3, ())
-    delta = sample.feed(OUTPUT)
-    assert (delta.index, delta.is_first, delta.text, sample.finished) == (3, True, "", False)
+def test_packed_samples_have_what_is_asked_for_and_the_token_that_stops() -> None:
+    delta = packed.PackedSample(3, ()).feed(OUTPUT)
     asked = {k: unpacked(msgspec.json.encode(packed.of_delta(delta, k))) for k in (None, 0, 2)}
     assert asked[None] == {"token_ids": [5, 6]}
     assert asked[0] == {"token_ids": [5, 6], "logprobs": [-1, -inf]}
     assert asked[2] == asked[0] | {"top_token_ids": [7, 5, 8, -1], "top_logprobs": [-0.5, -1, 0, 0]}
-
-
-def test_the_token_that_stops_is_told() -> None:
     for stop_token_ids, expected in (((6,), 6), ((9,), None)):
-        sample = packed.PackedSample(0, stop_token_ids)
-        delta = sample.feed(msgspec.structs.replace(OUTPUT, finish_reason="stop"))
-        assert (delta.finish_reason, delta.stop_reason, sample.finished) == ("stop", expected, True)
-        assert delta.token_ids == OUTPUT.token_ids
+        sample = packed.PackedSample(3, stop_token_ids)
+        assert (sample.feed(OUTPUT), sample.finished) == (delta, False)
+        end = sample.feed(msgspec.structs.replace(OUTPUT, finish_reason="stop"))
+        stopped = replace(delta, is_first=False, finish_reason="stop", stop_reason=expected)
+        assert (end, sample.finished) == (stopped, True)
 
 
-def test_a_prompts_arrays_have_an_entry_for_every_token() -> None:
-    prompt = array("i", [4, 5, 6]).tobytes()
-    assert unpacked(bytes(packed.of_prompt(prompt, OUTPUT, None))) == {"token_ids": [4, 5, 6]}
-    found = unpacked(bytes(packed.of_prompt(prompt, OUTPUT, 2)))
-    assert found["token_ids"] == [4, 5, 6]
-    assert found["ranks"] == [0, 9, 9]
-    assert found["top_token_ids"] == [-1, -1, 7, 5, 8, -1]
-    assert isnan(found["logprobs"][0]) and found["logprobs"][1:] == [-1, -inf]
-    assert found["top_logprobs"][2:] == [-0.5, -1, 0, 0]
-    assert all(map(isnan, found["top_logprobs"][:2]))
-    assert set(unpacked(bytes(packed.of_prompt(prompt, OUTPUT, 0)))) == {
-        "token_ids",
-        "logprobs",
-        "ranks",
-    }
+def test_a_packed_prompt_has_an_entry_for_every_token() -> None:
+    prompt, ids = array("i", [4, 5, 6]).tobytes(), {"token_ids": [4, 5, 6]}
+    assert unpacked(bytes(packed.of_prompt(prompt, OUTPUT, None))) == ids
+    scores = ids | {"logprobs": [nan, -1, -inf], "ranks": [0, 9, 9]}
+    tops = {"top_token_ids": [-1, -1, 7, 5, 8, -1], "top_logprobs": [nan, nan, -0.5, -1, 0, 0]}
+    for alternatives, expected in ((0, scores), (2, scores | tops)):
+        found = unpacked(bytes(packed.of_prompt(prompt, OUTPUT, alternatives)))
+        np.testing.assert_equal(found, expected)

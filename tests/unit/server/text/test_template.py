@@ -11,13 +11,6 @@ from server.text import template_process as template
 from server.text.template_process import TemplateFailed, compile_template, render
 from training.tasks import problems
 
-CHAT_ML = """{% for message in messages %}
-{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}
-{%- endfor %}
-{% if add_generation_prompt %}
-{{ '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 LLAMA = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}
     {%- set system_message = messages[0]['content']|trim %}
@@ -50,52 +43,44 @@ def rendered(source: str, messages: list[dict[str, str]] | None = None, **variab
     return render(compile_template(source), variables)
 
 
-def test_chat_ml() -> None:
-    assert rendered(CHAT_ML, chat("hi", "ho", "hu")) == (
-        "<|im_start|>user\nhi<|im_end|>\n"
-        "<|im_start|>assistant\nho<|im_end|>\n"
-        "<|im_start|>user\nhu<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert rendered(CHAT_ML, add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
-
-
 def test_a_llama_template() -> None:
     text = rendered(LLAMA, chat("be kind", " hi ", "ho", first="system"), bos_token="<s>")
+    text = text.replace("<|start_header_id|>", "[").replace("<|end_header_id|>\n\n", "]")
     assert text == (
-        "<s><|start_header_id|>system<|end_header_id|>\n\nbe kind<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\nho<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+        "<s>[system]be kind<|eot_id|>[user]hi<|eot_id|>[assistant]ho<|eot_id|>[assistant]"
     )
     with pytest.raises(TemplateFailed, match=r"^Conversation roles must alternate user/assistant"):
         rendered(LLAMA, [*chat("hi"), *chat("hi")], bos_token="<s>")
 
 
+WRITTEN = {
+    "{% for message in messages %}\n  {{ message.role }}\n  {%- endfor %}\n.": "  user.",
+    "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}": "01",
+    "{{ {'b': '<é>', 'a': [1, none]} | tojson }}": '{"b": "<é>", "a": [1, null]}',
+    "{{ [1] | tojson(indent=1) }}": "[\n 1\n]",
+    "{{ strftime_now('%Y') | int > 2000 }}": "True",
+    "{{ tools is defined and tools is none }}": "True",
+    "{% set ns = namespace(n=0) %}{% set ns.n = 1 %}{{ ns.n }}": "1",
+}
+
+
 def test_what_templates_expect_to_find_is_there() -> None:
-    loop = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
-    assert rendered(loop) == "01"
-    assert rendered("{{ {'b': '<é>', 'a': [1, none]} | tojson }}") == '{"b": "<é>", "a": [1, null]}'
-    assert rendered("{{ [1] | tojson(indent=1) }}") == "[\n 1\n]"
-    assert rendered("{{ strftime_now('%Y') | int > 2000 }}") == "True"
-    assert rendered("{{ tools is defined and tools is none }}", tools=None) == "True"
-    assert rendered("{% set ns = namespace(n=0) %}{% set ns.n = 1 %}{{ ns.n }}") == "1"
+    assert {source: rendered(source, tools=None) for source in WRITTEN} == WRITTEN
 
 
 def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     source = (DEMO_MODEL / "chat_template.jinja").read_text()
     begin, end = "<|begin_of_text|>", "<|end_of_text|>"
     problem = next(problems("train", 0))
-    assert rendered(source, chat(problem.question)) == begin + problem.prompt
-    whole = rendered(source, chat(problem.question, problem.solution), add_generation_prompt=False)
-    assert whole == begin + problem.prompt + problem.solution + end
-    again = rendered(source, chat(problem.question, problem.solution, problem.question))
-    assert again == whole + begin + problem.prompt
+    ask, whole = chat(problem.question), chat(problem.question, problem.solution)
+    shown = begin + problem.prompt + problem.solution + end
+    assert rendered(source, ask) == begin + problem.prompt
+    assert rendered(source, whole, add_generation_prompt=False) == shown
+    assert rendered(source, [*whole, *ask]) == shown + begin + problem.prompt
     with pytest.raises(TemplateFailed, match="no messages of tool"):
         rendered(source, [{"role": "tool", "content": "5"}])
-    question = chat("How many are 2 hats and 3 hats?")
     always_sent = {"role": "system", "content": "Be kind."}
-    assert rendered(source, [always_sent, *question]) == rendered(source, question)
+    assert rendered(source, [always_sent, *ask]) == rendered(source, ask)
 
 
 def test_what_is_no_template_is_told_with_its_line() -> None:

@@ -17,9 +17,11 @@ from engine.errors import CheckpointError
 from server.text import text as text_module
 from server.text.byte_table import ByteTable
 from server.text.text import Text
-from tests.serving import TEXT_MODEL, write_text_model
+from tests.serving import TEXT_MODEL
 
-tokens = st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1))
+
+def ids(*tokens: int) -> bytes:
+    return array("i", tokens).tobytes()
 
 
 @pytest.fixture
@@ -32,11 +34,6 @@ def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-@pytest.fixture(scope="module")
-def library(text_model: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(text_model / "tokenizer.json"))
-
-
 @given(st.lists(st.text(max_size=9)), st.integers(1, 30))
 def test_decoding_gives_back_what_was_encoded_however_many_at_once(
     text: Text, prompts: list[str], at_once: int
@@ -46,30 +43,25 @@ def test_decoding_gives_back_what_was_encoded_however_many_at_once(
         patch.setattr(text_module, "AT_ONCE", at_once)
         assert text.encode(prompts) == expected
     for prompt, encoded in zip(prompts, expected, strict=True):
-        assert encoded[:4] == b"\0\0\0\0"  # begin of text
+        assert encoded[:4] == ids(0)  # begin of text
         assert text.decode(encoded).decode() == prompt
         assert len(prompt) <= text.longest_token * len(encoded) // 4
 
 
-@given(tokens)
+@given(st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1)))
 def test_decoding_any_tokens_agrees_with_the_library(
-    text: Text, library: Tokenizer, ids: list[int]
+    text: Text, text_model: Path, tokens: list[int]
 ) -> None:
-    data = array("i", ids).tobytes()
-    assert text.decode(data).decode("utf-8", "replace") == library.decode(ids)
-    assert b"".join(text.pieces(data)) == text.decode(data)
-    plain = array("i", [token for token in ids if token > 1]).tobytes()
-    begin, end = (array("i", [token]).tobytes() for token in (0, 1))
-    assert text.spell(plain) == text.decode(plain)
-    assert text.spell(begin + plain + end) == (
-        b"<|begin_of_text|>" + text.decode(plain) + b"<|end_of_text|>"
-    )
+    library = Tokenizer.from_file(str(text_model / "tokenizer.json"))
+    assert text.decode(ids(*tokens)).decode("utf-8", "replace") == library.decode(tokens)
+    plain = [token for token in tokens if token > 1]
+    spelled = text.spell(ids(0, *plain, 1))
+    assert spelled == b"<|begin_of_text|>" + text.decode(ids(*plain)) + b"<|end_of_text|>"
 
 
 def test_every_token_has_a_label(text: Text) -> None:
     assert len(text.labels) == TEXT_MODEL.vocab_size and all(text.labels)
-    assert text.labels[1] == "<|end_of_text|>"
-    assert text.labels[text.model.vocab_size - 1] == "token_id:319"
+    assert (text.labels[1], text.labels[319]) == ("<|end_of_text|>", "token_id:319")
     assert "bytes:\\xe2" in text.labels
 
 
@@ -82,20 +74,18 @@ def test_a_damaged_file_is_named(folder: Path, name: str) -> None:
 
 
 def test_a_model_needs_a_config_and_a_tokenizer_that_fits_it(folder: Path) -> None:
-    change(folder / "config.json", vocab_size=200)
-    with pytest.raises(CheckpointError, match=r"\d+ lies outside the model's 200"):
-        Text(folder)
-    tokenizer = folder / "tokenizer.json"
-    spelled = json.loads(tokenizer.read_text())["model"]
-    vocab = {("€" if token == "z" else token): id for token, id in spelled["vocab"].items()}
-    change(folder / "config.json", vocab_size=320)
-    change(tokenizer, model={**spelled, "vocab": vocab})
-    with pytest.raises(CheckpointError, match="not spelled in byte-level BPE: '€'"):
-        Text(folder)
-    change(tokenizer, decoder=None)
-    with pytest.raises(CheckpointError, match="only byte-level"):
-        Text(folder)
-    (folder / "config.json").unlink()
+    config, tokenizer = folder / "config.json", folder / "tokenizer.json"
+    bpe = json.loads(tokenizer.read_text())["model"]
+    euro = {("€" if token == "z" else token): id for token, id in bpe["vocab"].items()}
+    for path, fields, why in (
+        (tokenizer, {"model": {**bpe, "vocab": euro}}, "not spelled in byte-level BPE: '€'"),
+        (config, {"vocab_size": 200}, r"\d+ lies outside the model's 200"),
+        (tokenizer, {"decoder": None}, "only byte-level"),
+    ):
+        change(path, **fields)
+        with pytest.raises(CheckpointError, match=why):
+            Text(folder)
+    config.unlink()
     with pytest.raises(CheckpointError, match=r"config\.json"):
         Text(folder)
 
@@ -104,15 +94,9 @@ def test_without_a_tokenizer_tokens_are_written_as_ids(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     text = Text(folder)
     assert not text.has_tokenizer
-    assert text.decode(array("i", [0, 17, 319]).tobytes()) == b"token_id:0token_id:17token_id:319"
+    assert text.decode(ids(0, 17, 319)) == b"token_id:0token_id:17token_id:319"
     assert text.labels[17] == "token_id:17"
     assert text.longest_token == len("token_id:319")
-
-
-def test_write_text_model_is_deterministic(text_model: Path, tmp_path: Path) -> None:
-    write_text_model(tmp_path)
-    written = (one / "tokenizer.json" for one in (tmp_path, text_model))
-    assert len({one.read_bytes() for one in written}) == 1
 
 
 def test_special_tokens_are_those_of_the_config_where_they_read_as_one(
@@ -129,25 +113,22 @@ def test_special_tokens_are_those_of_the_config_where_they_read_as_one(
 
 ENTRIES = [*(bytes([i]) for i in range(256)), b"", b"a" * 15, b"b" * 16, b"c" * 17, b"\xc3" * 40]
 TABLE = ByteTable(ENTRIES)
-ordinary = st.integers(0, 253) | st.sampled_from([256, 257, 258])
-elsewhere = st.sampled_from([254, 255, 259, 260])  # the bytes that rows are filled with, and long
+gathered = st.integers(0, 253) | st.sampled_from([256, 257, 258])
+joined = gathered | st.sampled_from(
+    [254, 255, 259, 260]
+)  # what rows are filled with, and long ones
 
 
-@pytest.mark.parametrize("tokens", [ordinary, ordinary | elsewhere], ids=["gathered", "joined"])
-def test_any_length_reads_as_its_pieces(tokens: st.SearchStrategy[int]) -> None:
-    @given(st.lists(tokens, max_size=300))
-    def holds(ids: list[int]) -> None:
-        token_ids = array("i", ids).tobytes()
-        expected = [ENTRIES[token] for token in ids]
-        assert TABLE.join(token_ids) == b"".join(expected)
-        assert TABLE.pieces(token_ids) == expected
-
-    holds()
+@given(st.lists(gathered, max_size=300) | st.lists(joined, max_size=300))
+def test_any_length_reads_as_its_pieces(tokens: list[int]) -> None:
+    expected = [ENTRIES[token] for token in tokens]
+    assert TABLE.join(ids(*tokens)) == b"".join(expected)
+    assert TABLE.pieces(ids(*tokens)) == expected
 
 
 def test_a_long_run_of_every_token_and_ids_beyond_the_table() -> None:
     for token, entry in enumerate(ENTRIES):
-        assert TABLE.join(array("i", [token] * 500).tobytes()) == entry * 500
+        assert TABLE.join(ids(*[token] * 500)) == entry * 500
     for count in (1, 100):
         with pytest.raises(IndexError):
-            TABLE.join(array("i", [len(ENTRIES)] * count).tobytes())
+            TABLE.join(ids(*[len(ENTRIES)] * count))

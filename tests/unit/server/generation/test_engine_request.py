@@ -1,0 +1,97 @@
+"""What the engine is asked for, and no more than is needed."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+
+from engine.messages import Request, SamplingParams
+from server.generation.engine_request import engine_requests
+from server.generation.generation import Generation
+from server.generation.request_owner import RequestOwner
+from server.generation.sampling import sampling_params
+from server.text.text import Text
+from tests.bodies.refusals import completion, refusal
+from tests.serving import TEXT_MODEL
+
+N_CTX, VOCAB_SIZE = TEXT_MODEL.n_ctx, TEXT_MODEL.vocab_size
+NOBODY = RequestOwner()
+
+
+def asked(text: Text, owner: RequestOwner = NOBODY, **fields: Any) -> list[Request]:
+    request = completion(prompt=[[5, 6], [7]], **fields)
+    prompts = [array("i", ids).tobytes() for ids in ([5, 6], [7])]
+    made = Generation("made", request, prompts, text, owner)
+    assert owner.created_unix in {None, made.created_unix}
+    params = sampling_params(request, text)
+    return engine_requests("made", request, params, owner, made.prompts, range(2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "emit", "logprobs"),
+    [
+        ({}, "final", None),
+        ({"best_of": 4}, "final", 0),
+        ({"best_of": 4, "logprobs": 3}, "delta", 3),
+        ({"n": 2, "best_of": 2}, "final", None),
+        ({"return_packed": True, "logprobs": 0}, "final", 0),
+        ({"stop": "a", "priority": -7}, "columns", None),
+        ({"stream": True, "priority": 7, "request_id": "again"}, "columns", None),
+    ],
+)
+def test_no_more_is_asked_than_is_needed_and_under_an_id_of_our_own(
+    text: Text, fields: dict[str, Any], emit: str, logprobs: int | None
+) -> None:
+    requests = asked(text, **fields)
+    assert [request.id for request in requests] == ["made-0", "made-1"]
+    for request in requests:
+        assert (request.emit, request.params.logprobs) == (emit, logprobs)
+        assert request.params.n == fields.get("best_of", fields.get("n", 1))
+        assert request.priority == -fields.get("priority", 0), "larger is earlier"
+
+
+def test_what_lasts_is_drawn_from_its_id(text: Text) -> None:
+    owner = RequestOwner(share="a", weight=2.0, priority=-5, durable=True, created_unix=77)
+    first, second = asked(text, owner)
+    assert asked(text, owner) == [first, second]
+    assert first.params.seed != second.params.seed
+    assert (first.share, first.weight, first.priority, first.durable) == ("a", 2.0, -5, True)
+    assert first.emit == "final"
+    for request in asked(text, owner, stop=["x"], seed=-1):
+        assert (request.emit, request.params.seed) == ("delta", 2**64 - 1)
+
+
+# Penalties, biases and bans
+
+
+def params(text: Text, **fields: Any) -> SamplingParams:
+    return sampling_params(completion(**fields), text)
+
+
+def test_edits_of_logits_are_told_the_engine(text: Text) -> None:
+    numbers = {"presence_penalty": -2.0, "frequency_penalty": 0.5, "repetition_penalty": 1.25}
+    more = {"logit_bias": {"5": 100, "0": -1.5}, "allowed_token_ids": [7, 5, 7], "min_tokens": 16}
+    found = params(text, **numbers, **more)
+    assert numbers == {name: getattr(found, name) for name in numbers}
+    assert (found.logit_bias, found.min_tokens) == ({5: 100.0, 0: -1.5}, 16)
+    assert found.allowed_token_ids == (7, 5)
+    # No more tokens are asked for than there may be.
+    assert params(text, max_tokens=500, min_tokens=400).min_tokens == N_CTX
+    neutral: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
+    neutral |= {"logit_bias": {}, "allowed_token_ids": None, "bad_words": []}
+    assert params(text, **neutral, repetition_penalty=1) == params(text)
+
+
+def test_edits_that_do_not_fit_the_model_or_the_request_are_named(text: Text) -> None:
+    beyond = {"logit_bias": {str(VOCAB_SIZE): 1}, "allowed_token_ids": [5, VOCAB_SIZE]}
+    for field, bad in {**beyond, "min_tokens": 17}.items():
+        assert refusal(params, text, **{field: bad}).param == field
+
+
+def test_bad_words_are_spelled_with_and_without_a_space(text: Text) -> None:
+    found = params(text, bad_words=["cat", "  the cat", "cat", "€"]).bad_words
+    expected = text.encode(["cat", " cat", "the cat", " the cat", "€", " €"], adds_special=False)
+    assert [array("i", ids).tobytes() for ids in found] == expected
+    assert max(map(len, found)) > 2 and min(map(len, found)) == 1

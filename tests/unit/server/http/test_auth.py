@@ -1,0 +1,188 @@
+"""Who may ask for what: the operator, programs, and pages of the server's own or named origins."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from hashlib import sha256
+from itertools import product
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from server.config import ServerConfig
+from server.http.auth import Auth
+from server.http.cors import Cors, is_loopback
+from server.http.draining import Draining
+from server.http.keys import ApiKey, Keys
+from server.http.request_middleware import RequestMiddleware
+from server.routes.app import OPERATIONS
+from tests.serving import COMPLETIONS, error_of
+
+ADMIN, BOB = "operator-0123456789abcdef", "somebody-0123456789abcdef"
+NO_KEYS = Keys([])
+KEYS = Keys(
+    [
+        ApiKey(name, sha256(key.encode()).digest())
+        for name, key in (("admin-1", ADMIN), ("bob", BOB))
+    ]
+)
+HERE, ELSEWHERE = "127.0.0.1", "10.0.0.5"
+OWN, STRANGER = "http://127.0.0.1:8000", "https://stranger.example"
+EXTENSION = "chrome-extension://abcdefgh"
+
+
+async def ask(
+    method: str = "POST",
+    path: str = COMPLETIONS,
+    *,
+    port: int = 8000,
+    address: str = HERE,
+    key: str = "",
+    headers: Mapping[str, str] = MappingProxyType({}),
+    keys: Keys = NO_KEYS,
+    **settings: Any,
+) -> httpx.Response:
+    """The reply of a server of these settings to `address`, behind which all is answered."""
+    config = ServerConfig(**{"admin_port": 9000, **settings})
+    guard = Auth(PlainTextResponse("passed"), config, keys, lambda: 1, Draining())
+    origins = config.cors_origins
+    app = RequestMiddleware(Cors(guard, origins, OPERATIONS) if origins else guard)
+    transport = httpx.ASGITransport(app, client=(address, 1234))
+    bearer = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(
+        transport=transport, base_url=f"http://127.0.0.1:{port}"
+    ) as client:
+        return await client.request(method, path, headers={**headers, **bearer})
+
+
+def refused(reply: httpx.Response) -> str:
+    error = error_of(reply, 403)
+    assert (error["code"], error["type"]) == ("not_permitted", "permission_error")
+    return str(error["message"])
+
+
+Asked = dict[str, Any]
+BY_OPERATOR: dict[int, tuple[Asked, ...]] = {
+    200: (
+        *({"address": one, "port": 9000} for one in (HERE, "127.3.2.1", "::1", "::ffff:127.0.0.1")),
+        {"keys": KEYS, "key": ADMIN, "address": ELSEWHERE, "admin_port": 0},
+        {"keys": KEYS, "key": ADMIN, "port": 9000},
+    ),
+    401: (
+        {"keys": KEYS, "admin_port": 0},
+        {"keys": KEYS, "port": 9000},
+    ),
+    403: (
+        {"admin_port": 0},  # through a proxy on this machine, perhaps, that adds no header
+        *(
+            {"address": one, **where}
+            for one in (ELSEWHERE, "0.0.0.0", "::ffff:10.0.0.5", "fe80::1", "")
+            for where in ({"admin_port": 0}, {"port": 9000})
+        ),
+        *(
+            {"port": 9000, "headers": {by_way: "a"}}
+            for by_way in ("origin", "forwarded", "x-forwarded-for")
+        ),
+        {"keys": KEYS, "key": BOB, "admin_port": 0},
+    ),
+    404: ({}, {"keys": KEYS, "key": ADMIN}),
+}
+
+
+@pytest.mark.parametrize("status", BY_OPERATOR)
+async def test_what_changes_the_server_takes_the_operators_key_or_a_program_here(
+    status: int,
+) -> None:
+    for asked in BY_OPERATOR[status]:
+        reply = await ask(path="/v1/admin/weights", **asked)
+        assert reply.status_code == status, asked
+        if status == 403:
+            refused(reply)
+
+
+@pytest.mark.parametrize("port", [8000, 9000])
+async def test_a_web_page_of_another_origin_cannot_use_the_server(port: int) -> None:
+    routes = {(one.method, one.path) for one in OPERATIONS} - {
+        *(("GET", path) for path in ("/health", "/ready", "/ping")),
+        ("POST", "/ping"),
+    }
+    strangers = (STRANGER, "null", "http://localhost:3000", OWN + "0", "http://[")
+    asked = [*((*route, STRANGER) for route in routes), *(("POST", "/", one) for one in strangers)]
+    for method, path, origin in asked:
+        reply = await ask(method, path, port=port, headers={"origin": origin})
+        assert "cors_origins" in refused(reply), path
+    for origin in ("null", "junk", "http://", ""):  # it is not that of an empty host
+        refused(await ask(headers={"origin": origin, "host": ""}))
+
+
+MAY_ASK: tuple[Asked, ...] = (
+    {},
+    {"headers": {"origin": OWN}},
+    {"headers": {"origin": "https://srm.example", "host": "srm.example"}, "host": "0.0.0.0"},
+    {"headers": {"origin": STRANGER}, "path": "/health"},
+    *(
+        {"headers": {"origin": origin}, "cors_origins": (allowed,)}
+        for origin, allowed in ((STRANGER, "*"), (STRANGER, STRANGER), (EXTENSION, EXTENSION))
+    ),
+    *(
+        {"headers": {"host": name}}
+        for name in ("", "localhost", "LOCALHOST:1", "127.3.2.1:8000", "[::1]:8000", ELSEWHERE,
+                     "a.localhost:8000", "host.docker.internal:8000")
+    ),
+    *(
+        {"headers": {"host": "srm.example"}, **own}
+        for own in (
+            {"cors_origins": ("https://srm.example",)},
+            {"host": "0.0.0.0"},
+            {"keys": KEYS, "key": BOB},
+        )
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", MAY_ASK)
+async def test_programs_the_servers_own_page_and_named_origins_go_on(asked: Asked) -> None:
+    assert (await ask("GET", **{"path": "/v1/models", **asked})).status_code == 200
+
+
+REBOUND = ("evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "[", "srm")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/"])
+async def test_a_name_that_was_given_our_address_is_not_ours(path: str) -> None:
+    """DNS rebinding: the page's origin and `Host` are the same then."""
+    listening = ((HERE, 8000), ("localhost", 8000), ("::1", 8000), ("0.0.0.0", 9000))
+    for name, (host, port) in product(REBOUND, listening):
+        headers = {"origin": f"http://{name}", "host": name}
+        refused(await ask("GET", path, host=host, port=port, headers=headers))
+
+
+async def test_a_host_name_is_this_machines_alone_if_all_its_addresses_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = {"MyBox": ["127.0.1.1", "::1"], "both": [HERE, ELSEWHERE], "LOCALHOST": [HERE]}
+
+    def look_up(name: str, _port: None) -> list[tuple[object, ...]]:
+        if name not in addresses:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, 0)) for address in addresses[name]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert all(map(is_loopback, ["MyBox", "LOCALHOST", "127.9.9.9", "::ffff:127.0.0.1"]))
+    assert not any(map(is_loopback, ["both", "nowhere", "", "0.0.0.0"]))
+    assert (await ask(host="MyBox", headers={"host": "mybox"})).status_code == 200
+    refused(await ask(host="MyBox", headers={"host": "evil.example"}))
+
+
+async def test_pages_of_named_origins_may_use_every_method_that_a_route_has() -> None:
+    refused(await ask(cors_origins=(STRANGER,), headers={"origin": "https://other.example"}))
+    for method, status in (("GET", 200), ("POST", 200), ("DELETE", 200), ("PUT", 400)):
+        headers = {"origin": STRANGER, "access-control-request-method": method}
+        reply = await ask("OPTIONS", "/v1/files/a", cors_origins=(STRANGER,), headers=headers)
+        assert reply.status_code == status
+        allowed = reply.headers["access-control-allow-methods"].split(", ") if status == 200 else []
+        assert (method in allowed) == (status == 200)
