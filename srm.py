@@ -30,8 +30,7 @@ USAGE = """usage: srm COMMAND [options]
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `prefix`, `snapshot`, `precision`, `samples`, `until`, `http`, `client`,
-            `jobs` or `background`; `srm bench table` shows the records
+            `prefix`, `snapshot` or `http`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -59,13 +58,7 @@ BENCHMARKS = {
     "simulate": "bench.host.simulate",
     "prefix": "bench.engine.prefix",
     "snapshot": "bench.engine.snapshot",
-    "precision": "bench.model.precision",
-    "samples": "bench.model.many_samples",
-    "until": "bench.model.until",
     "http": "bench.server.http",
-    "client": "bench.client.client",
-    "jobs": "bench.server.jobs",
-    "background": "bench.server.background",
     "table": "bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
@@ -82,16 +75,15 @@ SETTINGS = """
   batch_fsync_s max_batch_lines_in_flight path
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
-  problems samples counts temperature
+  problems samples temperature
   demo_model random_widths dtypes repetitions seconds
   rows check
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
-  sequences random_sequences folder
+  sequences folder lines
   requests n max_tokens streams prompts header_tokens
   url
-  lines engine requests_per_s batch_lines batch_max_tokens
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
   prompt token_ids json top_k min_p stop stop_token_ids ignore_eos extra_body

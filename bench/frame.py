@@ -17,9 +17,9 @@ from engine.settings import load
 
 Record = dict[str, Any]
 
-DRAWN = {"engine", "kernels", "prefill", "host", "prefix-reuse", "simulate", "samples", "precision"}
+DRAWN = {"engine", "kernels", "prefill", "host", "prefix-reuse", "simulate"}
 """Kinds of records that have a picture."""
-MAY_BE_0 = {"seed", "threads"}
+MAY_BE_0 = {"threads"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers"}
 
 

@@ -52,8 +52,7 @@ CHECKED_LATER = {"GenerateConfig", "BatchConfig", "EvaluateConfig"}
 """Settings that become others, of a request or of the engine, which check them."""
 UNCHECKED = {
     *(("HostBenchConfig", "seconds"), ("SimulationConfig", "seconds")),
-    *(("SimulationConfig", "length"), ("PrecisionConfig", "seed")),
-    *(("SamplesBenchConfig", "seed"), ("UntilBenchConfig", "seed")),
+    ("SimulationConfig", "length"),
 }
 SAID_IN_A_SENTENCE = {
     *("FileDeleted", "Health", "Pong", "Version", "WorldSize", "Detokenized", "ChunkChoice"),

@@ -114,13 +114,11 @@ def measure_decode(
             # The pipeline fills, and every sequence has forked.
             for _ in range(2 + -(-batch_size // rows)):
                 engine.step_overlapped()
-            started, before = time.perf_counter(), engine.num_steps
-            while engine.has_request("bench") and seconds < config.seconds:
+            started, before, taken = time.perf_counter(), engine.num_steps, 0.0
+            while engine.has_request("bench") and seconds + taken < config.seconds:
                 engine.step_overlapped()
-                seconds_now = time.perf_counter() - started
-                if seconds + seconds_now >= config.seconds:
-                    break
-            seconds += time.perf_counter() - started
+                taken = time.perf_counter() - started
+            seconds += taken
             tokens += (engine.num_steps - before) * rows
             engine.abort("bench")
             while engine.has_work:

@@ -1,1 +1,1 @@
-"""Benchmarks of the host's work: scheduling and HTTP without a model, measured and simulated."""
+"""Benchmarks of the host's work, and processes that benchmarks start and watch."""

@@ -99,24 +99,6 @@ def below(pid: int, table: dict[int, Process]) -> set[int]:
     return found
 
 
-def seconds_and_peaks(pid: int) -> dict[str, tuple[float, int]]:
-    """Return CPU seconds and peak memory in bytes, of a supervisor and each descendant.
-
-    Keys are the module of `python -m MODULE` and its command, such as `server jobs`, else the
-    program; of several with one name the last counts.
-    """
-    found, table = {}, processes()
-    for one in sorted(below(pid, table)):
-        with suppress(OSError):
-            words = (_PROC / str(one) / "cmdline").read_text(errors="replace").split("\0")
-            status = (_PROC / str(one) / "status").read_text().splitlines()
-            module = words[words.index("-m") + 1 :][:2] if "-m" in words else [Path(words[0]).name]
-            name = " ".join([module[0], *(word for word in module[1:] if word.isalpha())])
-            peak = next((int(line.split()[1]) for line in status if line.startswith("VmHWM")), 0)
-            found["supervisor" if one == pid else name] = table[one].cpu_s, 1024 * peak
-    return found
-
-
 def _busy_s() -> float:
     user, nice, system, _idle, _waiting, *others = map(
         int, (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]

@@ -92,12 +92,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-_START = (
-    "import sys; from server.supervise.launch import main; "
-    "sys.exit(main(sys.argv[2:], sys.argv[1]))"
-)
-
-
 class Serving(NamedTuple):
     """A server that is ready."""
 
@@ -112,15 +106,10 @@ class Serving(NamedTuple):
 
 
 @contextmanager
-def serving(
-    *flags: str, engine_module: str = "engine", program: tuple[str, ...] = ()
-) -> Iterator[Serving]:
-    """Start a server with these flags, and stop it at the end. Raises ConfigError if that fails.
-
-    It is `srm serve` with that engine, or a Python program which says as it does where it serves.
-    """
+def serving(*flags: str) -> Iterator[Serving]:
+    """Start `srm serve` with these flags; stop it at the end. Raises ConfigError if that fails."""
     with subprocess.Popen(
-        [sys.executable, "-P", *(program or ("-c", _START, engine_module)), *flags, "--port=0"],
+        [sys.executable, "-P", ROOT / "srm.py", "serve", *flags, "--port=0"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

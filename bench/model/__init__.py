@@ -1,1 +1,1 @@
-"""Benchmarks that need torch: precision, many samples, plots."""
+"""What needs torch or matplotlib, as programs of their own: rates of torch, and plots."""

@@ -19,15 +19,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.peaks.rates import Record, bytes_moved, limit, runs_of
+from bench.frame import Record
+from bench.peaks.rates import bytes_moved, limit, runs_of
 
 COLOURS = {"srm": "tab:blue", "PyTorch compiled": "tab:orange", "PyTorch eager": "tab:gray"}
 DASHES = {"float32": "--", "bfloat16": "-"}
-SHOWN_CASES = (
-    *("float32", "state fp16", "state bf16", "products bf16", "step bf16", "step fp16"),
-    *("step bf16, residual logits f32", "step bf16, state bf16"),
-)
-"""Cases of `srm bench precision` that are plotted."""
 
 
 def draw_engine(record: Record) -> Figure:
@@ -143,22 +139,6 @@ def draw_simulation(record: Record) -> Figure:
     return figure
 
 
-def draw_samples(record: Record) -> Figure:
-    """Draw pass@k of each problem, and tokens a second."""
-    figure, (chances, rates) = plt.subplots(1, 2, figsize=(9, 4), width_ratios=(2, 1))
-    names = [f"{number}. {run['kind']}" for number, run in enumerate(record["runs"], 1)]
-    for name, run in zip(names, record["runs"], strict=True):
-        ks = [int(k) for k in run["pass_at"]]
-        chances.plot(ks, list(run["pass_at"].values()), marker=".", label=name)
-    chances.set(xlabel="samples k", ylabel="pass@k", ylim=(0, 1.02))
-    _ruled([chances])
-    chances.legend(loc="lower right")
-    rates.bar(names, [run["tokens_per_s"] for run in record["runs"]], color="tab:blue")
-    rates.set_ylabel("tokens per second")
-    rates.tick_params(axis="x", labelrotation=30)
-    return figure
-
-
 def draw_host(record: Record) -> Figure:
     """Draw schedule and complete per row by running sequences, a line for each kind of case."""
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -198,26 +178,6 @@ def draw_kernels(record: Record) -> Figure:
         axes.axvline(1, color="black", linewidth=0.5)
         axes.set(title=f"{model['name']}, {run['dtype']}", xlabel="fraction of the limit")
         axes.grid(axis="x", linewidth=0.3)
-    return _explained(figure, 4)
-
-
-def draw_precision(record: Record) -> Figure:
-    """Draw the RMS error of the logits by position, a panel per model, for SHOWN_CASES."""
-    models = record["models"]
-    columns = min(3, len(models))
-    size = (4.5 * columns, 3.2 * -(-len(models) // columns) + 1)
-    figure, panels = plt.subplots(-(-len(models) // columns), columns, figsize=size, squeeze=False)
-    for panel, model in zip(panels.flat, models, strict=False):
-        ends = [last for _, last in model["positions"]]
-        for found in model["cases"]:
-            if found["case"] in SHOWN_CASES:
-                errors = found["by_position"]["rms_error"]
-                panel.plot(ends, errors, linewidth=1, label=found["case"])
-        panel.set(yscale="log", title=model["name"], xlabel="position")
-    _ruled(panels.flat, base=2)
-    panels[0][0].set_ylabel("RMS error / largest logit")
-    for panel in panels.flat[len(models) :]:
-        panel.set_axis_off()
     return _explained(figure, 4)
 
 
@@ -274,8 +234,6 @@ KINDS: dict[str, tuple[Callable[[Record], Figure], str]] = {
     "prefill": (draw_prefill, "Fraction of the GEMM peak by length of the prompt"),
     "prefix-reuse": (draw_prefix_reuse, "Time and tokens fed by what was kept"),
     "simulate": (draw_simulation, "Tokens a second of the device and with the host"),
-    "samples": (draw_samples, "pass@k and tokens a second"),
-    "precision": (draw_precision, "Error by position"),
     "peers": (draw_peers, "Tokens a second of each engine"),
 }
 """The function that draws each kind of record, and the picture's caption."""

@@ -8,18 +8,16 @@ measured then ("–"), and no device.
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
 
-Record = dict[str, Any]
+from bench.frame import Record, table
 
 
 def peaks(products: list[Record]) -> dict[str, float]:
     """Return the best GFLOP/s by dtype."""
-    dtypes = {entry["dtype"] for entry in products}
-    return {
-        dtype: max(entry["gflops"] for entry in products if entry["dtype"] == dtype)
-        for dtype in sorted(dtypes, reverse=True)
-    }
+    best: dict[str, float] = {}
+    for entry in products:
+        best[entry["dtype"]] = max(entry["gflops"], best.get(entry["dtype"], 0.0))
+    return dict(sorted(best.items(), reverse=True))
 
 
 def memory_peak(streams: list[Record]) -> float:
@@ -83,22 +81,20 @@ def limit(record: Record, dtype: str, flops: int, moved: int) -> tuple[str, floa
 
 def peak_tables(record: Record) -> list[str]:
     """Render the products and streams of a record, measured before and after, as Markdown."""
-    lines = ["| GEMM by | dtype | shape | GFLOP/s before | after |", "|---|---|---|---|---|"]
-    for before, after in zip(record["gemm_before"], record["gemm_after"], strict=True):
-        shape = "×".join(map(str, before["shape"]))
-        lines.append(
-            f"| {before['by']} | {before['dtype']} | {shape} "
-            f"| {before['gflops']:.0f} | {after['gflops']:.0f} |"
-        )
+    rows = (
+        f"{before['by']} | {before['dtype']} | {'×'.join(map(str, before['shape']))} "
+        f"| {before['gflops']:.0f} | {after['gflops']:.0f}"
+        for before, after in zip(record["gemm_before"], record["gemm_after"], strict=True)
+    )
+    lines = table("GEMM by | dtype | shape | GFLOP/s before | after", rows)
     return [*lines, "", *memory_table(record)]
 
 
 def memory_table(record: Record) -> list[str]:
     """Render the streams of a record alone."""
-    lines = ["| memory by | stream | MiB moved | GB/s before | after |", "|---|---|---|---|---|"]
-    for before, after in zip(record["memory_before"], record["memory_after"], strict=True):
-        lines.append(
-            f"| {before['by']} | {before['stream']} | {before['bytes'] / 2**20:,.0f} "
-            f"| {before['gb_per_s']:.1f} | {after['gb_per_s']:.1f} |"
-        )
-    return lines
+    rows = (
+        f"{before['by']} | {before['stream']} | {before['bytes'] / 2**20:,.0f} "
+        f"| {before['gb_per_s']:.1f} | {after['gb_per_s']:.1f}"
+        for before, after in zip(record["memory_before"], record["memory_after"], strict=True)
+    )
+    return table("memory by | stream | MiB moved | GB/s before | after", rows)

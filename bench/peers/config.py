@@ -1,7 +1,4 @@
-"""What is compared, as data: a peer, from which it can be run, and the settings of the comparison.
-
-Knows no engine.
-"""
+"""The fields of a peer in `catalog.toml`, and the settings of `python -m bench.peers`."""
 
 from __future__ import annotations
 

@@ -36,21 +36,15 @@ class Shape(msgspec.Struct, frozen=True):
 
     @property
     def _weights_per_layer(self) -> int:
-        d = self.d_model
-        if self.kind == "srm":
-            return (8 + 2) * d * d  # up and down by 4; into the heads and out
-        if self.kind == "llama":
-            return (4 + 3 * 4) * d * d  # q, k, v, o; gate, up and down by 4
-        if self.kind == "mamba":
-            inner, rank = 2 * d, d // 16
-            mixed = inner * (rank + 2 * _MAMBA_STATE) + rank * inner
-            return d * 2 * inner + mixed + inner * d
-        if self.kind == "mamba2":
-            inner, state = 2 * d, d // 2
-            return d * (2 * inner + 2 * state + _MAMBA2_HEADS) + inner * d
-        if self.kind == "rwkv4":
-            return (4 + 9) * d * d  # r, k, v, o; key and value by 4, receptance
-        return (4 + 8) * d * d + 8 * d * _RWKV_RANK  # the same without receptance; 4 low ranks
+        d, inner, rank = self.d_model, 2 * self.d_model, self.d_model // 16
+        return {
+            "srm": (8 + 2) * d * d,  # up and down by 4; into the heads and out
+            "llama": (4 + 3 * 4) * d * d,  # q, k, v, o; gate, up and down by 4
+            "mamba": 3 * d * inner + 2 * inner * (rank + _MAMBA_STATE),
+            "mamba2": 3 * d * inner + d * (2 * (d // 2) + _MAMBA2_HEADS),
+            "rwkv4": (4 + 9) * d * d,  # r, k, v, o; key and value by 4, receptance
+            "rwkv7": (4 + 8) * d * d + 8 * d * _RWKV_RANK,  # without receptance; 4 low ranks
+        }[self.kind]
 
     def state_bytes(self, width: int = 4) -> int:
         """Return the bytes of a state of N_CTX tokens, in numbers of `width` bytes."""

@@ -1,1 +1,1 @@
-"""Benchmarks of HTTP, text and batches."""
+"""The benchmark of HTTP, and the load that it and `bench.peers` send."""

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 import srm
-from bench.host.tiny import write_tiny_model
-from engine.config import ModelConfig
+from engine.config import DEMO_MODEL, ModelConfig
 from engine.weights.random_model import write_random_model
 
 Record = dict[str, Any]
-QUICK = "--repetitions=1 --seconds=0.01 --random-widths="
+QUICK = "--repetitions=1 --seconds=0.01 --random-widths= --demo-model={bare}"
 
 
 def engines(record: Record) -> None:
@@ -66,68 +65,34 @@ def bursts(record: Record) -> None:
     assert all(case["http_tokens_per_s"][0] > 0 for case in record["cases"])
 
 
-def batches(record: Record) -> None:
-    assert [case["lines"] for case in record["cases"]] == [20, 50]
-    for case in record["cases"]:
-        assert {"supervisor", "server api", "server jobs"} < set(case["processes"])
-        assert all(one["peak_bytes"] > 2**20 for one in case["processes"].values())
-
-
-def streams(record: Record) -> None:
-    alone, beside = record["cases"]
-    assert len(alone["first_token_s"]) == len(beside["first_token_s"]) == 12
-    assert all(0 < one < 60 for one in beside["first_token_s"] + beside["last_token_s"])
-    assert beside["batch_tokens_per_s"] > 0
-
-
-def clients(record: Record) -> None:
-    assert all(len(costs) == 1 for costs in record["cpu_s_per_request"].values())
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One of random weights alone, and one that knows the demo model's text."""
-    folder = tmp_path_factory.mktemp("models")
-    shape = ModelConfig(d_model=16, num_layers=1, num_heads=2, n_ctx=16, vocab_size=32)
-    write_random_model(folder / "bare", shape)
-    write_tiny_model(folder / "text")
-    return {"bare": folder / "bare", "text": folder / "text"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags", "check", "line"),
     [
-        ("engine", f"--demo-model={{bare}} {QUICK} --batch-sizes=1,8", engines, "| demo | srm |"),
-        ("prefill", f"--demo-model={{bare}} {QUICK} --prompt-lengths=1,8,99 --step-tokens=99",
-         prompts, "| demo | float32 | 16 |"),
-        ("kernels", f"--demo-model={{bare}} {QUICK} --dtypes=float32 --rows=1,70", ops,
+        ("engine", f"{QUICK} --batch-sizes=1,8", engines, "| demo | srm |"),
+        ("prefill", f"{QUICK} --prompt-lengths=1,8,99 --step-tokens=99", prompts,
+         "| demo | float32 | 16 |"),
+        ("kernels", f"{QUICK} --dtypes=float32 --rows=1,70", ops,
          "| demo | float32 | mix, prompts of 64 | 70 |"),
         ("host", "--running=8,32 --turn-rows=16 --length=4 --samples=2 --seconds=0.01 "
          "--model=absent --repetitions=2", hosts, "| 32 | in turns of 16, replaced after 4 tokens"),
         ("simulate", "--widths=512 --running=64 --step-rows=16 --efficiencies=1.0 --seconds=0.1",
          simulated, "| 512 | 16 | 100% |"),
-        ("prefix", "--model={text} --prompts=5 --header-tokens=40 --max-tokens=3 --repetitions=1",
+        ("prefix", "--model={demo} --prompts=5 --header-tokens=40 --max-tokens=3 --repetitions=1",
          kept, "All completions are the same"),
         ("snapshot", "--model={bare} --sequences=8,20 --max-tokens=12 --repetitions=1", snapshots,
          "| 20 |"),
-        ("http", "--model={text} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
+        ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
          bursts, "| 2 × 5 | whole |"),
-        ("jobs", "--model={text} --lines=20,50 --engine=instant --num-slots=64", batches, "| 50 |"),
-        ("background", "--model={text} --seconds=3 --max-tokens=4 --batch-max-tokens=9 "
-         "--num-slots=8", streams, "| a batch | 12 |"),
-        ("client", "--requests=40 --concurrency=4 --repetitions=1", clients, "| loadtest  |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(
-    name: str,
-    flags: str,
-    check: Callable[[Record], None],
-    line: str,
-    models: dict[str, Path],
-    tmp_path: Path,
+    name: str, flags: str, check: Callable[[Record], None], line: str, tmp_path: Path
 ) -> None:
-    given = flags.format(**models).split()
+    bare = tmp_path / "bare"
+    shape = ModelConfig(d_model=16, num_layers=1, num_heads=2, n_ctx=16, vocab_size=32)
+    write_random_model(bare, shape)
+    given = flags.format(bare=bare, demo=DEMO_MODEL).split()
     assert srm.main(["bench", name, f"--output={tmp_path}", *given]) == 0
     (path,) = tmp_path.glob("*.json")
     check(json.loads(path.read_text()))

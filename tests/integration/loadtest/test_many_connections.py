@@ -25,7 +25,7 @@ async def test_twenty_thousand_connections_at_once() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = (sys.executable, "-m", "bench.client.canned", f"--port={port}", "--seconds=60")
+    command = (sys.executable, "-m", "tests.loads.canned", f"--port={port}", "--seconds=60")
     servers = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]

@@ -32,7 +32,7 @@ class SomeConfig(Settings, frozen=True, forbid_unknown_fields=True):
     random_widths: tuple[int, ...] = ()
     count: int = 1
     seconds: float = 1.0
-    seed: int = 0
+    threads: int = 0
     check: bool = False
 
 
@@ -47,7 +47,7 @@ class SomeConfig(Settings, frozen=True, forbid_unknown_fields=True):
         ({"count": 0}, "count must be at least 1, got 0"),
         ({"seconds": 0.0}, "seconds must be above 0"),
         ({"seconds": float("nan")}, "seconds must be above 0"),
-        ({"seed": -1}, "seed must be at least 0"),
+        ({"threads": -1}, "threads must be at least 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], said: str) -> None:

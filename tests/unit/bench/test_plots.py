@@ -19,12 +19,11 @@ LABELS = {
     "prefix-reuse": ["nothing kept", "prompt tokens fed"],
     "host": ["in one step, going on", "in turns, replaced after 128 tokens"],
     "simulate": ["the device alone", "with the host"],
-    "samples": ["pass@k", "tokens per second"],
     "peers": ["vLLM for CPUs: llama-512", "srm serve: srm-1024", "sequences at once"],
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "precision"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_record_is_drawn_and_shown_once(kind: str, tmp_path: Path) -> None:
     found = sorted(RECORDS.glob(f"*-{kind}.json"))
     whole = [path for path in found if is_whole(json.loads(path.read_text()))]
@@ -38,7 +37,7 @@ def test_a_record_is_drawn_and_shown_once(kind: str, tmp_path: Path) -> None:
     report.write_text("A table.\n")
     main([kind, str(record)])
     drawn = picture.read_text()
-    if kind == "samples":  # the same each time
+    if kind == "simulate":  # the same each time
         main([kind, str(record)])
         assert picture.read_text() == drawn
     assert report.read_text() == f"A table.\n\n![{KINDS[kind][1]}]({picture.name})\n"

@@ -1,4 +1,4 @@
-"""`python -m bench.client.canned`: a server that answers all requests with one canned stream.
+"""`python -m tests.loads.canned`: a server that answers all requests with one canned stream.
 
 The server costs next to nothing, so what a benchmark measures is the client. It computes nothing,
 and waits as long as it is told between a reply's first token and the others. Several can share a
@@ -94,4 +94,4 @@ async def _serve(config: Canned) -> None:
 if __name__ == "__main__":
     _, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_hard, _hard))
-    uvloop.run(_serve(load(Canned, sys.argv[1:], environ={}, prog="python -m bench.client.canned")))
+    uvloop.run(_serve(load(Canned, sys.argv[1:], environ={}, prog="python -m tests.loads.canned")))
