@@ -9,8 +9,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from itertools import chain, pairwise, takewhile
+from collections.abc import Iterator, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,12 +72,7 @@ def sections(page: str) -> dict[str, str]:
 
 def names(text: str) -> list[str]:
     """What the first cells of the tables name, heads aside."""
-    lines = pairwise([*text.splitlines(), ""])
-    cells = [
-        line.split("|")[1]
-        for line, below in lines
-        if line.startswith("| ") and not below.startswith("|--")
-    ]
+    cells = re.findall(r"^\| ([^|]*)\|.*\n(?!\|--)", f"{text}\n", re.M)
     return [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
 
 
@@ -111,10 +106,8 @@ def settings_tables() -> Iterator[tuple[type[msgspec.Struct], dict[str, dict[str
 
 
 def test_srm_knows_the_variables_of_all_commands() -> None:
-    kinds = [kind for kind, _ in settings_tables()]
-    known = {name for kind in kinds for name in kind.__struct_fields__} - launch._PRIVATE
-    assert set(srm.SETTINGS) == known
-    assert len(srm.SETTINGS) == len(known)
+    known = {name for kind, _ in settings_tables() for name in kind.__struct_fields__}
+    assert sorted(srm.SETTINGS) == sorted(known - launch._PRIVATE)
 
 
 def test_numbers_beyond_what_a_table_allows_are_refused() -> None:
@@ -155,22 +148,18 @@ def test_the_example_file_is_understood(tmp_path: Path) -> None:
 COMMANDS = re.findall(r"^  (\w+)  ", srm.USAGE, re.M)
 
 
-def test_every_command_is_there() -> None:
-    listed = re.findall(r"^\| `srm (\w+)", sections("configuration.md")["Commands"], re.M)
-    assert list(dict.fromkeys(listed)) == COMMANDS
-
-
 def struct_names() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Pages and headings whose tables have exactly these names in their first cells."""
     yield "models.md", "Variants", get_args(Mixer)
-    for page, heading, kind in (
-        ("models.md", "config.json", ModelConfig),
-        ("models.md", "ARGS.json", PublishedArgs),
-        ("models.md", "Constructor arguments", Constructor),
-        ("configuration/commands.md", "Results of scoring", Score),
-        ("api.md", "Errors", ErrorDetail),
-        ("api/streaming.md", "Streaming", sampling_fields.StreamOptions),
-    ):
+    for place, kind in {
+        "models.md#config.json": ModelConfig,
+        "models.md#ARGS.json": PublishedArgs,
+        "models.md#Constructor arguments": Constructor,
+        "configuration/commands.md#Results of scoring": Score,
+        "api.md#Errors": ErrorDetail,
+        "api/streaming.md#Streaming": sampling_fields.StreamOptions,
+    }.items():
+        page, _, heading = place.partition("#")
         yield page, heading, kind.__struct_fields__
     fields = {*dataclasses.fields(Generated), *dataclasses.fields(Completion)}
     yield "python.md", "What comes back", tuple(one.name for one in fields if one.repr)
@@ -195,36 +184,34 @@ def test_every_field_is_there(page: str, heading: str, expected: tuple[str, ...]
     assert sorted(names(sections(page)[heading])) == sorted(expected)
 
 
-def test_every_reply_is_there() -> None:
+def test_every_reply_command_and_sampling_parameter_is_there() -> None:
+    kinds = chain(*((one.reply, one.events, *one.parts) for one in OPERATIONS))
+    replies = {kind.__name__ for kind in kinds if isinstance(kind, type)}
     headings = {heading for page in API for heading in sections(page)}
-    for one in OPERATIONS:
-        kinds = {
-            kind.__name__ for kind in (one.reply, one.events, *one.parts) if isinstance(kind, type)
-        }
-        assert kinds <= headings | SAID_IN_A_SENTENCE
-
-
-def test_every_sampling_parameter_of_python_is_there() -> None:
+    assert replies <= headings | SAID_IN_A_SENTENCE
+    listed = re.findall(r"^\| `srm (\w+)", sections("configuration.md")["Commands"], re.M)
+    assert list(dict.fromkeys(listed)) == COMMANDS
     named = set(re.findall(r"`(\w+)`", sections("python.md")["SamplingParams"]))
     assert set(SamplingParams.__struct_fields__) <= named
 
 
 def test_limits_are_what_they_are() -> None:
     text = read("api/limits.md")
-    limits = (
-        *("MAX_CHOICES", "MAX_STOPS", "MAX_STOP_LENGTH", "MAX_SCORES", "MAX_BIASES"),
-        *("MAX_CUT_LENGTH", "MAX_METADATA", "MAX_METADATA_KEY", "MAX_METADATA_VALUE"),
-    )
-    assert sampling_fields.MAX_BAD_WORDS == sampling_fields.MAX_STOPS
-    assert sampling_fields.MAX_BAD_WORD_LENGTH == sampling_fields.MAX_STOP_LENGTH
-    for limit in limits:
-        assert f" {getattr(sampling_fields, limit)}" in text
-    assert f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |" in text
-    assert f"| {dedup_counts.MAX_DISTINCT_BYTES // 2**20} MiB |" in text
-    assert f"| messages of a chat | {conversation.MAX_MESSAGES} |" in text
-    assert f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB " in text
-    assert f" {tokenize.MAX_CHARACTERS} characters " in text
-    assert f" {tokenize.MAX_TOKENS} tokens " in text
+    limits = {name: getattr(sampling_fields, name) for name in """
+        MAX_CHOICES MAX_STOPS MAX_STOP_LENGTH MAX_SCORES MAX_BIASES MAX_BAD_WORDS
+        MAX_BAD_WORD_LENGTH MAX_CUT_LENGTH MAX_METADATA MAX_METADATA_KEY MAX_METADATA_VALUE
+    """.split()}  # fmt: skip
+    assert limits["MAX_BAD_WORDS"] == limits["MAX_STOPS"]
+    assert limits["MAX_BAD_WORD_LENGTH"] == limits["MAX_STOP_LENGTH"]
+    for said in (
+        *(f" {limit}" for limit in limits.values()),
+        f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |",
+        f"| {dedup_counts.MAX_DISTINCT_BYTES // 2**20} MiB |",
+        f"| messages of a chat | {conversation.MAX_MESSAGES} |",
+        f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB ",
+        *(f" {tokenize.MAX_CHARACTERS} characters ", f" {tokenize.MAX_TOKENS} tokens "),
+    ):
+        assert said in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
     assert settings and set(settings) <= set(srm.SETTINGS)
 
@@ -287,59 +274,49 @@ def blocks(page: str, info: str) -> list[str]:
     return re.findall(rf"^```{info}\n(.*?)^```$", read(page), re.M | re.S)
 
 
-def ran(command: list[str], **options: Any) -> str:
-    """What the command printed; a command that fails fails the test."""
-    done = subprocess.run(command, capture_output=True, check=False, text=True, **options)
+def ran(program: Sequence[str], example: str, url: str = "", **options: Any) -> str:
+    """What an example printed whose server is at this address; one that fails fails the test."""
+    here = re.sub(r"http://127.0.0.1:800[01]", url, example)
+    done = subprocess.run([*program, here], capture_output=True, check=False, text=True, **options)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 
 
-def test_shell_examples_run(server: Server) -> None:
-    def answer(example: str) -> str:
-        here = example.replace("http://127.0.0.1:8000", server.url)
-        return ran(["bash", "-euo", "pipefail", "-c", here])
+BASH = ("bash", "-euo", "pipefail", "-c")
+PYTHON = (sys.executable, "-W", "error", "-c")
 
+
+def test_shell_examples_run(server: Server) -> None:
     examples = [example for page in API for example in blocks(page, "sh test")]
     assert len(examples) > 2
     for example in examples:
-        said = answer(example)
+        said = ran(BASH, example, server.url)
         assert said.startswith(("{", "data: ")) and '"error"' not in said
     (refused,) = blocks("api/completions.md", "sh test refused")
     (shown,) = blocks("api/completions.md", "json")
-    assert json.loads(answer(refused)) == json.loads(shown)
+    assert json.loads(ran(BASH, refused, server.url)) == json.loads(shown)
 
 
 @pytest.mark.parametrize(
-    ("pages", "is_expected"),
+    ("pages", "expected"),
     [
-        (API, lambda said: "n invalid_request Error code: 400" in said),
-        (["many-samples.md"], lambda said: "drawn" in said),
-        (
-            ["batches.md"],
-            lambda said: re.match(r"completed ", said) and said.count("question ") == 10,
-        ),
+        (API, {"n invalid_request Error code: 400": 1}),
+        (["many-samples.md"], {"drawn": 1}),
+        (["batches.md"], {"completed ": 1, "question ": 10}),
+        (["python.md"], {"of 1000 samples say 42": 1, "boxes: ": 20}),
     ],
-    ids=["api", "many-samples", "batches"],
+    ids=["api", "many-samples", "batches", "python"],
 )
 def test_python_examples_run_one_after_the_other(
-    server: Server, pages: list[str], is_expected: Callable[[str], bool]
+    server: Server, pages: list[str], expected: dict[str, int]
 ) -> None:
     script = "\n".join(example for page in pages for example in blocks(page, "python test"))
-    assert is_expected(
-        ran([sys.executable, "-c", script.replace("http://127.0.0.1:8000", server.url)])
-    )
-
-
-def test_examples_of_the_python_api_run_one_after_the_other() -> None:
-    script = "\n".join(blocks("python.md", "python test"))
-    said = ran([sys.executable, "-W", "error", "-c", script], cwd=ROOT)
-    assert "of 1000 samples say 42" in said
-    assert said.count("boxes: ") == 20
+    said = ran(PYTHON, script, server.url, cwd=ROOT)
+    assert {text: said.count(text) for text in expected} == expected
 
 
 def test_a_trainer_changes_weights(text_model: Path, tmp_path: Path) -> None:
     (example,) = blocks("weights.md", "python test")
     with Server(text_model, *SERVER_FLAGS, f"--admin-port={free_port()}") as running:
-        example = example.replace("http://127.0.0.1:8001", running.admin_url)
         environment = {**os.environ, "CHECKPOINT": str(text_model)}
-        ran([sys.executable, "-c", example], env=environment, cwd=tmp_path)
+        ran(PYTHON, example, running.admin_url, env=environment, cwd=tmp_path)

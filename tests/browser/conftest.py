@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +14,24 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.serving import Server
 
 Open = Callable[..., Page]
+WIDE = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).length"
+"""How many elements go beyond the right edge."""
 
 expect.set_options(timeout=20_000)  # milliseconds, on a machine that does other things
+
+
+def is_as_wide_as(page: Page, width: int) -> bool:
+    """Whether the page needs no more than this width, and does not scroll sideways."""
+    page.set_viewport_size({"width": width, "height": 900})
+    return bool(page.evaluate("document.documentElement.scrollWidth") == width)
+
+
+def brightness(page: Page, selector: str, kind: str) -> list[int]:
+    """Of a colour of each element that has it: 0 for black, 765 for white."""
+    colours = page.locator(selector).evaluate_all(
+        f"all => all.map(one => getComputedStyle(one).{kind})"
+    )
+    return [sum(map(int, re.findall(r"\d+", one)[:3])) for one in colours if one != "none"]
 
 
 @pytest.fixture(scope="module")  # while it runs, no other test can have an event loop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from playwright.sync_api import Page
 from loadtest.report.compare import compare
 from loadtest.report.compare_report import html
 from loadtest.report.report_files import write_reports
-from tests.browser.conftest import Open
+from tests.browser.conftest import WIDE, Open, brightness, is_as_wide_as
 from tests.loads.recorded_run import run_of
-
-WIDE = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).length"
 
 
 @pytest.fixture(scope="module")
@@ -48,37 +45,25 @@ def open_file(open_url: Open, pages: Path, requested: list[str]) -> Iterator[Ope
 def test_all_of_it_is_seen_on_a_phone(open_file: Open, name: str) -> None:
     page = open_file(name, 360)
     page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert is_as_wide_as(page, 360)
     assert page.locator("body *:not(.scroll *, svg *, .hidden)").evaluate_all(WIDE) == 0
-    plots = page.locator("svg").evaluate_all(
-        "all => all.map(one => [one.clientWidth, one.clientHeight])"
-    )
+    sizes = "all => all.map(one => [one.clientWidth, one.clientHeight])"
+    plots = page.locator("svg").evaluate_all(sizes)
     assert len(plots) >= 3
     assert all(250 < width <= 360 and 120 < height < 300 for width, height in plots)
-    sizes = page.locator("svg text").evaluate_all(
-        "all => all.map(one => one.getBoundingClientRect().height)"
-    )
-    assert min(sizes) > 7
+    heights = "all => all.map(one => one.getBoundingClientRect().height)"
+    assert min(page.locator("svg text").evaluate_all(heights)) > 7
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_plots_stand_out_from_the_page_in_light_and_dark(open_file: Open, scheme: str) -> None:
     page = open_file("single/report.html", color_scheme=scheme)
-
-    def brightness(selector: str, kind: str) -> list[int]:
-        colours = page.locator(selector).evaluate_all(
-            f"all => all.map(one => getComputedStyle(one).{kind})"
-        )
-        return [sum(map(int, re.findall(r"\d+", one)[:3])) for one in colours if one != "none"]
-
-    (paper,) = brightness("body", "backgroundColor")
+    (paper,) = brightness(page, "body", "backgroundColor")
     assert (paper > 600) if scheme == "light" else (paper < 100)
-    texts = brightness("svg text", "fill")
-    assert texts
-    assert all(abs(text - paper) > 250 for text in texts)
-    lines = brightness("svg path[style*='series']", "stroke")
-    assert lines
-    assert all(abs(line - paper) > 150 for line in lines)
+    texts = brightness(page, "svg text", "fill")
+    assert texts and all(abs(text - paper) > 250 for text in texts)
+    lines = brightness(page, "svg path[style*='series']", "stroke")
+    assert lines and all(abs(line - paper) > 150 for line in lines)
 
 
 def test_what_warns_stands_first_and_a_table_beside_each_plot(open_file: Open) -> None:

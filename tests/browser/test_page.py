@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Open
+from tests.browser.conftest import WIDE, Open, brightness, is_as_wide_as
 from tests.serving import NUM_SLOTS, Server
 
 
@@ -35,16 +35,13 @@ def test_it_shows_the_numbers_that_metrics_has(server: Server, open_page: Open) 
     assert server.post(n=5, max_tokens=9, ignore_eos=True).status_code == 200
     assert server.post(n=0).status_code == 400
     assert server.metric("srm_engine_sequence_seconds_count") == ended + 5
-    expect(page.locator("#whole-sequence td").last).to_have_text("5")
-    expect(page.locator("#first-token td").last).to_have_text("5")
-    expect(page.locator("#inter-token td").last).to_have_text("40")
+    for row, count in {"whole-sequence": "5", "first-token": "5", "inter-token": "40"}.items():
+        expect(page.locator(f"#{row} td").last).to_have_text(count)
     sampled = int(server.metric("srm_engine_decode_tokens_total"))
-    expect(page.locator("#total")).to_have_text(f"{sampled:,}")
-    expect(page.locator("#slots")).to_have_text(f"0 of {NUM_SLOTS} slots")
-    expect(page.locator("#occupancy")).to_have_text("0 %")
-    expect(page.locator("#waiting")).to_have_text("0")
-    expect(page.locator("#state-text")).to_have_text("Ready")
-    expect(page.locator("#model")).to_have_text("tiny")
+    shown = {"total": f"{sampled:,}", "slots": f"0 of {NUM_SLOTS} slots", "occupancy": "0 %",
+             "waiting": "0", "state-text": "Ready", "model": "tiny"}  # fmt: skip
+    for name, text in shown.items():
+        expect(page.locator(f"#{name}")).to_have_text(text)
     for row in ("first-token", "inter-token", "step-time", "whole-sequence"):
         median, *_ = page.locator(f"#{row} td").all_text_contents()
         assert re.fullmatch(r"[\d.,]+ m?s", median)
@@ -113,10 +110,7 @@ def test_text_streams_in_and_can_be_stopped(server: Server, open_page: Open) -> 
         page.click("#run")
         begun = re.compile(f"^{prompt}.{{30}}", re.S)
         expect(page.locator(".sample p").first).to_have_text(begun)
-        if by_key:
-            page.keyboard.press("Escape")
-        else:
-            page.click("#cancel")
+        page.keyboard.press("Escape") if by_key else page.click("#cancel")
         expect(page.locator("#announcement")).to_have_text("Stopped")
         assert "stopped" in page.locator(".sample h3 span").all_text_contents()
         assert page.locator("#error").is_hidden()
@@ -142,14 +136,13 @@ def test_a_server_that_is_away_is_said_until_it_is_back(
 ) -> None:
     page = open_page()
     page.route("**/*", lambda route: route.abort())
-    expect(page.locator("#metrics-error")).to_have_text(
-        "The server cannot be reached; trying again."
-    )
+    away = "The server cannot be reached"
+    expect(page.locator("#metrics-error")).to_have_text(f"{away}; trying again.")
     expect(page.locator("#state-text")).to_have_text("Not reachable")
     numbers = page.locator(".number, #numbers td")
     assert set(numbers.all_text_contents()) == {"–"}
     run(page)
-    expect(page.locator("#error")).to_have_text("The server cannot be reached.")
+    expect(page.locator("#error")).to_have_text(f"{away}.")
     page.unroute("**/*")
     expect(page.locator("#metrics-error")).to_be_hidden()
     expect(page.locator("#slots")).to_have_text(f"0 of {NUM_SLOTS} slots")
@@ -160,12 +153,12 @@ def test_a_server_that_is_away_is_said_until_it_is_back(
 def test_an_api_key_goes_with_every_request_and_is_kept_nowhere(open_page: Open) -> None:
     page = open_page()
     page.fill("#key", "sesame")
-    with page.expect_request("**/metrics*") as asked:
+    with page.expect_request("**/metrics*") as scraped:
         pass
-    assert asked.value.headers["authorization"] == "Bearer sesame"
     with page.expect_request("**/v1/completions") as asked:
         run(page, max_tokens=2)
-    assert asked.value.headers["authorization"] == "Bearer sesame"
+    for request in (scraped.value, asked.value):
+        assert request.headers["authorization"] == "Bearer sesame"
     assert "sesame" not in page.evaluate("JSON.stringify([{...localStorage}, document.cookie])")
     page.reload()
     assert page.input_value("#key") == ""
@@ -208,9 +201,8 @@ def test_keyboard_labels_and_headings_are_enough_to_run_a_completion(open_page: 
     expect(page.locator("#run")).to_be_enabled()
     unlabelled = "all => all.filter(one => !one.labels.length).map(one => one.id)"
     assert page.locator("input, textarea").evaluate_all(unlabelled) == []
-    levels = page.locator("h1, h2, h3").evaluate_all(
-        "all => all.map(one => Number(one.tagName[1]))"
-    )
+    level = "all => all.map(one => Number(one.tagName[1]))"
+    levels = page.locator("h1, h2, h3").evaluate_all(level)
     assert levels[0] == 1
     assert all(below - above <= 1 for above, below in pairwise(levels))
     assert page.locator("html").get_attribute("lang") == "en"
@@ -219,12 +211,9 @@ def test_keyboard_labels_and_headings_are_enough_to_run_a_completion(open_page: 
 def test_a_narrow_screen_does_not_scroll_sideways(open_page: Open) -> None:
     page = open_page(320)
     run(page, prompt="w" * 60, n=3, max_tokens=20)
-    beyond = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth).length"
-    for width in (320, 390, 768):
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert page.locator("body *:not(.skip)").evaluate_all(beyond) == 0
-    page.set_viewport_size({"width": 360, "height": 900})
+    for width in (320, 390, 768, 360):
+        assert is_as_wide_as(page, width)
+        assert page.locator("body *:not(.skip)").evaluate_all(WIDE) == 0
     hidden = page.locator(".scroll").evaluate(
         """one => {
           for (const cell of one.querySelectorAll("td")) cell.textContent = "123,456 s";
@@ -259,8 +248,7 @@ def test_curves_have_gaps_where_pauses_were_and_rates_few_digits(open_page: Open
 
 def test_dark_and_light_follow_the_system_and_the_switch(open_page: Open) -> None:
     def background(page: Page) -> int:
-        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return sum(map(int, re.findall(r"\d+", colour)))
+        return brightness(page, "body", "backgroundColor")[0]
 
     dark, light = open_page(color_scheme="dark"), open_page(color_scheme="light")
     assert background(dark) < 100

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,24 +25,16 @@ from bench.host.serving import serving
 from engine.config import DEMO_MODEL
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load as load_settings
-from tests.clients.figures import (
-    MEASURES,
-    Figures,
-    Histograms,
-    Load,
-    as_data,
-    by_guidellm,
-    by_srm,
-    by_toy,
-)
+from tests.clients import figures
+from tests.clients.figures import Figures, Load
 from tests.loads.stalled import RATE, SECONDS, STALL_S, STREAMS, stalled
 from tests.loads.theory import Times
 from tests.loads.toy_server import ToyConfig, ToyServer
 
-TOOLS: dict[str, Callable[[Path, str, Load], Figures]] = {"srm": by_srm, "guidellm": by_guidellm}
+TOOLS = {"srm": figures.by_srm, "guidellm": figures.by_guidellm}
 TOY = ToyConfig(ttft_s=0.5, itl_s=0.025)
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
-NAMES = dict(zip(MEASURES, ("TTFT, s", "TPOT, s", "E2E, s", "requests/s", "tokens/s"), strict=True))
+SHOWN = ("TTFT, s", "TPOT, s", "E2E, s", "requests/s", "tokens/s")
 
 
 class AgreementConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,60 +46,46 @@ class AgreementConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder for the record."""
 
 
-class Case(NamedTuple):
-    """A server and what is sent to it."""
-
-    server: str
-    load: Load
-
-
 CASES = (
-    Case("toy", Load(requests=64, tokens=64, prompt=PROMPT, streams=8)),
-    Case("toy", Load(requests=64, tokens=64, prompt=PROMPT, rate=4)),
-    Case("srm, demo model", Load(requests=160, tokens=64, prompt=PROMPT, streams=16)),
-    Case("srm, demo model", Load(requests=100, tokens=64, prompt=PROMPT, rate=6)),
+    ("toy", Load(requests=64, tokens=64, prompt=PROMPT, streams=8)),
+    ("toy", Load(requests=64, tokens=64, prompt=PROMPT, rate=4)),
+    ("srm, demo model", Load(requests=160, tokens=64, prompt=PROMPT, streams=16)),
+    ("srm, demo model", Load(requests=100, tokens=64, prompt=PROMPT, rate=6)),
 )
+Before = Callable[[], Callable[[], Figures]]
+"""Called before a run, and what it returns after it: the truth."""
 
 
 @contextmanager
-def running(case: Case) -> Iterator[Callable[[], tuple[str, Callable[[], Figures]]]]:
-    """What gives, before each run, the server's address and what tells the truth afterwards."""
-    if case.server == "toy":
+def running(server: str) -> Iterator[tuple[str, Before]]:
+    """A server's address, and what tells the truth of a run."""
+    if server == "toy":
         with ToyServer(TOY) as toy:
 
-            def fresh() -> tuple[str, Callable[[], Figures]]:
+            def fresh() -> Callable[[], Figures]:
                 toy.served.clear()
-                return toy.url, lambda: by_toy(toy.served)
+                return lambda: figures.by_toy(toy.served)
 
-            yield fresh
+            yield toy.url, fresh
     else:
-        with serving(f"--model={DEMO_MODEL}", "--num-slots=512") as server:
-            url = f"http://{server.host}:{server.port}"
-
-            def told() -> tuple[str, Callable[[], Figures]]:
-                return url, Histograms(url).figures
-
-            yield told
+        with serving(f"--model={DEMO_MODEL}", "--num-slots=512") as ours:
+            yield ours.url, lambda: figures.Histograms(ours.url).figures
 
 
-def measure(case: Case, repeats: int, folder: Path) -> list[dict[str, Any]]:
+def measure(server: str, load: Load, repeats: int, folder: Path) -> list[dict[str, Any]]:
     """One row a run: the tool, its figures, and the server's of the same requests."""
     rows = []
-    with running(case) as before:
-        for number in range(repeats):
-            for name, tool in TOOLS.items():
-                url, truth = before()
-                figures = tool(folder / f"{name}-{number}", url, case.load)
-                row = {
-                    "server": case.server,
-                    "load": str(case.load),
-                    "tool": name,
-                    "told": as_data(figures),
-                    "truth": as_data(truth()),
-                    "load_average": os.getloadavg()[0],
-                }
-                rows.append(row)
-                sys.stderr.write(f"{row}\n")
+    with running(server) as (url, before):
+        for number, (name, tool) in product(range(repeats), TOOLS.items()):
+            truth = before()
+            told = tool(folder / f"{name}-{number}", url, load)
+            row = {
+                **{"server": server, "load": str(load), "tool": name},
+                **{"told": figures.as_data(told), "truth": figures.as_data(truth())},
+                "load_average": os.getloadavg()[0],
+            }
+            rows.append(row)
+            sys.stderr.write(f"{row}\n")
     return rows
 
 
@@ -116,23 +96,19 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| guidellm / server |",
         "|---|---|---|---|---|---|---|",
     ]
-    for server, load in dict.fromkeys((row["server"], row["load"]) for row in rows):
-        of_load = [row for row in rows if (row["server"], row["load"]) == (server, load)]
-        for measure_name, shown in NAMES.items():
-            found, off = {}, {}
-            for tool in TOOLS:
-                mine = [row for row in of_load if row["tool"] == tool]
-                found[tool] = median(row["told"][measure_name] for row in mine)
-                offs = [
-                    row["told"][measure_name] / row["truth"][measure_name]
-                    for row in mine
-                    if measure_name in row["truth"]
-                ]
-                off[tool] = f"{median(offs):.3f}" if offs else ""
-            lines.append(
-                f"| {server}, {load} | {shown} | {found['srm']:.5g} | {found['guidellm']:.5g} "
-                f"| {found['srm'] / found['guidellm']:.3f} | {off['srm']} | {off['guidellm']} |"
-            )
+    runs = defaultdict(list)
+    for row in rows:
+        runs[row["server"], row["load"], row["tool"]].append((row["told"], row["truth"]))
+    loads = dict.fromkeys((server, load) for server, load, _ in runs)
+    for (server, load), (name, shown) in product(loads, zip(figures.MEASURES, SHOWN, strict=True)):
+        found, off = [], []
+        for tool in TOOLS:
+            mine = runs[server, load, tool]
+            found.append(median(told[name] for told, _ in mine))
+            offs = [told[name] / truth[name] for told, truth in mine if name in truth]
+            off.append(f"{median(offs):.3f}" if offs else "")
+        cells = [*(f"{one:.5g}" for one in found), f"{found[0] / found[1]:.3f}", *off]
+        lines.append(f"| {server}, {load} | {shown} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -142,8 +118,8 @@ def stall() -> list[dict[str, Any]]:
     for name, is_open in (("open loop", True), ("closed loop", False)):
         found = stalled(is_open)
         requests = found.run.recording.requests
-        row = {"loop": name, **said(found.ttft, requests["ended"] - requests["planned"])}
-        rows.append(row)
+        e2e = requests["ended"] - requests["planned"]
+        rows.append({"loop": name, **said(found.ttft, e2e)})
         if is_open:
             expected = found.expected[:, -1] - found.planned
             rows.append({"loop": "theory, of whoever comes", **said(found.expected_ttft, expected)})
@@ -183,8 +159,8 @@ def main() -> int:
     record = new_record("make agreement")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for number, case in enumerate(CASES):
-            rows += measure(case, config.repeats, Path(folder) / f"{number}")
+        for number, (server, load) in enumerate(CASES):
+            rows += measure(server, load, config.repeats, Path(folder) / f"{number}")
         stalls = stall()
     record |= {"settings": settings_of(config), "toy": vars(TOY), "runs": rows, "stalls": stalls}
     busy = [row["load_average"] for row in rows]

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,10 @@ from tests.serving import ROOT, Server
 
 BIN = ROOT / ".venv-clients" / "bin"
 PROGRAMS = Path(__file__).parent / "programs"
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "OPENAI_API_KEY": "none",
-}
-_START_S = 600
+OFFLINE = (
+    *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
+    *("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"),
+)
 
 Run = Callable[..., str]
 Printed = Callable[..., Any]
@@ -56,45 +52,35 @@ def write_tokenizer(model: Path, folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
-    with Server(DEMO_MODEL, "--num-slots=512", engine_module="engine", start_s=_START_S) as running:
+    with Server(DEMO_MODEL, "--num-slots=512", engine_module="engine", start_s=600) as running:
         yield running
         running.wait_until_idle()
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """run("lm-eval", "--tasks", …): what a program of .venv-clients prints. It must succeed.
-
-    `bash` is the system's, and finds those programs.
-    """
-
-    def start(program: str, *arguments: str) -> str:
-        return run_client(tmp_path, program, *arguments)
-
-    return start
+    """run("lm-eval", "--tasks", …): run_client in a folder of the test."""
+    return partial(run_client, tmp_path)
 
 
 @pytest.fixture
 def printed(run: Run) -> Printed:
     """printed("trl_chat", URL, …): the last line, as JSON, of what a program of ours prints."""
 
-    def start(program: str, *arguments: str) -> Any:
-        return json.loads(
-            run("python", str(PROGRAMS / f"{program}.py"), *arguments).splitlines()[-1]
-        )
+    def last_line(program: str, *arguments: str) -> Any:
+        said = run("python", str(PROGRAMS / f"{program}.py"), *arguments)
+        return json.loads(said.splitlines()[-1])
 
-    return start
+    return last_line
 
 
 def run_client(folder: Path, program: str, *arguments: str, **variables: str) -> str:
-    """The same, in a folder of one's own, with more variables in its environment."""
-    environment = {
-        **os.environ,
-        **OFFLINE,
-        **variables,
-        "HF_HOME": str(folder / "hf"),
-        "PYTHONPATH": "",
-    }
+    """What a program of .venv-clients prints, run in a folder. It must succeed.
+
+    `bash` is the system's, and finds those programs.
+    """
+    environment = {**os.environ, **dict.fromkeys(OFFLINE, "1"), **variables}
+    environment |= {"OPENAI_API_KEY": "none", "HF_HOME": str(folder / "hf"), "PYTHONPATH": ""}
     environment["PATH"] = f"{BIN}:{environment['PATH']}"
     done = subprocess.run(
         [program if program == "bash" else str(BIN / program), *arguments],

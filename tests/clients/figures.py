@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,33 +49,30 @@ class Figures:
     ttft_s: float
     tpot_s: float
     e2e_s: float
-    requests_per_s: float
-    tokens_per_s: float
+    requests_per_s: float = math.nan
+    tokens_per_s: float = math.nan
 
 
 MEASURES = ("ttft_s", "tpot_s", "e2e_s", "requests_per_s", "tokens_per_s")
 
 
-def write_prompts(folder: Path, lines: list[dict[str, Any]]) -> None:
+def write_prompts(folder: Path, lines: list[dict[str, Any]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
 
 
 def by_srm(folder: Path, url: str, load: Load) -> Figures:
     """As `srm loadtest run` measures it."""
-    write_prompts(folder, [{"prompt": load.prompt, "max_tokens": load.tokens}] * load.requests)
+    lines = [{"prompt": load.prompt, "max_tokens": load.tokens}] * load.requests
     how: dict[str, Any] = (
         {"arrivals": "concurrent", "concurrency": load.streams}
         if load.streams
         else {"arrivals": "constant", "rate": load.rate}
     )
-    run = loaded(
-        url,
-        **how,
-        requests=load.requests,
-        duration_s=0,
-        prompts=folder / "prompts.jsonl",
-    )
+    prompts = write_prompts(folder, lines)
+    run = loaded(url, **how, requests=load.requests, duration_s=0, prompts=prompts)
     summary, requests = run.summary, run.recording.requests
     assert summary.errors == {}, summary.errors
     seconds = float(requests["ended"].max() - requests["sent"].min())
@@ -89,15 +87,16 @@ def by_srm(folder: Path, url: str, load: Load) -> Figures:
 
 
 def guidellm(
-    folder: Path, url: str, route: str, profile: str, count: int, **variables: str
+    folder: Path, url: str, route: str, profile: str, lines: list[dict[str, Any]], **variables: str
 ) -> dict[str, Any]:
-    """What it says of so many requests of `prompts.jsonl` in the folder, which it runs in."""
+    """Its report on a run with one request for each line; its files are in the folder."""
+    write_prompts(folder, lines)
     write_tokenizer(DEMO_MODEL, folder / "tokenizer")
     run_client(
         folder,
         "guidellm",
         *("run", "--backend", f"kind=openai_http,target={url},request_format={route}"),
-        *("--profile", profile, "--constraint", f"kind=max_requests,count={count}"),
+        *("--profile", profile, "--constraint", f"kind=max_requests,count={len(lines)}"),
         *("--tokenizer", "kind=huggingface_auto,model=tokenizer"),
         *("--data", "kind=json_file,path=prompts.jsonl"),
         *("--output", "kind=json,path=result.json", "--disable-console"),
@@ -110,18 +109,13 @@ def guidellm(
 
 def by_guidellm(folder: Path, url: str, load: Load) -> Figures:
     """As guidellm does, whose Python is that of .venv-clients."""
-    line = {"prompt": load.prompt, "output_tokens_count": load.tokens}
-    write_prompts(folder, [line] * load.requests)
-    profile = (
-        f"kind=concurrent,streams={load.streams}"
-        if load.streams
-        else f"kind=constant,rate={load.rate}"
-    )
+    lines = [{"prompt": load.prompt, "output_tokens_count": load.tokens}] * load.requests
+    closed, steady = f"kind=concurrent,streams={load.streams}", f"kind=constant,rate={load.rate}"
+    profile = closed if load.streams else steady
     # One process: it shares two cores with the server, as ours does.
-    found = guidellm(
-        folder, url, "/v1/completions", profile, load.requests, GUIDELLM__MAX_WORKER_PROCESSES="1"
-    )
-    totals, metrics = found["metrics"]["request_totals"], found["metrics"]
+    alone = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}
+    metrics = guidellm(folder, url, "/v1/completions", profile, lines, **alone)["metrics"]
+    totals = metrics["request_totals"]
     assert totals["successful"] == totals["total"] == load.requests, totals
 
     def mean(name: str) -> float:
@@ -159,27 +153,26 @@ class Histograms:
 
     def _read(self) -> dict[str, float]:
         text = httpx.get(f"{self._url}/metrics", timeout=30).text
-        found = re.findall(r"^(\w+)(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE)
-        values: dict[str, float] = {}
-        for name, value in found:
-            values[name] = values.get(name, 0.0) + float(value)
+        values: defaultdict[str, float] = defaultdict(float)
+        for name, value in re.findall(r"^(\w+)(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE):
+            values[name] += float(value)
         return values
 
     def figures(self) -> Figures:
         """Since this was made. Throughput is told by nobody here."""
         now = self._read()
-        grown = {name: value - self._before.get(name, 0.0) for name, value in now.items()}
+
+        def grown(name: str) -> float:
+            return now[name] - self._before[name]
 
         def mean(name: str) -> float:
-            return grown[f"{name}_sum"] / grown[f"{name}_count"]
+            return grown(f"{name}_sum") / grown(f"{name}_count")
 
         return Figures(
-            requests=int(grown["srm_e2e_request_latency_seconds_count"]),
+            requests=int(grown("srm_e2e_request_latency_seconds_count")),
             ttft_s=mean("srm_time_to_first_token_seconds"),
             tpot_s=mean("srm_engine_inter_token_latency_seconds"),
             e2e_s=mean("srm_e2e_request_latency_seconds"),
-            requests_per_s=float("nan"),
-            tokens_per_s=float("nan"),
         )
 
 

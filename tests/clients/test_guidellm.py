@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.figures import guidellm, write_prompts
+from tests.clients.figures import guidellm
 from tests.serving import Server
 from training.tasks import problems
 
@@ -18,18 +18,13 @@ NUM_REQUESTS, NUM_TOKENS = 24, 16
 def test_all_requests_are_counted(demo: Server, tmp_path: Path, route: str) -> None:
     prompts = [problem.prompt for problem in islice(problems("held-out", 6), NUM_REQUESTS)]
     lines = [{"prompt": prompt, "output_tokens_count": NUM_TOKENS} for prompt in prompts]
-    write_prompts(tmp_path, lines)
     before = demo.metric("srm_completion_tokens_total")
-    result = guidellm(tmp_path, demo.url, route, "kind=concurrent,streams=6", NUM_REQUESTS)
-    assert result["metrics"]["request_totals"] == {
-        "successful": NUM_REQUESTS,
-        "errored": 0,
-        "incomplete": 0,
-        "total": NUM_REQUESTS,
-    }
+    result = guidellm(tmp_path, demo.url, route, "kind=concurrent,streams=6", lines)
+    none = {"errored": 0, "incomplete": 0}
+    counted = {"successful": NUM_REQUESTS, "total": NUM_REQUESTS, **none}
+    assert result["metrics"]["request_totals"] == counted
     for one in result["requests"]["successful"]:
-        assert one["output_tokens"] == NUM_TOKENS
-        assert one["output"]
+        assert one["output_tokens"] == NUM_TOKENS and one["output"]
         assert one["time_to_first_token_ms"] > 0
     if route == "/v1/completions":
         assert all(one["prompt_tokens"] > 10 for one in result["requests"]["successful"])

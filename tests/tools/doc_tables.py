@@ -31,10 +31,12 @@ from server.schema.sampling_fields import NEUTRAL
 from server.supervise import launch
 from tests.serving import ROOT
 from tests.tools import vllm_tables
+from tests.tools.vllm_tables import Row
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "benchmarks"]
 END = "<!-- end of table -->"
 BLOCK = re.compile(rf"<!-- table: ([^>]+) -->\n(.*?){END}", re.S)
+SERVES = (ServerConfig, EngineConfig)
 KEPT = None
 """Stands for a cell that the page has."""
 MISSING = "?"
@@ -47,8 +49,6 @@ _OF_HTTP = {
 }
 """Codes of errors that are no SRMError, of type invalid_request_error."""
 
-Row = list[str | None]
-
 
 class Table(NamedTuple):
     head: list[str]
@@ -60,18 +60,21 @@ class Table(NamedTuple):
 def settings(which: str) -> Table:
     """Of `MODULE.Struct`; with ` but MODULE.Struct` without those that are there too."""
     name, _, base = which.partition(" but ")
-    kind, others = struct(name), _settings(struct(base)) if base else []
-    known = [row[:3] for row in others]  # by name and default
-    rows = [row for row in _settings(kind) if row[:3] not in known]
-    if kind in {EngineConfig, ServerConfig}:
-        rows = [row for row in rows if str(row[0]).strip("`") not in launch._PRIVATE]
+    left_out = [row[:3] for row in (_settings(struct(base)) if base else [])]  # names and defaults
+    if struct(name) in SERVES:
+        left_out += [row[:3] for row in _made_by_serve()]
+    rows = [row for row in _settings(struct(name)) if row[:3] not in left_out]
     return Table(["setting", "flag, variable", "default", "meaning", "allowed"], rows)
 
 
 def made_by_serve() -> Table:
-    rows = {str(row[0]): row for kind in (ServerConfig, EngineConfig) for row in _settings(kind)}
-    made = [row for name, row in rows.items() if name.strip("`") in launch._PRIVATE]
-    return Table(["setting", "default", "meaning", "allowed"], [[r[0], *r[2:]] for r in made])
+    rows = [[row[0], *row[2:]] for row in _made_by_serve()]
+    return Table(["setting", "default", "meaning", "allowed"], rows)
+
+
+def _made_by_serve() -> list[Row]:
+    rows = {row[0]: row for kind in SERVES for row in _settings(kind)}
+    return [row for name, row in rows.items() if name in set(map(code, launch._PRIVATE))]
 
 
 def _settings(kind: type[msgspec.Struct]) -> list[Row]:
@@ -230,8 +233,10 @@ TABLES: dict[str, Callable[..., Table]] = {
     "routes": routes,
     "metrics": metrics,
     "vllm-metrics": vllm_metrics,
-    "vllm-fields": lambda: Table(*vllm_tables.fields()),
-    "vllm-routes": lambda: Table(*vllm_tables.routes()),
+    "vllm-fields": lambda: Table(
+        ["vLLM's fields", "of completions", "of chats"], vllm_tables.fields()
+    ),
+    "vllm-routes": lambda: Table(["vLLM's routes", "which"], vllm_tables.routes()),
     "errors": error_codes,
     "exit-codes": exit_codes,
     "make-targets": make_targets,

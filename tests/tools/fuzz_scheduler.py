@@ -23,11 +23,13 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.errors import Overloaded
-from engine.messages import Output, Request, Running, SamplingParams, join
+from engine.messages import Output, Request, Running, join
 from engine.process.engine import Engine
 from engine.scheduler.parking import parkable
 from engine.state.parked import Parked, merged
+from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.engines.run_engine import alone
 
 WEIGHTS = [tiny_weights(seed) for seed in range(2)]
 OPERATIONS = 16
@@ -40,18 +42,16 @@ def _pool(size: int) -> list[Request]:
     header = [draw.randrange(31) for _ in range(24)]
     prompts = [[*header[: draw.choice([1, 3, 18, 24])], i % 5] for i in range(size // 4)]
     return [
-        Request(
-            id="",
-            prompt_token_ids=np.array(draw.choice(prompts), "<i4").tobytes(),
-            params=SamplingParams(
-                max_tokens=draw.randint(1, 12),
-                n=draw.randint(1, MAX_N),
-                temperature=draw.choice([0.0, 1.0]),
-                seed=draw.randrange(4),
-                ignore_eos=draw.random() < 0.5,
-                stop_token_ids=tuple(draw.sample(range(31), 3)),
-                presence_penalty=draw.choice([0.0, 0.0, 1.5]),
-            ),
+        request_of(
+            "",
+            draw.choice(prompts),
+            max_tokens=draw.randint(1, 12),
+            n=draw.randint(1, MAX_N),
+            temperature=draw.choice([0.0, 1.0]),
+            seed=draw.randrange(4),
+            ignore_eos=draw.random() < 0.5,
+            stop_token_ids=tuple(draw.sample(range(31), 3)),
+            presence_penalty=draw.choice([0.0, 0.0, 1.5]),
         )
         for _ in range(size)
     ]
@@ -61,14 +61,9 @@ POOL = _pool(48)
 
 
 @cache
-def alone(place: int, weights: int) -> list[Output]:
+def expected_of(place: int, weights: int) -> dict[int, Output]:
     """What each sample of a request of the pool says where there is nothing else."""
-    engine = Engine(TINY, NumpyRunner(WEIGHTS[weights], MAX_N, 1), EngineConfig(num_slots=MAX_N))
-    engine.add(POOL[place])
-    said = []
-    while engine.has_work:
-        said += engine.step()
-    return sorted(said, key=lambda output: output.index)
+    return alone(POOL[place], WEIGHTS[weights])
 
 
 class History:
@@ -96,26 +91,17 @@ class History:
         self.open()
 
     def open(self) -> None:
-        runner = NumpyRunner(WEIGHTS[self.weights], self.config.num_slots, self.config.prefix_slots)
-        self.runner, self.engine = runner, Engine(TINY, runner, self.config)
-        self.engine.progress = lambda one: (
-            merged(self.kept[one.id]) if one.id in self.kept else None
-        )
+        config, kept = self.config, self.kept
+        self.runner = NumpyRunner(WEIGHTS[self.weights], config.num_slots, config.prefix_slots)
+        self.engine = Engine(TINY, self.runner, config)
+        self.engine.progress = lambda one: merged(kept[one.id]) if one.id in kept else None
 
     def run(self) -> Counter[str]:
-        operations = (
-            self.add,
-            self.step,
-            self.stop,
-            self.abort,
-            self.park,
-            self.send_again,
-            self.move,
-            self.reload,
-        )
+        often = (self.add, self.step, self.stop, self.abort, self.park)
+        seldom = (self.send_again, self.move, self.reload)
         self.add()
         for _ in range(OPERATIONS):
-            (operation,) = self.draw.choices(operations, (4, 4, 4, 1, 4, 1, 1, 1))
+            (operation,) = self.draw.choices((*often, *seldom), (4, 4, 4, 1, 4, 1, 1, 1))
             operation()
         while self.engine.has_work:
             self.take(self.engine.step_overlapped())
@@ -124,19 +110,17 @@ class History:
 
     def add(self) -> None:
         place, name = self.draw.randrange(len(POOL)), str(len(self.places))
-        share = self.draw.choice(["", "light", "heavy"])
         self.places[name] = place
-        self.send(
-            msgspec.structs.replace(
-                POOL[place],
-                id=name,
-                priority=self.draw.randint(-1, 1),
-                share=share,
-                weight=self.draw.choice([1e-3, 0.1, 1.0, 1e3]),
-                emit=self.draw.choice(["final", "delta"]),
-                durable=self.draw.random() < 0.5,
-            )
+        request = msgspec.structs.replace(
+            POOL[place],
+            id=name,
+            share=self.draw.choice(["", "light", "heavy"]),
+            priority=self.draw.randint(-1, 1),
+            weight=self.draw.choice([1e-3, 0.1, 1.0, 1e3]),
+            emit=self.draw.choice(["final", "delta"]),
+            durable=self.draw.random() < 0.5,
         )
+        self.send(request)
 
     def send(self, request: Request) -> None:
         """Whoever sends it knows nothing of it yet, or any more."""
@@ -177,17 +161,17 @@ class History:
             before = scheduler.parking.num_parked
             self.engine.stop(name, np.array(indices, np.int32), cut)
             self.counts["stops and cuts"] += 1
-            self.counts["samples stopped or cut where they were parked"] += (
-                before - scheduler.parking.num_parked
-            )
+            ended = before - scheduler.parking.num_parked
+            self.counts["samples stopped or cut where they were parked"] += ended
 
     def abort(self) -> None:
-        names = self.engine.scheduler.request_ids()
-        if names:
-            name = self.draw.choice(names)
-            self.gone.add(name)
-            self.engine.abort(name)
+        if names := self.engine.scheduler.request_ids():
+            self.end(self.draw.choice(names))
             self.counts["aborted"] += 1
+
+    def end(self, name: str) -> None:
+        self.gone.add(name)
+        self.engine.abort(name)
 
     def park(self) -> None:
         """Some of those that have sampled, in one go or in two, as victims are."""
@@ -201,16 +185,12 @@ class History:
                 self.counts["parked at random"] += len(some)
 
     def send_again(self) -> None:
-        names = [
-            name
-            for name, one in self.requests.items()
-            if one.durable and (name in self.gone or self.engine.has_request(name))
-        ]
-        if names:
-            request = self.requests[self.draw.choice(names)]
-            weight = self.draw.choice([0.25, 4.0])
+        durable = [name for name, one in self.requests.items() if one.durable]
+        open_ones = [name for name in durable if name in self.gone or self.engine.has_request(name)]
+        if open_ones:
+            request = self.requests[self.draw.choice(open_ones)]
             self.counts["taken over"] += self.engine.has_request(request.id)
-            self.send(msgspec.structs.replace(request, weight=weight))
+            self.send(msgspec.structs.replace(request, weight=self.draw.choice([0.25, 4.0])))
 
     def move(self) -> None:
         """What is durable goes on in another engine, all else ends."""
@@ -235,11 +215,9 @@ class History:
         while scheduler.is_held and not scheduler.is_quiet:
             self.take(self.engine.step_overlapped())
         self.take(self.engine.settle())
-        if running == "drop":
-            for name in scheduler.request_ids():
-                self.gone.add(name)
-                self.engine.abort(name)
-        self.kept = {}
+        for name in scheduler.request_ids() if running == "drop" else ():
+            self.end(name)
+        self.kept.clear()
         self.weights ^= running != "continue"
         self.engine.load_weights(WEIGHTS[self.weights])
         scheduler.is_held = False
@@ -255,15 +233,13 @@ class History:
                 said = self.said[name, index]
                 whole = join([output for _, output in said]) if said else Output(name, index)
                 assert len({weights for weights, _ in said}) <= 1, "it is of two weights"
-                expected = alone(self.places[name], said[0][0] if said else 0)[index]
+                expected = expected_of(self.places[name], said[0][0] if said else 0)[index]
                 if (name, index) in self.stopped and whole.finish_reason is None:
                     assert expected.token_ids.startswith(whole.token_ids)
                     self.counts["samples ended early"] += 1
                 else:
-                    assert (whole.token_ids, whole.finish_reason) == (
-                        expected.token_ids,
-                        expected.finish_reason,
-                    )
+                    assert whole.token_ids == expected.token_ids
+                    assert whole.finish_reason == expected.finish_reason
                     self.counts["samples exact to their end"] += 1
         self.counts["requests"] += len(self.requests)
         self.counts["resumed"] += scheduler.parking.num_resumed
@@ -279,7 +255,7 @@ def tried(number: int) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Random histories of an engine, by the thousand.")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--runs", type=int, default=1_000, help="histories (1000)")
     parser.add_argument("--first", type=int, default=0, help="the first one's number (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (all cores)")

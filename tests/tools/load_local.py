@@ -15,8 +15,7 @@ from bench.host.serving import serving
 def main(argv: list[str]) -> int:
     model, *flags = argv
     with serving(f"--model={model}") as server:
-        url = f"http://{server.host}:{server.port}"
-        return srm.main(["loadtest", "run", "ci", f"--url={url}", *flags])
+        return srm.main(["loadtest", "run", "ci", f"--url={server.url}", *flags])
 
 
 if __name__ == "__main__":

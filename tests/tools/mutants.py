@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import blake2b
 from pathlib import Path
@@ -24,11 +24,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_CPU_S = 60
 """Of a run of tests: a change that makes them go on for ever is noticed."""
-UNIT, WHOLE = "tests/unit", "tests/integration"
+UNIT, WHOLE = "tests/unit", "tests/integration/batches"
 TESTS = {
-    "engine/scheduler/*.py engine/state/fair_share.py engine/state/prefixes.py"
-    " engine/state/parked.py engine/state/slots.py": [
-        *(f"{UNIT}/engine/{folder}" for folder in ("scheduler", "state")),
+    "engine/scheduler engine/state/fair_share.py engine/state/prefixes.py engine/state/parked.py"
+    " engine/state/slots.py": [
+        *(f"{UNIT}/engine/scheduler", f"{UNIT}/engine/state"),
         "tests/property/test_engine_machine.py",
     ],
     "engine/process/snapshot.py engine/process/snapshot_writer.py engine/process/capture.py"
@@ -36,12 +36,15 @@ TESTS = {
         *(f"{UNIT}/engine/process/test_{name}.py" for name in ("snapshot", "durable")),
         f"{WHOLE}/test_snapshots.py",
     ],
-    "server/batch/*.py": [f"{UNIT}/server/batch", f"{UNIT}/server/routes/test_batches.py",
-                          f"{WHOLE}/test_batches_http.py"],
+    "server/batch": [
+        *(f"{UNIT}/server/batch", f"{UNIT}/server/routes/test_batches.py"),
+        f"{WHOLE}/test_batches_http.py",
+    ],
     "server/storage/store.py server/storage/database.py server/storage/rows.py"
     " server/storage/sidecars.py server/storage/upkeep.py server/storage/records.py": [
-        f"{UNIT}/server/storage/test_store.py", f"{WHOLE}/test_files_http.py"],
-}  # fmt: skip
+        *(f"{UNIT}/server/storage/test_store.py", f"{WHOLE}/test_files_http.py"),
+    ],
+}
 """By files: the tests that concern them, quick ones first."""
 OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+",
          "+=": "-=", "-=": "+=", "//": "*", "%": "*", "and": "or", "or": "and", "True": "False",
@@ -115,33 +118,31 @@ def noticed(mutant: Mutant, tests: list[str]) -> str:
     return "" if not done.returncode else failed[1].decode() if failed else f"{done.returncode}"
 
 
-def tests_of(pattern: str) -> list[str]:
-    places = [ROOT / place for place in TESTS[pattern]]
-    found = [sorted(one.glob("test_*.py")) if one.is_dir() else [one] for one in places]
-    return [str(path.relative_to(ROOT)) for paths in found for path in paths]
+def below(places: Iterable[str], pattern: str) -> list[str]:
+    """These files, and those of these folders whose names match."""
+    paths = [ROOT / place for place in places]
+    found = [sorted(one.glob(pattern)) if one.is_dir() else [one] for one in paths]
+    return [str(path.relative_to(ROOT)) for some in found for path in some]
 
 
 def main() -> None:
-    count, seed, jobs = (int(os.environ.get(*given)) for given in
-                         (("COUNT", "60"), ("SEED", "14"), ("JOBS", "2")))  # fmt: skip
-    files = {pattern: sorted(str(path.relative_to(ROOT)) for one in pattern.split()
-                             for path in ROOT.glob(one) if path.stem != "__init__")
-             for pattern in TESTS}  # fmt: skip
-    concern = {path: tests_of(pattern) for pattern, paths in files.items() for path in paths}
+    asked = {"COUNT": 60, "SEED": 14, "JOBS": 2}
+    count, seed, jobs = (int(os.environ.get(name, usual)) for name, usual in asked.items())
+    groups = [(below(files.split(), "[!_]*.py"), below(places, "test_*.py"))
+              for files, places in TESTS.items()]  # fmt: skip
+    concern = {path: tests for files, tests in groups for path in files}
     possible = [one for path in concern for one in mutants(path)]
     drawn = sorted(possible, key=lambda one: one.rank(seed))[:count]
     wanted = [one for one in drawn if (one.path, one.line, one.old) not in EQUIVALENT]
-    survivors = 0
+    died = 0
     with ThreadPoolExecutor(jobs) as pool:
-        same = {path: Mutant(path, 0, "", "", (ROOT / path).read_text()) for path in concern}
-        first = {paths[0]: tests_of(pattern) for pattern, paths in files.items()}
-        for failed in pool.map(lambda path: noticed(same[path], first[path]), first):
+        same = [Mutant(path, 0, "", "", (ROOT / path).read_text()) for (path, *_), _ in groups]
+        for failed in pool.map(noticed, same, (tests for _, tests in groups)):
             assert not failed, f"{failed} fails without any change"
-        asked = {pool.submit(noticed, one, concern[one.path]): one for one in wanted}
-        for done in as_completed(asked):
-            survivors += not done.result()
-            print(f"{asked[done]}\n    {done.result() or 'SURVIVED'}", flush=True)
-    died = len(wanted) - survivors
+        running = {pool.submit(noticed, one, concern[one.path]): one for one in wanted}
+        for done in as_completed(running):
+            died += bool(done.result())
+            print(f"{running[done]}\n    {done.result() or 'SURVIVED'}", flush=True)
     print(f"{count} drawn, {count - len(wanted)} equivalent, {died} of {len(wanted)} died")
 
 

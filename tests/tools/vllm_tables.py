@@ -15,8 +15,7 @@ from server.schema.completion_request import CompletionRequest
 from server.schema.sampling_fields import NEUTRAL
 from server.schema.validation import Fields, hints_of
 
-Parts = tuple[list[str], list[list[str | None]]]
-"""The head of a table, and its rows."""
+Row = list[str | None]
 
 _SHARED = """
     model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed
@@ -30,14 +29,12 @@ _SHARED = """
     stream_interval
 """.split()
 VLLM_COMPLETIONS = ["prompt", "suffix", "prompt_embeds", *_SHARED]
-VLLM_CHATS = (
-    """
+_OF_CHATS = """
     messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls
     reasoning_effort include_reasoning add_generation_prompt continue_final_message documents
     chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text
 """.split()
-    + _SHARED
-)
+VLLM_CHATS = [*_OF_CHATS, *_SHARED]
 VLLM_ROUTES = """
     /v1/completions /v1/chat/completions /v1/models /health /ping /version /metrics /tokenize
     /detokenize /tokenizer_info /get_world_size /v1/responses /v1/messages /v1/embeddings
@@ -49,20 +46,18 @@ VLLM_ROUTES = """
 """.split()
 
 
-def fields() -> Parts:
-    columns = (
-        _by_fate(VLLM_COMPLETIONS, CompletionRequest, NEUTRAL),
-        _by_fate(VLLM_CHATS, ChatRequest, CHAT_NEUTRAL),
-    )
-    head = ["vLLM's fields", "of completions", "of chats"]
-    return head, [[fate, *(one[fate] for one in columns)] for fate in columns[0]]
+def fields() -> list[Row]:
+    """By what becomes of them: those of completions, and those of chats."""
+    of_completions = _by_fate(VLLM_COMPLETIONS, CompletionRequest, NEUTRAL)
+    of_chats = _by_fate(VLLM_CHATS, ChatRequest, CHAT_NEUTRAL)
+    return [[fate, named, of_chats[fate]] for fate, named in of_completions.items()]
 
 
-def routes() -> Parts:
+def routes() -> list[Row]:
     ours = {one.path for one in OPERATIONS}
     there = " ".join(f"`{path}`" for path in VLLM_ROUTES if path in ours)
     missing = " ".join(f"`{path}`" for path in VLLM_ROUTES if path not in ours)
-    return ["vLLM's routes", "which"], [["there", there], ["not there: 404", missing]]
+    return [["there", there], ["not there: 404", missing]]
 
 
 def shown(values: tuple[Any, ...]) -> str:
@@ -73,13 +68,12 @@ def _by_fate(
     names: list[str], kind: type[Fields], at_one_value: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, str]:
     known = hints_of(kind)
+    neutral = [name for name in names if at_one_value.get(name)]
     cells = {
         "honoured": [f"`{name}`" for name in names if name in known],
         "accepted where they ask for nothing": [
-            f"`{name}`: {shown(at_one_value[name])}" for name in names if at_one_value.get(name)
+            f"`{name}`: {shown(at_one_value[name])}" for name in neutral
         ],
-        "refused unless null": [
-            f"`{name}`" for name in names if name not in known and not at_one_value.get(name)
-        ],
+        "refused unless null": [f"`{name}`" for name in names if name not in {*known, *neutral}],
     }
     return {fate: "; ".join(cell) for fate, cell in cells.items()}

@@ -7,29 +7,15 @@ import sys
 from langchain_core.prompts import PromptTemplate
 from langchain_openai import OpenAI
 
-llm = OpenAI(
-    base_url=f"{sys.argv[1]}/v1",
-    api_key="none",
-    model="demo",
-    temperature=0,
-    max_tokens=48,
-    max_retries=2,
-)
-question = "Question: Pia has 25 shells and sells 4 of them. How many shells are left?\nAnswer:"
-template = PromptTemplate.from_template("Question: {question}\nAnswer:")
-chain = template | llm.bind(stop=["\n####"])
+common = {"base_url": f"{sys.argv[1]}/v1", "api_key": "none", "model": "demo"}
+llm = OpenAI(**common, temperature=0, max_tokens=48, max_retries=2)
+asked = "Pia has 25 shells and sells 4 of them. How many shells are left?"
+question = f"Question: {asked}\nAnswer:"
+chain = PromptTemplate.from_template("Question: {question}\nAnswer:") | llm.bind(stop=["\n####"])
 several = OpenAI(
-    base_url=f"{sys.argv[1]}/v1",
-    api_key="none",
-    model="demo",
-    temperature=0.8,
-    top_p=0.95,
-    n=3,
-    best_of=3,
-    seed=7,
-    max_tokens=16,
-    presence_penalty=0,
-    frequency_penalty=0,
+    **common,
+    **{"temperature": 0.8, "top_p": 0.95, "n": 3, "best_of": 3, "seed": 7, "max_tokens": 16},
+    **{"presence_penalty": 0, "frequency_penalty": 0},
     extra_body={"top_k": 40, "min_p": 0.01},
 ).generate([question, question])
 
@@ -43,7 +29,7 @@ found = {
     "streamed": "".join(llm.stream(question)),
     "streamed_async": asyncio.run(streamed()),
     "batch": llm.batch([question] * 3),
-    "chain": chain.invoke({"question": question[len("Question: ") : question.index("\n")]}),
+    "chain": chain.invoke({"question": asked}),
     "several": [[one.text for one in generations] for generations in several.generations],
     "usage": several.llm_output["token_usage"],
 }

@@ -1,6 +1,6 @@
 """OpenAI's SDK: a chat of two turns, with the reply's message as it is; prints JSON.
 
-Arguments: the URL and the model.
+Argument: the URL.
 """
 
 import json
@@ -13,12 +13,10 @@ client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none")
 messages: list[Any] = [{"role": "user", "content": "How many are 2 hats and 3 hats?"}]
 answers = []
 for _turn in range(2):
-    made = client.chat.completions.create(
-        model=sys.argv[2], messages=messages, temperature=0, max_tokens=16
+    reply = client.chat.completions.create(
+        model="demo", messages=messages, temperature=0, max_tokens=16
     )
-    answers.append(made.choices[0].message.content)
-    messages += [
-        made.choices[0].message.model_dump(),
-        {"role": "user", "content": "How many are 3 hats and 3 hats?"},
-    ]
-print(json.dumps({"answers": answers, "replayed": messages[1]}))
+    said = reply.choices[0].message
+    answers.append(said.content)
+    messages += [said.model_dump(), {"role": "user", "content": "How many are 3 hats and 3 hats?"}]
+print(json.dumps({"answers": answers}))

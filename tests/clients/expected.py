@@ -1,0 +1,48 @@
+"""What the torch model, in float64, says of the demo model's texts."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from tokenizers import Tokenizer
+
+from engine.config import DEMO_MODEL
+from training.checkpoint import load_model
+from training.model import SRM
+
+TOLERANCE = 1e-4
+"""Of a log-probability or a sum of them, absolute."""
+
+
+@cache
+def model() -> SRM:
+    return load_model(DEMO_MODEL).double()
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+def scores(prompt: list[int], rest: list[int], temperature: float = 1) -> tuple[list[float], bool]:
+    """The log-probability of each token of `rest`, and whether each is the likeliest."""
+    with torch.no_grad():
+        logits = model()(torch.tensor([prompt + rest]))[0][len(prompt) - 1 : -1]
+    logprobs, chosen = (logits / temperature).log_softmax(-1), torch.tensor(rest)
+    found: list[float] = logprobs[torch.arange(len(rest)), chosen].tolist()
+    return found, bool((logprobs.argmax(-1) == chosen).all())
+
+
+def greedy(prompt: list[int], num_tokens: int, stops: tuple[str, ...]) -> str:
+    """The likeliest text, up to a stop string, the end of text or so many tokens."""
+    tokens, text = list(prompt), ""
+    while len(tokens) < len(prompt) + num_tokens:
+        with torch.no_grad():
+            tokens.append(int(model()(torch.tensor([tokens]))[0][-1].argmax()))
+        text = tokenizer().decode(tokens[len(prompt) :])
+        if found := [text.index(stop) for stop in stops if stop in text]:
+            return text[: min(found)]
+        if tokens[-1] == model().config.eos_token_id:
+            break
+    return text
