@@ -1,4 +1,4 @@
-"""A toy server in OpenAI's style whose timing is exact by construction, to hold clients against.
+"""A toy server of completions whose timing is exact by construction, to hold clients against.
 
 Token i of a request leaves `ttft_s + i × itl_s` after its service began, whatever else runs; at
 most `slots` requests are in service, the others wait in the order they came. It writes down what
@@ -24,9 +24,9 @@ Fault = Literal[
     "503",  # both with Retry-After
     "500",
     "400",
-    "cut",  # the connection ends after half of the tokens, with no reply at all where not streamed
-    "garbage",  # an event, or a whole body, that is no JSON
-    "failed",  # 200, but half of the tokens later an event, or the body, says that it failed
+    "cut",  # the connection ends after half of the tokens
+    "garbage",  # events that are no JSON
+    "failed",  # half of the tokens later an event says that it failed
     "silent",  # the request is read and never answered
 ]
 TEXT = " a"
@@ -85,9 +85,9 @@ class ToyServer(Toy):
             method, path, _ = peer.head.split(" ", 2)
             if method == "GET":
                 await peer.send(_json(PAGES.get(path, FAILED), 200 if path in PAGES else 404))
-            elif path not in {"/v1/completions", "/v1/chat/completions"}:
+            elif path != "/v1/completions":
                 await peer.send(_json(FAILED, 404))
-            elif not {"prompt", "messages"} & (body := json.loads(content)).keys():
+            elif "prompt" not in (body := json.loads(content)):
                 await peer.send(_json(FAILED, 400))  # whoever asks whether there is a route
             else:
                 await self._asked(peer, body)
@@ -106,11 +106,10 @@ class ToyServer(Toy):
                 await self._answer(peer, served)
 
     async def _answer(self, peer: Peer, served: Served) -> None:
-        body, fault, chat = served.body, served.fault, "messages" in served.body
+        body, fault = served.body, served.fault
         count, n, streamed = body.get("max_tokens") or 16, body.get("n") or 1, body.get("stream")
         if streamed:
-            role = _part({"delta": {"role": "assistant", "content": ""}}, n)  # no token yet
-            await peer.send(HEAD + (chunk(event(**role)) if chat else b""))
+            await peer.send(HEAD)
         for place in range(count // 2 if fault in {"cut", "failed"} else count):
             due = served.started + self.config.ttft_s + place * self.config.itl_s
             await asyncio.sleep(max(due - time.monotonic(), 0))
@@ -118,8 +117,7 @@ class ToyServer(Toy):
             served.last = time.monotonic()
             served.first = served.last if place == 0 else served.first
             if streamed:
-                token: dict[str, Any] = {"delta": {"content": TEXT}} if chat else {"text": TEXT}
-                part = _part(token, n, "length" if place == count - 1 else None)
+                part = _part(TEXT, n, "length" if place == count - 1 else None)
                 await peer.send(chunk(b"data: {\n\n" if fault == "garbage" else event(**part)))
         if fault == "cut":
             peer.abort()
@@ -127,15 +125,11 @@ class ToyServer(Toy):
         usage = {"usage": _usage(body, count * n)}
         if streamed:
             has_usage = (body.get("stream_options") or {}).get("include_usage")
-            ends = [event(**_part({}, 0), **usage)] if has_usage else []
+            ends = [event(**_part("", 0), **usage)] if has_usage else []
             last = [event(**FAILED)] if fault == "failed" else [*ends, DONE]
             await peer.send(b"".join(map(chunk, last)) + END)
-        elif fault:
-            await peer.send(whole(b"no JSON") if fault == "garbage" else _json(FAILED))
         else:
-            message = {"message": {"role": "assistant", "content": TEXT * count}}
-            choice = message if chat else {"text": TEXT * count}
-            await peer.send(_json(_part(choice, n, "length") | usage))
+            await peer.send(_json(_part(TEXT * count, n, "length") | usage))
         served.whole = not fault
 
 
@@ -144,16 +138,15 @@ def _json(content: dict[str, Any], status: int = 200, *headers: str) -> bytes:
     return whole(body, status, "content-type: application/json", *headers)
 
 
-def _part(choice: dict[str, Any], n: int, reason: str | None = None) -> dict[str, Any]:
+def _part(text: str, n: int, reason: str | None = None) -> dict[str, Any]:
     """An event of a stream, or a whole reply, with the same for all samples."""
-    kind = {"delta": "chat.completion.chunk", "message": "chat.completion"}
-    choices = [{"index": index, **choice, "finish_reason": reason} for index in range(n)]
-    object_ = next((kind[key] for key in choice if key in kind), "text_completion")
-    return {"id": "toy-1", "object": object_, "created": 1, "model": "toy", "choices": choices}
+    choices = [{"index": index, "text": text, "finish_reason": reason} for index in range(n)]
+    about = {"id": "1", "object": "text_completion", "created": 1, "model": "toy"}
+    return about | {"choices": choices}
 
 
 def _usage(body: dict[str, Any], tokens: int) -> dict[str, int]:
     """Of a reply with so many tokens. Words of prompts that are text count as tokens."""
-    prompt = body.get("prompt") or " ".join(str(one["content"]) for one in body["messages"])
+    prompt = body["prompt"]
     count = len(prompt.split() if isinstance(prompt, str) else prompt)
     return {"prompt_tokens": count, "completion_tokens": tokens, "total_tokens": count + tokens}

@@ -67,7 +67,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Single:
         "url": f"http://{EVIL}",
     }
     shown: dict[str, Any] = {"name": EVIL, "machine": EVIL, "versions": {EVIL: EVIL}}
-    load = {"rate": 40, "seconds": 12, "failing": 0.05}
+    load: dict[str, Any] = {"rate": 40, "seconds": 12, "failing": 0.05}
     run = run_of("The harness was late.", EVIL, **load, **settings, **shown)
     return folder, run, write_reports(folder, [run])
 

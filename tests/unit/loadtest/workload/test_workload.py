@@ -105,7 +105,7 @@ def test_lengths_are_of_their_distributions() -> None:
 
 @pytest.mark.parametrize("tokenizer", [None, DEMO])
 def test_a_share_of_requests_begins_alike(tokenizer: Path | None) -> None:
-    shared = {"prefixes": 4, "prefix_tokens": 24, "prefix_share": 0.75}
+    shared: dict[str, Any] = {"prefixes": 4, "prefix_tokens": 24, "prefix_share": 0.75}
     workload = Workload(Scenario(prompt_tokens="32", tokenizer=tokenizer, **shared))
     prompts = [json.loads(workload.request(index).body)["prompt"] for index in range(4000)]
     words = [prompt.split() if tokenizer else prompt for prompt in prompts]
