@@ -25,6 +25,12 @@ Arrivals = Literal["synchronous", "concurrent", "constant", "poisson", "ramp", "
 CLOSED_LOOPS = ("synchronous", "concurrent")
 
 
+def must(settings: msgspec.Struct, holds: bool, name: str, allowed: str) -> None:
+    """Raise ValueError unless it holds, naming the setting, what is allowed, and its value."""
+    if not holds:
+        raise ValueError(f"{name} must be {allowed}, got {getattr(settings, name)!r}")
+
+
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm loadtest`. Times are seconds, rates per second.
 
@@ -124,45 +130,39 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "vocab_size", "workers"):
-            self._must(getattr(self, name) >= 1, name, "at least 1")
+            must(self, getattr(self, name) >= 1, name, "at least 1")
         for name in ("rate", "trace_scale", "timeout_s"):
-            self._must(0 < getattr(self, name) < math.inf, name, "above 0, and finite")
+            must(self, 0 < getattr(self, name) < math.inf, name, "above 0, and finite")
         for name in ("rate_end", "duration_s", "warmup_s", "cooldown_s", "grace_s", "temperature"):
-            self._must(0 <= getattr(self, name) < math.inf, name, "at least 0, and finite")
+            must(self, 0 <= getattr(self, name) < math.inf, name, "at least 0, and finite")
         for name in ("requests", "retries", "prefixes", "prefix_tokens"):
-            self._must(getattr(self, name) >= 0, name, "at least 0")
-        self._must(0 <= self.seed < 2**64, "seed", "0 … 2**64 - 1")
-        self._must(0 <= self.prefix_share <= 1, "prefix_share", "0 … 1")
+            must(self, getattr(self, name) >= 0, name, "at least 0")
+        must(self, 0 <= self.seed < 2**64, "seed", "0 … 2**64 - 1")
+        must(self, 0 <= self.prefix_share <= 1, "prefix_share", "0 … 1")
         is_address = self.url.startswith(("http://", "https://"))
-        self._must(is_address, "url", "an address that begins with http:// or https://")
+        must(self, is_address, "url", "an address that begins with http:// or https://")
         is_metrics = self.metrics_url in {"", "none"} or "://" in self.metrics_url
-        self._must(is_metrics, "metrics_url", "an address, none, or empty")
+        must(self, is_metrics, "metrics_url", "an address, none, or empty")
         for name in ("prompt_tokens", "output_tokens", "n"):
             lengths.check(getattr(self, name), name)
         self._check_end()
         self._check_prompts()
         self._check_extra_body()
 
-    def _must(self, holds: bool, name: str, allowed: str) -> None:
-        if not holds:
-            raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-
     def _check_end(self) -> None:
         is_trace, is_ramp = self.arrivals == "trace", self.arrivals == "ramp"
         kind = f"where arrivals is {self.arrivals}"
-        self._must((self.trace is not None) == is_trace, "trace",
+        must(self, (self.trace is not None) == is_trace, "trace",
                    f"{'a file' if is_trace else 'left out'} {kind}")  # fmt: skip
-        self._must((self.rate_end > 0) == is_ramp, "rate_end",
+        must(self, (self.rate_end > 0) == is_ramp, "rate_end",
                    f"{'above 0' if is_ramp else 'left out'} {kind}")  # fmt: skip
         ends = self.duration_s > 0 or is_trace or (self.requests > 0 and not is_ramp)
         needs = "" if is_ramp else " and requests is 0"
-        self._must(ends, "duration_s", f"above 0 {kind}{needs}")
-        trimmed = self.warmup_s + self.cooldown_s
-        if self.duration_s and trimmed >= self.duration_s:
-            raise ValueError(
-                f"warmup_s + cooldown_s must be less than duration_s = {self.duration_s}, "
-                f"got {trimmed}"
-            )
+        must(self, ends, "duration_s", f"above 0 {kind}{needs}")
+        trimmed, whole = self.warmup_s + self.cooldown_s, self.duration_s
+        if whole and trimmed >= whole:
+            said = f"must be less than duration_s = {whole}, got {trimmed}"
+            raise ValueError(f"warmup_s + cooldown_s {said}")
 
     def _check_prompts(self) -> None:
         if self.api == "chat" and self.tokenizer is None and self.prompts is None:
@@ -174,7 +174,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "prefixes and prefix_tokens must both be 0 or neither, got "
                 f"{self.prefixes} and {self.prefix_tokens}"
             )
-        self._must(not (self.prefixes and self.prompts), "prefixes", "0 where prompts is a file")
+        must(self, not (self.prefixes and self.prompts), "prefixes", "0 where prompts is a file")
 
     def _check_extra_body(self) -> None:
         try:

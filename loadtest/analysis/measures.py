@@ -20,14 +20,12 @@ from loadtest.recording import CLIENT, ERRORS, Counts, Flags, Recording, Rows, T
 
 def within(times: Times, window: Window) -> Flags:
     """Whether each time is in the window; NaN never is."""
-    inside: Flags = (times >= window[0]) & (times < window[1])
-    return inside
+    return np.asarray((times >= window[0]) & (times < window[1]))
 
 
 def is_whole(requests: Rows) -> Flags:
     """[requests] Whether each was answered without an error."""
-    whole: Flags = requests["error"] == ERRORS.index("none")
-    return whole
+    return np.asarray(requests["error"] == ERRORS.index("none"))
 
 
 def since_planned(requests: Rows, times: Times) -> Times:
@@ -116,10 +114,8 @@ def good_requests(recording: Recording, chunks: Chunks, objectives: Iterable[str
 
 def prompt_tokens(requests: Rows) -> Times:
     """[requests] Prompt tokens as the client made them, else as the server counts them."""
-    known = np.where(
-        requests["prompt_tokens"] >= 0, requests["prompt_tokens"], requests["usage_prompt_tokens"]
-    )
-    return np.where(known >= 0, known, np.nan)
+    made, told = requests["prompt_tokens"], requests["usage_prompt_tokens"]
+    return np.where(made >= 0, made, np.where(told >= 0, told, np.nan))
 
 
 def concurrency(begins: Times, ends: Times, window: Window) -> tuple[float, int]:
@@ -136,8 +132,7 @@ def concurrency(begins: Times, ends: Times, window: Window) -> tuple[float, int]
 
 def under_way(begins: Times, ends: Times, moments: Times) -> Counts:
     """Count those in [begin, end) at each of the moments; begins and ends are sorted."""
-    begun: Counts = np.searchsorted(begins, moments, "right")
-    return begun - np.searchsorted(ends, moments, "right")
+    return np.searchsorted(begins, moments, "right") - np.searchsorted(ends, moments, "right")
 
 
 def client_load(clients: Rows, window: Window) -> tuple[float, float]:

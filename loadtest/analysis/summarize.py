@@ -53,11 +53,7 @@ def summarize(
         window=window,
         planned=num_planned,
         completed=int(completed.sum()),
-        errors={
-            kind: int(number)
-            for kind, number in zip(ERRORS, errors, strict=True)
-            if number and kind != "none"
-        },
+        errors={ERRORS[kind]: int(errors[kind]) for kind in np.flatnonzero(errors) if kind},
         retried=int((planned & (requests["retries"] > 0)).sum()),
         rejected_share=share(planned & (requests["error"] == ERRORS.index("rejected"))),
         planned_per_s=num_planned / seconds,
@@ -68,9 +64,7 @@ def summarize(
         good_share=share(good) if wanted else math.nan,
         concurrency=mean,
         concurrency_max=most,
-        **{
-            measure: histogram.distribution() for measure, histogram in histograms(observed).items()
-        },
+        **{name: histogram.distribution() for name, histogram in histograms(observed).items()},
         checked=int(checked.sum()),
         miscounted=int((checked & (counted != told)).sum()),
         usage_output_tokens=int(told[checked].sum()),
@@ -98,10 +92,8 @@ def histograms(observed: Observed) -> dict[str, Histogram]:
         times["ttft_sent"] = (observed.first - requests["sent"])[completed]
         times["tpot"] = tpot[completed[row]]
         _, times["gap"], tokens, itl = measures.token_gaps(observed.chunks, observed.window)
-    found = {}
-    for measure in DISTRIBUTIONS:
-        values = times.get(measure, np.empty(0))
-        found[measure] = Histogram(values[~np.isnan(values)])
+    every = {measure: times.get(measure, np.empty(0)) for measure in DISTRIBUTIONS}
+    found = {measure: Histogram(values[~np.isnan(values)]) for measure, values in every.items()}
     if is_stream:
         found["itl"] = Histogram(itl, tokens)
     return found

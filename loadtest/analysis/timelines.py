@@ -74,7 +74,7 @@ def timeline(observed: Observed) -> Timeline:
         summed = np.bincount(place(times), weights=weights, minlength=count)
         spans = np.full(count, width)
         spans[-1] = seconds - width * (count - 1)
-        return [float(value) for value in summed / np.maximum(spans, width / 10)]
+        return list((summed / np.maximum(spans, width / 10)).tolist())
 
     ended = requests[~np.isnan(requests["ended"])]
     failed = ended["error"] != 0
@@ -110,8 +110,7 @@ def _in_flight(requests: Rows, seconds: float, width: float, count: int) -> list
         return found
 
     under_way = np.diff(area(sent["sent"]) - area(sent["ended"]))
-    shares = np.maximum(under_way, 0) / np.maximum(np.diff(edges), 1e-12)
-    return [float(value) for value in shares]
+    return list((np.maximum(under_way, 0) / np.maximum(np.diff(edges), 1e-12)).tolist())
 
 
 def _percentile(places: Counts, values: Times, q: float, count: int) -> list[float]:
@@ -128,7 +127,7 @@ def _largest(places: Counts, values: Times, count: int) -> list[float]:
     found = np.full(count, -np.inf)
     known = ~np.isnan(values)
     np.maximum.at(found, places[known], values[known])
-    return [float(value) if np.isfinite(value) else NAN for value in found]
+    return list(np.where(np.isfinite(found), found, NAN).tolist())
 
 
 def _cpu_shares(clients: Rows) -> Times:

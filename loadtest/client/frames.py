@@ -53,16 +53,23 @@ class FrameTimes(msgspec.Struct, frozen=True):
     """The share of one core that the process used since the last call."""
 
 
-class FrameCounts(msgspec.Struct, tag=True):
-    """Progress of a client process."""
+class Counts(msgspec.Struct):
+    """Progress of one client process, or of all together."""
 
     planned: int = 0
+    """Requests that should have begun by now; in a closed loop, that have begun."""
     sent: int = 0
     in_flight: int = 0
     completed: int = 0
     failed: int = 0
     output_tokens: int = 0
     last_error: str = ""
+    """Kind and message of a recent failure; empty: none."""
+
+
+class FrameCounts(Counts, tag=True):
+    """Progress of a client process."""
+
     times: FrameTimes = FrameTimes()
 
 

@@ -60,13 +60,9 @@ def pace_of(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:
     scenario, worker, workers = setup.scenario, setup.worker, setup.workers
     if scenario.open_loop:
         return OpenLoop(arrivals.times(scenario), slice(worker, None, workers), workload)
-    limit = scenario.requests or 2**62
-    return ClosedLoop(
-        own_concurrency(scenario, worker, workers),
-        iter(range(worker, limit, workers)),
-        workload,
-        scenario.duration_s,
-    )
+    indices = iter(range(worker, scenario.requests or 2**62, workers))
+    own = own_concurrency(scenario, worker, workers)
+    return ClosedLoop(own, indices, workload, scenario.duration_s)
 
 
 class Part:
@@ -96,14 +92,8 @@ class Part:
         self._asyncio = asyncio.get_running_loop()
         self._asyncio.set_exception_handler(self._bug)
         self._over = asyncio.Event()
-        self._client = Client(
-            self._setup.target,
-            scenario,
-            self._setup.worker,
-            self._started,
-            self._ended,
-            self._stop,
-        )
+        target, worker = self._setup.target, self._setup.worker
+        self._client = Client(target, scenario, worker, self._started, self._ended, self._stop)
         await asyncio.sleep(self._started - time.monotonic())
         self._since, self._cpu_s = time.monotonic(), time.process_time()
         watch = asyncio.create_task(self._watch())
@@ -176,13 +166,8 @@ class Part:
 
     def _row(self) -> None:
         now, cpu_s = time.monotonic(), time.process_time()
-        self._clients.append(
-            self._setup.worker,
-            now - self._started,
-            cpu_s - self._cpu_s,
-            self._lag_s,
-            self._client.in_flight,
-        )
+        worker, in_flight, used_s = self._setup.worker, self._client.in_flight, cpu_s - self._cpu_s
+        self._clients.append(worker, now - self._started, used_s, self._lag_s, in_flight)
         self._since, self._cpu_s, self._lag_s = now, cpu_s, 0.0
 
     def _tell(self) -> None:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +18,7 @@ from engine.errors import ConfigError, SRMError
 from engine.records import new_record
 from loadtest.client import frames
 from loadtest.client.target import Target, resolve
-from loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording
+from loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording, Rows
 from loadtest.scenario import Scenario
 from loadtest.workload import arrivals
 
@@ -27,22 +26,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 _HEAD_START_S = 0.1
 """Seconds from sending Go to second 0."""
 _PROGRESS_S = 0.5
-_SUMMED = ("planned", "sent", "in_flight", "completed", "failed", "output_tokens")
 
 
-class RunProgress(NamedTuple):
+class RunProgress(frames.Counts, kw_only=True):
     """Progress of a run, over all client processes."""
 
     seconds: float
-    planned: int
-    """Requests that should have begun by now; in a closed loop, that have begun."""
-    sent: int
-    in_flight: int
-    completed: int
-    failed: int
-    output_tokens: int
-    last_error: str
-    """Kind and message of a recent failure; empty: none."""
     first_byte_p50: float
     """Seconds from the planned time, of requests that have ended; NaN: none has."""
     first_byte_p99: float
@@ -168,6 +157,7 @@ async def _stop(workers: Sequence[_Worker], stop: asyncio.Event) -> None:
 async def _tell(
     workers: Sequence[_Worker], started: float, on_progress: Callable[[RunProgress], None]
 ) -> None:
+    *numbers, _last_error = frames.Counts.__struct_fields__
     while True:
         await asyncio.sleep(_PROGRESS_S)
         all_counts = [worker.counts for worker in workers]
@@ -176,7 +166,7 @@ async def _tell(
         on_progress(
             RunProgress(
                 seconds=time.monotonic() - started,
-                **{name: sum(getattr(one, name) for one in all_counts) for name in _SUMMED},
+                **{name: sum(getattr(one, name) for one in all_counts) for name in numbers},
                 last_error=next((one.last_error for one in all_counts if one.last_error), ""),
                 first_byte_p50=p50,
                 first_byte_p99=p99,
@@ -202,9 +192,11 @@ def put_together(
     started_unix: float,
     stopped: bool,
 ) -> Recording:
-    requests = np.frombuffer(b"".join(result.requests for result in results), REQUEST)
-    events = np.frombuffer(b"".join(result.events for result in results), EVENT)
-    clients = np.frombuffer(b"".join(result.clients for result in results), CLIENT)
+    def sorted_rows(name: str, dtype: np.dtype[np.void], by: str) -> Rows:
+        rows = np.frombuffer(b"".join(getattr(result, name) for result in results), dtype)
+        return rows[np.argsort(rows[by], kind="stable")]
+
+    requests = sorted_rows("requests", REQUEST, "index")
     record = new_record(command)
     versions = {"srm": record["commit"], "python": platform.python_version()}
     for name in ("uvloop", "httptools", "msgspec", "numpy"):
@@ -219,12 +211,8 @@ def put_together(
         versions=versions | {"server": target.server_version},
         server_metrics=[],
     )
-    return Recording(
-        about,
-        requests[np.argsort(requests["index"], kind="stable")],
-        events[np.argsort(events["time"], kind="stable")],
-        clients[np.argsort(clients["time"], kind="stable")],
-    )
+    events, clients = sorted_rows("events", EVENT, "time"), sorted_rows("clients", CLIENT, "time")
+    return Recording(about, requests, events, clients)
 
 
 def _stopped_by(scenario: Scenario, num_requests: int) -> str:

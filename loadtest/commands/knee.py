@@ -17,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from loadtest.scenario import must
+
 _FLAT = 1.05
 """Throughput has stopped growing if two loads in a row bring less than this times the best."""
 
@@ -35,14 +37,14 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm loadtest sweep`, beside those of a scenario."""
 
     sweep: Literal["concurrency", "rate"] = "concurrency"
-    """What grows from step to step, whatever the scenario says of it: requests under way (a closed
-    loop) or requests a second (an open one, poisson unless `arrivals` is constant)."""
+    """What grows from step to step, in place of the scenario's own: the number of concurrent
+    requests, or the rate of arrivals, which are constant where the scenario's are, else poisson."""
     loads: tuple[float, ...] = ()
     """These and no others. Empty: doubled until the server is full, then what lies between."""
     first_load: float = 1.0
-    """The load to begin with, where there are no `loads`."""
+    """The load to begin with, without `loads`."""
     max_load: float = 1024.0
-    """The load that is not passed, where there are no `loads`."""
+    """The largest load, without `loads`."""
     settle_s: float = 2.0
     """Seconds that each step runs before its `warmup_s` and `duration_s` begin."""
     resolution: float = 0.2
@@ -56,17 +58,12 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("first_load", "max_load", "resolution"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+            must(self, 0 < getattr(self, name) < math.inf, name, "above 0")
         for name in ("knee_share", "good_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
-        if not 0 <= self.settle_s < math.inf:
-            raise ValueError(f"settle_s must be at least 0, got {self.settle_s}")
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        if self.first_load > self.max_load:
-            raise ValueError(f"first_load must be at most max_load, got {self.first_load}")
+            must(self, 0 < getattr(self, name) <= 1, name, "above 0 and at most 1")
+        must(self, 0 <= self.settle_s < math.inf, "settle_s", "at least 0")
+        must(self, self.repeats >= 1, "repeats", "at least 1")
+        must(self, self.first_load <= self.max_load, "first_load", "at most max_load")
         if self.loads:
             self._check_loads("loads", self.loads)
         else:
@@ -92,11 +89,9 @@ def next_load(points: list[Point], config: SweepConfig, by_objectives: bool) -> 
     Searches for the knee, or `by_objectives` for the largest good load.
     """
     measured = _measured(points)
-    for load in sorted(config.loads):
-        if load not in measured:
-            return load
-    if not measured:
-        return config.first_load
+    wanted = config.loads or (() if measured else (config.first_load,))
+    if left := set(wanted) - measured.keys():
+        return min(left)
     if by_objectives:
         turn = _turned(measured, _broken(measured, config.good_share))
     else:
@@ -104,8 +99,7 @@ def next_load(points: list[Point], config: SweepConfig, by_objectives: bool) -> 
     if not config.loads:
         if _goes_on(measured, turn, config, by_objectives):
             return min(2 * max(measured), config.max_load)
-        between = _between(turn, config)
-        if between is not None:
+        if (between := _between(turn, config)) is not None:
             return between
     deciding = [*turn, None if by_objectives else _best(measured)]
     again = [load for load in deciding if load and len(measured[load]) < config.repeats]

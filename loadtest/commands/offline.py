@@ -24,7 +24,7 @@ from loadtest.client.target import PATHS, api_key, base_url, resolve
 from loadtest.commands import run_command
 from loadtest.recording import ERRORS, Recording
 from loadtest.report.report_files import write_reports
-from loadtest.scenario import SCENARIOS, Scenario
+from loadtest.scenario import SCENARIOS, Scenario, must
 from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 from loadtest.workload.workload import Workload
 
@@ -54,8 +54,7 @@ class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("samples", "lines"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            must(self, getattr(self, name) >= 1, name, "at least 1")
 
     def one_request(self, scenario: Scenario) -> Scenario:
         """Return a scenario of one request, for all samples."""
@@ -116,33 +115,45 @@ def _of_recording(config: OfflineConfig, recording: Recording) -> Offline:
     (request,) = recording.requests
     failed = request["error"] != 0
     told, counted = int(request["usage_output_tokens"]), int(request["output_tokens"])
-    tokens = told if told >= 0 else counted
-    seconds = float(request["ended"] - request["sent"])
     events = recording.events
     ends = np.full(int(events["choice"].max()) + 1 if len(events) else 0, -math.inf)
     np.maximum.at(ends, events["choice"], events["time"])
     came = ends[np.isfinite(ends)]
     is_stream = about.scenario.stream and len(came) > 0
-    return Offline(
+    return _offline(
+        about.scenario,
+        float(request["ended"] - request["sent"]),
+        len(came),
+        told if told >= 0 else counted,
         kind=config.kind,
         form=config.form,
         command=about.command,
-        url=about.scenario.url,
-        model=about.scenario.served_model_name,
         server_version=about.versions.get("server", ""),
         machine=about.machine,
         started_unix=about.started_unix,
         completed=int(not failed),
         failed=int(failed),
-        samples=len(came),
         prompt_tokens=int(request["usage_prompt_tokens"]),
-        output_tokens=tokens,
         num_bytes=int(request["num_bytes"]),
         first_sample_s=float(came.min() - request["sent"]) if is_stream else None,
-        seconds=seconds,
-        output_tokens_per_s=tokens / seconds if tokens >= 0 and seconds > 0 else None,
-        samples_per_s=len(came) / seconds if seconds > 0 else 0.0,
         first_error=f"{ERRORS[request['error']]}, status {request['status']}" if failed else "",
+    )
+
+
+def _offline(
+    scenario: Scenario, seconds: float, samples: int, output_tokens: int, **rest: Any
+) -> Offline:
+    """Return the result with its rates; -1 tokens are unknown."""
+    is_counted = output_tokens >= 0 and seconds > 0
+    return Offline(
+        url=scenario.url,
+        model=scenario.served_model_name,
+        seconds=seconds,
+        samples=samples,
+        samples_per_s=samples / seconds if seconds > 0 else 0.0,
+        output_tokens=output_tokens,
+        output_tokens_per_s=output_tokens / seconds if is_counted else None,
+        **rest,
     )
 
 
@@ -250,26 +261,22 @@ def run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str)
     if not output.lines:
         said = output.first_error or f"{batch['status']}: {batch.get('errors')}"
         raise ConfigError(f"no line of the batch was answered: {said}")
-    known = output.output_tokens if not output.without_usage else -1
-    return Offline(
+    return _offline(
+        scenario,
+        done - begun,
+        output.choices,
+        -1 if output.without_usage else output.output_tokens,
         kind="batch",
         command=command,
-        url=scenario.url,
-        model=scenario.served_model_name,
         machine=new_record(command)["machine"],
         started_unix=started_unix,
         completed=output.lines,
         failed=lines - output.lines,
-        samples=output.choices,
-        prompt_tokens=output.prompt_tokens if not output.without_usage else -1,
-        output_tokens=known,
+        prompt_tokens=-1 if output.without_usage else output.prompt_tokens,
         num_bytes=output.num_bytes,
         upload_s=uploaded - begun,
         run_s=ended - uploaded,
         download_s=done - ended,
-        seconds=done - begun,
-        output_tokens_per_s=known / (done - begun) if known >= 0 else None,
-        samples_per_s=output.choices / (done - begun),
         first_error=output.first_error,
     )
 
@@ -280,8 +287,7 @@ def _until_ended(client: BatchClient, id: str) -> dict[str, Any]:
     def tell(batch: dict[str, Any]) -> None:
         nonlocal told
         counts = batch.get("request_counts") or {}
-        done, total = counts.get("completed", 0), counts.get("total", 0)
-        failed = counts.get("failed", 0)
+        done, total, failed = (counts.get(name, 0) for name in ("completed", "total", "failed"))
         line = f"{batch['status']}: {done:,} of {total:,} lines, {failed:,} failed"
         if line != told:
             run_command.say(line)

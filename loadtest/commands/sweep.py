@@ -61,8 +61,8 @@ class Swept(msgspec.Struct, frozen=True):
             objectives = ", ".join(self.objectives)
             wanted = f"at least {self.config.good_share:.0%} of requests meet {objectives}"
             good = self.largest_good
-            none = f"At no load {wanted}."
-            said.append(none if good is None else f"Up to {good:g} {unit} {wanted}.")
+            upto = "At no load" if good is None else f"Up to {good:g} {unit}"
+            said.append(f"{upto} {wanted}.")
         return said
 
 
@@ -83,8 +83,7 @@ def sweep(argv: list[str], command: str) -> int:
             name = load_name(step) + (f" #{before + 1}" if before else "")
             folder = f"{len(folders) + 1:03}-{re.sub(r'[^0-9a-z.]+', '-', name)}"
             recording = run_command.record(step, command, scenario.output / STEPS / folder, name)
-            interrupted = recording.about.stopped_by == "interrupt"
-            if interrupted:
+            if interrupted := recording.about.stopped_by == "interrupt":
                 break
             folders.append(folder)
             runs.append(run_command.summed_up(recording, name))
@@ -128,10 +127,13 @@ def load_of(run: Run) -> float:
 
 def _points(runs: list[Run]) -> list[Point]:
     """Return the numbers of the steps that decide the search."""
-    of = [(load_of(run), run.summary) for run in runs]
     return [
-        Point(load, found.output_tokens_per_s or found.completed_per_s, found.good_share)
-        for load, found in of
+        Point(
+            load_of(run),
+            run.summary.output_tokens_per_s or run.summary.completed_per_s,
+            run.summary.good_share,
+        )
+        for run in runs
     ]
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from loadtest.quantities import MEASURES, unit_for, value_of
 from loadtest.report import tables
 from loadtest.report.plot_latency import latency_pictures
 from loadtest.report.plot_sweep import sweep_pictures
@@ -45,7 +44,7 @@ def html(report: Report) -> str:
         machine=first.machine,
         url=first.scenario.url,
         warnings=first.warnings if single else _of_sweep(report),
-        tiles=_tiles(first) if single else [],
+        tiles=[tables.labelled(first, key) for key in _TILES] if single else [],
         knee=report.knee,
         steps=None if single else tables.steps_table(report.runs),
         sweep=sweep_pictures(report),
@@ -92,13 +91,3 @@ def _run(run: RunReport, name: str) -> dict[str, Any]:
         "pictures": {heading: found for heading, found in pictures.items() if found},
         "shaded": low > 0 or high < run.seconds,
     }
-
-
-def _tiles(run: RunReport) -> list[tuple[str, str, str]]:
-    """Return label, value and unit of the headline measures."""
-    found = []
-    for key in _TILES:
-        measure, value = MEASURES[key], value_of(run.summary, key)
-        unit = unit_for(measure.kind, [value])
-        found.append((measure.label, unit.write(value), unit.name))
-    return found

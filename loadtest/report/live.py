@@ -43,14 +43,11 @@ class LiveMeter:
         tokens = progress.output_tokens
         now = (tokens - before) / max(progress.seconds - then, 1e-9)
         mean = tokens / max(progress.seconds, 1e-9)
+        kinds = ("planned", "sent", "in_flight", "completed", "failed")
+        counts = [f"{getattr(progress, kind):,} {kind.replace('_', ' ')}" for kind in kinds]
         rows = [
             ("elapsed", f"{progress.seconds:.0f} s"),
-            (
-                "requests",
-                f"{progress.planned:,} planned, {progress.sent:,} sent, "
-                f"{progress.in_flight:,} in flight, {progress.completed:,} completed, "
-                f"{progress.failed:,} failed",
-            ),
+            ("requests", ", ".join(counts)),
             ("output tokens", f"{now:,.0f}/s now, {mean:,.0f}/s mean"),
         ]
         if not math.isnan(progress.first_byte_p50):

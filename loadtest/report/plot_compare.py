@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.quantities import DISTRIBUTIONS, MEASURES, unit_for, value_of
+from loadtest.quantities import DISTRIBUTIONS, MEASURES, statistic_name, unit_for, value_of
 from loadtest.report import plots
 from loadtest.report.compare import Comparison
 from loadtest.report.plot_latency import at_ranks
@@ -44,10 +44,8 @@ def _percentiles(sides: dict[str, list[RunReport]], measure: str, name: str) -> 
         (side, unit, [float(getattr(getattr(runs[0].summary, measure), p)) for p in shown])
         for side, runs in sides.items()
     ]
-    names = [p.replace("p999", "p99.9") for p in shown]
-    return plots.Picture(
-        f"{label} by percentile", svg, alt, columns(label, "Percentile", names, data)
-    )
+    table = columns(label, "Percentile", [statistic_name(p) for p in shown], data)
+    return plots.Picture(f"{label} by percentile", svg, alt, table)
 
 
 def _curves(sides: dict[str, list[RunReport]], measure: str, name: str) -> plots.Picture:

@@ -25,6 +25,7 @@ from loadtest.scenario import Scenario, as_path
 from loadtest.summary import Summary
 
 SCHEMA = "srm-loadtest-1"
+_OF_RUN = ("scenario", "command", "started_unix", "seconds", "stopped_by", "machine", "versions")
 
 
 class Buckets(msgspec.Struct, frozen=True):
@@ -76,13 +77,7 @@ def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()
     about = observed.recording.about
     return RunReport(
         summary=summary,
-        scenario=about.scenario,
-        command=about.command,
-        started_unix=about.started_unix,
-        seconds=about.seconds,
-        stopped_by=about.stopped_by,
-        machine=about.machine,
-        versions=about.versions,
+        **{name: getattr(about, name) for name in _OF_RUN},
         warnings=tuple(warnings),
         objectives=_objectives(observed),
         failed=tuple(check(summary, about.scenario.fail_if)),

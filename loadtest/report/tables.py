@@ -105,13 +105,15 @@ def harness_table(run: RunReport) -> Table:
 
 
 def _values_table(caption: str, run: RunReport, keys: Sequence[str]) -> Table:
-    rows = []
-    for key in keys:
-        value, measure = value_of(run.summary, key), MEASURES[key]
-        if not math.isnan(value):
-            unit = unit_for(measure.kind, [value])
-            rows.append([measure.label, unit.write(value), unit.name])
-    return Table(caption, ["Measure", "Value", "Unit"], rows)
+    known = [key for key in keys if not math.isnan(value_of(run.summary, key))]
+    return Table(caption, ["Measure", "Value", "Unit"], [labelled(run, key) for key in known])
+
+
+def labelled(run: RunReport, key: str) -> list[str]:
+    """Return a measure's label, its value and the unit of that."""
+    value, measure = value_of(run.summary, key), MEASURES[key]
+    unit = unit_for(measure.kind, [value])
+    return [measure.label, unit.write(value), unit.name]
 
 
 def errors_table(run: RunReport) -> Table:

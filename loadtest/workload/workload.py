@@ -53,11 +53,8 @@ class Workload:
         self._output_tokens = lengths.parse(scenario.output_tokens, "output_tokens")
         self._n = lengths.parse(scenario.n, "n")
         self._trace = trace.read(scenario.trace) if scenario.trace else []
-        self._prompts = (
-            Prompts(scenario.prompts, scenario.api, self._words, self._draws)
-            if scenario.prompts
-            else None
-        )
+        file = scenario.prompts
+        self._prompts = Prompts(file, scenario.api, self._words, self._draws) if file else None
         self._num_symbols = len(self._words.words) if self._words else scenario.vocab_size
         self._num_special = self._words.num_special if self._words and not self._chat else 0
         self._share = scenario.prefix_share
@@ -91,14 +88,8 @@ class Workload:
             num_tokens = (line and line.prompt_tokens) or self._prompt_tokens.at(share[0])
             num_tokens = max(num_tokens, self._num_special + 1)
             fields = self._random(index, num_tokens - self._num_special, share, line)
-        made = {
-            **self._fields,
-            **fields,
-            "max_tokens": max_tokens,
-            "n": n,
-            "seed": int(own[_SEED] >> np.uint64(33)),
-            **self._extra,
-        }
+        drawn = {"max_tokens": max_tokens, "n": n, "seed": int(own[_SEED] >> np.uint64(33))}
+        made = {**self._fields, **fields, **drawn, **self._extra}
         return RequestPlan(self._encoder.encode(made), n, num_tokens, max_tokens)
 
     def count_tokens(self, text: str) -> int | None:

@@ -8,6 +8,7 @@ which counts as well.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -24,6 +25,15 @@ class Stall(NamedTuple):
     end: float
 
 
+@dataclasses.dataclass
+class _Pair:
+    """Both ends of one connection, and bytes of the reply until it is cut."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    left: int | None = None
+
+
 class FaultProxy(Toy):
     """Stands before one server."""
 
@@ -36,25 +46,17 @@ class FaultProxy(Toy):
         cut_at: frozenset[int] = frozenset(),
         cut_after_bytes: int = 400,
     ) -> None:
-        """
-        Args:
-            url: Of the server.
-            delay_s: How much later everything comes through, in both directions together: what
-                the client says is delayed by it, replies are not.
-            stall_s: How long nothing comes through, once.
-            stall_at: The stall begins with this request, counted from 1, and holds it.
-            cut_at: Requests, counted from 1, whose connection is cut once `cut_after_bytes` of
-                the reply have come through.
-            cut_after_bytes: Of the reply, head included.
+        """What the client says is delayed by `delay_s`, replies are not. Requests count from 1.
+
+        With request `stall_at`, which is held by it, begins a stall of `stall_s`. The connections
+        of those in `cut_at` are cut after so many bytes of the reply, head included.
         """
         super().__init__()
         parts = urlsplit(url)
-        assert parts.hostname is not None and parts.port is not None
-        self._server = (parts.hostname, parts.port)
+        self._server = parts.hostname, parts.port
         self._delay_s, self._stall_s, self._stall_at = delay_s, stall_s, stall_at
         self._cut_at, self._cut_after_bytes = cut_at, cut_after_bytes
-        self.requests = 0
-        self.cuts = 0
+        self.requests = self.cuts = 0
         self.stall: Stall | None = None
         self._open = asyncio.Event()
         self._open.set()
@@ -114,12 +116,3 @@ class FaultProxy(Toy):
                 pair.server.transport.abort()
                 return
         pair.client.close()
-
-
-class _Pair:
-    """Both ends of one connection."""
-
-    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
-        self.client, self.server = client, server
-        self.left: int | None = None
-        """Bytes of the reply until it is cut."""

@@ -20,28 +20,25 @@ class Peer:
     """One connection, as its server has it. `number` counts them from 0."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = 0
     ) -> None:
         self.number = number
-        self._reader = reader
-        self._writer = writer
+        self._reader, self._writer = reader, writer
+        self.close, self.abort = writer.close, writer.transport.abort
 
     async def request(self) -> bytes | None:
-        """The body of the next request; None once the client has closed."""
+        """The body of the next request, whose head `head` then is; None once the client closed."""
         try:
-            head = await self._reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+            self.head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            length = re.search(r"\r\ncontent-length: *(\d+)", self.head, re.IGNORECASE)
             return await self._reader.readexactly(int(length[1]) if length else 0)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
     async def send(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionError):
-            self._writer.write(data)
-            await self._writer.drain()
-
-    def close(self) -> None:
-        self._writer.close()
+        """Raises ConnectionError once the client has closed."""
+        self._writer.write(data)
+        await self._writer.drain()
 
     async def answer_all(self, *replies: bytes) -> None:
         """One reply after the other, the last to all further requests, until the client closes."""
@@ -50,13 +47,17 @@ class Peer:
             await self.send(left.pop(0) if len(left) > 1 else left[0])
 
 
+def answering(*replies: bytes) -> Handler:
+    return lambda peer: peer.answer_all(*replies)
+
+
 class RawServer:
     """What it has seen."""
 
-    def __init__(self) -> None:
-        self.port = 0
-        self.connections = 0
-        self.open = 0
+    url = ""
+    port = 0
+    connections = 0
+    open = 0
 
 
 @asynccontextmanager
@@ -70,13 +71,15 @@ async def raw_server(handler: Handler) -> AsyncIterator[RawServer]:
         seen.connections += 1
         seen.open += 1
         try:
-            await handler(Peer(reader, writer, seen.connections - 1))
+            with contextlib.suppress(ConnectionError):
+                await handler(Peer(reader, writer, seen.connections - 1))
         finally:
             seen.open -= 1
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
     seen.port = server.sockets[0].getsockname()[1]
+    seen.url = f"http://127.0.0.1:{seen.port}"
     try:
         yield seen
     finally:
@@ -96,14 +99,12 @@ def text_event(text: str, index: int = 0, **fields: Any) -> bytes:
     return event(choices=[{"index": index, "text": text, **fields}])
 
 
-DONE = b"data: [DONE]\n\n"
-
-
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
 END = b"0\r\n\r\n"
 
 

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
 
 from loadtest.analysis.summarize import summarize
 from loadtest.client import frames
 from loadtest.client.target import Target
 from loadtest.client.worker import Part, pace_of
 from loadtest.client.workers import num_workers, put_together, run
-from loadtest.recording import Recording
+from loadtest.recording import Recording, Times
 from loadtest.scenario import Scenario
 from loadtest.summary import Summary
 from loadtest.workload.workload import Workload
@@ -29,6 +30,13 @@ class Loaded(NamedTuple):
     summary: Summary
     started: float
     """The run's second 0 on the monotonic clock, by which toys write down what they did."""
+
+    @property
+    def first(self) -> Times:
+        """[requests] When the first token of each came; inf without one."""
+        found = np.full(len(self.recording.requests), np.inf)
+        np.minimum.at(found, self.recording.events["request"], self.recording.events["time"])
+        return found
 
 
 def loaded(url: str, **settings: Any) -> Loaded:
@@ -48,22 +56,14 @@ async def simulated(url: str, **settings: Any) -> Loaded:
 async def simulate(scenario: Scenario, url: str) -> tuple[Recording, float]:
     """Every client process's part of a run against that url, in this process and a VirtualLoop."""
     scenario = msgspec.structs.replace(scenario, url=url, served_model_name="toy")
-    parts = urlsplit(url)
-    assert parts.hostname is not None and parts.port is not None
+    address = urlsplit(url)
+    assert address.hostname is not None and address.port is not None
     head = b"POST /v1/completions HTTP/1.1\r\nhost: toy\r\ncontent-length: "
-    target = Target(parts.hostname, parts.port, "", head, "toy", "")
+    target = Target(address.hostname, address.port, "", head, "toy", "")
     started, workers = time.monotonic(), num_workers(scenario)
+    setups = [frames.Setup(scenario, target, number, workers) for number in range(workers)]
+    work = Workload(scenario)
     with Path(os.devnull).open("wb") as nowhere:
-        results = await asyncio.gather(
-            *(
-                Part(
-                    setup,
-                    work := Workload(scenario),
-                    pace_of(setup, work),
-                    started,
-                    nowhere.fileno(),
-                ).result()
-                for setup in (frames.Setup(scenario, target, n, workers) for n in range(workers))
-            )
-        )
+        parts = [Part(one, work, pace_of(one, work), started, nowhere.fileno()) for one in setups]
+        results = await asyncio.gather(*(part.result() for part in parts))
     return put_together(results, scenario, target, "a test", 0.0, False), started

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tests.loads.fault_proxy import FaultProxy
 from tests.loads.run_loadtest import Loaded, loaded, simulated
 from tests.loads.theory import Times, received
@@ -15,43 +13,32 @@ TTFT_S, ITL_S, TOKENS = 0.0203, 0.0051, 5  # so that no two things happen at onc
 TOY = ToyConfig(ttft_s=TTFT_S, itl_s=ITL_S)
 STALL_S, STALL_AT = 1.0, 60
 RATE, STREAMS, SECONDS = 40, 4, 5.0
+_COMMON = {"duration_s": SECONDS, "output_tokens": str(TOKENS), "metrics_url": "none"}
+LOADS: dict[bool, dict[str, Any]] = {
+    True: {"arrivals": "constant", "rate": RATE} | _COMMON,
+    False: {"arrivals": "concurrent", "concurrency": STREAMS} | _COMMON,
+}
+"""By whether the loop is open: a constant rate, or streams that each wait for their reply."""
 
 
 class Stalled(NamedTuple):
-    """A run with a stall in it."""
+    """A run with a stall in it, and what theory expects of it, on the run's clock."""
 
     run: Loaded
     num_served: int
     """Requests, as the server counts them."""
+    planned: Times
+    ttft: Times
+    """[requests], from the planned time; inf without a token."""
     expected: Times
-    """[requests, tokens]: when each token is received in theory, on the run's clock."""
-
-    @property
-    def planned(self) -> Times:
-        return np.asarray(self.run.recording.requests["planned"], np.float64)
-
-    @property
-    def ttft(self) -> Times:
-        """[requests], from the planned time; inf without a token."""
-        events = self.run.recording.events
-        firsts = np.full(len(self.planned), np.inf)
-        np.minimum.at(firsts, events["request"], events["time"])
-        return firsts - self.planned
-
-    @property
-    def expected_ttft(self) -> Times:
-        """[requests]."""
-        return self.expected[:, 0] - self.planned
+    """[requests, tokens]: when each token is received."""
+    expected_ttft: Times
 
 
 def stalled(open_loop: bool) -> Stalled:
-    """A constant rate, or streams that each wait for their reply: the same server, the same stall.
-
-    The stall begins with the same request of both.
-    """
+    """The stall begins with the same request of both loops."""
     with ToyServer(TOY) as toy, FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy:
-        run = loaded(proxy.url, **_load(open_loop))
-    return _found(run, toy, proxy)
+        return _found(loaded(proxy.url, **LOADS[open_loop]), toy, proxy)
 
 
 async def simulated_stall(open_loop: bool) -> Stalled:
@@ -60,22 +47,11 @@ async def simulated_stall(open_loop: bool) -> Stalled:
         ToyServer(TOY) as toy,
         FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy,
     ):
-        run = await simulated(proxy.url, **_load(open_loop))
-    return _found(run, toy, proxy)
-
-
-def _load(open_loop: bool) -> dict[str, Any]:
-    how: dict[str, Any] = (
-        {"arrivals": "constant", "rate": RATE}
-        if open_loop
-        else {"arrivals": "concurrent", "concurrency": STREAMS}
-    )
-    common = {"duration_s": SECONDS, "output_tokens": str(TOKENS), "metrics_url": "none"}
-    return how | common
+        return _found(await simulated(proxy.url, **LOADS[open_loop]), toy, proxy)
 
 
 def _found(run: Loaded, toy: ToyServer, proxy: FaultProxy) -> Stalled:
     assert proxy.stall is not None
-    planned = run.started + run.recording.requests["planned"]
-    due = received(planned, TOKENS, TTFT_S, ITL_S, proxy.stall) - run.started
-    return Stalled(run, len(toy.served), due)
+    planned = run.recording.requests["planned"]
+    due = received(run.started + planned, TOKENS, TTFT_S, ITL_S, proxy.stall) - run.started
+    return Stalled(run, len(toy.served), planned, run.first - planned, due, due[:, 0] - planned)

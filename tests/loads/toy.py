@@ -10,10 +10,9 @@ from typing import Any, Self
 class Toy:
     """Listens at `url` between `with Toy() as toy:`, or `async with`, and the end of the block."""
 
-    def __init__(self, port: int = 0) -> None:
-        self._port = port
+    def __init__(self) -> None:
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.run()))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection to its end. It is cut off when the block ends."""
@@ -29,7 +28,7 @@ class Toy:
         self._thread.join()
 
     async def __aenter__(self) -> Self:
-        self._running = asyncio.create_task(self.run())
+        self._running = asyncio.create_task(self._run())
         while not self._ready.is_set():
             await asyncio.sleep(0)
         return self
@@ -38,25 +37,21 @@ class Toy:
         self._stop.set()
         await self._running
 
-    async def run(self) -> None:
-        """Serve until it is stopped; those who are served then are cut."""
+    async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        listening = await asyncio.start_server(
-            self._connection, "127.0.0.1", self._port, backlog=4096
-        )
+        self._tasks: set[asyncio.Task[Any] | None] = set()
+        listening = await asyncio.start_server(self._connection, "127.0.0.1", 0, backlog=4096)
         self.url = "http://{}:{}".format(*listening.sockets[0].getsockname())
         self._ready.set()
         async with listening:
             await self._stop.wait()
-            for task in self._tasks:
+            tasks = [task for task in self._tasks if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+        self._tasks.add(task := asyncio.current_task())
         try:
             await self.serve(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):

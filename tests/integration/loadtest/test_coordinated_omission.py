@@ -26,18 +26,22 @@ from tests.loads.stalled import (
     TOY,
     simulated_stall,
 )
-from tests.loads.theory import Times, queued
+from tests.loads.theory import queued
 from tests.loads.toy_server import Fault, ToyConfig, ToyServer
 from tests.loads.virtual import virtually
 
 EXACT_S = 1e-6
+SILENT: dict[str, Any] = {"fault": lambda _number: "silent"}
 
 
-def firsts(run: Loaded) -> Times:
-    """[requests]: when the first token of each came."""
-    found = np.full(len(run.recording.requests), np.inf)
-    np.minimum.at(found, run.recording.events["request"], run.recording.events["time"])
-    return found
+def against(toy: ToyServer, trouble: dict[str, Any] | None = None, **settings: Any) -> Loaded:
+    """With trouble, behind a proxy that makes it."""
+
+    async def running() -> Loaded:
+        async with toy, FaultProxy(toy.url, **trouble or {}) as proxy:
+            return await simulated(proxy.url if trouble else toy.url, **settings)
+
+    return virtually(running())
 
 
 def test_a_stall_is_in_the_percentiles_of_an_open_loop_as_theory_has_it() -> None:
@@ -68,31 +72,14 @@ def test_a_closed_loop_has_each_of_its_streams_wait_once() -> None:
     assert found.run.summary.ttft.p50 == pytest.approx(TOY.ttft_s, rel=0.01)
 
 
-async def behind(
-    toy: ToyServer, trouble: dict[str, Any], **settings: Any
-) -> tuple[Loaded, FaultProxy]:
-    async with toy, FaultProxy(toy.url, **trouble) as proxy:
-        return await simulated(proxy.url, **settings), proxy
-
-
 def test_a_delay_is_in_ttft_and_not_between_tokens() -> None:
     load: dict[str, Any] = {"requests": 20, "concurrency": 2, "output_tokens": str(TOKENS)}
     without, delayed = (
-        virtually(behind(ToyServer(TOY), {"delay_s": delay_s}, **load))[0].summary
-        for delay_s in (0.0, 0.2)
+        against(ToyServer(TOY), {"delay_s": delay_s}, **load).summary for delay_s in (0.0, 0.2)
     )
-    assert delayed.ttft.mean - without.ttft.mean == pytest.approx(0.2, abs=EXACT_S)
-    assert delayed.e2e.mean - without.e2e.mean == pytest.approx(0.2, abs=EXACT_S)
-    assert delayed.itl.mean == pytest.approx(without.itl.mean, abs=EXACT_S)
-
-
-def test_cuts_are_counted_as_such() -> None:
-    cut_at = frozenset({3, 11, 12})
-    load: dict[str, Any] = {"requests": 30, "concurrency": 3, "output_tokens": "20"}
-    run, proxy = virtually(behind(ToyServer(TOY), {"cut_at": cut_at}, **load))
-    assert proxy.cuts == len(cut_at)
-    assert run.summary.errors == {"disconnected": len(cut_at)}
-    assert run.summary.completed == 30 - len(cut_at)
+    for name, more in (("ttft", 0.2), ("e2e", 0.2), ("itl", 0.0)):
+        grown = getattr(delayed, name).mean - getattr(without, name).mean
+        assert grown == pytest.approx(more, abs=EXACT_S)
 
 
 def test_a_queue_that_grows_is_what_theory_says() -> None:
@@ -101,35 +88,53 @@ def test_a_queue_that_grows_is_what_theory_says() -> None:
     service_s = ttft_s + itl_s * (TOKENS - 1)
     toy = ToyServer(ToyConfig(ttft_s=ttft_s, itl_s=itl_s, slots=slots))
     load: dict[str, Any] = {"arrivals": "poisson", "rate": 2 * slots / service_s, "duration_s": 20}
-    run = virtually(against(toy, **load, output_tokens=str(TOKENS)))
-    requests = run.recording.requests
-    expected = queued(list(requests["planned"]), slots, service_s) + ttft_s
-    waits = expected - requests["planned"]
-    assert len(requests) == len(toy.served) > 1_000
-    assert firsts(run) == pytest.approx(expected, abs=EXACT_S)
-    assert run.summary.ttft.max == pytest.approx(waits.max(), abs=EXACT_S)
-    assert waits.max() > 9
-
-
-async def against(toy: ToyServer, **settings: Any) -> Loaded:
-    async with toy:
-        return await simulated(toy.url, **settings)
+    run = against(toy, **load, output_tokens=str(TOKENS))
+    planned = run.recording.requests["planned"]
+    expected = queued(list(planned), slots, service_s) + ttft_s
+    assert len(planned) == len(toy.served) > 1_000
+    assert run.first == pytest.approx(expected, abs=EXACT_S)
+    assert run.summary.ttft.max == pytest.approx((expected - planned).max(), abs=EXACT_S)
+    assert run.summary.ttft.max > 9
 
 
 def test_errors_retries_and_tokens_are_those_of_the_server() -> None:
     kinds: dict[int, Fault] = {2: "500", 5: "400", 7: "garbage", 9: "cut", 13: "failed"}
     toy = ToyServer(TOY, fault=kinds.get)
     load: dict[str, Any] = {"arrivals": "synchronous", "output_tokens": "4"}
-    run = virtually(against(toy, **load, requests=20, n="2"))
-    errors = {"server": 1, "client": 1, "protocol": 2, "disconnected": 1}
-    assert run.summary.errors == errors
+    run = against(toy, **load, requests=20, n="2")
+    assert run.summary.errors == {"server": 1, "client": 1, "protocol": 2, "disconnected": 1}
     assert run.summary.completed == 15
-    told = run.recording.requests["usage_output_tokens"]
+    requests = run.recording.requests
+    told = requests["usage_output_tokens"]
     assert told[told >= 0].sum() == sum(one.tokens for one in toy.served if one.whole)
+    assert requests["index"].tolist() == list(range(20))
+    assert (requests["planned"][1:] >= requests["ended"][:-1]).all(), "one at a time"
+
     refused: dict[int, Fault] = {0: "429", 1: "503", 4: "429"}
     toy = ToyServer(TOY, fault=refused.get)
-    run = virtually(against(toy, **load, requests=6, retries=2))
+    run = against(toy, **load, requests=6, retries=2)
     assert run.summary.errors == {}
     assert run.summary.retried == 2
     assert list(run.recording.requests["retries"]) == [2, 0, 1, 0, 0, 0]
     assert len(toy.served) == 9
+
+    cut_at = frozenset({3, 11, 12})
+    load = {"requests": 30, "concurrency": 3, "output_tokens": "20"}
+    run = against(ToyServer(TOY), {"cut_at": cut_at}, **load)
+    assert (run.summary.completed, run.summary.errors) == (27, {"disconnected": 3})
+
+
+def test_an_open_loop_does_not_wait_for_replies() -> None:
+    steady: dict[str, Any] = {"arrivals": "constant", "rate": 200.0, "requests": 100}
+    run = against(ToyServer(**SILENT), **steady, duration_s=0.0, grace_s=0.0)
+    requests = run.recording.requests
+    assert run.summary.errors == {"cut": 100}
+    assert requests["planned"] == pytest.approx(np.arange(100) / 200.0)
+    assert requests["sent"] == pytest.approx(requests["planned"], abs=EXACT_S)
+
+
+def test_requests_under_way_are_cut_after_the_grace() -> None:
+    run = against(ToyServer(**SILENT), concurrency=3, duration_s=100.0, grace_s=50.0)
+    assert run.summary.errors == {"cut": 3}
+    assert run.recording.requests["ended"] == pytest.approx([150.0] * 3)
+    assert run.recording.about.stopped_by == "duration"

@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,11 +20,12 @@ from loadtest.__main__ import main
 from loadtest.commands.run_command import INTERRUPTED
 from loadtest.recording import load
 from loadtest.report.report import read_report
+from loadtest.summary import Summary
 from tests.loads.toy_server import ToyConfig, ToyServer
 from tests.serving import ROOT, Server
 
+Printed = pytest.CaptureFixture[str]
 SHORT = ("--concurrency=4", "--output-tokens=4", "--prompt-tokens=6")
-FORTY = ("--duration-s=0", "--requests=40")
 
 
 def call(url: str, folder: Path, *flags: str, command: str = "run") -> int:
@@ -31,13 +33,19 @@ def call(url: str, folder: Path, *flags: str, command: str = "run") -> int:
 
 
 def started(*argv: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "srm.py", "loadtest", *argv],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "srm.py", "loadtest", *argv]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
+def summary_in(folder: Path) -> Summary:
+    (run,) = read_report(folder).runs
+    return run.summary
+
+
+def offline_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "offline.json").read_text())
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +70,14 @@ def test_a_run_is_reported_and_printed_as_plain_text(made: tuple[Path, str]) -> 
     assert {"recording.json", "recording.npz", "report.json", "report.html", "report.md"} <= names
     assert "<svg" in (folder / "report.html").read_text()
     assert printed.startswith("concurrent 4, measured from 0 s to 1.5 s, ended by duration\n")
-    assert f"report: {folder / 'report.html'}\n" in printed
-    assert "\x1b" not in printed
-    recording = load(folder)
-    assert recording.about.command.startswith("srm loadtest run --url=http://127.0.0.1:")
-    values = [sample.values for sample in recording.about.server_metrics]
-    assert values and all("srm_engine_running_sequences" in one for one in values)
-    (reported,) = read_report(folder).runs
-    assert reported.summary.completed == reported.summary.planned > 0
-    assert reported.summary.miscounted == 0
+    assert f"report: {folder / 'report.html'}\n" in printed and "\x1b" not in printed
+    about = load(folder).about
+    assert about.command.startswith("srm loadtest run --url=http://127.0.0.1:")
+    assert about.server_metrics
+    assert all("srm_engine_running_sequences" in sample.values for sample in about.server_metrics)
+    summary = summary_in(folder)
+    assert summary.completed == summary.planned > 0
+    assert summary.miscounted == 0
 
 
 @pytest.mark.parametrize(
@@ -100,20 +107,19 @@ def test_nothing_that_listens_is_a_wrong_setting(tmp_path: Path) -> None:
     process = started("run", f"--url={nowhere}", f"--output={tmp_path}")
     out, err = process.communicate(timeout=600)
     assert process.returncode == ConfigError.exit_code and out == ""
-    assert f"srm loadtest: nothing listens at {nowhere}" in err
-    assert "Traceback" not in err
+    assert f"srm loadtest: nothing listens at {nowhere}" in err and "Traceback" not in err
 
 
 def test_a_server_without_metrics_that_refuses_all_is_told_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Printed
 ) -> None:
     with ToyServer(fault=lambda _number: "500") as toy:
-        assert call(toy.url, tmp_path, *FORTY, f"--metrics-url={toy.url}/nothing") == 1
+        flags = ("--duration-s=0", "--requests=40", f"--metrics-url={toy.url}/nothing")
+        assert call(toy.url, tmp_path, *flags) == 1
     assert "note: " in (said := capsys.readouterr().err) and "404" in said
     assert load(tmp_path).about.server_metrics == []
-    (reported,) = read_report(tmp_path).runs
-    assert reported.summary.completed == 0
-    assert reported.summary.errors["server"] == reported.summary.planned == 40
+    summary = summary_in(tmp_path)
+    assert (summary.completed, summary.planned, summary.errors) == (0, 40, {"server": 40})
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -121,53 +127,52 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         flags = ("--duration-s=600", "--output-tokens=4", f"--output={tmp_path}")
         process = started("run", f"--url={toy.url}", *flags)
         assert process.stderr is not None
-        assert "elapsed" in process.stderr.readline()
+        while " 0 completed" in (line := process.stderr.readline()):
+            pass  # of a busy machine
+        assert "elapsed" in line
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=600)
     assert process.returncode == INTERRUPTED, err
-    assert "Traceback" not in err
-    assert "ended by interrupt" in out
-    recording = load(tmp_path)
-    assert recording.about.stopped_by == "interrupt" and recording.about.seconds < 500
-    (reported,) = read_report(tmp_path).runs
-    assert reported.summary.completed > 0
+    assert "Traceback" not in err and "ended by interrupt" in out
+    about = load(tmp_path).about
+    assert about.stopped_by == "interrupt" and about.seconds < 500
+    assert summary_in(tmp_path).completed > 0
 
 
 def test_a_report_is_made_again_and_compared(
-    made: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, str], tmp_path: Path, capsys: Printed
 ) -> None:
     """By another window, other objectives and other conditions, some of which hold."""
-    first = read_report(made[0]).runs[0].summary
+    folder, first = str(made[0]), summary_in(made[0])
     again, part = tmp_path / "again", tmp_path / "part"
     conditions = "--fail-if=e2e_p50>0,error_share>0"
-    assert main(["report", str(made[0]), f"--output={again}", conditions]) == 1
+    assert main(["report", folder, f"--output={again}", conditions]) == 1
     printed = capsys.readouterr().out
-    assert "FAILED: e2e_p50>0: e2e_p50 is " in printed
-    assert "error_share" not in printed
-    same = read_report(again).runs[0].summary
-    assert msgspec.json.encode(same) == msgspec.json.encode(first)
+    assert "FAILED: e2e_p50>0: e2e_p50 is " in printed and "error_share" not in printed
+    assert msgspec.json.encode(summary_in(again)) == msgspec.json.encode(first)
 
-    flags = ("--window=0.5,1", "--objectives=e2e<1e-6", "--fail-if=good_share<0.5")
-    assert main(["report", str(made[0]), f"--output={part}", *flags]) == 1
-    summary = read_report(part).runs[0].summary
-    assert summary.window == (0.5, 1.0) and 0 < summary.planned < first.planned
+    planned = load(made[0]).requests["planned"]
+    last = float(planned[planned < first.window[1]].max())  # a busy machine plans few
+    flags = (f"--window=0,{last}", "--objectives=e2e<1e-6", "--fail-if=good_share<0.5")
+    assert main(["report", folder, f"--output={part}", *flags]) == 1
+    summary = summary_in(part)
+    assert summary.window == (0.0, last) and 0 < summary.planned < first.planned
     assert summary.good_share == 0 and summary.objectives == ("e2e<1e-6",)
     assert "FAILED: good_share<0.5" in capsys.readouterr().out
     for wrong in (["--window=3,2"], [str(tmp_path / "nowhere")]):
         with pytest.raises(ConfigError, match=r"window|nowhere"):
             main(["report", *wrong])
 
-    both = [str(made[0]), str(part)]
-    assert main(["compare", *both, str(tmp_path / "compared")]) == 0
+    assert main(["compare", folder, str(part), str(tmp_path / "compared")]) == 0
     printed = capsys.readouterr().out
     assert "Output tokens" in printed and "report: " in printed
     assert "<html" in (tmp_path / "compared" / "compare.html").read_text()
-    for usage in ([both[0]], ["--window=1,2", *both], []):
+    for usage in ([folder], ["--window=1,2", folder, str(part)], []):
         with pytest.raises(ConfigError, match="compare A B"):
             main(["compare", *usage])
 
 
-def test_the_command_is_known_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_is_known_and_explains_itself(capsys: Printed) -> None:
     assert srm.main(["loadtest", "--help"]) == 0
     usage = capsys.readouterr().out
     assert all(f"  {name}  " in usage for name in ("run", "sweep", "offline", "report", "compare"))
@@ -177,45 +182,42 @@ def test_the_command_is_known_and_explains_itself(capsys: pytest.CaptureFixture[
     for command in ("run", "sweep", "offline", "report"):
         with pytest.raises(SystemExit) as left:
             main([command, "--help"])
-        assert left.value.code == 0
-        assert "--output" in capsys.readouterr().out
+        assert left.value.code == 0 and "--output" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["stream_whole", "packed"])
 def test_samples_of_one_request_are_counted_whatever_their_form(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+    server: Server, tmp_path: Path, capsys: Printed, form: str
 ) -> None:
     flags = ("--samples=150", f"--form={form}", "--metrics-url=none")
     assert call(server.url, tmp_path, *flags, command="offline") == 0
-    found = json.loads((tmp_path / "offline.json").read_text())
+    found = offline_in(tmp_path)
     assert (found["completed"], found["failed"], found["samples"]) == (1, 0, 150)
     assert found["output_tokens"] == 150 * 4
     assert (found["first_sample_s"] is None) == (form == "packed")
-    assert found["first_sample_s"] is None or found["first_sample_s"] <= found["seconds"]
+    assert (found["first_sample_s"] or 0) <= found["seconds"]
     printed = capsys.readouterr()
-    assert "| samples | 150 |" in (tmp_path / "offline.md").read_text()
     assert "| samples | 150 |" in printed.out and "note: " not in printed.err
+    assert printed.out.startswith((tmp_path / "offline.md").read_text().split("\n\n")[-1])
     assert (tmp_path / "report.html").exists()
 
 
 def test_a_server_that_refuses_the_samples_is_exit_code_1(server: Server, tmp_path: Path) -> None:
     flags = ("--samples=150", '--extra-body={"best_of": 1}')
     assert call(server.url, tmp_path, *flags, command="offline") == 1
-    found = json.loads((tmp_path / "offline.json").read_text())
+    found = offline_in(tmp_path)
     assert found["failed"] == 1 and "400" in found["first_error"]
 
 
 def test_a_batch_is_written_run_and_counted(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, tmp_path: Path, capsys: Printed
 ) -> None:
     flags = ("--kind=batch", "--lines=40", "--n=choice:1=0.5,3=0.5")
     before = server.http.get("/v1/files").json()["data"]  # of other tests
     assert call(server.url, tmp_path, *flags, command="offline") == 0
-    found = json.loads((tmp_path / "offline.json").read_text())
-    assert (found["completed"], found["failed"]) == (40, 0)
-    assert 40 < found["samples"] < 120
-    assert found["output_tokens"] == found["samples"] * 4
-    assert found["prompt_tokens"] == 40 * 6
+    found = offline_in(tmp_path)
+    assert (found["completed"], found["failed"], found["prompt_tokens"]) == (40, 0, 40 * 6)
+    assert 40 < found["samples"] < 120 and found["output_tokens"] == found["samples"] * 4
     parts = found["upload_s"] + found["run_s"] + found["download_s"]
     assert found["seconds"] == pytest.approx(parts)
     assert "| answered | 40 of 40 |" in capsys.readouterr().out

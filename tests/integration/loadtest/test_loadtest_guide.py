@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,38 +34,28 @@ _VARIABLES = {
 }
 
 
-def commands() -> list[str]:
-    return re.findall(
-        r"^```sh test\n(.*?)^```$", (ROOT / "docs/loadtest.md").read_text(), re.M | re.S
-    )
-
-
 @pytest.mark.slow
 def test_the_guide_runs_from_its_first_command_to_its_last(
     server: Server, text_model: Path, tmp_path: Path
 ) -> None:
-    assert len(commands()) > 8
+    page = (ROOT / "docs/loadtest.md").read_text()
+    commands: list[str] = re.findall(r"^```sh test\n(.*?)^```$", page, re.M | re.S)
+    assert len(commands) > 8
     program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\n'
     environment = {**os.environ, **_VARIABLES, "SRM_URL": server.url, "MODEL": str(text_model)}
-    for command in commands():
+    for command in commands:
         shorter = command
         for pattern, replacement in _SHORTER:
             shorter = re.sub(pattern, replacement, shorter)
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", program + shorter],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        shell = ["bash", "-euo", "pipefail", "-c", program + shorter]
+        place: dict[str, Any] = {"cwd": tmp_path, "env": environment, "timeout": _LIMIT_S}
+        done = subprocess.run(shell, check=False, capture_output=True, text=True, **place)
         assert done.returncode == 0, f"{shorter}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
-    for folder in re.findall(r"--output (\S+)", "\n".join(commands())):
-        if folder == "runs/batch":
-            assert (tmp_path / folder / "offline.json").exists()
+    for name in re.findall(r"--output (\S+)", "\n".join(commands)):
+        folder = tmp_path / name
+        if name == "runs/batch":
+            assert (folder / "offline.json").exists()
             continue
-        page = (tmp_path / folder / "report.html").read_text()
-        assert "<svg" in page or "<img" in page, folder
-        assert not re.search(r"(?:src|href)=[\"']https?://", page), folder
-        assert (tmp_path / folder / "report.json").stat().st_size
+        html = (folder / "report.html").read_text()
+        assert "<svg" in html and not re.search(r"(?:src|href)=[\"']https?://", html), name
+        assert (folder / "report.json").stat().st_size

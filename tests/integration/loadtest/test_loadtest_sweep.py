@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 from engine.errors import ConfigError
@@ -57,16 +56,11 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.commands.run_command.record", record)
 
 
-def saved(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
-    return content
-
-
 def test_a_closed_loop_is_full_when_its_slots_are(
     virtual: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(tmp_path, "--first-load=3") == 0
-    found = saved(tmp_path)
+    found = msgspec.json.decode((tmp_path / "sweep.json").read_bytes())
     assert found["knee"] == SLOTS
     assert not found["knee_may_lie_beyond"] and found["largest_good"] is None
     most = max(point["throughput"] for point in found["points"])
@@ -88,7 +82,7 @@ def test_an_open_loop_with_objectives_finds_the_rate_that_it_can_bear(
 ) -> None:
     rates = ("--sweep=rate", "--arrivals=constant", "--first-load=40", "--max-load=80")
     assert sweep(tmp_path / "a", *rates, "--objectives=ttft<0.1", "--good-share=0.9") == 0
-    found = saved(tmp_path / "a")
+    found = msgspec.json.decode((tmp_path / "a" / "sweep.json").read_bytes())
     assert 0.8 * CAPACITY <= found["largest_good"] <= 1.05 * CAPACITY
     assert "of requests meet ttft<0.1" in capsys.readouterr().out
     again = [f"--output={tmp_path / 'b'}", "--objectives=ttft<1e-9", "--fail-if=ttft_p50>1e-9"]

@@ -29,9 +29,7 @@ def test_arrays_land_where_the_package_puts_single_values(values: list[tuple[int
     ours = Histogram(numbers / 1e6, counts)
     assert bytes(ours._hdr.counts) == bytes(theirs.counts)
     assert ours.count == theirs.get_total_count()
-    assert ours._hdr.get_max_value() == theirs.get_max_value()
-    assert ours._hdr.get_min_value() == theirs.get_min_value()
-    assert ours._hdr.encode() == theirs.encode()  # what other HDR tools read
+    assert ours._hdr.encode() == theirs.encode()  # what other HDR tools read, extremes with it
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-3, 1.0, 100.0])
@@ -49,8 +47,7 @@ def test_percentiles_are_within_a_thousandth_and_a_unit_of_numpys(scale: float) 
 def test_buckets_are_narrow_and_hold_all_that_was_recorded() -> None:
     times = np.random.default_rng(1).exponential(0.5, 5000)
     begins, ends, counts = Histogram(times).buckets()
-    assert counts.sum() == 5000
-    assert (counts > 0).all()
+    assert counts.sum() == 5000 and (counts > 0).all()
     assert (begins[1:] >= ends[:-1] - 1e-12).all()
     assert (ends - begins <= np.maximum(begins / 1000, 1.001e-6)).all()
     rounded = np.sort(np.rint(times * 1e6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from statistics import NormalDist
 
@@ -16,6 +17,7 @@ from loadtest.lengths import ALLOWED, LONGEST, Lengths, check, parse
 
 GRID = ((np.arange(100_000) + 0.5) / 100_000).tolist()
 """Shares that stand for all: means over them are integrals of the quantile function."""
+MANY = '7\n\n2.6\n{"output_tokens": 100, "prompt_tokens": 5}\n7\n'
 
 
 def of(text: str) -> Lengths:
@@ -23,50 +25,43 @@ def of(text: str) -> Lengths:
 
 
 def values(text: str) -> np.ndarray:
-    at = of(text).at
-    return np.array([at(share) for share in GRID])
+    return np.array([of(text).at(share) for share in GRID])
 
 
-def test_a_number_is_itself() -> None:
-    assert set(values("128")) == {128}
-    assert of("128").smallest == 128
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("128", {128: 100_000}),
+        ("uniform:16,25", dict.fromkeys(range(16, 26), 10_000)),
+        ("choice:64=3,1=0,8=1", {64: 75_000, 8: 25_000}),
+        ("file:lengths.jsonl", {3: 25_000, 7: 50_000, 100: 25_000}),
+    ],
+)
+def test_each_number_is_as_often_as_it_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, counts: dict[int, int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.jsonl").write_text(MANY)
+    found = of(text)
+    assert Counter(map(found.at, GRID)) == counts
+    assert found.smallest == min(counts)
 
 
-def test_uniform_has_each_number_equally_often() -> None:
-    found, counts = np.unique(values("uniform:16,25"), return_counts=True)
-    assert found.tolist() == list(range(16, 26))
-    assert set(counts.tolist()) == {10_000}
-    assert of("uniform:16,25").smallest == 16
-
-
-def test_normal_has_its_mean_its_deviation_and_its_quantiles() -> None:
-    found = values("normal:500,50")
-    assert found.mean() == pytest.approx(500, abs=0.01)
-    assert found.std() == pytest.approx(50, rel=0.001)
-    assert of("normal:500,50").at(0.9) == round(NormalDist(500, 50).inv_cdf(0.9))
-
-
-def test_lognormal_has_its_median_and_its_mean() -> None:
-    found = values("lognormal:1000,0.5")
-    assert np.median(found) == 1000
-    assert found.mean() == pytest.approx(1000 * math.exp(0.5**2 / 2), rel=0.001)
-    assert of("lognormal:1000,0.5").at(NormalDist().cdf(1)) == round(1000 * math.exp(0.5))
-
-
-def test_choice_has_each_as_often_as_its_weight() -> None:
-    found, counts = np.unique(values("choice:64=3,1=0,8=1"), return_counts=True)
-    assert dict(zip(found.tolist(), counts.tolist(), strict=True)) == {64: 75_000, 8: 25_000}
-    assert of("choice:64=3,1=0,8=1").smallest == 8
-
-
-def test_a_file_has_each_line_equally_often(tmp_path: Path) -> None:
-    file = tmp_path / "lengths.jsonl"
-    file.write_text('7\n\n2.6\n{"output_tokens": 100, "prompt_tokens": 5}\n7\n')
-    found, counts = np.unique(values(f"file:{file}"), return_counts=True)
-    assert dict(zip(found.tolist(), counts.tolist(), strict=True)) == {
-        3: 25_000, 7: 50_000, 100: 25_000
-    }  # fmt: skip
-    assert of(f"file:{file}").smallest == 3
+@pytest.mark.parametrize(
+    ("text", "middle", "mean", "share", "quantile"),
+    [
+        ("normal:500,50", 500, 500, 0.9, NormalDist(500, 50).inv_cdf(0.9)),
+        ("lognormal:1000,0.5", 1000, 1000 * math.exp(0.5**2 / 2),
+         NormalDist().cdf(1), 1000 * math.exp(0.5)),
+    ],
+)  # fmt: skip
+def test_normal_and_lognormal_have_their_mean_and_their_quantiles(
+    text: str, middle: float, mean: float, share: float, quantile: float
+) -> None:
+    found = values(text)
+    assert np.median(found) == middle
+    assert found.mean() == pytest.approx(mean, rel=0.001)
+    assert of(text).at(share) == round(quantile)
 
 
 def test_bounds_hold() -> None:
@@ -108,20 +103,24 @@ def test_what_is_no_distribution_is_refused_by_name(text: str) -> None:
     assert "n " in message and repr(text) in message and ALLOWED in message
 
 
+BAD = r"lengths.jsonl, line 2: .* whose output_tokens is one"
+
+
 @pytest.mark.parametrize(
-    "line", ["0", "-3", "true", '"5"', "{}", '{"output_tokens": null}', "1e99"]
+    ("content", "message"),
+    [
+        (None, r"cannot read .*lengths.jsonl"),
+        ("", "lengths.jsonl: no line"),
+        *((f"\n{line}\n", BAD) for line in ("0", "-3", "true", '"5"', "{}", "1e99")),
+        ('\n{"output_tokens": null}\n', BAD),
+    ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
+def test_a_bad_file_is_named_but_not_opened_to_check_the_text(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
     file = tmp_path / "lengths.jsonl"
-    file.write_text(f"5\n\n{line}\n")
-    with pytest.raises(ConfigError, match=r"lengths.jsonl, line 3: .* whose output_tokens is one"):
+    if content is not None:
+        file.write_text(content)
+    check(f"file:{file}", "output_tokens")
+    with pytest.raises(ConfigError, match=message):
         of(f"file:{file}")
-
-
-def test_a_file_is_not_opened_to_check_the_text(tmp_path: Path) -> None:
-    check(f"file:{tmp_path / 'missing'}", "n")
-    with pytest.raises(ConfigError, match=r"cannot read .*missing"):
-        parse(f"file:{tmp_path / 'missing'}", "n")
-    (tmp_path / "empty").touch()
-    with pytest.raises(ConfigError, match="empty: no line"):
-        parse(f"file:{tmp_path / 'empty'}", "n")

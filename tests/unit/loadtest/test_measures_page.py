@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,9 @@ from loadtest.objectives import COMPARISONS, OBJECTIVES, parse, parse_condition
 from loadtest.quantities import DISTRIBUTIONS
 from loadtest.recording import ERRORS
 from loadtest.summary import Distribution, Summary
+from tests.serving import ROOT
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "loadtest-measures.md").read_text()
+PAGE = (ROOT / "docs/loadtest-measures.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", PAGE, re.M))
 
 
@@ -28,6 +28,7 @@ def test_every_field_of_the_summary_is_a_measure() -> None:
     measures = [name for name in Summary.__struct_fields__ if name not in apart]
     assert sorted(first_cells("Measures")) == sorted(measures)
     assert all(f"`{name}`" in SECTIONS["Measures"] for name in apart)
+    assert set(first_cells("Other tools")) <= {"itl", *Summary.__struct_fields__}
 
 
 def test_every_statistic_and_kind_of_error_is_named() -> None:
@@ -38,24 +39,21 @@ def test_every_statistic_and_kind_of_error_is_named() -> None:
     assert f"above {int(LONGEST_S / 86400)} days" in SECTIONS["Distributions"].replace("\n", " ")
 
 
-def test_every_objective_is_there() -> None:
+def test_every_objective_and_comparison_is_there_and_examples_are_some() -> None:
     assert first_cells("Objectives") == list(OBJECTIVES)
     for text in re.findall(r"`(\w+<=?[^`]+)`", SECTIONS["Objectives"]):
         for objective in text.split(","):
             parse(objective)
 
-
-def test_every_distribution_and_comparison_is_there_and_examples_are_conditions() -> None:
     text = SECTIONS["Conditions"]
-    assert set(DISTRIBUTIONS) <= set(re.findall(r"`(\w+)`", text))
     assert set(COMPARISONS) <= set(re.findall(r"`([<>=]+)`", text))
     examples = [one for many in re.findall(r"`(\w+[<>][^`]+)`", text) for one in many.split(",")]
     assert len(examples) == 2
-    for example in examples:
-        parse_condition(example)
-    named = {name for name in re.findall(r"`(\w+)`", text) if name not in DISTRIBUTIONS}
-    for name in named - {"fail_if", "ms"}:
-        parse_condition(f"{name}>0")
+    names = set(re.findall(r"`(\w+)`", text))
+    assert set(DISTRIBUTIONS) <= names
+    others = names - set(DISTRIBUTIONS) - {"fail_if", "ms"}
+    for condition in (*examples, *(f"{name}>0" for name in others)):
+        parse_condition(condition)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,3 @@ def test_every_distribution_and_comparison_is_there_and_examples_are_conditions(
 )
 def test_limits_of_warnings_are_those_of_the_code(limit: str) -> None:
     assert limit in SECTIONS["Warnings"]
-
-
-def test_what_is_compared_with_other_tools_exists() -> None:
-    assert set(first_cells("Other tools")) <= {"itl", *Summary.__struct_fields__}

@@ -43,15 +43,14 @@ def test_flags_beat_the_environment_which_beats_the_file(
 ) -> None:
     assert read([], "srm loadtest run") == Scenario()
     found = scenario(tmp_path, 'prompt_tokens = 64\nn = 8\nobjectives = ["ttft<1", "e2e<9"]\n')
-    assert (found.prompt_tokens, found.n, found.objectives) == ("64", "8", ("ttft<1", "e2e<9"))
-    scenario(tmp_path, "rate = 7\n")
-    file, expected = str(tmp_path / "scenario.toml"), Scenario(rate=7, requests=4)
-    assert read(["--requests", "4", file], "srm") == expected  # the file may stand behind flags
-    assert read(["--requests=4", "--config", file], "srm") == expected
+    assert found == Scenario(prompt_tokens="64", n="8", objectives=("ttft<1", "e2e<9"))
+    file = str(tmp_path / "scenario.toml")  # it may stand behind flags, or be one
+    for argv in (["--requests", "4", file], ["--requests=4", "--config", file]):
+        assert read(argv, "srm") == msgspec.structs.replace(found, requests=4)
     monkeypatch.setenv("SRM_RATE", "2")
     monkeypatch.setenv("SRM_SEED", "2")
     found = scenario(tmp_path, "rate = 1\nseed = 1\nconcurrency = 1\n", "--seed", "3")
-    assert (found.concurrency, found.rate, found.seed) == (1, 2, 3)
+    assert found == Scenario(concurrency=1, rate=2, seed=3)
 
 
 @pytest.mark.parametrize("name", READY_MADE)
@@ -101,21 +100,15 @@ TRACE = Path("trace.jsonl")
         ({"arrivals": "ramp"}, r"rate_end must be above 0 where arrivals is ramp, got 0.0"),
         ({"rate_end": 9.0}, r"rate_end must be left out where arrivals is concurrent, got 9.0"),
         ({"duration_s": 0.0}, "duration_s must be above 0 .* and requests is 0, got 0"),
-        (
-            {"arrivals": "ramp", "rate_end": 9.0, "duration_s": 0.0, "requests": 5},
-            "duration_s must be above 0 where arrivals is ramp, got 0",
-        ),
-        (
-            {"duration_s": 10.0, "warmup_s": 6.0, "cooldown_s": 4.0},
-            r"warmup_s \+ cooldown_s must be less than duration_s = 10.0, got 10.0",
-        ),
+        ({"arrivals": "ramp", "rate_end": 9.0, "duration_s": 0.0, "requests": 5},
+         "duration_s must be above 0 where arrivals is ramp, got 0"),
+        ({"duration_s": 10.0, "warmup_s": 6.0, "cooldown_s": 4.0},
+         r"warmup_s \+ cooldown_s must be less than duration_s = 10.0, got 10.0"),
         ({"api": "chat"}, "tokenizer or prompts must be given where api is chat"),
         ({"prefixes": 2}, "prefixes and prefix_tokens must both be 0 or neither, got 2 and 0"),
         ({"prefix_tokens": 2}, "prefixes and prefix_tokens must both be 0 or neither"),
-        (
-            {"prefixes": 2, "prefix_tokens": 4, "prompts": Path("prompts.jsonl")},
-            "prefixes must be 0 where prompts is a file, got 2",
-        ),
+        ({"prefixes": 2, "prefix_tokens": 4, "prompts": Path("prompts.jsonl")},
+         "prefixes must be 0 where prompts is a file, got 2"),
         ({"extra_body": "[]"}, r"extra_body must be a JSON object, got '\[\]'"),
         ({"extra_body": "{"}, "extra_body must be a JSON object, got '{'"),
         *(({"extra_body": f'{{"{name}": 1}}'}, f"must not have {name}: ") for name in MEASURED),
@@ -138,14 +131,12 @@ def test_runs_may_end_by_requests_or_with_a_trace() -> None:
     Scenario(duration_s=0, arrivals="trace", trace=TRACE)
 
 
-def test_the_page_lists_what_is_ready_made_and_all_arrivals() -> None:
+def test_the_page_lists_what_there_is_and_its_examples_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert sorted(table("Ready-made scenarios")) == READY_MADE
     assert table("Arrivals") == list(get_args(Arrivals))
 
-
-def test_every_distribution_on_the_page_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lengths.jsonl").write_text('7\n{"n": 9}\n')
     examples = table("Distributions")
@@ -153,18 +144,14 @@ def test_every_distribution_on_the_page_is_one(
     middles = [lengths.parse(example, "n").at(0.5) for example in examples]
     assert middles == [128, 136, 128, 128, 128, 1, 9]
 
-
-def test_the_scenario_on_the_page_is_read(tmp_path: Path) -> None:
     found = scenario(tmp_path, block("toml scenario"))
     assert (found.arrivals, found.rate, found.output_tokens) == ("poisson", 20, "128")
     assert 1000 < len(arrivals.times(found)) < 1400
 
-
-def test_the_files_on_the_page_are_read(tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text(block("jsonl prompts"))
-    workload = Workload(Scenario(prompts=tmp_path / "prompts.jsonl"))
+    Path("prompts.jsonl").write_text(block("jsonl prompts"))
+    workload = Workload(Scenario(prompts=Path("prompts.jsonl")))
     assert {workload.request(index).n for index in range(2)} == {1, 8}
-    (tmp_path / "trace.jsonl").write_text(block("jsonl trace"))
-    found = Scenario(arrivals="trace", trace=tmp_path / "trace.jsonl", duration_s=0)
+    TRACE.write_text(block("jsonl trace"))
+    found = Scenario(arrivals="trace", trace=TRACE, duration_s=0)
     assert arrivals.times(found).tolist() == [0, 0.7]
     assert [Workload(found).request(index).prompt_tokens for index in range(2)] == [600, 700]

@@ -9,57 +9,49 @@ import pytest
 from engine.errors import ConfigError
 from loadtest.trace import Arrival, read
 
-
-def write(folder: Path, name: str, text: str) -> Path:
-    file = folder / name
-    file.write_text(text)
-    return file
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+MOONCAKE = '{"timestamp": 1, "input_length": 1, "output_length": 1, "type": "text"}'
 
 
-def test_own_lines(tmp_path: Path) -> None:
-    file = write(
-        tmp_path,
-        "trace.jsonl",
-        '{"timestamp": 3}\n{"timestamp": 1.5, "prompt_tokens": 7, "output_tokens": 8, "n": 9}\n\n'
-        '{"timestamp": 1.5, "hash_ids": [4]}\n',
-    )
-    assert read(file) == [Arrival(1.5, 7, 8, 9), Arrival(1.5, blocks=(4,)), Arrival(3)]
-
-
-def test_lines_as_mooncake_wrote_them(tmp_path: Path) -> None:
-    file = write(
-        tmp_path,
-        "conversation_trace.jsonl",
-        '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
-        '{"timestamp": 30535, "input_length": 6472, "output_length": 0, "hash_ids": [46, 2366]}\n',
-    )
-    assert read(file) == [
-        Arrival(27.482, 6955, 52, blocks=(46, 47)),
-        Arrival(30.535, 6472, 1, blocks=(46, 2366)),
-    ]
-
-
-def test_tables_as_azure_wrote_them(tmp_path: Path) -> None:
-    file = write(
-        tmp_path,
-        "AzureLLMInferenceTrace_conv.csv",
-        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
-        "2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n",
-    )
-    first, second = read(file)
-    assert (first.prompt_tokens, first.output_tokens, first.n) == (374, 44, None)
-    assert (second.prompt_tokens, second.output_tokens, second.blocks) == (396, 109, ())
-    assert second.timestamp - first.timestamp == pytest.approx(4.314579, abs=1e-6)
-
-
-def test_tables_of_a_later_year_have_a_time_zone(tmp_path: Path) -> None:
-    text = (
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:00+00:00,2399,6\n"
-    )
-    first, second = read(write(tmp_path, "week.csv", text))
-    assert first.prompt_tokens == 2399
-    assert second.timestamp - first.timestamp == pytest.approx(0.00993, abs=1e-6)
+@pytest.mark.parametrize(
+    ("name", "lines", "expected"),
+    [
+        (
+            "own.jsonl",
+            [
+                '{"timestamp": 3}',
+                '{"timestamp": 1.5, "prompt_tokens": 7, "output_tokens": 8, "n": 9}',
+                "",
+                '{"timestamp": 1.5, "hash_ids": [4]}',
+            ],
+            [Arrival(1.5, 7, 8, 9), Arrival(1.5, blocks=(4,)), Arrival(3)],
+        ),
+        (
+            "mooncake.jsonl",
+            [
+                '{"timestamp": 27482, "input_length": 95, "output_length": 52, "hash_ids": [6, 7]}',
+                '{"timestamp": 30535, "input_length": 72, "output_length": 0, "hash_ids": [6]}',
+            ],
+            [Arrival(27.482, 95, 52, blocks=(6, 7)), Arrival(30.535, 72, 1, blocks=(6,))],
+        ),
+        (
+            "azure.csv",
+            [AZURE.strip(), "1970-01-01 00:01:46.5000000,374,44", "1970-01-01 00:01:50.25,396,0"],
+            [Arrival(106.5, 374, 44), Arrival(110.25, 396, 1)],
+        ),
+        (
+            "azure_of_a_later_year.csv",
+            [AZURE.strip(), "1970-01-01 02:00:00.5+02:00,2162,5", "1970-01-01 00:00:00+00:00,9,6"],
+            [Arrival(0, 9, 6), Arrival(0.5, 2162, 5)],
+        ),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_formats(
+    tmp_path: Path, name: str, lines: list[str], expected: list[Arrival], end: str
+) -> None:
+    (tmp_path / name).write_text(end.join(lines), newline="")
+    assert read(tmp_path / name) == expected
 
 
 @pytest.mark.parametrize(
@@ -71,31 +63,20 @@ def test_tables_of_a_later_year_have_a_time_zone(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt_tokens": 3}', "line 1: .*required field `timestamp`"),
         ("a.jsonl", "seven", "line 1: JSON is malformed"),
         ("a.jsonl", "", "no line; allowed is timestamp"),
-        (
-            "a.jsonl",
-            '{"timestamp": 1, "input_length": 1, "output_length": 1, "type": "text"}',
-            "line 1: .*unknown field `type`",
-        ),
-        ("a.csv", "", "line 1: got .*allowed is a header TIMESTAMP,ContextTokens,GeneratedTokens"),
+        ("a.jsonl", MOONCAKE, "line 1: .*unknown field `type`"),
+        ("a.csv", "", f"line 1: got .*allowed is a header {AZURE.strip()}"),
         ("a.csv", "time,tokens\n1,2\n", "line 1: got"),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,1\n", "line 2: "),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n", "line 2: .*noon"),
-        (
-            "a.csv",
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,-1,2\n",
-            "line 2: .*below 0",
-        ),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "line 2: no line"),
+        ("a.csv", f"{AZURE}2023-11-16,1\n", "line 2: "),
+        ("a.csv", f"{AZURE}noon,1,2\n", "line 2: .*noon"),
+        ("a.csv", f"{AZURE}2023-11-16,-1,2\n", "line 2: .*below 0"),
+        ("a.csv", AZURE, "line 2: no line"),
+        ("a.jsonl", None, "cannot read"),
     ],
 )
 def test_what_is_no_trace_is_told_by_file_and_line(
-    tmp_path: Path, name: str, text: str, message: str
+    tmp_path: Path, name: str, text: str | None, message: str
 ) -> None:
-    file = write(tmp_path, name, text)
-    with pytest.raises(ConfigError, match=f"{name}.*{message}"):
-        read(file)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
-        read(tmp_path / "trace.jsonl")
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s)(?=.*{name}).*{message}"):
+        read(tmp_path / name)

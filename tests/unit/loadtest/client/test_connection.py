@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -26,27 +26,32 @@ class Pipe(asyncio.Transport):
         self.aborted = True
 
 
+class End(NamedTuple):
+    kind: str
+    status: int
+    is_reusable: bool
+
+
 class Told:
     """What a connection says of one reply."""
 
     def __init__(self) -> None:
         self.data = b""
-        self.ends: list[str] = []
-        self.status = 0
-        self.is_reusable = False
+        self.ends: list[End] = []
 
     def body(self, connection: ClientConnection, data: bytes, now: float) -> None:
         self.data += data
 
     def whole(self, connection: ClientConnection, now: float) -> None:
-        self.ends.append("whole")
-        self.status = connection.status
-        self.is_reusable = connection.is_reusable
+        self.ends.append(End("whole", connection.status, connection.is_reusable))
 
     def broken(self, connection: ClientConnection, kind: str, message: str, now: float) -> None:
-        self.ends.append(kind)
-        self.status = connection.status
-        self.is_reusable = connection.is_reusable
+        self.ends.append(End(kind, connection.status, connection.is_reusable))
+
+    @property
+    def end(self) -> End:
+        (end,) = self.ends
+        return end
 
 
 def exchange(
@@ -63,59 +68,51 @@ def exchange(
     return told, pipe, connection
 
 
-BODY = st.binary(max_size=60)
+Case = tuple[bytes, bytes, int]
+"""A reply, its body and its status."""
 REPLIES = st.one_of(
-    st.tuples(BODY, st.sampled_from([200, 404, 503])).map(lambda it: (whole(*it), *it)),
+    st.tuples(st.binary(max_size=60), st.sampled_from([200, 404, 503])).map(
+        lambda it: (whole(*it), *it)
+    ),
     st.lists(st.binary(min_size=1, max_size=20), max_size=5).map(
         lambda parts: (HEAD + b"".join(map(chunk, parts)) + END, b"".join(parts), 200)
     ),
 )
-EARLY = st.sampled_from(
-    [b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early\r\nx: y\r\n\r\n"]
-)
+EARLY = b"HTTP/1.1 100 Continue\r\n\r\n"
+HINTS = st.sampled_from([b"", EARLY, b"HTTP/1.1 103 Early\r\nx: y\r\n\r\n"])
 
 
-@given(EARLY, REPLIES, st.integers(1, 30))
-def test_replies_are_the_same_however_they_are_split(
-    early: bytes, reply: tuple[bytes, bytes, int], size: int
-) -> None:
+@given(HINTS, REPLIES, st.integers(1, 30))
+def test_replies_are_the_same_however_they_are_split(early: bytes, reply: Case, size: int) -> None:
     data = early + reply[0]
-    told, pipe, connection = exchange(
-        *(data[place : place + size] for place in range(0, len(data), size))
-    )
-    assert told.ends == ["whole"]
-    assert (told.data, told.status) == reply[1:]
-    assert told.is_reusable
+    parts = (data[place : place + size] for place in range(0, len(data), size))
+    told, pipe, connection = exchange(*parts)
+    assert (told.data, told.end) == (reply[1], End("whole", reply[2], True))
     assert not pipe.aborted
     second = Told()
     connection.send(b"another", second)
     connection.data_received(whole(b"more"))
-    assert (second.data, second.ends) == (b"more", ["whole"])
+    assert (second.data, second.end.kind) == (b"more", "whole")
     assert pipe.written == b"requestanother"
 
 
 @given(REPLIES, st.integers(0, 200))
-def test_a_reply_that_is_cut_short_is_never_whole(
-    reply: tuple[bytes, bytes, int], cut: int
-) -> None:
+def test_a_reply_that_is_cut_short_is_never_whole(reply: Case, cut: int) -> None:
     data = reply[0][: min(cut, len(reply[0]) - 1)]
-    told, _, _ = exchange(*([data] if data else []), closed=True)
-    assert told.ends == ["disconnected"]
-    assert not told.is_reusable
+    end = exchange(*([data] if data else []), closed=True)[0].end
+    assert (end.kind, end.is_reusable) == ("disconnected", False)
 
 
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     told, _, _ = exchange(head, b"all", b" of it", closed=True)
-    assert (told.ends, told.data, told.is_reusable) == (["whole"], b"all of it", False)
+    assert (told.data, told.end) == (b"all of it", End("whole", 200, False))
     told, _, _ = exchange(head, b"all", closed=ConnectionResetError())
-    assert told.ends == ["disconnected"]
+    assert told.end.kind == "disconnected"
 
 
 def test_an_early_hint_is_no_reply() -> None:
-    told, _, _ = exchange(b"HTTP/1.1 100 Continue\r\n\r\n", closed=True)
-    assert told.ends == ["disconnected"]
-    assert told.status == -1
+    assert exchange(EARLY, closed=True)[0].end == End("disconnected", -1, False)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +127,7 @@ def test_an_early_hint_is_no_reply() -> None:
 )
 def test_what_is_no_http(data: bytes) -> None:
     told, pipe, _ = exchange(data)
-    assert told.ends == ["protocol"]
-    assert pipe.aborted
+    assert told.end.kind == "protocol" and pipe.aborted
 
 
 @pytest.mark.parametrize(
@@ -145,12 +141,11 @@ def test_what_is_no_http(data: bytes) -> None:
 )
 def test_a_connection_that_cannot_be_used_again(reply: bytes) -> None:
     told, _, _ = exchange(reply)
-    assert (told.ends, told.data, told.is_reusable) == (["whole"], b"a", False)
+    assert (told.data, told.end) == (b"a", End("whole", 200, False))
 
 
 def test_what_comes_unasked_closes_an_idle_connection() -> None:
     told, pipe, connection = exchange(whole(b"a"))
     connection.data_received(whole(b"", 408))
-    assert pipe.aborted
-    assert not connection.is_reusable
-    assert told.ends == ["whole"]
+    assert pipe.aborted and not connection.is_reusable
+    assert told.end.kind == "whole"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -10,15 +11,13 @@ from hypothesis import strategies as st
 from loadtest.client.reply import BadReply, News, Reply
 from tests.loads.raw_server import DONE, event, text_event
 
+TOKENS = st.fixed_dictionaries({"tokens": st.lists(st.sampled_from(["a", ","]), max_size=3)})
 CHOICE = st.fixed_dictionaries(
     {"index": st.integers(0, 3)},
     optional={
         "text": st.sampled_from(["", "a", "null", "ä€😀", '"\\', None]),
         "token_ids": st.one_of(st.none(), st.lists(st.integers(0, 999), max_size=4)),
-        "logprobs": st.one_of(
-            st.none(),
-            st.fixed_dictionaries({"tokens": st.lists(st.sampled_from(["a", ","]), max_size=3)}),
-        ),
+        "logprobs": st.one_of(st.none(), TOKENS),
         "finish_reason": st.sampled_from([None, "length"]),
         "prompt_token_ids": st.just([1, 2, 3]),
     },
@@ -47,27 +46,28 @@ def read(*parts: bytes, stream: bool = True, keep_text: bool = False) -> tuple[R
     return reply, news + reply.finish()
 
 
+def read_whole(**fields: Any) -> tuple[Reply, News]:
+    body = json.dumps(fields).encode()
+    return read(body[:9], body[9:], stream=False)
+
+
 @given(DOCUMENTS, st.booleans(), st.integers(1, 40), st.booleans())
 def test_tokens_of_streams_are_those_of_plain_decoding(
     documents: list[dict[str, Any]], ascii_only: bool, size: int, keep_text: bool
 ) -> None:
-    data = b"".join(
-        b"data: %b\n\n" % json.dumps(document, ensure_ascii=ascii_only).encode()
-        for document in documents
-    )
-    data += DONE
+    lines = [f"data: {json.dumps(one, ensure_ascii=ascii_only)}\n\n".encode() for one in documents]
+    data = b"".join(lines) + DONE
     parts = [data[place : place + size] for place in range(0, len(data), size)]
     reply, news = read(*parts, keep_text=keep_text)
     choices = [choice for document in documents for choice in document["choices"]]
     counted = [(choice["index"], count(choice)) for choice in choices]
     assert news == [one for one in counted if one[1]]
     assert reply.tokens == sum(tokens for _, tokens in counted)
-    texts: dict[int, str] = {}
+    texts: dict[int, str] = defaultdict(str)
     for choice in choices:
-        if choice.get("text"):
-            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-    kept = {index: "".join(pieces) for index, pieces in (reply.texts or {}).items()}
-    assert kept == (texts if keep_text else {})
+        if choice.get("text") and keep_text:
+            texts[choice["index"]] += choice["text"]
+    assert {index: "".join(pieces) for index, pieces in (reply.texts or {}).items()} == texts
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_tokens_of_an_event(choice: dict[str, Any], tokens: int, is_counted: boo
     assert (reply.tokens, reply.is_counted) == (tokens, is_counted)
 
 
-def test_one_guess_makes_the_count_one() -> None:
-    reply, _ = read(text_event("a", token_ids=[1]), text_event("bcd"), DONE)
+def test_one_guess_makes_the_count_one_and_nothing_counts_after_done() -> None:
+    reply, _ = read(text_event("a", token_ids=[1]), text_event("bcd"), DONE + text_event("e"))
     assert reply.tokens == 2
     assert not reply.is_counted
 
@@ -110,51 +110,36 @@ def test_usage_and_waiting_are_as_the_server_says() -> None:
     reply, _ = read(text_event("a"), event(choices=[], usage=usage), DONE)
     assert (reply.usage_prompt_tokens, reply.usage_output_tokens, reply.queue_s) == (3, 8, 0.25)
     reply, _ = read(event(choices=[], time_info={"queue_time": 0.5}), DONE)
-    assert reply.queue_s == 0.5
-    assert reply.usage_output_tokens == -1
+    assert (reply.usage_output_tokens, reply.queue_s) == (-1, 0.5)
+
+
+def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() -> None:
+    choices: list[dict[str, Any]] = [{"index": 1, "token_ids": [1, 2]}, {"token_ids": [3]}]
+    reply, news = read_whole(choices=choices, usage={"completion_tokens": 3})
+    assert (news, reply.is_counted) == ([(1, 2), (0, 1)], True)
+    choices = [{"index": index, "text": "…"} for index in range(3)]
+    reply, news = read_whole(choices=choices, usage={"completion_tokens": 8})
+    assert (news, reply.is_counted) == ([(0, 3), (1, 3), (2, 2)], False)
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("stream", "parts"),
     [
-        [b"data: {\n\n"],
-        [b'data: {"choices": 3}\n\n'],
-        [b'data: {"choices": [{"text": "\xff"}]}\n\n', DONE],
-        [text_event("a")],
-        [],
-        [event(error={"message": "no"}), DONE],
-        [b"event: error\n" + event(message="no"), DONE],
-        [b'{"choices": []}'],
+        (True, [b"data: {\n\n"]),
+        (True, [b'data: {"choices": 3}\n\n']),
+        (True, [b'data: {"choices": [{"text": "\xff"}]}\n\n', DONE]),
+        (True, [text_event("a")]),
+        (True, []),
+        (True, [event(error={"message": "no"}), DONE]),
+        (True, [b"event: error\n" + event(message="no"), DONE]),
+        (True, [b'{"choices": []}']),
+        (False, [b""]),
+        (False, [b"no JSON"]),
+        (False, [b"[]"]),
+        (False, [b'{"choices": []}']),
+        (False, [b'{"error": {"code": 1}}']),
     ],
 )
-def test_streams_that_are_none_or_failed(parts: list[bytes]) -> None:
+def test_replies_that_are_none_or_failed(stream: bool, parts: list[bytes]) -> None:
     with pytest.raises(BadReply):
-        read(*parts)
-
-
-def test_nothing_counts_after_done() -> None:
-    _, news = read(DONE + text_event("a"))
-    assert news == []
-
-
-def test_whole_replies_count_what_each_choice_says() -> None:
-    choices = [{"index": 1, "token_ids": [1, 2]}, {"index": 0, "token_ids": [3]}]
-    body = json.dumps({"choices": choices, "usage": {"completion_tokens": 3}}).encode()
-    reply, news = read(body[:9], body[9:], stream=False)
-    assert (news, reply.is_counted) == ([(1, 2), (0, 1)], True)
-
-
-def test_whole_replies_share_out_their_usage() -> None:
-    choices = [{"index": index, "text": "…"} for index in range(3)]
-    body = json.dumps({"choices": choices, "usage": {"completion_tokens": 8}}).encode()
-    reply, news = read(body, stream=False)
-    assert news == [(0, 3), (1, 3), (2, 2)]
-    assert not reply.is_counted
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"no JSON", b"[]", b'{"choices": []}', b'{"error": {"code": 1}}']
-)
-def test_whole_replies_that_are_none(body: bytes) -> None:
-    with pytest.raises(BadReply):
-        read(body, stream=False)
+        read(*parts, stream=stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,25 +14,31 @@ from hypothesis import strategies as st
 
 from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
 
-NAN = float("nan")
+NAN = math.nan
 
 
 def found(
-    measure: Callable[[float], Point], by_objectives: bool = False, **given: Any
+    throughput: Callable[[float], float],
+    good: Callable[[float], float] | None = None,
+    **given: Any,
 ) -> list[Point]:
-    """The points of a whole search."""
+    """The points of a whole search: for the knee, or for the largest good load."""
     config, points = SweepConfig(**{"max_load": 4096.0} | given), list[Point]()
-    while (load := next_load(points, config, by_objectives)) is not None:
-        points.append(measure(load))
+    while (load := next_load(points, config, good is not None)) is not None:
+        points.append(Point(load, throughput(load), good(load) if good else NAN))
         assert len(points) < 200, "it does not end"
     return points
 
 
+def answer(at: float | None) -> float:
+    assert at is not None
+    return at
+
+
 @given(slots=st.integers(1, 1500))
 def test_a_server_with_slots_is_full_where_nine_tenths_of_them_are_busy(slots: int) -> None:
-    points = found(lambda load: Point(load, min(load, slots) * 20.0, NAN))
-    at = knee(points, 0.9)
-    assert at is not None and 0.9 * slots <= at <= max(0.9 * slots * 1.2 + 1, 1)
+    points = found(lambda load: min(load, slots) * 20.0)
+    assert 0.9 * slots <= answer(knee(points, 0.9)) <= max(0.9 * slots * 1.2 + 1, 1)
     assert len(points) <= 35
     assert not grows_still(points)
 
@@ -39,61 +46,60 @@ def test_a_server_with_slots_is_full_where_nine_tenths_of_them_are_busy(slots: i
 @given(slots=st.integers(2, 2000), seed=st.integers(0, 2**32), noise=st.floats(0, 0.04))
 def test_noise_moves_it_by_less_than_a_factor_of_two(slots: int, seed: int, noise: float) -> None:
     rng = np.random.default_rng(seed)
-    at = knee(found(lambda load: Point(load, min(load, slots) * rng.normal(1, noise), NAN)), 0.9)
-    assert at is not None and slots / 2 <= at <= slots * 2
+    points = found(lambda load: min(load, slots) * rng.normal(1, noise))
+    assert slots / 2 <= answer(knee(points, 0.9)) <= slots * 2
 
 
 @given(capacity=st.floats(0.5, 900))
 def test_rates_are_found_as_well_as_numbers(capacity: float) -> None:
     """By throughput, and by objectives that hold up to a limit."""
     rate: dict[str, Any] = {"sweep": "rate", "first_load": 0.25, "resolution": 0.1}
-    at = knee(found(lambda load: Point(load, min(load, capacity), NAN), **rate), 0.9)
-    assert at is not None
+    at = answer(knee(found(lambda load: min(load, capacity), **rate), 0.9))
     assert 0.9 * capacity <= at * (1 + 1e-9) and at <= max(0.9 * capacity * 1.1, 0.25) * (1 + 1e-9)
-    good = found(lambda load: Point(load, 7.0, 1.0 if load <= capacity else 0.5), True, **rate)
-    at = largest_good(good, 0.99)
-    assert at is not None and at <= capacity < at * 1.1 * (1 + 1e-9)
+    good = found(lambda load: 7.0, lambda load: 1.0 if load <= capacity else 0.5, **rate)
+    at = answer(largest_good(good, 0.99))
+    assert at <= capacity < at * 1.1 * (1 + 1e-9)
 
 
 def test_what_decides_is_measured_again() -> None:
-    points = found(lambda load: Point(load, min(load, 20), NAN))
-    counts = {load: sum(p.load == load for p in points) for load in {p.load for p in points}}
-    at = knee(points, 0.9)
-    assert at is not None and counts[at] == 3
-    assert counts[max(load for load in counts if load < at)] == 3
-    assert sum(counts.values()) < 3 * len(counts), "the others are not"
+    points = found(lambda load: min(load, 20))
+    counts = Counter(point.load for point in points)
+    at = answer(knee(points, 0.9))
+    assert counts[at] == counts[max(load for load in counts if load < at)] == 3
+    assert len(points) < 3 * len(counts), "the others are not"
 
 
 def test_one_bad_measurement_does_not_decide() -> None:
     """The first time that 8 is measured half of the throughput is missing."""
     seen: list[float] = []
 
-    def measure(load: float) -> Point:
+    def missing(load: float, bad: float) -> float:
         seen.append(load)
-        is_bad = load == 8 and seen.count(8) == 1
-        return Point(load, min(load, 100) * (0.4 if is_bad else 1.0), 0.1 if is_bad else 1.0)
+        return bad if load == 8 and seen.count(8) == 1 else 1.0
 
-    assert knee(found(measure), 0.9) in {float(load) for load in range(90, 110)}
+    points = found(lambda load: min(load, 100) * missing(load, 0.4))
+    assert 90 <= answer(knee(points, 0.9)) < 110
     seen.clear()
-    assert largest_good(found(measure, True, max_load=64.0), 0.99) == 64
+    points = found(lambda load: load, lambda load: missing(load, 0.1), max_load=64.0)
+    assert largest_good(points, 0.99) == 64
 
 
 def test_only_loads_that_are_allowed_are_measured() -> None:
-    points = found(lambda load: Point(load, min(load, 12), NAN), loads=(100.0, 1.0, 10.0, 1.0))
+    points = found(lambda load: min(load, 12), loads=(100.0, 1.0, 10.0, 1.0))
     assert {point.load for point in points} == {1.0, 10.0, 100.0}
     assert [point.load for point in points[:3]] == [1.0, 10.0, 100.0]
     assert (knee(points, 0.9), knee(points, 0.8)) == (100, 10)
-    points = found(lambda load: Point(load, load, NAN), max_load=50.0)
+    points = found(lambda load: load, max_load=50.0)
     assert max(point.load for point in points) == 50
     assert grows_still(points)
 
 
 @pytest.mark.parametrize("broken", [0.0, 0.98, NAN])
 def test_there_may_be_no_answer(broken: float) -> None:
-    points = found(lambda load: Point(load, 1.0, broken), by_objectives=True)
+    points = found(lambda load: 1.0, lambda load: broken)
     assert largest_good(points, 0.99) is None
     assert [point.load for point in points] == [1.0] * 3
-    nothing = found(lambda load: Point(load, 0.0, NAN))
+    nothing = found(lambda load: 0.0)
     assert knee(nothing, 0.9) is None
     assert len(nothing) < 15
 
@@ -102,15 +108,13 @@ def test_there_may_be_no_answer(broken: float) -> None:
 def test_the_knee_is_the_smallest_load_with_enough_whatever_was_measured(
     pairs: list[tuple[int, float]],
 ) -> None:
-    medians = {
-        load: float(np.median([each for at, each in pairs if at == load])) for load, _ in pairs
-    }
-    enough = [load for load, brought in medians.items() if brought >= 0.9 * max(medians.values())]
+    medians = {load: np.median([each for at, each in pairs if at == load]) for load, _ in pairs}
+    most = max(medians.values())
     at = knee([Point(load, throughput, NAN) for load, throughput in pairs], 0.9)
     if at is None:
-        assert not any(brought > 0 for _, brought in pairs)
+        assert most == 0
     else:
-        assert at == min(enough) and math.isfinite(at)
+        assert at == min(load for load, brought in medians.items() if brought >= 0.9 * most)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import ConfigError
 from loadtest.counter_rng import Draws
-from loadtest.workload.prompts import Prompts
+from loadtest.workload.prompts import Prompts, WorkloadPrompt
 from loadtest.workload.words import Words
 from tests.serving import ROOT
 
@@ -24,42 +24,41 @@ def prompts(folder: Path, *lines: Any, api: Api = "completions", seed: int = 0) 
 
 
 def test_each_pass_has_every_prompt_once_in_an_order_of_its_own(tmp_path: Path) -> None:
-    found = prompts(tmp_path, *({"prompt": [number]} for number in range(50)))
-    passes = [
-        [found.of(50 * which + at).fields["prompt"][0] for at in range(50)] for which in (0, 1)
-    ]
-    assert sorted(passes[0]) == sorted(passes[1]) == list(range(50))
-    assert passes[0] != passes[1] and list(range(50)) not in passes
-    again = prompts(tmp_path, *({"prompt": [number]} for number in range(50)))
-    assert [again.of(at).fields["prompt"][0] for at in range(99, 49, -1)] == passes[1][::-1]
-    other = prompts(tmp_path, *({"prompt": [number]} for number in range(50)), seed=1)
-    assert [other.of(at).fields["prompt"][0] for at in range(50)] != passes[0]
+    def order(seed: int, indices: range) -> list[int]:
+        found = prompts(tmp_path, *({"prompt": [number]} for number in range(50)), seed=seed)
+        return [found.of(at).fields["prompt"][0] for at in indices]
+
+    passes = order(0, range(100))
+    first, second = passes[:50], passes[50:]
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second and list(range(50)) not in (first, second)
+    assert order(0, range(99, 49, -1)) == second[::-1]
+    assert order(1, range(50)) != first
 
 
-def test_what_a_line_says_is_kept(tmp_path: Path) -> None:
-    found = prompts(tmp_path, {"prompt": "two words", "max_tokens": 9, "n": 4}).of(0)
-    assert (found.fields, found.max_tokens, found.n) == ({"prompt": "two words"}, 9, 4)
-    assert found.num_tokens == Words(ROOT / "models/demo").count("two words") + 1
-    found = prompts(tmp_path, {"prompt": [3, 4, 5]}).of(0)
-    assert (found.fields, found.num_tokens, found.n) == ({"prompt": [3, 4, 5]}, 3, None)
+TEXT = "two words"
+WORDS = Words(ROOT / "models/demo")
+USER = [{"role": "user", "content": TEXT}]
+SYSTEM = {"role": "system", "content": "be kind"}
+PARTS = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
 
 
-def test_chats_take_messages_and_text(tmp_path: Path) -> None:
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
-    words = Words(ROOT / "models/demo")
-    found = prompts(tmp_path, {"messages": messages}, api="chat").of(0)
-    assert found.fields == {"messages": messages}
-    assert found.num_tokens == words.count("be kind") + words.count("hello")
-    found = prompts(tmp_path, {"prompt": "hello"}, api="chat").of(0)
-    assert found.fields == {"messages": [{"role": "user", "content": "hello"}]}
-    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
-    assert prompts(tmp_path, {"messages": parts}, api="chat").of(0).num_tokens == -1
-
-
-def test_without_a_tokenizer_text_is_not_counted(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "hello"}')
-    assert Prompts(file, "completions", None, Draws(0)).of(3).num_tokens == -1
+@pytest.mark.parametrize(
+    ("api", "line", "fields", "num_tokens"),
+    [
+        ("completions", {"prompt": TEXT}, {"prompt": TEXT}, WORDS.count(TEXT) + 1),
+        ("completions", {"prompt": [3, 4, 5]}, {"prompt": [3, 4, 5]}, 3),
+        ("chat", {"prompt": TEXT}, {"messages": USER}, WORDS.count(TEXT)),
+        ("chat", {"messages": [SYSTEM, *USER]}, {"messages": [SYSTEM, *USER]},
+         WORDS.count("be kind") + WORDS.count(TEXT)),
+        ("chat", {"messages": PARTS}, {"messages": PARTS}, -1),
+    ],
+)  # fmt: skip
+def test_what_a_line_says_is_kept(
+    tmp_path: Path, api: Api, line: dict[str, Any], fields: dict[str, Any], num_tokens: int
+) -> None:
+    found = prompts(tmp_path, line | {"max_tokens": 9}, api=api).of(3)
+    assert found == WorkloadPrompt(fields, num_tokens, 9, None)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from engine.errors import ConfigError
 from loadtest.workload.words import Words
@@ -24,37 +16,33 @@ from tests.serving import ROOT
 CORPUS = ["the cat sat on the mat with the other cat and was glad of it all day long"] * 9
 
 
+def begun_by(token: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, 0)])
+
+
 def byte_pairs(vocab_size: int, add_prefix_space: bool = False) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=["<|begin_of_text|>"],
-            initial_alphabet=alphabet,
-            show_progress=False,
-        ),
+    begin = ["<|begin_of_text|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=begin, initial_alphabet=alphabet, show_progress=False
     )
+    tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 
 
 def only_bytes() -> Tokenizer:
     tokenizer = byte_pairs(257)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
-    )
+    tokenizer.post_processor = begun_by("<|begin_of_text|>")
     return tokenizer
 
 
 def unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train_from_iterator(
-        CORPUS, trainers.UnigramTrainer(vocab_size=80, unk_token="?", show_progress=False)
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=80, unk_token="?", show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 
 
@@ -66,9 +54,7 @@ def sentence_pieces() -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 0)]
-    )
+    tokenizer.post_processor = begun_by("<s>")
     return tokenizer
 
 

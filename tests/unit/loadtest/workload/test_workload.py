@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -22,16 +21,10 @@ from tests.serving import ROOT
 
 DEMO = ROOT / "models/demo"
 RICH = Scenario(
-    served_model_name="demo",
-    seed=3,
-    tokenizer=DEMO,
-    prompt_tokens="lognormal:40,0.5,min=20",
-    output_tokens="uniform:1,90",
-    n="choice:1=0.8,16=0.2",
-    prefixes=3,
-    prefix_tokens=12,
-    prefix_share=0.6,
-)
+    served_model_name="demo", seed=3, tokenizer=DEMO, prompt_tokens="lognormal:40,0.5,min=20",
+    output_tokens="uniform:1,90", n="choice:1=0.8,16=0.2",
+    prefixes=3, prefix_tokens=12, prefix_share=0.6,
+)  # fmt: skip
 
 
 def body(scenario: Scenario, index: int = 0) -> dict[str, Any]:
@@ -65,31 +58,25 @@ def test_what_is_not_set_is_not_sent_and_extra_members_win() -> None:
     assert (found["seed"], found["temperature"], found["ignore_eos"]) == (None, 0, False)
 
 
-def test_requests_are_the_same_in_any_order_and_in_another_process() -> None:
-    workload = Workload(RICH)
-    expected = [workload.request(index) for index in range(60)]
-    order = list(range(60))
-    random.Random(1).shuffle(order)
-    assert {index: workload.request(index) for index in order} == dict(enumerate(expected))
+def test_requests_are_the_same_in_another_process() -> None:
+    """In any order: tests/property/test_requests_by_index.py."""
     script = (
-        "import sys, msgspec\nfrom loadtest.scenario import Scenario\n"
+        "import sys, msgspec\nfrom loadtest.scenario import Scenario, as_path\n"
         "from loadtest.workload.workload import Workload\n"
-        "def path(kind, value): return kind(value)\n"
-        "given = msgspec.json.decode(sys.stdin.read(), type=Scenario, dec_hook=path)\n"
+        "given = msgspec.json.decode(sys.stdin.read(), type=Scenario, dec_hook=as_path)\n"
         "workload = Workload(given)\n"
         "for index in reversed(range(60)): print(workload.request(index).body.decode())\n"
     )
-    given = msgspec.json.encode(RICH, enc_hook=str)
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, input=given, capture_output=True, check=True
-    )
-    assert done.stdout.splitlines()[::-1] == [asked.body for asked in expected]
+    given, command = msgspec.json.encode(RICH, enc_hook=str), [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, input=given, capture_output=True, check=True)
+    workload = Workload(RICH)
+    expected = [workload.request(index).body for index in range(60)]
+    assert done.stdout.splitlines()[::-1] == expected
 
 
 def test_seeds_and_indices_give_other_requests() -> None:
-    scenario = Scenario(prompt_tokens="64")
-    other = Scenario(prompt_tokens="64", seed=1)
-    found = [body(one, index) for one in (scenario, other) for index in range(50)]
+    scenarios = (Scenario(prompt_tokens="64", seed=seed) for seed in (0, 1))
+    found = [body(one, index) for one in scenarios for index in range(50)]
     assert len({str(one["prompt"]) for one in found}) == len({one["seed"] for one in found}) == 100
 
 
@@ -101,10 +88,9 @@ def test_a_setting_changes_nothing_else() -> None:
 
 
 def test_lengths_are_of_their_distributions() -> None:
-    scenario = Scenario(
-        prompt_tokens="uniform:10,29", output_tokens="normal:200,20", n="choice:1=3,4=1"
+    workload = Workload(
+        Scenario(prompt_tokens="uniform:10,29", output_tokens="normal:200,20", n="choice:1=3,4=1")
     )
-    workload = Workload(scenario)
     found = [workload.request(index) for index in range(4000)]
     lengths, outputs, samples = np.array(
         [(asked.prompt_tokens, asked.max_tokens, asked.n) for asked in found]
@@ -115,36 +101,20 @@ def test_lengths_are_of_their_distributions() -> None:
     assert outputs.std() == pytest.approx(20, rel=0.05)
     assert (samples == 4).mean() == pytest.approx(0.25, abs=4 * (0.1875 / 4000) ** 0.5)
     assert abs(np.corrcoef(lengths, outputs)[0, 1]) < 4 / 4000**0.5
-    assert all(len(json.loads(asked.body)["prompt"]) == asked.prompt_tokens for asked in found)
 
 
-def test_a_share_of_requests_begins_alike() -> None:
-    scenario = Scenario(prompt_tokens="32", prefixes=4, prefix_tokens=24, prefix_share=0.75)
-    workload = Workload(scenario)
+@pytest.mark.parametrize("tokenizer", [None, DEMO])
+def test_a_share_of_requests_begins_alike(tokenizer: Path | None) -> None:
+    shared: dict[str, Any] = {"prefixes": 4, "prefix_tokens": 24, "prefix_share": 0.75}
+    workload = Workload(Scenario(prompt_tokens="32", tokenizer=tokenizer, **shared))
     prompts = [json.loads(workload.request(index).body)["prompt"] for index in range(4000)]
-    counts = Counter(tuple(prompt[:24]) for prompt in prompts)
-    shared = [count for count in counts.values() if count > 1]
-    assert len(shared) == 4
-    assert sum(shared) / 4000 == pytest.approx(0.75, abs=4 * (0.1875 / 4000) ** 0.5)
-    assert min(shared) > 0.2 * 3000
-    assert len({tuple(prompt[24:]) for prompt in prompts}) == 4000
-    assert {len(prompt) for prompt in prompts} == {32}
-
-
-@pytest.mark.parametrize("api", ["completions", "chat"])
-def test_text_has_exactly_so_many_tokens(api: Any) -> None:
-    workload = Workload(msgspec.structs.replace(RICH, api=api))
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    texts = []
-    for index in range(300):
-        asked = workload.request(index)
-        found = json.loads(asked.body)
-        texts.append(found["prompt"] if api == "completions" else found["messages"][0]["content"])
-        encoded = tokenizer.encode(texts[-1], add_special_tokens=api == "completions")
-        assert len(encoded) == asked.prompt_tokens >= 20
-        assert workload.count_tokens(texts[-1]) == asked.prompt_tokens - (api == "completions")
-    begins = Counter(tuple(text.split()[:12]) for text in texts)
-    assert sorted(begins.values())[-4] == 1 < sorted(begins.values())[-3]
+    words = [prompt.split() if tokenizer else prompt for prompt in prompts]
+    counts = Counter(tuple(prompt[:24]) for prompt in words)
+    found = [count for count in counts.values() if count > 1]
+    assert len(found) == 4
+    assert sum(found) / 4000 == pytest.approx(0.75, abs=4 * (0.1875 / 4000) ** 0.5)
+    assert min(found) > 0.2 * 3000
+    assert len({tuple(prompt[24:]) for prompt in words}) == 4000
 
 
 def test_the_least_prompt_has_a_token_of_its_own() -> None:
@@ -152,14 +122,18 @@ def test_the_least_prompt_has_a_token_of_its_own() -> None:
     assert Workload(Scenario()).count_tokens("hello") is None
 
 
-@pytest.mark.parametrize("tokenizer", [None, DEMO])
-def test_prefixes_must_be_shorter_than_prompts(tokenizer: Path | None) -> None:
-    longest = 31 if tokenizer is None else 30
-    Workload(Scenario(tokenizer=tokenizer, prefixes=1, prefix_tokens=longest))
+@pytest.mark.parametrize(
+    ("prompt_tokens", "tokenizer", "longest"),
+    [("32", None, 31), ("32", DEMO, 30), ("normal:1000,1", None, 0)],
+)
+def test_prefixes_must_be_shorter_than_prompts(
+    prompt_tokens: str, tokenizer: Path | None, longest: int
+) -> None:
+    rest: dict[str, Any] = {"prompt_tokens": prompt_tokens, "tokenizer": tokenizer, "prefixes": 1}
+    if longest:
+        Workload(Scenario(prefix_tokens=longest, **rest))
     with pytest.raises(ConfigError, match=f"prefix_tokens must be at most {longest}, .* got 64"):
-        Workload(Scenario(tokenizer=tokenizer, prefixes=1, prefix_tokens=64))
-    with pytest.raises(ConfigError, match="prefix_tokens must be at most 0"):
-        Workload(Scenario(prompt_tokens="normal:1000,1", prefixes=1, prefix_tokens=64))
+        Workload(Scenario(prefix_tokens=64, **rest))
 
 
 def write(folder: Path, *lines: Any) -> Path:
@@ -168,16 +142,20 @@ def write(folder: Path, *lines: Any) -> Path:
     return file
 
 
-def test_lines_of_a_trace_say_lengths(tmp_path: Path) -> None:
-    lines = write(
+def test_lines_of_a_trace_say_lengths_and_more_than_a_prompt(tmp_path: Path) -> None:
+    trace = write(
         tmp_path,
         {"timestamp": 2, "prompt_tokens": 3, "output_tokens": 4, "n": 5},
         {"timestamp": 1, "output_tokens": 6},
     )
-    workload = Workload(Scenario(arrivals="trace", trace=lines))
+    workload = Workload(Scenario(arrivals="trace", trace=trace))
     one, other = workload.request(0), workload.request(1)
     assert (one.prompt_tokens, one.max_tokens, one.n) == (32, 6, 1)
     assert (other.prompt_tokens, other.max_tokens, other.n) == (3, 4, 5)
+    trace = write(tmp_path, {"timestamp": 0, "output_tokens": 9})
+    prompts = write(tmp_path, {"prompt": [1, 2], "max_tokens": 4, "n": 3})
+    asked = Workload(Scenario(arrivals="trace", trace=trace, prompts=prompts)).request(0)
+    assert (asked.prompt_tokens, asked.max_tokens, asked.n) == (2, 9, 3)
 
 
 @pytest.mark.parametrize("tokenizer", [None, DEMO])
@@ -188,8 +166,7 @@ def test_equal_ids_of_a_trace_are_equal_tokens(tmp_path: Path, tokenizer: Path |
     file = write(tmp_path, line(1000, 7, 8), line(1100, 7, 9, 8), line(1600, 7), line(300, 8))
     scenario = Scenario(arrivals="trace", trace=file, tokenizer=tokenizer, vocab_size=999_983)
     workload = Workload(scenario)
-    asked = [workload.request(index) for index in range(4)]
-    prompts = [json.loads(one.body)["prompt"] for one in asked]
+    prompts = [json.loads(workload.request(index).body)["prompt"] for index in range(4)]
     if tokenizer:
         own = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
         prompts = [[*own.encode(prompt).ids[1:], 0] for prompt in prompts]  # its first one put last
@@ -206,17 +183,8 @@ def test_prompts_of_a_file_are_sent(tmp_path: Path) -> None:
     workload = Workload(Scenario(prompts=file))
     asked = sorted((workload.request(index) for index in (0, 1)), key=lambda one: one.n)
     assert [json.loads(one.body)["prompt"] for one in asked] == [[1, 2], "hello"]
-    assert [(one.n, one.max_tokens, one.prompt_tokens) for one in asked] == [
-        (1, 4, 2),
-        (3, 128, -1),
-    ]
-
-
-def test_a_trace_says_more_than_a_prompt(tmp_path: Path) -> None:
-    prompts = write(tmp_path, {"prompt": [1, 2], "max_tokens": 4, "n": 3})
-    lines = write(tmp_path, {"timestamp": 0, "output_tokens": 9})
-    asked = Workload(Scenario(arrivals="trace", trace=lines, prompts=prompts)).request(0)
-    assert (asked.prompt_tokens, asked.max_tokens, asked.n) == (2, 9, 3)
+    known = [(one.n, one.max_tokens, one.prompt_tokens) for one in asked]
+    assert known == [(1, 4, 2), (3, 128, -1)]
 
 
 def test_what_files_say_together_must_be_possible(tmp_path: Path) -> None:
