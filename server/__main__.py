@@ -23,10 +23,9 @@ from server.http.connection import Connection
 from server.http.draining import Draining, DrainingServer
 from server.http.keys import Keys
 from server.routes.app import create_app
+from server.routes.services import template_of
 from server.supervise import launch
-from server.text.chat_template import ChatTemplate
 from server.text.text import Text
-from server.text.tokenizer_files import chat_template as chat_template_source
 
 _KEEP_ALIVE_S = 75
 """How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a
@@ -41,8 +40,7 @@ def serve_api(argv: list[str]) -> int:
     text = Text(config.model)
     if not text.has_tokenizer:
         logging.info("%s has no tokenizer.json: prompts are token ids", config.model)
-    source = chat_template_source(config.model, config.chat_template)
-    template = None if source is None else ChatTemplate(source, text.special_tokens)
+    template = template_of(config.model, text, config.chat_template)
     if template is None:
         logging.info("%s has no chat template: chats are refused", config.model)
     listeners = [_listener(config.listen_fd, config.host, config.port)]

@@ -10,7 +10,6 @@ from http import HTTPStatus
 
 import msgspec
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
@@ -135,17 +134,6 @@ def _path_meant(request: Request) -> str | None:
             ):
                 return path
     return None
-
-
-async def validation_error(_request: Request, error: Exception) -> Response:
-    """Handler of parameters the framework refuses; 400 as OpenAI has it, not 422."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:])
-    detail = ErrorDetail(
-        f"{param}: {first['msg']}", "invalid_request_error", param, errors.InvalidRequest.code
-    )
-    return response(400, ErrorBody(detail))
 
 
 def _status_and_type(error: errors.SRMError) -> tuple[int, str]:

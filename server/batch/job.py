@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from engine.errors import StoreError
@@ -96,7 +95,7 @@ class BatchJob:
             if self._record.status == "validating" and not await self._validate():
                 return
             if self._is_cancelled and not self._record.total:
-                await asyncio.to_thread(self._finish, "cancelled", {})
+                await asyncio.to_thread(self._finish, "cancelled")
                 return
             await self._run_lines()
         finally:
@@ -133,7 +132,7 @@ class BatchJob:
             return self._is_cancelled
         if checked.errors:
             log.info("%s: failed: %s", self.id, checked.errors[0].message)
-            await asyncio.to_thread(partial(self._finish, "failed", {}, errors=checked.errors))
+            await asyncio.to_thread(partial(self._finish, "failed", errors=checked.errors))
             return False
         name = self._record.model or self._config.model_name
         fields = {"total": checked.total, "model": name}
@@ -206,31 +205,31 @@ class BatchJob:
             status = "cancelled"  # meanwhile
         self._finish(status, self._files(), **counts)
 
-    def _files(self) -> dict[str, tuple[Path, str]]:
-        """Return path and name of each existing result file, by file id."""
-        ids = {"output": self._record.output_file_id, "error": self._record.error_file_id}
-        found = {id: (self._store.path_of(id), name) for name, id in ids.items() if id}
-        return {id: (path, name) for id, (path, name) in found.items() if path.exists()}
-
-    def _finish(self, status: str, files: Mapping[str, tuple[Path, str]], **fields: Any) -> None:
-        now = int(time.time())
-        after = self._record.output_expires_after
-        records = []
-        for id, (path, name) in files.items():
-            if size := path.stat().st_size:
-                record = FileRecord(
-                    id=id,
-                    owner=self._record.owner,
-                    filename=f"{self.id}_{name}.jsonl",
-                    purpose="batch_output",
-                    num_bytes=size,
-                    created_at=now,
-                    expires_at=None if after is None else now + after,
-                )
-                records.append(record)
-            else:
+    def _files(self) -> list[FileRecord]:
+        """Return the result files that there are; those without a line are deleted."""
+        record, now = self._record, int(time.time())
+        after = record.output_expires_after
+        found = []
+        for name, id in (("output", record.output_file_id), ("error", record.error_file_id)):
+            if not id or not (path := self._store.path_of(id)).exists():
+                continue
+            if not (size := path.stat().st_size):
                 path.unlink()
-        self._store.finish_batch(self.id, status, records, **fields)
+                continue
+            file = FileRecord(
+                id=id,
+                owner=record.owner,
+                filename=f"{self.id}_{name}.jsonl",
+                purpose="batch_output",
+                num_bytes=size,
+                created_at=now,
+                expires_at=None if after is None else now + after,
+            )
+            found.append(file)
+        return found
+
+    def _finish(self, status: str, files: Sequence[FileRecord] = (), **fields: Any) -> None:
+        self._store.finish_batch(self.id, status, files, **fields)
         log.info("%s: %s", self.id, status)
 
     async def _answer(self, line: BatchLine) -> LineResult:

@@ -111,6 +111,7 @@ class _UsedBody(msgspec.Struct):
 
 
 class _UsedResponse(msgspec.Struct):
+    status_code: int
     body: _UsedBody
 
 
@@ -118,6 +119,7 @@ class _Kept(msgspec.Struct):
     """The fields of a record that are counted."""
 
     id: str
+    custom_id: str | None
     response: _UsedResponse | None
     error: _Error | None
 
@@ -275,7 +277,10 @@ def record_id(job: str, number: int) -> str:
 class Kept(NamedTuple):
     """A record of an earlier run."""
 
+    id: str
     number: int
+    custom_id: str | None
+    is_failed: bool
     usage: LineUsage
     code: str
     """Why the line has no response; empty if it has one."""
@@ -288,8 +293,10 @@ def kept(record: bytes) -> Kept | None:
         number = int(found.id.rpartition("_")[2])
     except UNDECODABLE:
         return None
-    usage = NO_USAGE if found.response is None else _usage(found.response.body)
-    return Kept(number, usage, found.error.code if found.error else "")
+    response, code = found.response, found.error.code if found.error else ""
+    is_failed = response is None or response.status_code != 200
+    usage = NO_USAGE if response is None else _usage(response.body)
+    return Kept(found.id, number, found.custom_id, is_failed, usage, code)
 
 
 def _usage(body: _UsedBody) -> LineUsage:

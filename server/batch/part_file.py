@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from server.storage.database import sync_folder
+
 log = logging.getLogger(__name__)
 
 _CHUNK = 1024 * 1024
@@ -37,7 +39,7 @@ class PartFile:
         self._num_put = self._num_synced = 0  # bytes; each is changed by one thread only
         self._synced_size = os.fstat(file).st_size
         if is_new:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     @property
     def num_pending_bytes(self) -> int:
@@ -112,12 +114,3 @@ class PartFile:
             os.fsync(self._file)
         self._synced_size = size
         return end - size
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names of the folder's files durable on disk."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

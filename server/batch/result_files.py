@@ -131,7 +131,8 @@ class ResultFiles:
         while True:
             await self._has_work.wait()
             if self._fsync_s:
-                await _wait(self._hurry, self._fsync_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), self._fsync_s)
             self._hurry.clear()
             self._has_work.clear()
             taken, self._fresh = self._fresh, ResultCounts()
@@ -170,9 +171,3 @@ class ResultFiles:
             else:
                 log.info("%s can be written again", names)
         self.trouble = trouble
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()

@@ -28,24 +28,22 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, SRMError
-from engine.settings import build, read_settings
 from server.batch.lines import RawLine, record_id
 from server.batch.part_file import PartFile
 from server.batch.result_files import LineSet
 from server.commands import batch_parquet
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import PARQUET, STANDARD, Input, open_input, peek
+from server.commands.batch_input import STANDARD, Input, open_input, peek
 from server.commands.batch_output import StreamPart, open_part
+from server.commands.batch_parquet import is_parquet
 from server.commands.batch_results import PARTS, BatchResults, job_name
 from server.commands.batch_run import BatchRun
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
-from server.supervise.embedded_engine import PRIVATE, with_engine
+from server.supervise.embedded_engine import command_settings, with_engine
 from server.text.text import Text
 
 log = logging.getLogger(__name__)
 
-_QUIET = "warning"
-"""Log level of the engine by default."""
 _FSYNC_S = 1.0
 """Seconds results may wait to be written together."""
 _SLOTS_A_ROW = 1.5
@@ -56,24 +54,17 @@ few that hardly any sequences take turns: what began first ends first. With 1.0,
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
     """Answer the lines of a file; returns the exit code. Raises SRMError."""
-    settings = read_settings(
-        (BatchConfig, EngineConfig),
-        argv,
-        prog="srm batch",
-        private=PRIVATE - {"snapshot_interval_s", "snapshot_s"},
-        positional="input",
-        short={"output": "-o"},
+    short, public = {"output": "-o"}, {"snapshot_interval_s", "snapshot_s"}
+    config, engine = command_settings(
+        BatchConfig, argv, "batch", "input", public=public, short=short
     )
-    config = build(BatchConfig, settings)
-    engine = build(EngineConfig, {"log_level": _QUIET, **settings})
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     _check_files(config)
     text = Text(engine.model)
     engine = _frugal(config, engine, text)
     source = open_input(config.input, config.max_body_bytes)
     first, lines = peek(source.lines)
     job = job_name(config, engine, first)
-    if config.resume and _is_finished(config):
+    if config.resume and _is_finished(config.output):
         return _look_through(config, job, lines)
     again = shlex.join(["srm", "batch", *argv, *([] if config.resume else ["--resume"])])
     try:
@@ -164,8 +155,7 @@ class _Command:
     def _finish(self, results: BatchResults) -> int:
         counts, output = results.counts, self.config.output
         _forget_snapshots(self.engine)
-        if output.suffix.lower() == PARQUET:
-            journal = _journal(output)
+        if (journal := _journal(output)) != output:
             try:
                 with journal.open("rb") as records:
                     batch_parquet.write_results(records, output)
@@ -215,9 +205,9 @@ def _forget_snapshots(engine: EngineConfig) -> None:
 def _check_files(config: BatchConfig) -> None:
     """Raise ConfigError for files that do not go together."""
     output, errors = config.output, Path(config.errors) if config.errors else None
-    if PARQUET in {config.input.suffix.lower(), output.suffix.lower()}:
+    if is_parquet(config.input) or is_parquet(output):
         batch_parquet.check_installed()
-    if errors is not None and (errors == STANDARD or errors.suffix.lower() == PARQUET):
+    if errors is not None and (errors == STANDARD or is_parquet(errors)):
         raise ConfigError(f"errors must be a file of lines, .gz or .zst at most; got {errors}")
     if config.resume and _is_stream(output):
         raise ConfigError(f"resume needs an output that is a file, got output = {output}")
@@ -244,9 +234,8 @@ def _is_stream(path: Path) -> bool:
 
 
 def _journal(output: Path) -> Path:
-    """Return the file in which results are collected."""
-    is_parquet = output.suffix.lower() == PARQUET
-    return output.with_name(f"{output.name}.part") if is_parquet else output
+    """Return the file in which results are collected: the output itself, if it has lines."""
+    return output.with_name(f"{output.name}.part") if is_parquet(output) else output
 
 
 def _part(path: Path, on_broken: Callable[[], object]) -> PartFile:
@@ -259,9 +248,9 @@ def _part(path: Path, on_broken: Callable[[], object]) -> PartFile:
     return open_part(path)
 
 
-def _is_finished(config: BatchConfig) -> bool:
-    output = config.output
-    return output.suffix.lower() == PARQUET and output.exists() and not _journal(output).exists()
+def _is_finished(output: Path) -> bool:
+    """Whether it is no journal, and was made from the whole of one."""
+    return _journal(output) != output and output.exists() and not _journal(output).exists()
 
 
 def _look_through(config: BatchConfig, job: str, lines: Iterator[list[RawLine]]) -> int:

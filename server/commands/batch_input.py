@@ -22,12 +22,11 @@ from msgspec import Raw
 
 from engine.errors import UNDECODABLE, ConfigError
 from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
-from server.commands.batch_parquet import count_rows, read_rows
+from server.commands.batch_parquet import count_rows, is_parquet, read_rows
 from server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
 from server.storage.records import LineError
 
 STANDARD = Path("-")
-PARQUET = ".parquet"
 _LOOK_S = 0.2
 """Seconds between two checks whether standard input is still wanted, while waiting for it."""
 _LINE_FIELDS = {"custom_id", "method", "url", "body"}
@@ -72,7 +71,7 @@ def open_input(path: Path, max_line_bytes: int) -> Input:
             pass
     except OSError as error:
         raise ConfigError(f"input = {path}: {error.strerror}") from None
-    if path.suffix.lower() == PARQUET:
+    if is_parquet(path):
         return Input(_readable(path, read_rows(path, max_line_bytes)), lambda: count_rows(path))
     return Input(_lines(path, _raw_chunks(path), max_line_bytes), lambda: _count(path))
 

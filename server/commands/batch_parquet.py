@@ -55,6 +55,11 @@ class _Result(msgspec.Struct):
     error: msgspec.Raw
 
 
+def is_parquet(path: Path) -> bool:
+    """Whether a file is one of rows, by the end of its name."""
+    return path.suffix.lower() == ".parquet"
+
+
 def read_rows(path: Path, max_line_bytes: int) -> Iterator[list[RawLine]]:
     """Yield rows as JSON lines, numbered from 1. Nulls are left out, also inside a row.
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-import msgspec
-
 from engine.config import EngineConfig
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import ConfigError
 from server.batch.lines import LineResult, RawLine, kept, record_id
 from server.batch.part_file import PartFile
 from server.batch.result_files import ResultCounts, ResultFiles
@@ -24,19 +22,6 @@ PARTS = "input, model, served_model_name, dtype, chat template or seed"
 """The parts that a job's name is made from, for messages."""
 _REMEMBERED = 10_000
 """Most lines of earlier runs whose custom_ids are compared with the input's."""
-
-
-class _Status(msgspec.Struct):
-    status_code: int
-
-
-class _Kept(msgspec.Struct):
-    id: str
-    custom_id: str | None
-    response: _Status | None
-
-
-_decode = msgspec.json.Decoder(_Kept).decode
 
 
 def job_name(config: BatchConfig, engine: EngineConfig, first: bytes) -> str:
@@ -128,24 +113,19 @@ class BatchResults(ResultFiles):
         found = kept(record)
         if found is None:
             raise self._foreign(f"{record[:80].decode(errors='replace')!r} is no result")
-        try:
-            line = _decode(record)
-        except UNDECODABLE as error:
-            raise self._foreign(f"{record[:80].decode(errors='replace')!r}: {error}") from None
-        if line.id != record_id(self._job, found.number):
-            raise self._foreign(f"{line.id} is no result of this one")
+        if found.id != record_id(self._job, found.number):
+            raise self._foreign(f"{found.id} is no result of this one")
         if found.number in self.done:
             raise ConfigError(
                 f"output = {self.output.path}: line {found.number} has two results; "
                 "it cannot be gone on with"
             )
         self._config.check_shard(self.output.path, found.number)
-        is_failed = line.response is None or line.response.status_code != 200
         self.done.add(found.number)
         self._last_done = max(self._last_done, found.number)
-        self.counts.add(ResultCounts(not is_failed, is_failed, found.usage))
-        if len(self._names) < _REMEMBERED and line.custom_id is not None:
-            self._names[found.number] = _checksum(line.custom_id)
+        self.counts.add(ResultCounts(not found.is_failed, found.is_failed, found.usage))
+        if len(self._names) < _REMEMBERED and found.custom_id is not None:
+            self._names[found.number] = _checksum(found.custom_id)
         return True
 
     def _foreign(self, why: str) -> ConfigError:

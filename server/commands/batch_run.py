@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
-from server.batch.lines import Answerer, BatchLine, LineResult, RawLine, answer_line
+from server.batch.lines import Answerer, RawLine, answer_line
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import parse
 from server.commands.batch_progress import Level, show_progress
@@ -62,19 +62,12 @@ class BatchRun:
         with answering(
             client, self.text, self.engine.model, config.served_model_name, config.chat_template
         ) as (completions, chat):
-            answerers: dict[str, Answerer] = {
-                "/v1/completions": completions,
-                "/v1/chat/completions": chat,
-            }
-
-            async def answer(line: BatchLine) -> LineResult:
-                return await answer_line(line, answerers, sender, self.job)
-
+            answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
             runner = LineRunner(
                 job=self.job,
                 source=self._mine(),
                 parse=parse,
-                answer=answer,
+                answer=partial(answer_line, answerers=answerers, sender=sender, job=self.job),
                 results=self.results,
                 sending=EngineRetry(client),
                 share=room.share(),

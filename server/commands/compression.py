@@ -56,7 +56,7 @@ def codec_of(path: Path) -> Codec | None:
 
 
 def decompressed(chunks: Iterable[bytes], codec: Codec) -> Iterator[bytes]:
-    """Yield the data of the frames as it comes. Raises Damaged, after all that can be read."""
+    """Yield the data of the frames as it comes. Raises DamagedArchive, after what can be read."""
     for data, _ in _frames(chunks, codec):
         if data:
             yield data

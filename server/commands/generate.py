@@ -7,7 +7,6 @@ comes, several each when those before it are through.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import sys
 import uuid
@@ -17,19 +16,15 @@ from typing import Any
 import msgspec
 
 from engine.client.client import EngineClient
-from engine.config import EngineConfig
 from engine.errors import UNDECODABLE, ConfigError, RequestError
-from engine.settings import build, read_settings
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from server.generation.request_owner import RequestOwner
 from server.routes.completions import Completions
 from server.routes.services import answering
 from server.schema.completion_request import parse_completion
-from server.supervise.embedded_engine import PRIVATE, with_engine
+from server.supervise.embedded_engine import command_settings, with_engine
 from server.text.text import Text
 
-_QUIET = "warning"
-"""Log level of the engine by default."""
 _NOT_SENT = {"prompt", "token_ids", "json", "extra_body"}
 
 
@@ -68,16 +63,7 @@ class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
     """Print completions; returns the exit code. Raises SRMError."""
-    settings = read_settings(
-        (GenerateConfig, EngineConfig),
-        argv,
-        prog="srm generate",
-        private=PRIVATE,
-        positional="prompt",
-    )
-    asked = build(GenerateConfig, settings)
-    engine = build(EngineConfig, {"log_level": _QUIET, **settings})
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    asked, engine = command_settings(GenerateConfig, argv, "generate", "prompt")
     body, text = _body(asked), Text(engine.model)
 
     async def work(client: EngineClient) -> None:

@@ -21,13 +21,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from engine.client.client import EngineClient
-from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
-from engine.settings import build, read_settings
 from engine.tasks import task_group
 from server.commands.score_lines import Failure, Score, failure, parse, score
 from server.commands.standard_output import INTERRUPTED
-from server.supervise.embedded_engine import PRIVATE, with_engine
+from server.supervise.embedded_engine import command_settings, with_engine
 from server.text.text import Text
 
 log = logging.getLogger(__name__)
@@ -100,16 +98,8 @@ class _File:
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
     """Score a file. Returns 1 if a line of it could not be scored; raises SRMError."""
-    settings = read_settings(
-        (ScoreConfig, EngineConfig),
-        argv,
-        prog="srm score",
-        private=PRIVATE,
-        positional="input",
-        short={"output": "-o"},
-    )
-    files, engine = build(ScoreConfig, settings), build(EngineConfig, settings)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    short = {"output": "-o"}
+    files, engine = command_settings(ScoreConfig, argv, "score", "input", False, short=short)
     if files.input == _STANDARD and sys.stdin.isatty():
         raise ConfigError("input is missing: srm score FILE")
     if files.input != _STANDARD and files.output.exists() and files.output.samefile(files.input):

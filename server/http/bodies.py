@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,5 +29,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def json_reply(body: bytes) -> Response:
+def json_reply(reply: bytes | msgspec.Struct) -> Response:
+    """Return the reply of this JSON, or of a struct's."""
+    body = reply if isinstance(reply, bytes) else msgspec.json.encode(reply)
     return Response(body, media_type="application/json")

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import SRMError
 from server import errors
 from server.http import request_log
+from server.http.bodies import json_reply
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,9 @@ log = logging.getLogger(__name__)
 class WhileConnected(Response):
     """Makes a reply and sends it; raises ClientDisconnect once the client is gone."""
 
-    def __init__(self, make: Callable[[], Awaitable[Response]]) -> None:
-        """The request's body must have been read: from here on, only a disconnect can come."""
+    def __init__(self, make: Callable[[], Awaitable[Response | msgspec.Struct]]) -> None:
+        """`make` returns the reply, or the struct of its JSON. The request's body must have been
+        read: from here on, only a disconnect can come."""
         super().__init__()
         self._make = make
 
@@ -45,7 +47,8 @@ class WhileConnected(Response):
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._make()
+        made = await self._make()
+        response = made if isinstance(made, Response) else json_reply(made)
         await response(scope, receive, send)
 
 

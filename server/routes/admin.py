@@ -89,29 +89,14 @@ class EngineState(msgspec.Struct, kw_only=True):
 
 
 OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/admin/weights",
-        summary="Go on with other weights of the same architecture.",
-        body=BodySchema(kind=WeightsRequest),
-        reply=WeightsReply,
-        errors=(403, 404, 409),
-    ),
-    Operation(
-        method="POST",
-        path="/v1/admin/snapshot",
-        summary="Write how far the requests of batches are to disk, now.",
-        reply=SnapshotReply,
-        errors=(403, 404),
-    ),
-    Operation(
-        method="GET",
-        path="/v1/admin/state",
-        summary="What the engine runs, and with which weights.",
-        reply=EngineState,
-        errors=(403, 404),
-    ),
-)
+    Operation("POST", "/v1/admin/weights", "Go on with other weights of the same architecture.",
+              WeightsReply, body=BodySchema(WeightsRequest), errors=(403, 404, 409)),
+    Operation("POST", "/v1/admin/snapshot",
+              "Write how far the requests of batches are to disk, now.",
+              SnapshotReply, errors=(403, 404)),
+    Operation("GET", "/v1/admin/state", "What the engine runs, and with which weights.",
+              EngineState, errors=(403, 404)),
+)  # fmt: skip
 
 
 class Admin:
@@ -200,18 +185,14 @@ def routes(admin: Admin) -> APIRouter:
     @router.post("/v1/admin/weights")
     async def load_weights(request: Request) -> Response:
         body = await read_body(request, MAX_BODY_BYTES)
-
-        async def answer() -> Response:
-            return json_reply(msgspec.json.encode(await admin.load_weights(body)))
-
-        return WhileConnected(answer)
+        return WhileConnected(lambda: admin.load_weights(body))
 
     @router.post("/v1/admin/snapshot")
     async def snapshot() -> Response:
-        return json_reply(msgspec.json.encode(await admin.snapshot()))
+        return json_reply(await admin.snapshot())
 
     @router.get("/v1/admin/state")
     async def state() -> Response:
-        return json_reply(msgspec.json.encode(admin.state()))
+        return json_reply(admin.state())
 
     return router

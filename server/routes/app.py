@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.client.client import EngineClient
@@ -118,7 +117,6 @@ def create_app(
     app.add_middleware(RequestMiddleware, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
-    app.add_exception_handler(RequestValidationError, errors.validation_error)
     served, completing, chatting = services(client, text, config.model_name, template)
     tokenizing = tokenize.Tokenizing(text, served, template)
     app.include_router(completing.routes(config.max_body_bytes))

@@ -105,39 +105,15 @@ class BatchQuery(Fields, frozen=True, kw_only=True):
 
 _ID = {"batch_id": "The id of a batch."}
 OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/batches",
-        summary="Start a batch of the requests in a file.",
-        body=BodySchema(kind=BatchRequest),
-        reply=replies.Batch,
-        errors=(404, 507),
-    ),
-    Operation(
-        method="GET",
-        path="/v1/batches",
-        summary="The batches there are, newest first.",
-        query=BatchQuery,
-        reply=replies.BatchList,
-        errors=(400,),
-    ),
-    Operation(
-        method="GET",
-        path="/v1/batches/{batch_id}",
-        summary="How far a batch is.",
-        parameters=_ID,
-        reply=replies.Batch,
-        errors=(404,),
-    ),
-    Operation(
-        method="POST",
-        path="/v1/batches/{batch_id}/cancel",
-        summary="Stop a batch; what it has done is kept.",
-        parameters=_ID,
-        reply=replies.Batch,
-        errors=(404, 409, 507),
-    ),
-)
+    Operation("POST", "/v1/batches", "Start a batch of the requests in a file.",
+              replies.Batch, body=BodySchema(BatchRequest), errors=(404, 507)),
+    Operation("GET", "/v1/batches", "The batches there are, newest first.",
+              replies.BatchList, query=BatchQuery, errors=(400,)),
+    Operation("GET", "/v1/batches/{batch_id}", "How far a batch is.",
+              replies.Batch, parameters=_ID, errors=(404,)),
+    Operation("POST", "/v1/batches/{batch_id}/cancel", "Stop a batch; what it has done is kept.",
+              replies.Batch, parameters=_ID, errors=(404, 409, 507)),
+)  # fmt: skip
 
 
 class Batches:
@@ -256,19 +232,19 @@ def routes(batches: Batches, max_body_bytes: int) -> APIRouter:
     @router.post("/v1/batches")
     async def create_batch(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
-        return json_reply(msgspec.json.encode(await batches.create(body)))
+        return json_reply(await batches.create(body))
 
     @router.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
         query = from_text(BatchQuery, request.query_params.multi_items())
-        return json_reply(msgspec.json.encode(await batches.list(query)))
+        return json_reply(await batches.list(query))
 
     @router.get("/v1/batches/{batch_id}")
     async def get_batch(batch_id: str) -> Response:
-        return json_reply(msgspec.json.encode(await batches.get(batch_id)))
+        return json_reply(await batches.get(batch_id))
 
     @router.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(batch_id: str) -> Response:
-        return json_reply(msgspec.json.encode(await batches.cancel(batch_id)))
+        return json_reply(await batches.cancel(batch_id))
 
     return router

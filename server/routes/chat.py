@@ -39,17 +39,11 @@ from server.text.sample import Delta
 from server.text.text import Text
 
 OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/chat/completions",
-        summary="The next message of a chat, whole or as a stream.",
-        body=BodySchema(kind=ChatRequest, forms={"messages": MESSAGES_FORMS}, neutral=CHAT_NEUTRAL),
-        reply=ChatCompletion,
-        events=ChatChunk,
-        parts=(ChatChoice, ChunkChoice, Samples, Counted),
-        errors=(404, 409, 504),
-    ),
-)
+    Operation("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.",
+              ChatCompletion, events=ChatChunk,
+              body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS}, CHAT_NEUTRAL),
+              parts=(ChatChoice, ChunkChoice, Samples, Counted), errors=(404, 409, 504)),
+)  # fmt: skip
 
 
 class Chat(Endpoint):

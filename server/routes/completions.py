@@ -37,21 +37,12 @@ from server.text.sample import Delta
 from server.text.text import Text
 
 OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/completions",
-        summary="Completions of one or many prompts, whole or as a stream.",
-        body=BodySchema(
-            kind=CompletionRequest,
-            forms={"prompt": PROMPT_FORMS},
-            neutral=NEUTRAL,
-        ),
-        reply=Completion,
-        events=Completion,
-        parts=(Choice, PromptLogprob, Packed, Samples, Counted),
-        errors=(404, 409, 504),
-    ),
-)
+    Operation("POST", "/v1/completions",
+              "Completions of one or many prompts, whole or as a stream.", Completion,
+              body=BodySchema(CompletionRequest, {"prompt": PROMPT_FORMS}, NEUTRAL),
+              events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
+              errors=(404, 409, 504)),
+)  # fmt: skip
 
 
 class Completions(Endpoint):

@@ -73,47 +73,17 @@ _FILE = "file", ""
 """Stands for the file when the form's fields are checked."""
 _ID = {"file_id": "The id of a file."}
 OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/files",
-        summary="Upload a file for a batch.",
-        form=FileForm,
-        reply=replies.FileObject,
-        errors=(403, 507),
-    ),
-    Operation(
-        method="GET",
-        path="/v1/files",
-        summary="The files there are.",
-        query=FileQuery,
-        reply=replies.FileList,
-        errors=(400,),
-    ),
-    Operation(
-        method="GET",
-        path="/v1/files/{file_id}",
-        summary="What is known of a file.",
-        parameters=_ID,
-        reply=replies.FileObject,
-        errors=(404,),
-    ),
-    Operation(
-        method="DELETE",
-        path="/v1/files/{file_id}",
-        summary="Delete a file.",
-        parameters=_ID,
-        reply=replies.FileDeleted,
-        errors=(404, 409, 507),
-    ),
-    Operation(
-        method="GET",
-        path="/v1/files/{file_id}/content",
-        summary="The bytes of a file; a Range is 206.",
-        parameters=_ID,
-        reply=("application/octet-stream",),
-        errors=(404, 416),
-    ),
-)
+    Operation("POST", "/v1/files", "Upload a file for a batch.",
+              replies.FileObject, form=FileForm, errors=(403, 507)),
+    Operation("GET", "/v1/files", "The files there are.",
+              replies.FileList, query=FileQuery, errors=(400,)),
+    Operation("GET", "/v1/files/{file_id}", "What is known of a file.",
+              replies.FileObject, parameters=_ID, errors=(404,)),
+    Operation("DELETE", "/v1/files/{file_id}", "Delete a file.",
+              replies.FileDeleted, parameters=_ID, errors=(404, 409, 507)),
+    Operation("GET", "/v1/files/{file_id}/content", "The bytes of a file; a Range is 206.",
+              ("application/octet-stream",), parameters=_ID, errors=(404, 416)),
+)  # fmt: skip
 
 
 class Files:
@@ -214,27 +184,23 @@ def routes(files: Files) -> APIRouter:
 
     @router.post("/v1/files")
     async def upload(request: Request) -> Response:
-        return json_reply(msgspec.json.encode(await files.upload(request)))
+        return json_reply(await files.upload(request))
 
     @router.get("/v1/files")
     async def list_files(request: Request) -> Response:
         query = from_text(FileQuery, request.query_params.multi_items())
-        return json_reply(msgspec.json.encode(await files.list(query)))
+        return json_reply(await files.list(query))
 
     @router.get("/v1/files/{file_id}")
     async def get_file(file_id: str) -> Response:
-        record = await files.get(file_id)
-        return json_reply(msgspec.json.encode(replies.file_object(record)))
+        return json_reply(replies.file_object(await files.get(file_id)))
 
     @router.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str) -> Response:
-        return json_reply(msgspec.json.encode(await files.delete(file_id)))
+        return json_reply(await files.delete(file_id))
 
     @router.get("/v1/files/{file_id}/content")
     async def content(file_id: str) -> Response:
-        async def answer() -> Response:
-            return await files.content(file_id)
-
-        return WhileConnected(answer)
+        return WhileConnected(lambda: files.content(file_id))
 
     return router

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from engine.client.client import EngineClient
 from engine.errors import EngineUnavailable
+from server.http.bodies import json_reply
 from server.http.draining import Draining
 from server.schema.openapi import Operation
 
@@ -23,14 +24,11 @@ class Health(msgspec.Struct):
 
 
 OPERATIONS = (
-    Operation(method="GET", path="/health", summary="The API process is alive.", reply=Health),
-    Operation(
-        method="GET",
-        path="/ready",
-        summary="Completions would be answered; 503 while the engine starts, drains or is gone.",
-        reply=Health,
-    ),
-)
+    Operation("GET", "/health", "The API process is alive.", Health),
+    Operation("GET", "/ready",
+              "Completions would be answered; 503 while the engine starts, drains or is gone.",
+              Health),
+)  # fmt: skip
 
 
 def check_ready(client: EngineClient, stall_s: float) -> None:
@@ -59,16 +57,12 @@ def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRoute
 
     @router.get("/health")
     async def health() -> Response:
-        return _answer("ok")
+        return json_reply(Health("ok"))
 
     @router.get("/ready")
     async def ready() -> Response:
         draining.check()
         check_ready(client, stall_s)
-        return _answer("ready")
+        return json_reply(Health("ready"))
 
     return router
-
-
-def _answer(status: str) -> Response:
-    return Response(msgspec.json.encode(Health(status)), media_type="application/json")

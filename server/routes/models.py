@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -14,21 +13,11 @@ from server.schema.completion_response import ModelCard, ModelList
 from server.schema.openapi import Operation
 
 OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/v1/models",
-        summary="The model that is served, as a list.",
-        reply=ModelList,
-    ),
-    Operation(
-        method="GET",
-        path="/v1/models/{name}",
-        summary="The model that is served.",
-        reply=ModelCard,
-        parameters={"name": "The name of the model; it may have slashes."},
-        errors=(404,),
-    ),
-)
+    Operation("GET", "/v1/models", "The model that is served, as a list.", ModelList),
+    Operation("GET", "/v1/models/{name}", "The model that is served.",
+              ModelCard, parameters={"name": "The name of the model; it may have slashes."},
+              errors=(404,)),
+)  # fmt: skip
 
 
 class Models:
@@ -64,10 +53,10 @@ def routes(models: Models) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> Response:
-        return json_reply(msgspec.json.encode(models.all()))
+        return json_reply(models.all())
 
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Response:
-        return json_reply(msgspec.json.encode(models.card(name)))
+        return json_reply(models.card(name))
 
     return router

@@ -23,28 +23,14 @@ from engine.errors import NotFound
 from server.schema.openapi import Operation, document
 
 OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/",
-        summary="A page to watch the server and to try it.",
-        reply=("text/html",),
-    ),
-    Operation(
-        method="GET",
-        path="/dashboard/{name}",
-        summary="The files of that page.",
-        parameters={"name": "The name of a file."},
-        reply=("text/html", "text/css", "text/javascript", "image/svg+xml"),
-        errors=(404,),
-    ),
-    Operation(
-        method="GET",
-        path="/openapi.json",
-        summary="This interface, as an OpenAPI document.",
-        reply=("application/json",),
-    ),
-    Operation(method="GET", path="/docs", summary="The same as a page.", reply=("text/html",)),
-)
+    Operation("GET", "/", "A page to watch the server and to try it.", ("text/html",)),
+    Operation("GET", "/dashboard/{name}", "The files of that page.",
+              ("text/html", "text/css", "text/javascript", "image/svg+xml"),
+              parameters={"name": "The name of a file."}, errors=(404,)),
+    Operation("GET", "/openapi.json", "This interface, as an OpenAPI document.",
+              ("application/json",)),
+    Operation("GET", "/docs", "The same as a page.", ("text/html",)),
+)  # fmt: skip
 
 FOLDER = Path(__file__).with_name("dashboard")
 _MEDIA_TYPES = {

@@ -28,14 +28,9 @@ from starlette.responses import Response
 from server.schema.openapi import Operation
 
 OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/metrics",
-        summary="Metrics of all processes, in Prometheus text format.",
-        queries={"name[]": "Only metrics of these names."},
-        reply=("text/plain",),
-    ),
-)
+    Operation("GET", "/metrics", "Metrics of all processes, in Prometheus text format.",
+              ("text/plain",), queries={"name[]": "Only metrics of these names."}),
+)  # fmt: skip
 
 VLLM_NAMES = {
     "vllm:num_requests_running": "srm_engine_running_sequences",

@@ -27,37 +27,28 @@ class WorldSize(msgspec.Struct):
 
 
 OPERATIONS = (
-    Operation(method="GET", path="/version", summary="Of this server.", reply=Version),
-    *(
-        Operation(
-            method=method, path="/ping", summary="Alive, as hosting services ask.", reply=Pong
-        )
-        for method in ("GET", "POST")
-    ),
-    Operation(
-        method="GET",
-        path="/get_world_size",
-        summary="How many processes share the model: TRL asks.",
-        reply=WorldSize,
-    ),
-)
+    Operation("GET", "/version", "Of this server.", Version),
+    *(Operation(method, "/ping", "Alive, as hosting services ask.", Pong)
+      for method in ("GET", "POST")),
+    Operation("GET", "/get_world_size", "How many processes share the model: TRL asks.", WorldSize),
+)  # fmt: skip
 
 router = APIRouter()
 
 
 @router.get("/version")
 async def version() -> Response:
-    return json_reply(msgspec.json.encode(Version(VERSION)))
+    return json_reply(Version(VERSION))
 
 
 @router.get("/ping")
 @router.post("/ping")
 async def ping() -> Response:
     """Whether this process is alive, as hosting services ask."""
-    return json_reply(msgspec.json.encode(Pong()))
+    return json_reply(Pong())
 
 
 @router.get("/get_world_size")
 async def get_world_size() -> Response:
     """Return how many processes each hold a part of the model: TRL asks."""
-    return json_reply(msgspec.json.encode(WorldSize(1)))
+    return json_reply(WorldSize(1))

@@ -17,11 +17,11 @@ from server.routes.completions import Completions
 from server.routes.models import Models
 from server.text.chat_template import ChatTemplate
 from server.text.text import Text
-from server.text.tokenizer_files import chat_template as chat_template_source
+from server.text.tokenizer_files import chat_template
 
 
 class Services(NamedTuple):
-    """What answers requests for one model."""
+    """The list of models and the two endpoints that generate, for the model of one folder."""
 
     models: Models
     completions: Completions
@@ -31,21 +31,26 @@ class Services(NamedTuple):
 def services(
     client: EngineClient, text: Text, model_name: str, template: ChatTemplate | None
 ) -> Services:
-    """Wire them up; `template` stays the caller's to close."""
+    """Make the services of a model called `model_name`. The caller closes `template` itself."""
     models, responder = Models(model_name, text.model.n_ctx), Responder(client)
     completions = Completions(client, text, models, responder)
     chat = Chat(client, text, models, completions, template, responder)
     return Services(models, completions, chat)
 
 
+def template_of(folder: Path, text: Text, file: str = "") -> ChatTemplate | None:
+    """Start the chat template in `file`, or else of the folder; None if it has none. Raises
+    ConfigError and CheckpointError for one that cannot be read."""
+    source = chat_template(folder, file)
+    return None if source is None else ChatTemplate(source, text.special_tokens)
+
+
 @contextmanager
 def answering(
-    client: EngineClient, text: Text, folder: Path, model_name: str = "", chat_template: str = ""
+    client: EngineClient, text: Text, folder: Path, model_name: str = "", template_file: str = ""
 ) -> Iterator[tuple[Completions, Chat]]:
-    """Yield Completions and Chat for the block. Raises ConfigError and CheckpointError for a chat
-    template that cannot be read."""
-    source = chat_template_source(folder, chat_template)
-    template = None if source is None else ChatTemplate(source, text.special_tokens)
+    """Yield Completions and Chat for the block. Raises what `template_of` does."""
+    template = template_of(folder, text, template_file)
     try:
         found = services(client, text, model_name or folder.resolve().name, template)
         yield found.completions, found.chat

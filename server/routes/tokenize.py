@@ -54,14 +54,7 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> Conversation | None:
-        if self.messages is None:
-            return None
-        return Conversation(
-            messages=self.messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs or {},
-        )
+        return None if self.messages is None else Conversation.of(self)
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -109,43 +102,19 @@ class TokenizerInfo(msgspec.Struct):
     chat_template: str | None
 
 
-OPERATIONS = (
-    *(
-        Operation(
-            method="POST",
-            path=f"{root}/tokenize",
-            summary="The token ids of a text, of each of several, or of a chat.",
-            body=BodySchema(
-                kind=TokenizeRequest,
-                forms={"messages": MESSAGES_FORMS},
-            ),
-            reply=Tokenized,
-            errors=(404,),
-        )
-        for root in ("", "/v1")
-    ),
-    *(
-        Operation(
-            method="POST",
-            path=f"{root}/detokenize",
-            summary="The text of token ids.",
-            body=BodySchema(kind=DetokenizeRequest),
-            reply=Detokenized,
-            errors=(404,),
-        )
-        for root in ("", "/v1")
-    ),
-    *(
-        Operation(
-            method="GET",
-            path=f"{root}/tokenizer_info",
-            summary="What the tokenizer is; 404 for a model without one.",
-            reply=TokenizerInfo,
-            errors=(404,),
-        )
-        for root in ("", "/v1")
-    ),
-)
+OPERATIONS = tuple(
+    msgspec.structs.replace(one, path=root + one.path)
+    for one in (
+        Operation("POST", "/tokenize", "The token ids of a text, of each of several, or of a chat.",
+                  Tokenized, body=BodySchema(TokenizeRequest, {"messages": MESSAGES_FORMS}),
+                  errors=(404,)),
+        Operation("POST", "/detokenize", "The text of token ids.",
+                  Detokenized, body=BodySchema(DetokenizeRequest), errors=(404,)),
+        Operation("GET", "/tokenizer_info", "What the tokenizer is; 404 for a model without one.",
+                  TokenizerInfo, errors=(404,)),
+    )
+    for root in ("", "/v1")
+)  # fmt: skip
 
 
 class Tokenizing:
@@ -238,25 +207,17 @@ def routes(tokenizing: Tokenizing, max_body_bytes: int) -> APIRouter:
     @router.post("/v1/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
-
-        async def answer() -> Response:
-            return json_reply(msgspec.json.encode(await tokenizing.tokenize(body)))
-
-        return WhileConnected(answer)
+        return WhileConnected(lambda: tokenizing.tokenize(body))
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
-
-        async def answer() -> Response:
-            return json_reply(msgspec.json.encode(await tokenizing.detokenize(body)))
-
-        return WhileConnected(answer)
+        return WhileConnected(lambda: tokenizing.detokenize(body))
 
     @router.get("/tokenizer_info")
     @router.get("/v1/tokenizer_info")
     async def tokenizer_info() -> Response:
-        return json_reply(msgspec.json.encode(tokenizing.info()))
+        return json_reply(tokenizing.info())
 
     return router

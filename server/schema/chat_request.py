@@ -48,12 +48,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> Conversation:
-        return Conversation(
-            messages=self.messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs or {},
-        )
+        return Conversation.of(self)
 
     def check(self) -> None:
         super().check()

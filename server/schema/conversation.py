@@ -69,6 +69,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
 
+    @classmethod
+    def of(cls, request: Any) -> Conversation:
+        """Return the chat of a request, which has these fields too."""
+        given = {name: getattr(request, name) for name in cls.__struct_fields__}
+        return cls(**{**given, "chat_template_kwargs": request.chat_template_kwargs or {}})
+
     @property
     def adds_generation_prompt(self) -> bool:
         """Whether the prompt ends with the template's beginning of an answer."""

@@ -47,7 +47,7 @@ _EVERYWHERE = (401, 429, 500, 503)
 _HAVE_RETRY = (429, 503)
 
 
-class BodySchema(msgspec.Struct, frozen=True, kw_only=True):
+class BodySchema(msgspec.Struct, frozen=True):
     """A JSON request body, read as `server.schema.validation` does: null is the same as absent."""
 
     kind: type[msgspec.Struct]
@@ -57,7 +57,7 @@ class BodySchema(msgspec.Struct, frozen=True, kw_only=True):
     """Further fields that are accepted at these values only."""
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class Operation(msgspec.Struct, frozen=True):
     """One method of one path, as told to clients."""
 
     method: str

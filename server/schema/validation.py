@@ -170,7 +170,10 @@ def _convert(kind: type[Fields], name: str, value: Any) -> Any:
 
 @cache
 def allowed(hint: Any) -> str:
-    """What a field may be: the description in its annotation, or what type and range say."""
+    """Return in words which values a field may have, for error messages and the OpenAPI document.
+
+    That is the description in its annotation, or else its type and range.
+    """
     options = getattr(inspect.type_info(hint), "types", (inspect.type_info(hint),))
     kind = next(one for one in options if not isinstance(one, inspect.NoneType))
     if isinstance(kind, inspect.Metadata):

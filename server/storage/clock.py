@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +78,8 @@ class Clock:
             made.write_bytes(msgspec.json.encode(self._kept))
             made.rename(self._file)
         except OSError as error:
-            made.unlink(missing_ok=True)
+            with suppress(OSError):  # its folder may be none
+                made.unlink(missing_ok=True)
             log.warning("%s cannot be written: %s", self._file, error.strerror)
 
     def _read(self) -> _Kept:

@@ -148,7 +148,7 @@ class Database:
             raise
 
     def _opened(self) -> sqlite3.Connection:
-        """Connect to the newest database. Raises Damaged; StoreError for a newer program's."""
+        """Connect to the newest database. Raises DamagedDatabase; StoreError for a newer one."""
         newest = self._newest()
         if self._connection is not None and self._number == newest:
             return self._connection

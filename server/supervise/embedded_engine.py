@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Set
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -18,9 +19,10 @@ import msgspec
 
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError, EngineUnavailable
+from engine.errors import EngineUnavailable
+from engine.settings import build, read_settings
 from server.supervise.launch import child_environment, python_module
-from server.supervise.supervisor import Child
+from server.supervise.supervisor import FATAL_CODES, Child
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,35 @@ PRIVATE = frozenset(
 MAX_CRASHES = 10
 """Crashes in a row with nothing done in between after which the engine is given up: more than it
 takes to find a line that kills it."""
-_FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
 _LONGEST_PAUSE_S = 5.0
 _STOP_S = 10.0
 
 Result = TypeVar("Result")
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+
+def command_settings(
+    kind: type[Config],
+    argv: list[str],
+    name: str,
+    positional: str,
+    is_quiet: bool = True,
+    public: Set[str] = frozenset(),
+    short: Mapping[str, str] | None = None,
+) -> tuple[Config, EngineConfig]:
+    """Read the settings of `srm name` and of its engine, and log on standard error from now on.
+
+    A quiet engine logs warnings alone, unless told otherwise; settings in `public` may be given
+    though they are among PRIVATE. Raises ConfigError.
+    """
+    kinds, prog, private = (kind, EngineConfig), f"srm {name}", PRIVATE - public
+    given = read_settings(
+        kinds, argv, prog=prog, private=private, positional=positional, short=short
+    )
+    config, quiet = build(kind, given), {"log_level": "warning"} if is_quiet else {}
+    engine = build(EngineConfig, {**quiet, **given})
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    return config, engine
 
 
 async def with_engine(
@@ -90,7 +116,7 @@ async def _keep(child: Child, progress: Callable[[], int]) -> int:
         code = await child.run_once()
         crashes = 1 if progress() > done else crashes + 1
         done = progress()
-        if code in _FATAL_CODES:
+        if code in FATAL_CODES:
             return code
         if crashes == MAX_CRASHES:
             log.error("the engine ended %d times with nothing done in between", crashes)
@@ -102,7 +128,7 @@ async def _keep(child: Child, progress: Callable[[], int]) -> int:
 
 def _ended(code: int) -> EngineUnavailable:
     # The engine itself has reported errors in settings and files: nothing is added to that.
-    said = "" if code in _FATAL_CODES else f"the engine process ended, exit code {code}"
+    said = "" if code in FATAL_CODES else f"the engine process ended, exit code {code}"
     error = EngineUnavailable(said)
     error.exit_code = code if code > 0 else 1
     return error

@@ -27,7 +27,7 @@ from engine.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
-_FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
+FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
 """Exit codes after which a restart would end in the same way."""
 _MAX_FAILURES = 6
 """Crashes in a row, each before the child came to work, after which we give up."""
@@ -73,10 +73,10 @@ class Child:
                 log.error("%s cannot be started: %s", self.name, error)
                 code = 1
             failures = 0 if self._has_worked(code, time.monotonic() - started) else failures + 1
-            if code in _FATAL_CODES or failures >= _MAX_FAILURES:
+            if code in FATAL_CODES or failures >= _MAX_FAILURES:
                 why = f"{self.name} ended {max(failures, 1)} times (exit code {code})"
                 if self.why_away is None:
-                    if code in _FATAL_CODES:
+                    if code in FATAL_CODES:
                         return code
                     log.error("%s: giving up", why)
                     return 1

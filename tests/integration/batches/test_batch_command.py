@@ -26,7 +26,7 @@ from engine.errors import ConfigError
 from server.commands.batch import main
 from server.commands.compression import CODECS
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
-from tests.serving import ROOT
+from tests.serving import ROOT, wait_until
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
 Record = dict[str, Any]
@@ -206,10 +206,7 @@ def test_lines_that_fail_are_named_and_do_not_stop_the_others(
 
 
 def wait_for(output: Path, size: int = 1) -> None:
-    deadline = time.monotonic() + 60
-    while not (output.exists() and output.stat().st_size >= size):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: output.exists() and output.stat().st_size >= size)
 
 
 def endless(count: int) -> bytes:
@@ -351,29 +348,19 @@ def test_what_cannot_be_is_refused_before_the_engine_starts(
     source.write_bytes(as_jsonl(LINES))
     lines = [*expected.values()]
     output.write_bytes(b"\n".join(lines[:5]) + b"\n")
-    foreign, broken = tmp_path / "notes.txt", tmp_path / "cut.jsonl.gz"
-    for path in (foreign, tmp_path / "no.parquet"):
-        path.write_text("do not lose me")
+    broken = tmp_path / "cut.jsonl.gz"
+    (tmp_path / "no.parquet").write_text("a text without rows")
     broken.write_bytes(gzip.compress(as_jsonl(LINES))[:60])
     other = tmp_path / "other.jsonl"
     other.write_bytes(as_jsonl(LINES[1:]))
-    twice = tmp_path / "twice.jsonl"
-    twice.write_bytes(lines[0] + b"\n" + lines[0] + b"\n")
     for flags, message in (
         (("nowhere.jsonl",), "input = nowhere.jsonl: No such file"),
         ((str(source), "-o", str(source)), "output = .* is the input, and would be lost"),
         ((str(source), "-o", str(tmp_path)), "Is a directory"),
         ((str(source), "-o", str(output)), "out.jsonl is there already: --resume goes on"),
         ((str(source), "--resume"), "resume needs an output that is a file"),
-        ((str(source), "-o", str(output), "--resume", "--seed=1"), "of another input, model"),
         ((str(other), "-o", str(output), "--resume"), "of another input, model"),
-        ((str(source), "-o", str(output), "--resume", "--shard=2/2"), "is not of shard = 2/2"),
-        (
-            (str(source), "-o", str(output), "--resume", "--served-model-name=other"),
-            "of another input, model, served_model_name",
-        ),
-        ((str(source), "-o", str(foreign), "--resume"), "it begins with 'do not lose me'"),
-        ((str(source), "-o", str(twice), "--resume"), "line . has two results"),
+        ((str(source), "-o", str(output), "--resume", "--seed=1"), "of another input, model"),
         ((str(source), "--shard=0/3"), "shard must be i/k with 1 ≤ i ≤ k, got '0/3'"),
         ((str(source), "--shard=2"), "shard must be i/k"),
         ((str(source), "--seed=-1"), "seed must be 0"),
@@ -383,5 +370,4 @@ def test_what_cannot_be_is_refused_before_the_engine_starts(
     ):
         with pytest.raises(ConfigError, match=message):
             run(text_model, *flags)
-    assert foreign.read_text() == "do not lose me"
     assert output.read_bytes() == b"\n".join(lines[:5]) + b"\n"

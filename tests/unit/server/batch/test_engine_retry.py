@@ -5,38 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 
+from engine import errors
 from engine.client.client import EngineClient
-from engine.errors import (
-    EngineUnavailable,
-    IdInUse,
-    InvalidRequest,
-    NotFinite,
-    Overloaded,
-    StepFailed,
-)
+from engine.errors import EngineUnavailable, NotFinite, StepFailed
 from server.batch import engine_retry
 from server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, EngineRetry
+
+READY = SimpleNamespace(state="ready")
 
 
 class Engine:
     """As much of a client as is looked at; it comes back a moment after each death."""
 
-    def __init__(self) -> None:
-        self.status: Any = SimpleNamespace(state="ready")
-        self.losses = 0
-        self.is_closed = False
+    status: Any = READY
+    losses = 0
+    is_closed = False
 
     def go(self) -> None:
         self.losses += 1
         self.status = None
-        asyncio.get_running_loop().call_later(0.001, self._come_back)
+        asyncio.get_running_loop().call_later(0.001, setattr, self, "status", READY)
 
-    def _come_back(self) -> None:
-        self.status = SimpleNamespace(state="ready")
+    def die(self) -> NoReturn:
+        """In the middle of a request."""
+        self.go()
+        raise EngineUnavailable("gone")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +68,7 @@ async def test_an_engine_that_is_not_there_is_waited_for(engine: Engine, answer:
     task = asyncio.create_task(answer(ask))
     for _ in range(20):
         await asyncio.sleep(0.001)
-    engine.status = SimpleNamespace(state="ready")
+    engine.status = READY
     assert await task == 5 and states == ["ready"]
 
 
@@ -79,21 +76,21 @@ async def test_an_engine_that_is_not_there_is_waited_for(engine: Engine, answer:
     ("error", "times", "is_raised"),
     [
         (EngineUnavailable("drains"), 3, False),
-        (Overloaded("full"), 3, False),
-        (IdInUse("used"), 3, False),
+        (errors.Overloaded("full"), 3, False),
+        (errors.IdInUse("used"), 3, False),
         (NotFinite("step"), MAX_BREAKS - 1, False),
         (NotFinite("step"), MAX_BREAKS, True),
-        (InvalidRequest("n", "n"), 1, True),
+        (errors.InvalidRequest("n", "n"), 1, True),
     ],
 )
 async def test_what_passes_is_tried_again(
     answer: Answer, error: Exception, times: int, is_raised: bool
 ) -> None:
-    errors = [error] * times
+    met = [error] * times
 
     async def ask() -> int:
-        if errors:
-            raise errors.pop()
+        if met:
+            raise met.pop()
         return 5
 
     if is_raised:
@@ -101,7 +98,7 @@ async def test_what_passes_is_tried_again(
             await answer(ask)
     else:
         assert await answer(ask) == 5
-    assert not errors
+    assert not met
 
 
 async def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along(
@@ -113,8 +110,7 @@ async def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along(
     async def poison() -> int:
         alone.append(flying == 0)
         await asyncio.sleep(0.001)
-        engine.go()
-        raise EngineUnavailable("gone")
+        engine.die()
 
     async def victim() -> int:
         nonlocal flying
@@ -139,8 +135,7 @@ async def test_the_line_that_kills_the_engine_is_found_and_takes_no_other_along(
 async def test_a_line_that_survives_alone_is_answered(engine: Engine, answer: Answer) -> None:
     async def ask() -> int:
         if engine.losses < MAX_DEATHS:
-            engine.go()
-            raise EngineUnavailable("gone")
+            engine.die()
         return 5
 
     assert await answer(ask) == 5
@@ -167,11 +162,10 @@ async def test_a_line_is_answered_however_often_another_request_kills_the_engine
         asked += 1
         if asked == 5 * (MAX_DEATHS + MAX_ALONE):
             return 5
-        if how is StepFailed:  # its last words come before it is gone
-            asyncio.get_running_loop().call_soon(engine.go)
-        else:
-            engine.go()
-        raise how("gone")
+        if how is EngineUnavailable:
+            engine.die()
+        asyncio.get_running_loop().call_soon(engine.go)  # its last words come before it is gone
+        raise StepFailed("gone")
 
     monkeypatch.setattr(EngineRetry, "_watch", watch)
     assert await answer(ask) == 5
@@ -198,8 +192,7 @@ async def test_a_stop_while_a_line_is_tried_alone_is_no_answer_to_it(
 
     async def ask() -> int:
         if engine.losses < MAX_DEATHS:
-            engine.go()
-            raise EngineUnavailable("gone")
+            engine.die()
         is_alone.set()
         while not engine.is_closed:
             await asyncio.sleep(0)

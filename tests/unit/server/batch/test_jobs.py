@@ -15,7 +15,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from engine.client.client import EngineClient
 from engine.tasks import task_group
 from server.batch import jobs
 from server.batch.engine_retry import EngineRetry
@@ -26,7 +25,6 @@ from server.config import ServerConfig
 from server.generation.request_owner import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
-from server.storage.store import Store
 from tests.chaos.jobs import completion_line, results, submit
 
 
@@ -50,15 +48,12 @@ class Here(Jobs):
     def __init__(self, folder: Path, model_id: str = "mine") -> None:
         super().__init__(ServerConfig(data_dir=str(folder), batch_fsync_s=0, model_id=model_id))
         self.model = Model()
-        status = SimpleNamespace(state="ready", num_slots=8, max_waiting=100)
-        client = cast(EngineClient, SimpleNamespace(status=status, losses=0, is_closed=False))
+        self.status = SimpleNamespace(state="ready", num_slots=8, max_waiting=100)
+        client: Any = SimpleNamespace(status=self.status, losses=0, is_closed=False)
+        answerers = {"/v1/completions": self.model}
         self._answering = cast(
             BatchServices,
-            SimpleNamespace(
-                client=client,
-                answerers={"/v1/completions": self.model},
-                sending=EngineRetry(client),
-            ),
+            SimpleNamespace(client=client, answerers=answerers, sending=EngineRetry(client)),
         )
 
     async def look(self) -> None:
@@ -73,10 +68,19 @@ class Here(Jobs):
     async def until_ended(self) -> None:
         await self.until(lambda: not self._store.runnable_batches())
 
+    async def until_asked(self, count: int = 1) -> None:
+        await self.until(lambda: len(self.model.asked) >= count)
+
     def found(self, batch: BatchRecord) -> BatchRecord:
         record = self._store.get_batch(batch.id)
         assert record is not None
         return record
+
+    def failed(self, batch: BatchRecord) -> list[tuple[str, str]]:
+        """Codes and messages of the errors with which it failed."""
+        record = self.found(batch)
+        assert record.status == "failed"
+        return [(error.code, error.message) for error in record.errors or ()]
 
 
 @asynccontextmanager
@@ -102,23 +106,6 @@ def lines(count: int, **body: Any) -> list[dict[str, Any]]:
     return [completion_line(number, **body) for number in range(count)]
 
 
-def in_the_way(folder: Path, batch: BatchRecord) -> tuple[Path, bytes]:
-    """Put something that cannot be read in the place of a batch's input."""
-    path = Store(folder).path_of(batch.input_file_id)
-    data = path.read_bytes()
-    path.unlink()
-    path.mkdir()
-    return path, data
-
-
-async def test_stored_weights_whose_quotient_is_nothing(here: Here, tmp_path: Path) -> None:
-    batches = [submit(tmp_path, lines(20), weight=weight) for weight in (1000.0, 5e-324, -1.0)]
-    await here.until_ended()
-    for batch in batches:
-        record = here.found(batch)
-        assert (record.status, record.completed) == ("completed", 20)
-
-
 async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,51 +122,47 @@ async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
     monkeypatch.setattr(BatchJob, "_complete", fail)
     async with running(tmp_path) as here:
         await here.until_ended()
-    record = here.found(poisoned)
     assert tries == MAX_FAILURES
-    assert record.status == "failed" and record.errors is not None
-    assert [(error.code, error.message) for error in record.errors] == [
-        ("internal_error", "it could not be run: KeyError: 'a bug of ours'")
-    ]
-    assert len(results(tmp_path, record)["output"]) == 3  # what had been answered is not lost
+    message = "it could not be run: KeyError: 'a bug of ours'"
+    assert here.failed(poisoned) == [("internal_error", message)]
+    answered = results(tmp_path, here.found(poisoned))
+    assert len(answered["output"]) == 3, "what had been answered is not lost"
     assert here.found(good).status == "completed"
 
 
-async def test_a_batch_whose_files_cannot_be_read_for_a_while_completes(
+async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_over(
     here: Here, tmp_path: Path
 ) -> None:
-    batch = submit(tmp_path, lines(3))
-    path, data = in_the_way(tmp_path, batch)
-    await here.until(lambda: here._failures[batch.id] > MAX_FAILURES)
-    path.rmdir()
-    path.write_bytes(data)
+    gone, late, back = (submit(tmp_path, lines(3), **some) for some in ({}, {"expires_at": 1}, {}))
+    path_of, aside = here._store.path_of, tmp_path / "aside"
+    path_of(gone.input_file_id).unlink()
+    path_of(late.input_file_id).unlink()
+    path_of(late.input_file_id).mkdir()
+    path_of(back.input_file_id).rename(aside)
+    path_of(back.input_file_id).mkdir()
+    await here.until(lambda: here._failures[back.id] > MAX_FAILURES)
+    assert here.failed(gone) == [("input_file_missing", "the input file is gone")]
+    assert here.failed(late) == [("internal_error", "it could not be run: Is a directory")]
+    path_of(back.input_file_id).rmdir()
+    aside.rename(path_of(back.input_file_id))
     await here.until_ended()
-    assert here.found(batch).status == "completed"
-
-
-async def test_a_batch_whose_files_are_gone_or_unreadable_until_its_time_is_over_fails(
-    here: Here, tmp_path: Path
-) -> None:
-    gone, late = submit(tmp_path, lines(3)), submit(tmp_path, lines(3), expires_at=1)
-    here._store.path_of(gone.input_file_id).unlink()
-    in_the_way(tmp_path, late)
-    await here.until_ended()
-    for batch, code, message in (
-        (gone, "input_file_missing", "the input file is gone"),
-        (late, "internal_error", "it could not be run: Is a directory"),
-    ):
-        record = here.found(batch)
-        assert record.status == "failed" and record.errors is not None
-        assert [(error.code, error.message) for error in record.errors] == [(code, message)]
+    assert here.found(back).status == "completed"
 
 
 def test_owners_have_equal_parts_and_their_batches_share_them_by_weight(tmp_path: Path) -> None:
     one = submit(tmp_path, lines(1))
-    records = [
-        msgspec.structs.replace(one, id=id, owner=owner, weight=weight)
-        for id, owner, weight in (("a", "x", 1), ("b", "x", 3), ("c", "y", 5), ("d", "z", 1e9))
-    ]
-    assert jobs._weights(records) == {"a": 0.25, "b": 0.75, "c": 1.0, "d": 1.0}
+
+    def weights(*given: tuple[str, float]) -> list[float]:
+        """Of batches of these owners and weights."""
+        batches = [
+            msgspec.structs.replace(one, id=str(number), owner=owner, weight=weight)
+            for number, (owner, weight) in enumerate(given)
+        ]
+        return [*jobs._weights(batches).values()]
+
+    assert weights(("x", 1), ("x", 3), ("y", 5), ("z", 1e9)) == [0.25, 0.75, 1.0, 1.0]
+    # As earlier versions stored them: a quotient that is nothing would be divided by.
+    assert all(weight > 1e-9 for weight in weights(("x", 1000.0), ("x", 5e-324), ("x", -1.0)))
 
 
 async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
@@ -188,7 +171,7 @@ async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
     """Its lines need no room any more."""
     here.model.may_answer.clear()
     first = submit(tmp_path, lines(20), priority=1)
-    await here.until(lambda: len(here.model.asked) == 8)
+    await here.until_asked(8)
     second = submit(tmp_path, lines(20))
     await here.until(lambda: here.found(second).status == "in_progress")
     here._store.change_batch(second.id, "in_progress", status="cancelling")
@@ -203,8 +186,7 @@ async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
 async def test_half_of_the_engines_queue_is_left_to_those_who_ask_over_http(
     here: Here, tmp_path: Path, max_waiting: int, most: int
 ) -> None:
-    assert here._answering is not None
-    cast(Any, here._answering.client.status).max_waiting = max_waiting
+    here.status.max_waiting = max_waiting
     here.model.may_answer.clear()
     submit(tmp_path, lines(100, n=1))
     await here.until(lambda: here._room._waiting)
@@ -294,7 +276,7 @@ async def test_a_jump_of_the_wall_clock_expires_no_batch_and_deletes_no_file(
     here._clock = Clock(tmp_path / "clock.json", lambda: wall)
     here.model.may_answer.clear()
     batch = submit(tmp_path, lines(20))
-    await here.until(lambda: here.model.asked)
+    await here.until_asked()
     wall += 1e9
     assert not here._running[batch.id].is_late
     assert here._store.expire(int(here._clock.now())) == 0

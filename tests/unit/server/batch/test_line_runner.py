@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,20 +25,20 @@ from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
 from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
 from server.batch.part_file import PartFile
-from server.batch.result_files import LineSet, ResultCounts, ResultFiles
+from server.batch.result_files import ResultCounts, ResultFiles
 from server.generation.request_owner import RequestOwner
+from tests.engines.served_engine import until
 
 JOB = "batch_ab"
 
 
-def raw_line(number: int, **body: Any) -> RawLine:
-    line = {
-        "custom_id": f"line {number}",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {"number": number, **body},
-    }
-    return number, json.dumps(line).encode()
+def raw_lines(count: int, **body: Any) -> list[RawLine]:
+    """From number 1 on."""
+    line = {"method": "POST", "url": "/v1/completions"}
+    return [
+        (i, json.dumps({**line, "custom_id": f"line {i}", "body": {"number": i, **body}}).encode())
+        for i in range(1, count + 1)
+    ]
 
 
 class Model:
@@ -46,7 +47,7 @@ class Model:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.flying = self.most_flying = 0
-        self.meet: Callable[[int], Awaitable[Any]] | None = None
+        self.meet: Callable[[int], Awaitable[Any]] = lambda _: asyncio.sleep(0)
         """What happens to the line of a number."""
 
     async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
@@ -56,15 +57,14 @@ class Model:
         self.most_flying = max(self.flying, self.most_flying)
         try:
             await asyncio.sleep(0)
-            if self.meet is not None:
-                await self.meet(number)
+            await self.meet(number)
             return body
         finally:
             self.flying -= 1
 
 
 class Job:
-    """One run of a job in a folder."""
+    """One run of a job in a folder; its room is free again at the end."""
 
     def __init__(self, folder: Path, lines: list[RawLine], size: int = 8) -> None:
         self.model = Model()
@@ -98,6 +98,7 @@ class Job:
             await asyncio.wait_for(self.runner.run(), 120)
         finally:
             self.results.close()
+            assert (self.room.lines, self.room._sequences) == (0, 0)
 
     @asynccontextmanager
     async def running(self, meet: Callable[[int], Awaitable[Any]]) -> AsyncIterator[None]:
@@ -108,16 +109,12 @@ class Job:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    def records(self, is_failed: bool = False) -> dict[str, Any]:
+    def records(self, is_failed: bool = False) -> dict[int, Any]:
         path = self.errors if is_failed else self.output
         found = [json.loads(line) for line in path.read_bytes().splitlines()]
-        by_id = {record["custom_id"]: record for record in found}
-        assert len(by_id) == len(found), "an id is there twice"
-        return by_id
-
-
-def numbers(records: dict[str, Any]) -> list[int]:
-    return sorted(int(id.removeprefix("line ")) for id in records)
+        by_number = {int(record["id"].rpartition("_")[2]): record for record in found}
+        assert len(by_number) == len(found), "an id is there twice"
+        return by_number
 
 
 @pytest.mark.parametrize(
@@ -129,49 +126,35 @@ async def test_every_line_is_answered_once_in_a_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], max_flying: int
 ) -> None:
     monkeypatch.setattr(line_runner, "MAX_FLYING_BYTES", 3 * 440)
-    job = Job(tmp_path, [raw_line(number, **body) for number in range(1, 101)])
+    job = Job(tmp_path, raw_lines(100, **body))
     await job.run()
-    assert numbers(job.records()) == list(range(1, 101))
+    assert sorted(job.records()) == list(range(1, 101))
     assert job.results.counts.completed == 100
     assert max_flying // 2 < job.model.most_flying <= max_flying
-    assert (job.room.lines, job.room._sequences) == (0, 0)
 
 
 async def test_it_reads_no_further_than_there_is_room(tmp_path: Path) -> None:
-    job = Job(tmp_path, [raw_line(number) for number in range(1, 1001)])
+    job = Job(tmp_path, raw_lines(1000))
     async with job.running(lambda _: asyncio.Event().wait()):
-        while job.model.flying < 8:
-            await asyncio.sleep(0.001)
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+        await until(lambda: job.model.flying == 8)
+        await asyncio.sleep(0.02)
         assert job.read <= 10
 
 
 async def test_what_fails_is_in_the_error_file(tmp_path: Path) -> None:
-    async def meet(number: int) -> None:
-        if number == 3:
-            raise InvalidRequest("n", "n")
-        if number == 4:
-            raise NotFinite("no numbers")
-        if number == 5:
-            raise ZeroDivisionError  # a bug of ours
+    fails = {3: InvalidRequest("n", "n"), 4: NotFinite("no numbers"), 5: ZeroDivisionError()}
 
-    job = Job(tmp_path, [*(raw_line(number) for number in range(1, 11)), (11, b"{"), (12, None)])
+    async def meet(number: int) -> None:
+        if number in fails:
+            raise fails[number]
+
+    job = Job(tmp_path, [*raw_lines(10), (11, b"{"), (12, None)])
     job.model.meet = meet
     await job.run()
-    failed = {
-        record["id"]: record["response"]["status_code"]
-        if record["response"]
-        else record["error"]["code"]
-        for record in map(json.loads, job.errors.read_bytes().splitlines())
-    }
-    assert failed == {
-        "batch_req_ab_3": 400,
-        "batch_req_ab_4": "step_failed",
-        "batch_req_ab_5": 500,
-        "batch_req_ab_11": "invalid_json_line",
-        "batch_req_ab_12": "line_too_long",
-    }
+    assert {
+        number: record["response"]["status_code"] if record["response"] else record["error"]["code"]
+        for number, record in job.records(is_failed=True).items()
+    } == {3: 400, 4: "step_failed", 5: 500, 11: "invalid_json_line", 12: "line_too_long"}
     assert (job.results.counts.completed, job.results.counts.failed) == (7, 5)
 
 
@@ -183,39 +166,35 @@ async def test_a_run_that_is_cut_off_anywhere_is_gone_on_with(
     tmp_path: Path, first: int, tail: bytes
 ) -> None:
     """At any line, with the end of the file damaged in any way."""
-    lines = [raw_line(number) for number in range(1, 41)]
+    lines = raw_lines(40)
     job = Job(tmp_path, lines)
     async with job.running(lambda number: asyncio.sleep(60 if number > first else 0)):
-        while len(job.model.asked) < first:
-            await asyncio.sleep(0.001)
-    with (tmp_path / "output").open("ab") as file:
+        await until(lambda: len(job.model.asked) >= first)
+    with job.output.open("ab") as file:
         file.write(tail)
-    before = set(numbers(Job(tmp_path, lines).records()))
+    before = set(Job(tmp_path, lines).records())
     job = Job(tmp_path, lines)
     await job.run()
-    assert numbers(job.records()) == list(range(1, 41))
+    assert sorted(job.records()) == list(range(1, 41))
     assert before or not first
     assert before.isdisjoint(job.model.asked)
     assert job.results.counts.completed == 40
 
 
 async def test_what_is_ended_is_told_of_every_line_that_is_left(tmp_path: Path) -> None:
-    job = Job(tmp_path, [raw_line(number) for number in range(1, 101)])
+    job = Job(tmp_path, raw_lines(100))
     job.model.meet = lambda number: asyncio.sleep(60 if number > 20 else 0)
     task = asyncio.create_task(job.run())
-    while job.model.flying < 8 or len(job.model.asked) < 28:
-        await asyncio.sleep(0.001)
+    await until(lambda: job.model.flying == 8 and len(job.model.asked) >= 28)
     assert job.runner.ended_with == ""
     job.runner.end("batch_cancelled", "it was")
     await task
-    assert numbers(job.records()) == list(range(1, 21))
-    assert numbers(job.records(is_failed=True)) == list(range(21, 101))
-    record = job.records(is_failed=True)["line 21"]
-    assert (record["response"], record["error"]["code"]) == (None, "batch_cancelled")
-    assert job.runner.ended_with == "batch_cancelled"
-    assert (job.room.lines, job.room._sequences) == (0, 0)
-    again = ResultFiles(PartFile(job.output), PartFile(job.errors), 0)
-    again.recover()
+    assert sorted(job.records()) == list(range(1, 21))
+    given_up = job.records(is_failed=True)
+    assert sorted(given_up) == list(range(21, 101))
+    assert given_up[21]["response"] is None
+    assert given_up[21]["error"]["code"] == job.runner.ended_with == "batch_cancelled"
+    again = Job(tmp_path, []).results
     assert again.codes == {"", "batch_cancelled"}
     assert again.counts == ResultCounts(20, 80)
     again.close()
@@ -224,7 +203,7 @@ async def test_what_is_ended_is_told_of_every_line_that_is_left(tmp_path: Path) 
 async def test_a_line_that_is_given_up_before_its_task_began_has_its_result_and_its_room_back(
     tmp_path: Path,
 ) -> None:
-    job = Job(tmp_path, [raw_line(number) for number in range(1, 21)])
+    job = Job(tmp_path, raw_lines(20))
 
     def parse(raw: bytes | None, number: int) -> Any:
         if number == 5:  # the tasks of lines before it were made, and are to run before this
@@ -234,35 +213,30 @@ async def test_a_line_that_is_given_up_before_its_task_began_has_its_result_and_
     job.runner.parse = parse
     await job.run()
     assert 5 not in job.model.asked
-    assert numbers(job.records(is_failed=True)) == list(range(1, 21))
+    assert sorted(job.records(is_failed=True)) == list(range(1, 21))
     assert job.runner.ended_with == "batch_cancelled"
-    assert (job.room.lines, job.room._sequences) == (0, 0)
 
 
-@pytest.mark.parametrize("of", ["input", "results"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyError("a bug")])
 async def test_a_bug_or_an_input_that_cannot_be_read_ends_the_job_and_takes_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Rather than have it wait for ever."""
     job = Job(tmp_path, [])
 
     def source() -> Iterator[list[RawLine]]:
-        yield [raw_line(number) for number in range(1, 6)]
-        if of == "input":
-            raise OSError(errno.EIO, "Input/output error")
-
-    def fail() -> None:
-        raise KeyError("a bug of ours")
+        yield raw_lines(5)
+        if isinstance(error, OSError):
+            raise error
 
     job.runner.source = source()
-    if of == "input":
+    if isinstance(error, OSError):
         job.model.meet = lambda _: asyncio.Event().wait()
     else:
-        monkeypatch.setattr(job.results, "_sync", fail)
+        monkeypatch.setattr(job.results, "_sync", Mock(side_effect=error))
         monkeypatch.setattr(job.results, "close", lambda: None)
-    with pytest.raises(OSError if of == "input" else KeyError):
+    with pytest.raises(type(error)):
         await job.run()
-    assert (job.room.lines, job.room._sequences) == (0, 0)
 
 
 async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
@@ -271,34 +245,19 @@ async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
     monkeypatch.setattr(result_files, "MAX_PENDING_BYTES", 3000)
     monkeypatch.setattr(result_files, "_RETRY_S", 0.01)
     caplog.set_level(logging.INFO)
-    real, is_full = os.pwrite, True
-
-    def pwrite(fd: int, data: Any, offset: int) -> int:
-        if is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(fd, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    failures = metrics.BATCH_JOURNAL_ERRORS._value.get()
-    job = Job(tmp_path, [raw_line(number) for number in range(1, 201)])
-    task = asyncio.create_task(job.run())
-    while metrics.BATCH_JOURNAL_ERRORS._value.get() < failures + 3 or job.model.flying:
-        await asyncio.sleep(0.01)
-    assert job.results.trouble == "No space left on device"
-    assert job.results.counts == ResultCounts()  # nothing counts before it is on the disk
-    assert len(job.model.asked) < 50  # what waits in memory is bounded
-    is_full = False
+    failures = metrics.BATCH_JOURNAL_ERRORS._value
+    before = failures.get()
+    job = Job(tmp_path, raw_lines(200))
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        task = asyncio.create_task(job.run())
+        await until(lambda: failures.get() >= before + 3 and not job.model.flying)
+        assert job.results.trouble == "No space left"
+        assert job.results.counts == ResultCounts(), "nothing counts before it is on the disk"
+        assert len(job.model.asked) < 50, "what waits in memory is bounded"
     await task
-    assert numbers(job.records()) == list(range(1, 201))
+    assert sorted(job.records()) == list(range(1, 201))
     assert len(job.model.asked) == 200
     assert job.results.trouble == ""
     said = [message for message in caplog.messages if "written" in message]
     assert ["No space left" in message for message in said] == [True, False]
-
-
-def test_a_set_of_lines_is_a_bit_each() -> None:
-    lines = LineSet()
-    for number in (1, 8, 9, 100_000):
-        lines.add(number)
-    assert [number for number in range(100_100) if number in lines] == [1, 8, 9, 100_000]
-    assert len(lines._bits) < 17_000

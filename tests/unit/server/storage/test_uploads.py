@@ -6,7 +6,7 @@ import errno
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -54,11 +54,11 @@ def test_a_form_is_the_same_however_it_is_cut(
     parts = [part("file", data, "a b.jsonl"), part("purpose", b"batch")]
     body = form(*parts if is_file_first else reversed(parts))
     one = UploadForm(KIND, NAMES)
-    found, at, turn = b"", 0, 0
-    while at < len(body):
-        size = sizes[turn % len(sizes)]
-        found += b"".join(one.feed(body[at : at + size]))
-        at, turn = at + size, turn + 1
+    found, turns = b"", cycle(sizes)
+    while body:
+        size = next(turns)
+        found += b"".join(one.feed(body[:size]))
+        body = body[size:]
     assert one.finish() == "a b.jsonl"
     assert (found, one.fields) == (data, {"purpose": "batch"})
 
@@ -81,17 +81,17 @@ WRONG: list[tuple[str, bytes, str | None, str]] = [
 ]
 
 
-def read(kind: str, body: bytes) -> str:
-    one = UploadForm(kind, NAMES)
-    one.feed(body)
-    return one.finish()
+@pytest.mark.parametrize(("kind", "body", "param", "message"), WRONG)
+def test_what_is_wrong_with_a_form_is_said(
+    kind: str, body: bytes, param: str | None, message: str
+) -> None:
+    def read() -> str:
+        one = UploadForm(kind, NAMES)
+        one.feed(body)
+        return one.finish()
 
-
-def test_what_is_wrong_with_a_form_is_said() -> None:
-    for kind, body, param, message in WRONG:
-        error = refusal(read, kind, body)
-        assert error.param == param
-        assert message in error.message
+    error = refusal(read)
+    assert error.param == param and message in error.message
 
 
 # The same through the routes, in this process, so that the disk can be made to fail
@@ -129,32 +129,30 @@ async def test_a_disk_that_fails_is_said_and_nothing_is_left(
     assert len((await http.get("/v1/files")).json()["data"]) == 1
 
 
-async def test_a_folder_that_cannot_be_written_is_said(served: Served) -> None:
-    async with served(data_dir="/sys/srm") as http:
+@pytest.mark.parametrize(
+    ("folder", "why", "num_bytes"),
+    [("/sys/srm", "cannot be written", "0.0"), ("/proc/version", "failed: Not a directory", "NaN")],
+)
+async def test_a_folder_that_cannot_be_is_said_and_metrics_do_without(
+    served: Served, folder: str, why: str, num_bytes: str
+) -> None:
+    async with served(data_dir=folder) as http:
         reply = await send(http)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
-        assert "/sys/srm cannot be written" in reply.json()["error"]["message"]
-        assert (await http.get("/v1/files")).json()["data"] == []
-        assert "srm_files_bytes 0.0" in (await http.get("/metrics")).text
-
-
-async def test_metrics_do_without_a_store_that_does_not_work(
-    http: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    (tmp_path / "data").write_bytes(b"no folder")
-    text = (await http.get("/metrics")).text
-    assert "srm_files_bytes NaN" in text
-    assert 'srm_batches{status="validating"} NaN' in text
+        assert f"{folder} {why}" in reply.json()["error"]["message"]
+        text = (await http.get("/metrics")).text
+        assert f"srm_files_bytes {num_bytes}" in text
+        assert f'srm_batches{{status="validating"}} {num_bytes}' in text
 
 
 async def test_uploads_leave_some_of_the_disk_and_are_so_many_at_once(
     http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "LEAST_FREE_BYTES", 2**62)
-    reply = await send(http)
-    assert (reply.status_code, reply.headers["x-should-retry"]) == (507, "false")
-    assert names_in(tmp_path) == []
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "LEAST_FREE_BYTES", 2**62)
+        reply = await send(http)
+        assert (reply.status_code, reply.headers["x-should-retry"]) == (507, "false")
+        assert names_in(tmp_path) == []
     monkeypatch.setattr(uploads, "MAX_UPLOADS", 2)
     for _ in range(3):  # each gives its place back
         assert (await send(http)).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -109,11 +110,6 @@ def test_a_model_of_another_library_is_said_to_be_none_once(
         )
 
 
-def test_the_startup_line_asks_what_the_model_can_answer() -> None:
-    """It asked "Once upon a time"."""
-    assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("host", "told"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("localhost", "localhost")]
 )
@@ -121,15 +117,13 @@ async def test_the_page_is_said_to_be_where_it_is(
     host: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With an admin_port the page is there alone, and the line named the other."""
-
-    async def is_ready(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(launch, "_is_ready", is_ready)
+    monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
     with listen(host, 0) as public, listen("127.0.0.1", 0) as admin:
         page = launch.url_of("127.0.0.1", admin)
-        await launch.announce("m", launch.url_of(host, public), page, "[0]")
+        await launch.announce("m", launch.url_of(host, public), page, QUESTION)
         said = capsys.readouterr().out
+        assert f'"prompt": {QUESTION},' in said
+        assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text(), "asks what it knows"
         assert f"Serving m on http://{told}:{public.getsockname()[1]}\n" in said
         assert f"watch and try it: http://127.0.0.1:{admin.getsockname()[1]}/ " in said
 

@@ -7,9 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -18,6 +17,7 @@ from engine.errors import EngineUnavailable
 from server.http.request_middleware import RequestMiddleware
 from server.http.responses import EventStream
 from server.supervise.supervisor import Child, Supervisor
+from tests.engines.served_engine import until
 
 GET: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
 
@@ -65,12 +65,6 @@ async def test_a_stream_that_is_broken_off_is_not_logged_as_answered(
     (fields,) = (vars(one)["fields"] for one in caplog.records if one.message == "answered")
     assert fields["status"] == status
     assert b'"error":' in b"".join(streamed.sent)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_stop_says_what_is_waited_for_and_a_second_signal_leaves_at_once(

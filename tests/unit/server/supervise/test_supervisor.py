@@ -10,13 +10,17 @@ import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
+from unittest.mock import AsyncMock
 
+import psutil
 import pytest
 
 from server.supervise import embedded_engine, supervisor
 from server.supervise.embedded_engine import MAX_CRASHES
 from server.supervise.supervisor import Child
+from tests.engines.served_engine import until
 
 BEATING = """
 import os, sys, time
@@ -52,12 +56,11 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeChild:
 
 async def started(child: Child, other_than: int = 0) -> int:
     """The process id of a child that beats, once it does."""
-    assert child.heartbeat is not None
-    async with asyncio.timeout(120):
-        while child.process is None or child.process.pid == other_than:
-            await asyncio.sleep(0.01)
-        while not child.heartbeat.exists():
-            await asyncio.sleep(0.01)
+    heartbeat = child.heartbeat
+    assert heartbeat is not None
+    await until(lambda: child.process is not None and child.process.pid != other_than)
+    await until(heartbeat.exists)
+    assert child.process is not None
     return child.process.pid
 
 
@@ -101,8 +104,7 @@ async def test_one_that_worked_or_was_killed_is_started_again_however_often(
     for _ in range(supervisor._MAX_FAILURES + 2):
         pid = await started(beating, other_than=pid)
         if steps != "0":
-            while not Path(str(beating.heartbeat)).stat().st_size:
-                await asyncio.sleep(0.01)
+            await until(lambda: Path(str(beating.heartbeat)).stat().st_size > 0)
         os.kill(pid, signum)
     await started(beating, other_than=pid)
     assert not keeper.done()
@@ -117,8 +119,7 @@ async def test_one_that_is_frozen_is_killed_and_started_again(
     pid = await started(beating)
     with caplog.at_level(logging.ERROR):
         os.kill(pid, signal.SIGSTOP)
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            await asyncio.sleep(0.01)
+        await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         beating.silence_s = 0.1
         await started(beating, other_than=pid)
     assert f"child (process {pid}, state T) has given no sign of life for" in caplog.text
@@ -138,15 +139,13 @@ async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be
     crashing = child(program, beats=False)
     crashing.why_away = why
     keeper = asyncio.create_task(crashing.keep_running())
-    async with asyncio.timeout(120):
-        while not ends.exists() or ends.stat().st_size < supervisor._MAX_FAILURES + 2:
-            await asyncio.sleep(0.01)
-        assert not keeper.done()
-        assert "times (exit code 2); the server's log says why" in why.read_text()
-        healed.touch()
-        monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
-        while why.exists():
-            await asyncio.sleep(0.01)
+    enough = supervisor._MAX_FAILURES + 2
+    await until(lambda: ends.exists() and ends.stat().st_size >= enough)
+    assert not keeper.done()
+    assert "times (exit code 2); the server's log says why" in why.read_text()
+    healed.touch()
+    monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
+    await until(lambda: not why.exists())
     await ended(keeper, crashing)
 
 
@@ -171,34 +170,29 @@ async def test_one_that_takes_its_time_to_start_is_not_silent(child: MakeChild) 
 # An engine of a command's own: how often it is started again
 
 
-async def keep(
-    codes: list[int], progress: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[float], int]:
-    """The pauses made for an engine that ends with these codes, and the code it is left with."""
-    pauses: list[float] = []
-
-    class Crashing:
-        async def run_once(self) -> int:
-            return codes.pop(0)
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    code = await embedded_engine._keep(cast(Child, Crashing()), progress)
-    return pauses, code
-
-
+@pytest.mark.parametrize(
+    ("codes", "progress", "num_pauses", "longest_s", "left_with"),
+    [
+        ([-9] * 100, lambda: 7, MAX_CRASHES - 1, 5, -9),
+        # Something was done each time; a checkpoint that is none is so the next time, too.
+        ([-9] * 50 + [3], count().__next__, 50, 0.2, 3),
+    ],
+)
 async def test_crashes_with_nothing_done_between_them_end_it(
     monkeypatch: pytest.MonkeyPatch,
+    codes: list[int],
+    progress: Callable[[], int],
+    num_pauses: int,
+    longest_s: float,
+    left_with: int,
 ) -> None:
-    codes = [-9] * 100
-    pauses, code = await keep(codes, lambda: 7, monkeypatch)
-    assert (len(pauses), code, len(codes)) == (MAX_CRASHES - 1, -9, 100 - MAX_CRASHES)
-    assert pauses == sorted(pauses) and pauses[-1] == 5
-    pauses, code = await keep([-9] * 50 + [3], count().__next__, monkeypatch)
-    assert (len(pauses), code) == (50, 3), "a checkpoint that is none is so the next time, too"
-    assert max(pauses) < 1
+    engine = cast(Child, SimpleNamespace(run_once=AsyncMock(side_effect=codes)))
+    sleep = AsyncMock()
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    assert await embedded_engine._keep(engine, progress) == left_with
+    pauses = [call.args[0] for call in sleep.await_args_list]
+    assert len(pauses) == num_pauses and pauses == sorted(pauses)
+    assert pauses[-1] == longest_s
 
 
 def test_what_the_engine_has_said_of_its_end_is_the_last_line() -> None:
