@@ -129,7 +129,7 @@ def _run(command: str, args: list[str]) -> int:
         print(USAGE, end="")
         return 0
     if command == "--version":
-        from server.routes.service import VERSION
+        from server.routes.health import VERSION
 
         print(f"srm {VERSION}")
         return 0

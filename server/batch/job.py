@@ -24,7 +24,7 @@ from server.batch.lines import Answerer, BatchLine, LineResult, answer_line, par
 from server.batch.part_file import PartFile
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import RUNNABLE, BatchRecord, FileRecord, LineError
 from server.storage.store import Store

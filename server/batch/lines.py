@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from engine.errors import UNDECODABLE, IdInUse, Overloaded, RequestError, SRMError, TimedOut
 from server.errors import INTERNAL, body_of, status_of
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.schema.completion_response import Usage
 from server.schema.validation import fault_in
 from server.storage.records import LineError

@@ -20,7 +20,7 @@ from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import parse
 from server.commands.batch_progress import Level, show_progress
 from server.commands.batch_results import BatchResults
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.routes.services import answering
 from server.text.text import Text
 

@@ -18,7 +18,7 @@ import msgspec
 from engine.client.client import EngineClient
 from engine.errors import UNDECODABLE, ConfigError, RequestError
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.routes.completions import Completions
 from server.routes.services import answering
 from server.schema.completion_request import parse_completion

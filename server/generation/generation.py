@@ -21,11 +21,14 @@ from engine.errors import NotFinite
 from engine.messages import REASONS
 from engine.steps.token_deltas import NO_NEWS, TokenDeltas, slices
 from server.generation.detokenize import Detokenizer
-from server.generation.engine_request import engine_requests, wants_whole
+from server.generation.engine_request import (
+    RequestOwner,
+    engine_requests,
+    sampling_params,
+    wants_whole,
+)
 from server.generation.prompts import Prompt
-from server.generation.request_owner import RequestOwner
 from server.generation.sample_selection import Ranking, SampleSelection
-from server.generation.sampling import sampling_params
 from server.generation.stop_strings import StopStringStream, StopStringWatch, taken
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest

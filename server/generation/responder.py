@@ -21,12 +21,11 @@ from engine.steps.token_deltas import TokenDeltas
 from server import metrics
 from server.generation.encoding import Encoder, UsageField
 from server.generation.generation import AT_ONCE, Generation
-from server.generation.pacing import Pacing
 from server.generation.read_ahead import read_ahead
 from server.http.bodies import json_reply
 from server.http.request_log import note_completion
 from server.http.responses import EventStream, together
-from server.text.sample import Delta
+from server.text.sample import Delta, join
 
 MOST_ALONE = 16
 """Most choices of a request for which each has events of its own, since many clients read only the
@@ -181,3 +180,29 @@ def _record(generation: Generation) -> None:
     )
     if generation.first_output is not None:
         metrics.TIME_TO_FIRST_TOKEN.observe(generation.first_output - generation.started)
+
+
+class Pacing:
+    """`stream_interval`: holds back the deltas of a choice until they have enough tokens.
+
+    A choice's first tokens are passed on at once, so that the time to the first token does not
+    grow; so are its last, since nothing comes after them.
+    """
+
+    def __init__(self, min_tokens: int) -> None:
+        self._min_tokens = min_tokens
+        self._held: dict[int, list[Delta]] = {}
+        self._num_held: dict[int, int] = {}  # tokens
+
+    def take(self, deltas: list[Delta]) -> list[Delta]:
+        """Return what may be sent now, joined with what was held back before it."""
+        ready = []
+        for delta in deltas:
+            held = self._held.setdefault(delta.index, [])
+            held.append(delta)
+            count = self._num_held.get(delta.index, 0) + delta.num_tokens
+            if delta.is_first or delta.finish_reason or count >= self._min_tokens:
+                ready.append(join(self._held.pop(delta.index)))
+                count = 0
+            self._num_held[delta.index] = count
+        return ready

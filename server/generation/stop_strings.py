@@ -17,8 +17,8 @@ import numpy as np
 from engine.client.streams import Delivery, Stream
 from engine.messages import Output
 from engine.steps.token_deltas import U8, TokenDeltas, merge
-from server.text.byte_table import ByteTable
 from server.text.sample import StopStrings
+from server.text.text import ByteTable
 
 _MOST_PARTS = 64
 """Most parts that wait unmerged."""

@@ -22,7 +22,7 @@ from engine.errors import (
 )
 from server import errors
 from server.config import ServerConfig
-from server.http.body_limits import BodyLimits, CountedBody, is_upload
+from server.http.bodies import BodyLimits, CountedBody, is_upload
 from server.http.cors import Origins, is_loopback
 from server.http.draining import READING, Draining
 from server.http.keys import ApiKey, Keys

@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import TimedOut
-from server.http.body_limits import is_upload
+from server.http.bodies import is_upload
 from server.http.request_log import CURRENT
 from server.http.responses import until_gone
 

@@ -37,7 +37,6 @@ from server.routes import (
     models,
     pages,
     scrape,
-    service,
     tokenize,
 )
 from server.routes.services import services
@@ -53,7 +52,6 @@ OPERATIONS = (
     *batches.OPERATIONS,
     *tokenize.OPERATIONS,
     *models.OPERATIONS,
-    *service.OPERATIONS,
     *health.OPERATIONS,
     *admin.OPERATIONS,
     *scrape.OPERATIONS,
@@ -127,7 +125,6 @@ def create_app(
     app.include_router(files.routes(kept))
     app.include_router(batches.routes(jobs, config.max_body_bytes))
     app.include_router(models.routes(served))
-    app.include_router(service.router)
     app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))
     app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from engine.errors import BatchesUnavailable, Conflict, InvalidRequest, NotFound
 from engine.messages import MAX_WEIGHT, MIN_WEIGHT
 from server.config import ServerConfig
-from server.generation.request_owner import of_current_request
+from server.generation.engine_request import of_current_request
 from server.http.bodies import json_reply, read_body
 from server.routes import batch_replies as replies
 from server.routes.files import Anchor, Seconds

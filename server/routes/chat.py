@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest, RequestError
 from server.generation.encoding import Encoder, encode_json
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.generation.responder import Responder
 from server.routes.completions import Completions
 from server.routes.endpoint import Endpoint

@@ -13,10 +13,10 @@ from msgspec import UNSET, Raw
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
 from server.generation.encoding import Encoder, encode_json
+from server.generation.engine_request import RequestOwner
 from server.generation.generation import Generation
 from server.generation.prompts import encode_prompts
 from server.generation.rendering import Choices, Pieces, Template
-from server.generation.request_owner import RequestOwner
 from server.generation.responder import Responder
 from server.routes.endpoint import Endpoint
 from server.routes.models import Models

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.generation.encoding import Encoder
-from server.generation.request_owner import RequestOwner, of_current_request
+from server.generation.engine_request import RequestOwner, of_current_request
 from server.generation.responder import Responder
 from server.http.bodies import read_body
 from server.http.responses import WhileConnected

@@ -18,7 +18,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest, NotFound
-from server.generation.request_owner import of_current_request
+from server.generation.engine_request import of_current_request
 from server.http.bodies import json_reply
 from server.http.responses import WhileConnected
 from server.routes import batch_replies as replies

@@ -1,4 +1,6 @@
-"""GET /health: this process is alive. GET /ready: the engine makes progress and takes requests.
+"""What clients ask before they send work: health, readiness, version, size.
+
+GET /health: this process is alive. GET /ready: the engine makes progress and takes requests.
 
 The engine is asked every second and answers between steps. So an answer that says more steps than
 the one before, or that there is nothing to do, is progress; an engine that has work and makes no
@@ -17,10 +19,26 @@ from server.http.bodies import json_reply
 from server.http.draining import Draining
 from server.schema.openapi import Operation
 
+VERSION = "0.2.0"
+"""Version of this server, as in pyproject.toml."""
+
 
 class Health(msgspec.Struct):
     status: str
     """`ok` or `ready`."""
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class Pong(msgspec.Struct):
+    """An empty reply: the process is alive."""
+
+
+class WorldSize(msgspec.Struct):
+    world_size: int
+    """Processes that each hold a part of the model."""
 
 
 OPERATIONS = (
@@ -28,6 +46,10 @@ OPERATIONS = (
     Operation("GET", "/ready",
               "Completions would be answered; 503 while the engine starts, drains or is gone.",
               Health),
+    Operation("GET", "/version", "Of this server.", Version),
+    *(Operation(method, "/ping", "Alive, as hosting services ask.", Pong)
+      for method in ("GET", "POST")),
+    Operation("GET", "/get_world_size", "How many processes share the model: TRL asks.", WorldSize),
 )  # fmt: skip
 
 
@@ -64,5 +86,18 @@ def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRoute
         draining.check()
         check_ready(client, stall_s)
         return json_reply(Health("ready"))
+
+    @router.get("/version")
+    async def version() -> Response:
+        return json_reply(Version(VERSION))
+
+    @router.get("/ping")
+    @router.post("/ping")
+    async def ping() -> Response:
+        return json_reply(Pong())
+
+    @router.get("/get_world_size")
+    async def get_world_size() -> Response:
+        return json_reply(WorldSize(1))
 
     return router

@@ -15,8 +15,7 @@ from itertools import accumulate
 
 from engine.messages import FinishReason, Output
 from engine.steps.token_deltas import CompletionTokens
-from server.text.byte_table import BROKEN
-from server.text.text import Text
+from server.text.text import BROKEN, Text
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 

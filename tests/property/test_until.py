@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from engine.client.client import EngineClient
 from engine.client.streams import Streams
 from engine.messages import REASONS, Abort, Columns, Output, Outputs, Request, StopSamples, ToEngine
+from server.generation.engine_request import RequestOwner
 from server.generation.generation import Generation
-from server.generation.request_owner import RequestOwner
 from server.generation.responder import Responder
 from server.routes.completions import Completions
 from server.routes.models import Models

@@ -16,7 +16,7 @@ from engine.client.client import EngineClient
 from server.config import ServerConfig
 from server.routes import tokenize
 from server.routes.app import create_app
-from server.routes.service import VERSION
+from server.routes.health import VERSION
 from server.text.text import Text
 from tests.serving import (
     CHAT_TEMPLATE,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.analysis.summarize import summarize
-from server.routes.service import VERSION
+from server.routes.health import VERSION
 from tests.loads.run_loadtest import loaded
 from tests.serving import TEXT_MODEL, Server
 

@@ -22,7 +22,7 @@ from server.batch.job import BatchJob
 from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, _locked
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
 from tests.chaos.jobs import completion_line, results, submit

@@ -26,7 +26,7 @@ from server.batch.line_runner import LineRunner
 from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
 from server.batch.part_file import PartFile
 from server.batch.result_files import ResultCounts, ResultFiles
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from tests.engines.served_engine import until
 
 JOB = "batch_ab"

@@ -20,7 +20,7 @@ from server.batch.lines import (
     parse_line,
     read_lines,
 )
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.storage.records import LineError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}

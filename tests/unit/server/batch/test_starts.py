@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from server.batch.starts import MAX_ALONE, MAX_TOGETHER, Starts
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.storage.records import BatchRecord, new_file_id
 from server.storage.store import Store
 from tests.chaos.jobs import results, submit

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from engine.messages import Request, SamplingParams
-from server.generation.engine_request import engine_requests
+from server.generation.engine_request import RequestOwner, engine_requests, sampling_params
 from server.generation.generation import Generation
-from server.generation.request_owner import RequestOwner
-from server.generation.sampling import sampling_params
 from server.text.text import Text
 from tests.bodies.refusals import completion, refusal
 from tests.serving import TEXT_MODEL

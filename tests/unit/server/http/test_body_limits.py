@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
-from server.http.bodies import read_body
-from server.http.body_limits import FORM_BYTES, BodyLimits, CountedBody
+from server.http.bodies import FORM_BYTES, BodyLimits, CountedBody, read_body
 
 
 def intake(size: int = 100, held: int = 1_000, timeout_s: float = 5, file: int = 0) -> BodyLimits:

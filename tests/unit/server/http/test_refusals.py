@@ -20,7 +20,7 @@ from engine.client.client import EngineClient
 from engine.messages import MAX_TEMPERATURE
 from engine.scheduler.accept import accept
 from server.batch.lines import BatchLine, answer_line, parse_line
-from server.generation.request_owner import RequestOwner
+from server.generation.engine_request import RequestOwner
 from server.routes.services import answering
 from server.storage.records import LineError
 from server.text.chat_template import ChatTemplate

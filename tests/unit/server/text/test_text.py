@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import CheckpointError
 from server.text import text as text_module
-from server.text.byte_table import ByteTable
-from server.text.text import Text
+from server.text.text import ByteTable, Text
 from tests.serving import TEXT_MODEL
 
 
