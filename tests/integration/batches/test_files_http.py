@@ -172,6 +172,16 @@ def test_parts_of_a_file(server: Server) -> None:
     assert (head["content-length"], head["x-content-type-options"]) == ("10", "nosniff")
 
 
+def test_both_processes_have_the_same_files(server: Server) -> None:
+    """Every request has a connection of its own, so that either process may get it."""
+    url, headers = f"{server.url}/v1/files", dict(server.http.headers)
+    part, form = {"file": ("a.jsonl", b"x")}, {"purpose": "batch"}
+    ids = {httpx.post(url, files=part, data=form, headers=headers).json()["id"] for _ in range(12)}
+    for _ in range(4):
+        found = httpx.get(url, headers=headers).json()["data"]
+        assert ids <= {record["id"] for record in found}
+
+
 # Uploads of any size
 
 
