@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_CPU_S = 60
 """Of a run of tests: a change that makes them go on for ever is noticed."""
-UNIT, WHOLE = "tests/unit", "tests/integration"
+UNIT, WHOLE = "tests/unit", "tests/integration/batches"
 TESTS = {
     "engine/scheduler/*.py engine/state/fair_share.py engine/state/prefixes.py"
     " engine/state/parked.py engine/state/slots.py": [
