@@ -92,11 +92,12 @@ def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
     assert engine.scheduler.parking.num_ever_parked == 3
 
 
+@pytest.mark.parametrize("emit", ["final", "delta"])
 @pytest.mark.parametrize(("steps", "is_over"), [(1, False), (4, False), (7, False), (12, True)])
 def test_a_durable_request_that_is_sent_again_is_answered_in_full(
-    steps: int, is_over: bool
+    steps: int, is_over: bool, emit: str
 ) -> None:
-    request = request_of(n=7, max_tokens=6, seed=5, durable=True, stop_token_ids=(3,))
+    request = request_of(n=7, max_tokens=6, seed=5, emit=emit, durable=True, stop_token_ids=(3,))
     expected = alone(request)
     engine = engine_of(num_slots=4, max_step_rows=3)
     engine.add(request)
