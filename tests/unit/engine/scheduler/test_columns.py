@@ -143,3 +143,11 @@ def test_a_cut_ends_what_runs_and_what_has_not_started(
     assert scheduler.has_request("a") == bool(left)
     assert stop(scheduler, cut=at) == stop(scheduler, cut=40) == 0  # nothing is taken back
     assert ended(scheduler) == left
+
+
+def test_a_cut_leaves_their_prefix_to_those_that_have_started() -> None:
+    scheduler = scheduler_of(num_slots=4, max_step_rows=2, max_step_tokens=9)
+    scheduler.add(request_of(n=6, max_tokens=2))
+    steps(scheduler, 2)  # two have no row yet
+    assert (stop(scheduler, cut=4), scheduler.prefixes.num_pinned) == (2, 1)
+    assert ended(scheduler) == [0, 1, 2, 3]

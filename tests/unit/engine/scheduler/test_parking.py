@@ -63,6 +63,12 @@ def test_nobody_is_parked_for_an_equal_or_before_it_has_sampled() -> None:
     engine.add(request_of("high", [5], n=2, max_tokens=9))
     engine.step()
     assert running(engine) == {"long": 1, "high": 1}, "a prompt under way was given up"
+    engine = engine_of(num_slots=2, prefix_slots=1)
+    engine.add(request_of("low", n=2, max_tokens=9, priority=-1))
+    run(engine, 3)
+    for name in ("high", "no slot for its prefix"):
+        engine.add(request_of(name, [9, len(name)], n=2, max_tokens=9))
+    assert not len(engine.scheduler.victims()), "a prefix to be made needs no slot"
 
 
 @pytest.mark.parametrize(("most", "parked"), [(0, 0), (600, 2), (10_000, 4)])
@@ -73,6 +79,25 @@ def test_what_may_be_parked_is_bounded(most: int, parked: int) -> None:
     engine.add(request_of("high", [6], n=4, max_tokens=5))
     run(engine, 1)
     assert engine.scheduler.parking.num_parked == parked
+
+
+def test_parked_samples_are_stopped_and_none_that_is_not_durable_is_kept() -> None:
+    engine = engine_of(num_slots=4)
+    engine.add(request_of("low", n=9, max_tokens=30, priority=-1))
+    run(engine, 4)
+    engine.settle()
+    assert list(engine.parked_of_all()) == []
+    engine.add(request_of("high", [9, 8], n=4, max_tokens=5))
+    run(engine, 2)
+    engine.stop("low", np.array([1], np.int32), 3)
+    assert engine.scheduler.parking.indices(engine.scheduler._roster.by_id["low"]).tolist() == [
+        0,
+        2,
+    ]
+    engine.settle()
+    assert list(engine.parked_of_all()) == []
+    said = sorted(tokens(run(engine)))
+    assert said == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
 
 
 def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
