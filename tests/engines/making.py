@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.messages import Output, Request, SamplingParams, Status
 from engine.process.engine import Engine
 from engine.scheduler.scheduler import Scheduler
-from engine.steps.batch import Batch, StepResult
+from engine.steps.batch import Batch, SlotStates, StepResult
 from engine.weights.weights import Weights
 from tests.engines.numpy_runner import TINY, NumpyRunner, check_batch, tiny_weights
 
@@ -81,6 +81,14 @@ def steps(scheduler: Scheduler, most: int = 1_000) -> list[Output]:
         said += complete(scheduler, batch)
         most -= 1
     return said
+
+
+def park_victims(scheduler: Scheduler) -> int:
+    """Park whoever is to give a slot up; how many these are."""
+    slots = scheduler.victims()
+    states = SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
+    scheduler.park(slots, states)
+    return len(slots)
 
 
 def rows(batch: Batch) -> list[list[int]]:

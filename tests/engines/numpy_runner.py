@@ -39,7 +39,7 @@ Kept = Callable[[F64], F64]
 
 TINY = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=64, vocab_size=32)
 SMALL = ModelConfig(d_model=32, num_layers=2, num_heads=4, n_ctx=64, vocab_size=97)
-"""Of the shape that the published fixtures have, whose graphs others use as well."""
+"""Of the same shape as the published fixtures: tests of either share one compiled graph."""
 
 
 def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:
@@ -108,10 +108,15 @@ class NumpyRunner:
         for place, row in enumerate(batch.edits.rows):
             is_new = batch.token_ids[row] != FROM_DEVICE
             last = -1 if is_new else int(last_token[batch.read_slots[row]])
-            logits[row] = edit(logits[row], last, batch.edits, place)
-        sampled = [
-            sample(logits[row], batch, row) for row in range(batch.num_decode)
-        ]  # (token, log-probability)
+            logits[row] = oracle.edit(
+                logits[row],
+                last,
+                batch.edits.spans[place],
+                batch.edits.penalties[place],
+                batch.edits.tokens,
+                batch.edits.biases,
+            )
+        sampled = [sample(logits[row], batch, row) for row in range(batch.num_decode)]
         tokens = np.array([token for token, _ in sampled], np.int32)
         self._last_token[batch.write_slots[: batch.num_decode]] = tokens
         logprobs = np.array([logprob for _, logprob in sampled], np.float32)
@@ -231,13 +236,6 @@ def _norm(x: F64, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]
     return normed
 
 
-def edit(logits: F64, last: int, edits: Edits, place: int) -> F64:
-    """The logits of the edited row at `place`, after it fed the sampled token `last`, or -1."""
-    return oracle.edit(
-        logits, last, edits.spans[place], edits.penalties[place], edits.tokens, edits.biases
-    )
-
-
 def sample(logits: F64, batch: Batch, row: int) -> tuple[int, float]:
     """The token drawn, or -1 if there can be none, and its log-probability."""
     return oracle.sample(
@@ -285,7 +283,8 @@ def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     assert batch.row_offsets[0] == 0 and batch.row_offsets[-1] == batch.num_tokens
     assert (lengths[:decode] == 1).all() and (lengths > 0).all()
     assert (batch.positions >= 0).all() and (batch.positions + lengths <= config.n_ctx).all()
-    _check_tokens(batch.token_ids, decode, config.vocab_size)
+    assert (batch.token_ids < config.vocab_size).all() and (batch.token_ids >= FROM_DEVICE).all()
+    assert (batch.token_ids[decode:] >= 0).all(), "a prefill row must say its tokens"
     check_scoring(batch, config.vocab_size)
     check_edits(batch.edits, decode, config.vocab_size)
     slots = np.concatenate([batch.read_slots, batch.write_slots])
@@ -323,8 +322,3 @@ def check_edits(edits: Edits, num_decode: int, vocab_size: int) -> None:
     assert not ((stops - starts)[:, Span.PAIRS] % 2).any()
     for start, stop in edits.spans[:, :2].tolist():
         assert stop <= len(edits.biases) and len(set(edits.tokens[start:stop])) == stop - start
-
-
-def _check_tokens(token_ids: I32, num_decode: int, vocab_size: int) -> None:
-    assert (token_ids < vocab_size).all() and (token_ids >= FROM_DEVICE).all()
-    assert (token_ids[num_decode:] >= 0).all(), "a prefill row must say its tokens"

@@ -21,11 +21,11 @@ def run(engine: Engine, most: int = 1_000) -> list[Output]:
 
 
 def tokens(outputs: list[Output]) -> dict[tuple[str, int], bytes]:
-    """Of each sample, by request and index."""
-    keys = sorted({(output.id, output.index) for output in outputs})
-    return {
-        key: join([one for one in outputs if (one.id, one.index) == key]).token_ids for key in keys
-    }
+    """The ids of all tokens of each sample, by (request, index)."""
+    said: defaultdict[tuple[str, int], list[Output]] = defaultdict(list)
+    for output in outputs:
+        said[output.id, output.index].append(output)
+    return {key: join(said[key]).token_ids for key in sorted(said)}
 
 
 def alone(request: Request, weights: Weights) -> dict[int, Output]:

@@ -110,8 +110,3 @@ def test_requests_alone_end_a_run_and_more_than_any_machine_sends_are_refused(
         assert len(planned) == requests
     with pytest.raises(ConfigError, match="more than 100000000 requests"):
         times(of(arrivals=arrivals, rate=1e9, duration_s=1e9))
-
-
-def test_closed_loops_have_none() -> None:
-    with pytest.raises(AssertionError, match="closed loop"):
-        times(Scenario())

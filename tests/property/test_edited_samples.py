@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
@@ -16,13 +14,13 @@ from engine.process.engine import Engine
 from engine.state.sequence import sample_seeds
 from tests.bodies.edit_strategies import wanted
 from tests.bodies.edited import edited
+from tests.engines.making import engine_of, ints, request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
+from tests.engines.strategies import configs, tokens
 from tests.kernels import oracle
 
 WEIGHTS = tiny_weights()
 EOS = TINY.eos_token_id
-
-tokens = st.integers(0, TINY.vocab_size - 1)
 
 
 def plain(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
@@ -61,71 +59,51 @@ def test_words_of_three_and_four_tokens_are_not_sampled() -> None:
         bad_words=tuple(words),
         ignore_eos=True,
     )
-    config = EngineConfig(num_slots=7, max_step_rows=5, max_step_tokens=9)
-    engine = Engine(TINY, NumpyRunner(WEIGHTS, 7), config)
-    (outputs,) = engine.generate([[5, 6]], params)
-    samples = [np.frombuffer(one.token_ids, "<i4").tolist() for one in outputs]
+    engine = engine_of(num_slots=7, max_step_rows=5, max_step_tokens=9)
+    without = replace(params, bad_words=())
+    samples, free = (
+        [ints(one.token_ids) for one in engine.generate([[5, 6]], each)[0]]
+        for each in (params, without)
+    )
     assert samples == [plain([5, 6], params, index) for index in range(params.n)]
-    without = msgspec.structs.replace(params, bad_words=())
-    (free,) = engine.generate([[5, 6]], without)
-    said = [np.frombuffer(one.token_ids, "<i4").tolist() for one in free]
     for word in words:
-        texts = [tuple(one[at : at + len(word)]) for one in said for at in range(40)]
+        texts = [tuple(one[at : at + len(word)]) for one in free for at in range(40)]
         assert word in texts, "they would be sampled, or this test says nothing"
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    requests=st.lists(
-        st.tuples(
-            st.lists(tokens, min_size=1, max_size=9),
-            st.fixed_dictionaries(
-                {
-                    "max_tokens": st.integers(6, 20),
-                    "n": st.integers(1, 4),
-                    "temperature": st.sampled_from([0.0, 0.7, 1.5]),
-                    "top_k": st.sampled_from([0, 3]),
-                    "top_p": st.sampled_from([0.7, 1.0]),
-                    "seed": st.integers(0, 9),
-                    "stop_token_ids": st.lists(tokens, max_size=2).map(tuple),
-                    "ignore_eos": st.booleans(),
-                }
-            ),
-            wanted(TINY.vocab_size),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-    num_slots=st.integers(1, 5),
-    spare_tokens=st.integers(1, 8),
-    overlaps=st.booleans(),
+asked = st.builds(
+    lambda prompt, edits, **fields: request_of("", prompt, **fields, **edits),
+    st.lists(tokens, min_size=1, max_size=9),
+    wanted(TINY.vocab_size),
+    max_tokens=st.integers(6, 20),
+    n=st.integers(1, 4),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([0.7, 1.0]),
+    seed=st.integers(0, 9),
+    stop_token_ids=st.lists(tokens, max_size=2).map(tuple),
+    ignore_eos=st.booleans(),
 )
+
+
+@settings(max_examples=60)
+@given(st.lists(asked, min_size=1, max_size=3), configs(min_waiting=20), st.booleans())
 def test_samples_are_those_of_a_plain_loop(
-    requests: list[tuple[list[int], dict[str, Any], dict[str, Any]]],
-    num_slots: int,
-    spare_tokens: int,
-    overlaps: bool,
+    given: list[Request], config: EngineConfig, is_overlapped: bool
 ) -> None:
-    config = EngineConfig(
-        num_slots=num_slots,
-        max_step_rows=3,
-        max_step_tokens=3 + spare_tokens,
-        prefix_slots=2,
-        max_waiting=20,
-    )
-    engine = Engine(TINY, NumpyRunner(WEIGHTS, num_slots, config.prefix_slots), config)
-    given = [(prompt, SamplingParams(**fields, **edits)) for prompt, fields, edits in requests]
+    engine = Engine(TINY, NumpyRunner(WEIGHTS, config.num_slots, config.prefix_slots), config)
     try:
-        for name, (prompt, params) in enumerate(given):
-            engine.add(Request(str(name), np.array(prompt, "<i4").tobytes(), params))
+        for at, request in enumerate(given):
+            engine.add(replace(request, id=str(at)))
     except InvalidRequest as error:  # could be left without a token: see the tests of accepting
         assert error.param in {"allowed_token_ids", "bad_words", "min_tokens"}
         assume(False)
     found = {}
     while engine.has_work:
-        for output in engine.step_overlapped() if overlaps else engine.step():
+        for output in engine.step_overlapped() if is_overlapped else engine.step():
             assert output.finish_reason in {"stop", "length"}
-            found[output.id, output.index] = np.frombuffer(output.token_ids, "<i4").tolist()
-    for name, (prompt, params) in enumerate(given):
-        for index in range(params.n):
-            assert found[str(name), index] == plain(prompt, params, index)
+            found[output.id, output.index] = ints(output.token_ids)
+    for at, request in enumerate(given):
+        for index in range(request.params.n):
+            expected = plain(ints(request.prompt_token_ids), request.params, index)
+            assert found[str(at), index] == expected

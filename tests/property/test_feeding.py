@@ -56,7 +56,7 @@ def feed_as_drawn(forms: Forms, given: list[Feed], draw: Callable[..., int]) -> 
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_texts_give_torchs_logits_and_the_same_bits_however_fed(
     name: str, data: st.DataObject

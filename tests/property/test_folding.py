@@ -15,7 +15,7 @@ from tests.models.variants import configs
 from training.model import SRM
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(config=configs(), seed=st.integers(0, 2**32 - 1))
 def test_every_variant_in_units_is_its_parallel_form(config: ModelConfig, seed: int) -> None:
     tensors = random_tensors(config, seed)

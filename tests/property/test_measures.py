@@ -200,7 +200,7 @@ def assert_distribution(found: Distribution, times: list[float]) -> None:
         assert getattr(found, name) == pytest.approx(times[rank - 1], rel=1e-3, abs=1e-6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(recording=runs(), window=windows)
 def test_every_measure_equals_plain_loops(
     recording: Recording, window: tuple[float, float]
@@ -253,7 +253,7 @@ def test_every_measure_equals_plain_loops(
     warnings(found, recording)  # whatever it says, it can
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(recording=runs(), first=windows, last=quarters)
 def test_windows_beside_each_other_add_up(
     recording: Recording, first: tuple[float, float], last: float
@@ -278,7 +278,7 @@ def test_windows_beside_each_other_add_up(
         assert (first_counts + second_counts == once[0][name]._counts).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(recording=runs(stream=False), window=windows)
 def test_whole_replies_have_no_times_of_tokens(
     recording: Recording, window: tuple[float, float]

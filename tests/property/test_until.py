@@ -187,26 +187,20 @@ def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
         assert [choice.index % n for choice in own] == list(range(len(expected[prompt])))
         matches = [re.search(pattern, choice.text) is not None for choice in own]
         assert [choice.matched for choice in own] == matches
-        samples = generation.samples
-        assert isinstance(samples, list)
-        assert (samples[prompt].requested, samples[prompt].drawn) == (n, len(own))
-        assert samples[prompt].matched == sum(matches)
-        assert samples[prompt].reached == (sum(matches) == enough)
-        assert sum(samples[prompt].finished_by.values()) == len(own)
+        assert isinstance(generation.samples, list)
+        samples = generation.samples[prompt]
+        assert (samples.requested, samples.drawn, samples.matched) == (n, len(own), sum(matches))
+        assert samples.reached == (sum(matches) == enough)
+        assert sum(samples.finished_by.values()) == len(own)
     usage = generation.usage
     assert usage.completion_tokens == sum(choice.num_tokens for choice in choices)
     assert (usage.discarded_tokens is msgspec.UNSET) == sender.durable
     said = sum(len(one) for own in script.samples for one in own)
     assert 0 <= generation.discarded_tokens <= said - usage.completion_tokens
     assert not any(isinstance(message, Abort) for message in client.heard)  # all has ended
+    stops = [message for message in client.heard if isinstance(message, StopSamples)]
     for prompt in prompts:
-        cuts = [
-            message.cut
-            for message in client.heard
-            if isinstance(message, StopSamples)
-            and message.id == f"made-{prompt}"
-            and message.cut is not None
-        ]
+        cuts = [one.cut for one in stops if one.id == f"made-{prompt}" and one.cut is not None]
         assert cuts == sorted(set(cuts), reverse=True)
         assert all(cut >= len(expected[prompt]) for cut in cuts)
 
@@ -231,14 +225,13 @@ def test_counts_and_unique_are_those_of_all_samples(
         assert (said.drawn, said.distinct) == (n, len(found))
         assert said.matched == sum(re.search(pattern, one) is not None for one in own)
         if is_counts:
-            assert not choices
             check_counts(said, own, keys, pattern)
             continue
         firsts = sorted(keys.index(key) for key in found)
         mine, left = left[: len(firsts)], left[len(firsts) :]
-        assert [choice.index % n for choice in mine] == firsts
-        assert [choice.text for choice in mine] == [own[first] for first in firsts]
-        assert [choice.count for choice in mine] == [found[keys[first]] for first in firsts]
+        assert [(one.index % n, one.text, one.count) for one in mine] == [
+            (first, own[first], found[keys[first]]) for first in firsts
+        ]
     assert not left
 
 
@@ -250,11 +243,9 @@ def key_of(text: str, pattern: str, by_group: bool) -> str | None:
 def check_counts(said: Samples, own: list[str], keys: list[str | None], pattern: str) -> None:
     assert isinstance(said.counts, list)
     assert {one.text: one.count for one in said.counts} == Counter(keys)
-    counts = [one.count for one in said.counts]
-    assert counts == sorted(counts, reverse=True)
-    for one in said.counts:
-        mine = [text for text, key in zip(own, keys, strict=True) if key == one.text]
-        assert one.matched == sum(re.search(pattern, text) is not None for text in mine)
+    assert said.counts == sorted(said.counts, key=lambda one: -one.count)
+    matched = Counter(key for text, key in zip(own, keys, strict=True) if re.search(pattern, text))
+    assert all(one.matched == matched[one.text] for one in said.counts)
 
 
 @given(script=scripts(), sender=senders)

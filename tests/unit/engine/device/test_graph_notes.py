@@ -47,12 +47,14 @@ def test_a_graph_of_a_gpu_is_found_by_one_of_another_name(tmp_path: Path) -> Non
     assert wanted.samefile(path)
 
 
-def test_other_code_and_other_processors_are_refused(tmp_path: Path) -> None:
-    keep(tmp_path, Gpu("sm_90a"))
-    with pytest.raises(ConfigError, match="another processor"):
-        adopt(CPU(), tmp_path)
-    keep(tmp_path, Gpu("sm_90a"), code="older")
-    with pytest.raises(ConfigError, match="from code older"):
+@pytest.mark.parametrize(
+    ("code", "message"), [("", "another processor"), ("older", "from code older")]
+)
+def test_other_code_and_other_processors_are_refused(
+    tmp_path: Path, code: str, message: str
+) -> None:
+    keep(tmp_path, Gpu("sm_90a"), code)
+    with pytest.raises(ConfigError, match=message):
         adopt(CPU(), tmp_path)
 
 

@@ -1,82 +1,44 @@
-"""The engine in process: both ways to step, and that a prompt is prefilled once."""
+"""The engine in process: what it generates, counts and pads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
 from engine.config import EngineConfig
 from engine.errors import ContextTooLong, InvalidRequest
-from engine.messages import Output, SamplingParams
+from engine.messages import SamplingParams
 from engine.process.engine import Engine
 from engine.steps.batch import Batch, StepResult, padded
 from engine.weights.weights import Weights
-from tests.engines.making import engine_of, ints, request_of
-from tests.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
+from tests.engines.making import engine_of, request_of
+from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.engines.run_engine import run
 
 
 def metric(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"srm_engine_{name}", labels) or 0.0
 
 
-def drain(engine: Engine, overlapped: bool = False) -> list[Output]:
-    said = []
-    while engine.has_work:
-        said += engine.step_overlapped() if overlapped else engine.step()
-    return sorted(said, key=lambda output: (output.id, output.index))
-
-
-def test_greedy_tokens_are_the_models_own(weights: Weights) -> None:
-    prompt, expected = [5, 9, 3, 3], list[int]()
-    state = np.zeros((TINY.num_layers, TINY.d_model))
-    for position in range(TINY.n_ctx):
-        token = prompt[position] if position < len(prompt) else expected[-1]
-        logits, state = feed(weights, token, position, state)
-        if position >= len(prompt) - 1:
-            expected.append(int(logits.argmax()))
-    params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
-    ((output,),) = engine_of().generate([prompt], params)
-    assert ints(output.token_ids) == expected
-    assert len(expected) == TINY.n_ctx - len(prompt) + 1
-
-
-def test_a_full_context_still_samples_one_token() -> None:
-    params = SamplingParams(max_tokens=5, n=2, ignore_eos=True)
-    (outputs,) = engine_of().generate([[3] * 64], params)
-    assert [(len(one.token_ids), one.finish_reason) for one in outputs] == [(4, "length")] * 2
-
-
-@pytest.mark.parametrize("n", [1, 2, 40])
-def test_a_prompt_is_prefilled_once_whatever_n(n: int) -> None:
-    before = metric("prefill_tokens_total")
-    engine = engine_of(num_slots=4, max_step_rows=3, max_step_tokens=7)
-    params = SamplingParams(n=n, max_tokens=3, ignore_eos=True)
-    (outputs,) = engine.generate([[3] * 30], params)
-    assert [output.index for output in outputs] == list(range(n))
-    assert metric("prefill_tokens_total") - before == 29
-
-
 def test_prompts_are_completed_whatever_the_queue_holds_with_seeds_of_their_own() -> None:
-    engine = engine_of(num_slots=4, max_waiting=6)
-    results = engine.generate([[3, i % 32] for i in range(20)], SamplingParams(n=2, max_tokens=2))
+    params = SamplingParams(n=2, max_tokens=20, seed=2**64 - 1, ignore_eos=True)
+    results = engine_of(num_slots=4, max_waiting=6).generate([[3, 4]] * 20, params)
     assert [len(outputs) for outputs in results] == [2] * 20
-    params = SamplingParams(max_tokens=20, seed=2**64 - 1, ignore_eos=True)
-    (first,), (second,) = engine.generate([[5, 6], [5, 6]], params)
-    assert first.token_ids != second.token_ids
+    assert len({one.token_ids for outputs in results for one in outputs}) == 40
 
 
-def test_a_refused_prompt_leaves_the_engine_as_it_was() -> None:
+@pytest.mark.parametrize(
+    ("prompts", "n", "error"), [([[5], [3] * 65], 1, ContextTooLong), ([[5]], 101, InvalidRequest)]
+)
+def test_a_refused_prompt_leaves_the_engine_as_it_was(
+    prompts: list[list[int]], n: int, error: type[Exception]
+) -> None:
     engine = engine_of()
-    for params, prompts, error in (
-        (SamplingParams(), [[5], [3] * 65], ContextTooLong),
-        (SamplingParams(n=101), [[5]], InvalidRequest),
-    ):
-        with pytest.raises(error):
-            engine.generate(prompts, params)
-        assert not engine.has_work
+    with pytest.raises(error):
+        engine.generate(prompts, SamplingParams(n=n))
+    assert not engine.has_work
     assert engine.scheduler.table.num_free == 8
 
 
@@ -89,21 +51,19 @@ def test_a_refused_prompt_leaves_the_engine_as_it_was() -> None:
         {"temperature": 5, "top_p": 0, "top_k": 3, "min_p": 0.01},
     ],
 )
-def test_a_temperature_or_top_p_of_almost_0_takes_the_likeliest_token(
-    params: dict[str, Any],
-) -> None:
-    common: dict[str, Any] = {"max_tokens": 8, "n": 3, "ignore_eos": True}
+def test_a_temperature_or_top_p_of_almost_0_takes_the_likeliest_token(params: Any) -> None:
     found, greedy = (
-        engine_of().generate([[5, 6]], SamplingParams(**common, **own))[0]
+        engine_of().generate([[5, 6]], SamplingParams(max_tokens=8, n=3, ignore_eos=True, **own))
         for own in (params, {"temperature": 0})
     )
-    assert [one.token_ids for one in found] == [one.token_ids for one in greedy]
+    assert [one.token_ids for one in found[0]] == [one.token_ids for one in greedy[0]]
 
 
 def test_metrics_count_what_happened() -> None:
     expected = {
         ("steps_total",): 4,
         ("decode_tokens_total",): 6,
+        ("prefill_tokens_total",): 2,
         ("requests_total", "outcome", "finished"): 1,
         ("requests_total", "outcome", "aborted"): 1,
         ("requests_total", "outcome", "refused"): 1,
@@ -117,7 +77,7 @@ def test_metrics_count_what_happened() -> None:
 
     before, engine = now(), engine_of()
     engine.add(request_of(n=2, max_tokens=3))
-    drain(engine)
+    run(engine)
     engine.add(request_of("b"))
     engine.abort("b")
     with pytest.raises(InvalidRequest):
@@ -134,7 +94,7 @@ def test_kept_prefixes_are_counted() -> None:
     engine = engine_of(prefix_slots=2)
     for i, prompt in enumerate(([5, 6, 7], [5, 6, 7], [5, 6, 7, 8, 9], [9, 9], [8, 8])):
         engine.add(request_of(str(i), prompt, max_tokens=1))
-        drain(engine)
+        run(engine)
     assert [metric(name) - before[name] for name in names] == [2, 4, 2]
     assert metric("prefixes") == 2
     engine.load_weights(tiny_weights(seed=1))

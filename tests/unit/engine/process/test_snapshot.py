@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -33,24 +33,20 @@ class Record(NamedTuple):
 
 def record(name: str, count: int, *, logprobs: bool = False) -> Record:
     """A request of 10 samples and what `count` of them have sampled, each another length."""
-    rng = np.random.default_rng(count)
-    lengths = range(1, count + 1)
+    rng, lengths = np.random.default_rng(count), range(1, count + 1)
     request = Request(
         id=name,
         prompt_token_ids=rng.integers(0, 9, 5, np.int32).tobytes(),
         params=SamplingParams(n=10, logit_bias={3: 1.0, 1: 2.0}),
         durable=True,
     )
+    states = rng.random((count, 3), np.float32), rng.integers(0, 9, count, dtype=np.int32)
     parked = Parked(
         indices=np.sort(rng.permutation(10)[:count]),
-        positions=np.array([4 + length for length in lengths], np.int32),
-        states=SlotStates(
-            rng.random((count, 3), np.float32), rng.integers(0, 9, count, dtype=np.int32)
-        ),
+        positions=4 + np.array(lengths, np.int32),
+        states=SlotStates(*states),
         tokens=tuple(rng.integers(0, 9, length, np.int32).tobytes() for length in lengths),
-        logprobs=tuple(
-            rng.random(length, np.float32).tobytes() if logprobs else b"" for length in lengths
-        ),
+        logprobs=tuple(rng.random(length * logprobs, np.float32).tobytes() for length in lengths),
     )
     return Record(request, parked)
 
@@ -73,9 +69,8 @@ def write(folder: Path, chunks: list[list[Record]] = CHUNKS, stamp: Stamp = STAM
 
 @contextmanager
 def opened(path: Path) -> Iterator[SnapshotFile]:
-    found = SnapshotFile(path, STAMP)
-    yield found
-    found.close()
+    with closing(SnapshotFile(path, STAMP)) as found:
+        yield found
 
 
 def has(found: SnapshotFile, *records: Record) -> None:
@@ -87,16 +82,8 @@ def has(found: SnapshotFile, *records: Record) -> None:
 
 def read_all(path: Path) -> None:
     """Everything, as CHUNKS has it; raises SnapshotError."""
-    found = SnapshotFile(path, STAMP)
-    try:
+    with opened(path) as found:
         has(found, *chain(*CHUNKS))
-    finally:
-        found.close()
-
-
-def refused(path: Path, message: str, stamp: Stamp = STAMP) -> None:
-    with pytest.raises(SnapshotError, match=message):
-        SnapshotFile(path, stamp)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -149,12 +136,9 @@ def test_another_request_of_the_same_id_gets_nothing(tmp_path: Path) -> None:
 
 def test_of_several_records_of_a_request_the_later_ones_count(tmp_path: Path) -> None:
     request, all_of_them = record("c", 10)
+    nothing = SlotStates(np.zeros((5, 3), np.float32), np.zeros(5, np.int32))
     before = Parked(
-        indices=np.arange(2, 7),
-        positions=np.zeros(5, np.int32),
-        states=SlotStates(np.zeros((5, 3), np.float32), np.zeros(5, np.int32)),
-        tokens=(b"",) * 5,
-        logprobs=(b"",) * 5,
+        np.arange(2, 7), np.zeros(5, np.int32), nothing, tokens=(b"",) * 5, logprobs=(b"",) * 5
     )
     odd, even = (all_of_them.only(np.arange(first, 10, 2)) for first in (1, 0))
     chunks = [[Record(request, before), Record(request, odd)], [Record(request, even)]]
@@ -169,10 +153,12 @@ def test_another_model_or_arithmetic_or_format_is_named(
     others = {"fingerprint": "beef", "arithmetic": "gpu", "state_width": 4, "state_dtype": "<f8"}
     for field, value in others.items():
         message = f"{path}: {field} is {getattr(STAMP, field)}, expected {value}$"
-        refused(path, message, msgspec.structs.replace(STAMP, **{field: value}))
+        with pytest.raises(SnapshotError, match=message):
+            SnapshotFile(path, msgspec.structs.replace(STAMP, **{field: value}))
     monkeypatch.setattr("engine.process.snapshot_writer.FORMAT_VERSION", 2)
     write(tmp_path)
-    refused(path, "format_version is 2, expected 1")
+    with pytest.raises(SnapshotError, match="format_version is 2, expected 1"):
+        SnapshotFile(path, STAMP)
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
@@ -192,12 +178,15 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path)
     whole = path.read_bytes()
-    for size in (*range(PREAMBLE.size + 9), *range(PREAMBLE.size + 9, len(whole), 7)):
-        path.write_bytes(whole[:size])
+    for size in (
+        *range(PREAMBLE.size + 9),
+        *range(PREAMBLE.size + 9, len(whole), 7),
+        len(whole) + 1,
+    ):
+        path.write_bytes((whole + b"\0")[:size])
         reason = "size in bytes" if size >= PREAMBLE.size else "bytes from 0 on"
-        refused(path, rf"{reason} is {size}, expected")
-    path.write_bytes(whole + b"\0")
-    refused(path, "size in bytes")
+        with pytest.raises(SnapshotError, match=rf"{reason} is {size}, expected"):
+            SnapshotFile(path, STAMP)
     path.write_bytes(whole)
     with opened(path) as found, pytest.raises(SnapshotError, match="bytes from"):
         os.truncate(path, 100)  # while it is open
@@ -222,7 +211,7 @@ def _write_with_little_room(folder: Path) -> None:
     writer = SnapshotWriter(folder, STAMP)
     try:
         for chunk in CHUNKS * 20:
-            writer.add([Record(one.request, one.parked) for one in chunk])
+            writer.add(chunk)
         writer.finish()
     except SnapshotError as error:
         assert error.message == f"{folder / PARTIAL}: cannot be written: File too large"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -13,7 +11,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, InvalidRequest, NotFound, SRMError, SwapInProgress
-from engine.messages import PROMPT, Done, LoadWeights, Output, join
+from engine.messages import PROMPT, Done, LoadWeights
 from engine.process.engine import Engine
 from engine.process.weight_reload import LoadFolder, Swaps, first_weights, load_weights
 from engine.weights.checkpoint import load_checkpoint
@@ -22,25 +20,10 @@ from engine.weights.weights import Weights
 from tests.engines.making import engine_of, ints, request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import TINY, feed, tiny_weights
+from tests.engines.run_engine import run, tokens
 
 NEW = tiny_weights(seed=1)
 HEADER = np.random.default_rng(2).integers(2, 31, 30).tolist()
-Said = dict[tuple[str, int], Output]
-
-
-def run(engine: Engine, is_over: Callable[[], bool] = lambda: False) -> Said:
-    """All that is said from here on, or until then, by request and sample."""
-    said: defaultdict[tuple[str, int], list[Output]] = defaultdict(list)
-    while engine.has_work and not is_over():
-        for output in engine.step():
-            said[output.id, output.index].append(output)
-    return {key: join(outputs) for key, outputs in said.items()}
-
-
-def hold(engine: Engine) -> Said:
-    """What is said until nothing that has begun is left."""
-    engine.scheduler.is_held = True
-    return run(engine, lambda: engine.scheduler.is_quiet)
 
 
 def greedy(parts: list[tuple[Weights, int]], prompt: list[int]) -> list[int]:
@@ -58,76 +41,53 @@ def greedy(parts: list[tuple[Weights, int]], prompt: list[int]) -> list[int]:
     return sampled
 
 
-@pytest.mark.parametrize("before", [1, 4, 9])
-def test_what_runs_goes_on_from_its_state(weights: Weights, before: int) -> None:
+@pytest.mark.parametrize("is_overlapped", [False, True])
+@pytest.mark.parametrize("steps", [2, 5, 10])
+def test_what_runs_goes_on_from_its_state_and_what_is_under_way_is_completed_first(
+    weights: Weights, steps: int, is_overlapped: bool
+) -> None:
     engine = engine_of()
-    engine.add(request_of(max_tokens=10, temperature=0))
-    for _ in range(before + 1):  # a step for the prompt
-        engine.step()
+    step = engine.step_overlapped if is_overlapped else engine.step
+    engine.add(request_of(max_tokens=10, temperature=0, emit="delta"))
+    early = [output for _ in range(steps) for output in step()] + engine.settle()
+    assert len(early) == steps - 1  # one was for the prompt
     assert (engine.status().weights_version, engine.status().fingerprint) == (1, "tiny-0")
     engine.load_weights(NEW)
     assert (engine.status().weights_version, engine.status().fingerprint) == (2, "tiny-1")
-    (output,) = run(engine).values()
-    tokens = ints(output.token_ids)
-    assert tokens == greedy([(weights, before), (NEW, 10 - before)], [5, 6, 7])
-    assert tokens != greedy([(weights, 10)], [5, 6, 7])
-    assert output.first_version == 1
-
-
-def test_what_is_under_way_is_completed_by_the_weights_before(weights: Weights) -> None:
-    engine = engine_of()
-    engine.add(request_of(max_tokens=6, temperature=0, emit="delta"))
-    early = [output for _ in range(4) for output in engine.step_overlapped()]
-    early += engine.settle()
-    engine.load_weights(NEW)
-    late = [output for _ in range(9) for output in engine.step_overlapped()]
-    tokens = chain(*(ints(output.token_ids) for output in early + late))
-    assert list(tokens) == greedy([(weights, len(early)), (NEW, 6 - len(early))], [5, 6, 7])
-    assert len(early) == 3
+    late = run(engine)
+    sampled = [token for output in early + late for token in ints(output.token_ids)]
+    assert sampled == greedy([(weights, len(early)), (NEW, 10 - len(early))], [5, 6, 7])
+    assert sampled != greedy([(weights, 10)], [5, 6, 7])
+    assert late[-1].first_version == 1
 
 
 def test_samples_that_start_later_owe_the_weights_before_nothing() -> None:
-    engine, fresh = engine_of(num_slots=4), engine_of(model=NEW)
-    many = {"prompt": HEADER, "n": 10, "max_tokens": 5, "seed": 3}
-    engine.add(request_of("many", prompt_logprobs=2, **many))
-    said = run(engine, lambda: engine.scheduler.table.num_owned == 4)  # the prompt is fed, scored
-    said |= hold(engine)
-    assert {index for _, index in said} == {PROMPT, 0, 1, 2, 3}
+    """`tests/property/test_swaps.py` compares them with an engine that never had others."""
+    engine = engine_of(num_slots=4)
+    engine.add(request_of("many", HEADER, n=10, max_tokens=5, prompt_logprobs=2))
+    early = [*engine.step(), *engine.step()]
+    engine.scheduler.is_held = True
+    engine.add(request_of("waiting"))
+    early += [one for _ in range(20) for one in engine.step()]
+    assert sorted(tokens(early)) == [("many", index) for index in (PROMPT, 0, 1, 2, 3)]
+    assert engine.scheduler.is_quiet and engine.scheduler.num_waiting == 6 + 1
     engine.load_weights(NEW)
     engine.scheduler.is_held = False
     later = run(engine)
-    assert set(later) == {("many", index) for index in range(4, 10)}, "no score is sent twice"
-    fresh.add(request_of("many", **many))
-    expected = run(fresh)
-    for key, output in later.items():
-        assert output.token_ids == expected[key].token_ids
-        assert output.first_version == 1, "the request began before"
-    assert engine.scheduler.prefixes.num_used <= 1
+    many = [one for one in later if one.id == "many"]
+    assert sorted(tokens(many)) == [("many", index) for index in range(4, 10)], "nothing twice"
+    assert {one.first_version for one in many} == {1}, "the request began before"
+    assert engine.scheduler.prefixes.num_used <= 2
 
 
 def test_nothing_kept_is_begun_from() -> None:
-    engine, found = engine_of(), list[Output]()
-    for number in range(4):
+    engine = engine_of()
+    for number, cached in enumerate((0, 29, 0, 29)):
         if number == 2:
             engine.load_weights(NEW)
         engine.add(request_of(str(number), HEADER, max_tokens=3))
-        found += run(engine).values()
-    assert [one.cached_tokens for one in found] == [0, 29, 0, 29]
-    assert [one.first_version for one in found] == [0] * 4
-    fresh = engine_of(model=NEW)
-    fresh.add(request_of("2", HEADER, max_tokens=3))
-    assert list(run(fresh).values()) == found[2:3]
-
-
-def test_held_means_that_nothing_starts() -> None:
-    engine = engine_of()
-    engine.add(request_of("running", max_tokens=6))
-    engine.step()
-    engine.add(request_of("waiting"))
-    assert set(hold(engine)) == {("running", 0)}
-    assert (engine.scheduler.request_ids(), engine.scheduler.num_waiting) == (["waiting"], 1)
-    engine.scheduler.is_held = False
-    assert set(run(engine)) == {("waiting", 0)}
+        (output,) = run(engine)
+        assert (output.cached_tokens, output.first_version) == (cached, 0)
 
 
 MakeFolder = Callable[..., Path]
@@ -165,11 +125,8 @@ def swap_once(engine: Engine, folder: Path, note: str = "", how: LoadFolder = lo
 def test_one_change_at_a_time(make_folder: MakeFolder) -> None:
     engine, folder = engine_of(), make_folder("new")
     done = swap_once(engine, folder)
-    assert (done.id, done.detail["weights_version"], done.detail["fingerprint"]) == (
-        "a",
-        2,
-        "tiny-1",
-    )
+    found = done.id, done.detail["weights_version"], done.detail["fingerprint"]
+    assert found == ("a", 2, "tiny-1")
     assert swap_once(engine, folder).detail["weights_version"] == 3
 
 

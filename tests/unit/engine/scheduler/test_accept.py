@@ -22,7 +22,7 @@ def accepted(**settings: Any) -> SequenceGroup:
 
 
 BAD: dict[str, tuple[object, ...]] = {
-    "max_tokens": (0,),
+    "max_tokens": (0, -1),
     "n": (0, -3),
     "temperature": (-0.1, 101, 1e39, NAN, INF),
     "top_k": (-1, 2**31),
@@ -65,11 +65,32 @@ EDITS: dict[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(name, one) for name in BAD for one in BAD[name]])
-def test_a_parameter_out_of_range_is_named(field: str, value: object) -> None:
-    with pytest.raises(InvalidRequest, match=field) as error:
-        accepted(**{field: value})
-    assert error.value.param == field
+NO_TOKEN_LEFT: list[tuple[str, dict[str, Any]]] = [
+    ("bad_words", {"bad_words": tuple((token,) for token in range(V))}),
+    ("bad_words", {"bad_words": tuple((3, token) for token in range(V))}),
+    ("allowed_token_ids", {"allowed_token_ids": (4, 4), "bad_words": ((4, 4),)}),
+    ("allowed_token_ids", {"allowed_token_ids": (EOS,), "min_tokens": 1}),
+    ("allowed_token_ids", {"allowed_token_ids": (EOS, 5), "min_tokens": 1, "stop_token_ids": (5,)}),
+    ("min_tokens", {"min_tokens": 1, "stop_token_ids": tuple(range(V))}),
+    ("bad_words", {"min_tokens": 1, "bad_words": tuple((t,) for t in range(V) if t != EOS)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("named", "params", "message"),
+    [
+        *((name, {name: one}, name) for name in BAD for one in BAD[name]),
+        *((name, params, f"^{name}.* must leave a token") for name, params in NO_TOKEN_LEFT),
+        ("max_tokens", {"max_tokens": 0, "prompt_logprobs": 0, "prompt": [5]}, "max_tokens"),
+        ("logprobs", {"logprobs": 1}, "logprobs"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    named: str, params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message) as error:
+        accepted(**params)
+    assert error.value.param == named
 
 
 def test_the_ends_of_a_range_are_in_it_and_who_wants_no_edits_has_no_plan() -> None:
@@ -80,27 +101,6 @@ def test_the_ends_of_a_range_are_in_it_and_who_wants_no_edits_has_no_plan() -> N
     penalties = {"presence_penalty": -0.0, "frequency_penalty": 0, "repetition_penalty": 1}
     lists: dict[str, Any] = {"logit_bias": {}, "allowed_token_ids": (), "bad_words": ()}
     assert accepted(**penalties, **lists, min_tokens=0).edits is None
-
-
-@pytest.mark.parametrize(
-    ("params", "named"),
-    [
-        ({"bad_words": tuple((token,) for token in range(V))}, "bad_words"),
-        ({"bad_words": tuple((3, token) for token in range(V))}, "bad_words"),
-        ({"allowed_token_ids": (4, 4), "bad_words": ((4, 4),)}, "allowed_token_ids"),
-        ({"allowed_token_ids": (EOS,), "min_tokens": 1}, "allowed_token_ids"),
-        ({"allowed_token_ids": (EOS, 5), "min_tokens": 1, "stop_token_ids": (5,)}, "allowed_token"),
-        ({"min_tokens": 1, "stop_token_ids": tuple(range(V))}, "min_tokens"),
-        (
-            {"min_tokens": 1, "bad_words": tuple((t,) for t in range(V) if t != EOS)},
-            "bad_words and min_tokens",
-        ),
-    ],
-)
-def test_what_could_leave_no_token_is_refused(params: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{named}.* must leave a token") as error:
-        accepted(**params)
-    assert error.value.param is not None and error.value.param in named + "_ids"
 
 
 def test_prompts_are_token_ids_that_fit_the_context() -> None:

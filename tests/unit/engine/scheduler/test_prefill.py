@@ -46,45 +46,38 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_prompt_that_comes_again_is_not_prefilled_again(prefilled: list[int], n: int) -> None:
-    engine = engine_of()
-    first = run(engine, request_of(prompt=HEADER, n=n))["a"]
-    assert (sum(prefilled), cached(first)) == (29, {0})
-    again = run(engine, request_of(prompt=HEADER, n=n))["a"]
-    assert (sum(prefilled), cached(again)) == (29, {29})
-    assert [one.token_ids for one in again] == [one.token_ids for one in first]
+Round = tuple[list[list[int]], int, list[int], int]
+"""Prompts that come together, samples of each; what each begins from, tokens that are fed."""
 
 
-def test_equal_prompts_that_come_together_are_prefilled_once(prefilled: list[int]) -> None:
-    engine = engine_of(num_slots=30, max_step_rows=30)
-    requests = [request_of(str(i), HEADER, seed=i, n=1 + i % 2) for i in range(20)]
-    said = run(engine, *requests)
-    assert sum(prefilled) == 29
-    assert [cached(said[str(i)]) for i in range(20)] == [{0}] + [{29}] * 19
-
-
-def test_what_two_prompts_share_is_made_with_the_second_and_used_by_the_third(
-    prefilled: list[int],
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [([HEADER], 1, [0], 29), ([HEADER], 1, [29], 0)],
+        [([HEADER], 3, [0], 29), ([HEADER], 40, [29], 0)],
+        [([HEADER] * 20, 2, [0] + [29] * 19, 29)],
+        [  # what two share is made with the second, and used by the third
+            ([[*HEADER, 3, 4, 5]], 1, [0], 32),
+            ([[*HEADER, 6, 7, 8]], 1, [0], 32),
+            ([[*HEADER, 9, 10, 11]], 1, [30], 2),
+            ([[*HEADER, 6, 7, 12]], 1, [32], 0),
+            ([[*HEADER, 6, 7, 8, 9, 10]], 1, [32], 2),
+        ],
+        [([[*HEADER, i, 3, 4] for i in range(2, 20)], 1, [0] * 2 + [30] * 16, 2 * 30 + 18 * 2)],
+    ],
+    ids=["again", "again with more samples", "many equal", "a common header", "many of one header"],
+)
+def test_what_was_prefilled_is_not_prefilled_again(
+    prefilled: list[int], rounds: list[Round]
 ) -> None:
-    engine = engine_of()
-    for name, tail, expected, fed in (
-        ("a", [3, 4, 5], 0, 32),
-        ("b", [6, 7, 8], 0, 32),
-        ("c", [9, 10, 11], 30, 2),
-        ("d", [6, 7, 12], 32, 0),
-        ("e", [6, 7, 8, 9, 10], 32, 2),
-    ):
+    engine = engine_of(num_slots=40, max_step_rows=40, max_step_tokens=99, prefix_slots=30)
+    for prompts, n, begun_from, fed in rounds:
         prefilled.clear()
-        said = run(engine, request_of(name, HEADER + tail))[name]
-        assert (cached(said), sum(prefilled)) == ({expected}, fed), name
-
-
-def test_prompts_of_one_header_that_come_together_feed_it_twice(prefilled: list[int]) -> None:
-    engine = engine_of(num_slots=20, max_step_rows=20, prefix_slots=30)
-    said = run(engine, *(request_of(str(i), [*HEADER, i, 3, 4]) for i in range(2, 20)))
-    assert [cached(said[str(i)]) for i in range(2, 20)] == [{0}] * 2 + [{30}] * 16
-    assert sum(prefilled) == 2 * 30 + 18 * 2
+        requests = [request_of(str(i), prompt, n=n) for i, prompt in enumerate(prompts)]
+        said = run(engine, *requests)
+        assert [cached(said[one.id]) for one in requests] == [{count} for count in begun_from]
+        assert [len(said[one.id]) for one in requests] == [n] * len(prompts)
+        assert sum(prefilled) == fed
 
 
 def test_little_in_common_is_no_reason_to_split() -> None:
@@ -137,14 +130,6 @@ def test_a_pool_of_prefixes_in_use_keeps_nothing_and_holds_nobody_up() -> None:
     said = run(engine, *(request_of(str(i), [i] * 20, max_tokens=1) for i in range(2, 22)))
     assert [len(outputs) for outputs in said.values()] == [1] * 20
     assert (engine.num_steps, engine.scheduler.prefixes.num_used) == (2, 1)
-
-
-def test_the_only_prefix_slot_may_hold_what_several_samples_would_begin_from() -> None:
-    engine = engine_of(prefix_slots=1)
-    run(engine, request_of(prompt=HEADER[:20]))
-    said = run(engine, request_of(prompt=HEADER, n=3))["a"]
-    assert cached(said) == {0}
-    assert said == run(engine_of(prefix_slots=1), request_of(prompt=HEADER, n=3))["a"]
 
 
 def test_with_the_cache_off_only_several_samples_need_a_prefix(prefilled: list[int]) -> None:

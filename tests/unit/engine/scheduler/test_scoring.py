@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from engine.errors import InvalidRequest
-from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
+from engine.messages import MAX_LOGPROBS, PROMPT, Output
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import SAMPLED, Batch, Scores, StepResult
-from engine.weights.weights import Weights
-from tests.engines.making import engine_of, floats, ints, request_of, scheduled, scheduler_of
-from tests.engines.numpy_runner import TINY, feed
+from tests.engines.making import floats, ints, request_of, scheduled, scheduler_of
 
 
 def complete(scheduler: Scheduler, batch: Batch, broken: int | None = None) -> list[Output]:
@@ -27,16 +22,6 @@ def complete(scheduler: Scheduler, batch: Batch, broken: int | None = None) -> l
     tokens = np.full(batch.num_decode, 9, np.int32)
     sampled = np.full(batch.num_decode, -0.5, np.float32)
     return scheduler.complete(batch, StepResult(tokens, sampled, scores))
-
-
-def test_a_step_that_scores_nothing_has_only_its_decode_rows_in_the_head() -> None:
-    scheduler = scheduler_of()
-    scheduler.add(request_of("a", [5], n=3, logprobs=0))
-    scheduler.add(request_of("b"))
-    batch = scheduled(scheduler)
-    assert (batch.num_decode, batch.num_tokens) == (3, 5)
-    assert batch.targets.tolist() == [SAMPLED] * 3
-    assert len(batch.score_rows) == len(batch.num_top) == len(batch.scored_ids) == 0
 
 
 def test_scored_prompts_come_before_the_others_and_after_decode_rows() -> None:
@@ -112,43 +97,3 @@ def test_alternatives_come_with_each_token_to_those_who_asked(most: int) -> None
         assert (floats(outputs["chosen"].logprobs), outputs["chosen"].top_ids) == ([-0.5], b"")
     assert asks.finish_reason == "length"
     assert (len(scheduled(scheduler).score_rows), scheduler.table.num_asking) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("params", "named"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 0, "prompt_logprobs": 0, "prompt": [5]}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"logprobs": 1}, "logprobs"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_by_name(params: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidRequest, match=named) as error:
-        scheduler_of().add(request_of(**params))
-    assert error.value.param == named
-
-
-@pytest.mark.parametrize("max_step_tokens", [9, 64])
-def test_scores_are_the_models_own(weights: Weights, max_step_tokens: int) -> None:
-    prompt = [5, 9, 3, 3, 17, 8, 22, 4, 4, 30, 2, 6]
-    params = SamplingParams(max_tokens=4, temperature=0.5, logprobs=20, prompt_logprobs=3, seed=4)
-    ((scores, sample),) = engine_of(max_step_tokens=max_step_tokens).generate([prompt], params)
-    tokens = prompt + ints(sample.token_ids)
-    assert ints(scores.token_ids) == prompt[1:]
-    assert (scores.index, sample.index) == (PROMPT, 0)
-    logprobs = floats(scores.logprobs) + floats(sample.logprobs)
-    top = [*np.split(np.frombuffer(scores.top_ids, "<i4"), len(prompt) - 1)]
-    top += [*np.split(np.frombuffer(sample.top_ids, "<i4"), len(tokens) - len(prompt))]
-    ranks = ints(scores.ranks) + ints(sample.ranks)
-    state = np.zeros((TINY.num_layers, TINY.d_model))
-    for position, token in enumerate(tokens[:-1]):
-        logits, state = feed(weights, token, position, state)
-        is_prompt = position < len(prompt) - 1
-        scaled = logits / (1 if is_prompt else 0.5)
-        expected = scaled - scaled.max() - np.log(np.exp(scaled - scaled.max()).sum())
-        following = tokens[position + 1]
-        assert logprobs[position] == pytest.approx(expected[following], abs=1e-5)
-        order = np.argsort(-expected, kind="stable").tolist()
-        assert top[position].tolist() == order[: 3 if is_prompt else 20]
-        assert ranks[position] == order.index(following) + 1

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
-from engine.messages import Request
-from engine.scheduler.accept import accept
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.wait_queues import ShareLine, WaitQueue
-from engine.state.fair_share import FairShare, FairShares
-from engine.state.sequence import SequenceGroup
-from engine.steps.batch import SlotStates
-from tests.engines.making import complete, request_of, scheduled, scheduler_of, step, steps
-from tests.engines.numpy_runner import TINY
+from tests.engines.making import (
+    complete,
+    park_victims,
+    request_of,
+    scheduled,
+    scheduler_of,
+    step,
+    steps,
+)
 
 
 def held(scheduler: Scheduler) -> Counter[str]:
     """Slots by share."""
     tiers = scheduler._admission.shares.tiers.values()
     return Counter({name: one.owned for tier in tiers for name, one in tier.members.items()})
-
-
-def group_of(request: Request, share: FairShare) -> SequenceGroup:
-    group = accept(request, TINY, share.number)
-    group.share = share
-    return group
-
-
-def park_victims(scheduler: Scheduler) -> int:
-    slots = scheduler.victims()
-    states = SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
-    scheduler.park(slots, states)
-    return len(slots)
 
 
 @pytest.mark.parametrize("n", [1, 7, 200])
@@ -55,17 +42,14 @@ def test_shares_that_want_all_get_slots_by_weight(n: int) -> None:
 def test_a_giant_request_does_not_hold_up_another_shares_single_one() -> None:
     scheduler = scheduler_of(max_waiting=2_000_000)
     scheduler.add(request_of("giant", [5], n=1_000_000, share="a", max_tokens=50))
-    scheduler.add(request_of("single", [6], share="b", max_tokens=2))
-    step(scheduler)
-    assert held(scheduler) == {"a": 7, "b": 1}
-    assert [output.id for output in step(scheduler)] == ["single"]
-    step(scheduler)
-    assert held(scheduler) == {"a": 8}
-    scheduler.add(request_of("next", [6], share="b", max_tokens=2))
-    assert park_victims(scheduler) == 1  # none of the giant's samples ends for long
-    step(scheduler)
-    assert held(scheduler) == {"a": 7, "b": 1}
-    assert [output.id for output in step(scheduler)] == ["next"]
+    for num_parked in (0, 1):  # none of the giant's samples ends for long
+        scheduler.add(request_of("single", [6], share="b", max_tokens=2))
+        assert park_victims(scheduler) == num_parked
+        step(scheduler)
+        assert held(scheduler) == {"a": 7, "b": 1}
+        assert [output.id for output in step(scheduler)] == ["single"]
+        step(scheduler)
+        assert held(scheduler) == {"a": 8}
 
 
 @pytest.mark.parametrize(
@@ -103,26 +87,6 @@ def test_the_weight_sent_last_is_the_shares() -> None:
     assert held(scheduler) == {"one": 6, "two": 6}
 
 
-def test_nothing_is_left_of_the_weights_of_those_who_went() -> None:
-    shares, line, rivals = FairShares(), ShareLine(), (0.1, 1e3, 0.7, 1 / 3, 999.9)
-    light = shares.enter(request_of(share="light", weight=1e-3))
-    alone = light.weight
-    for weight in rivals:
-        shares.enter(request_of(share=str(weight), weight=weight))
-    members = light.tier.members
-    for share in members.values():
-        line.push(group_of(request_of(), share))
-    for weight in (0.2, 77.7):
-        shares.weigh(members["0.7"], weight)
-        assert light.tier.weight == line.weight == sum(one.weight for one in members.values())
-    for weight in rivals:
-        share = members[str(weight)]
-        for group in list(line.of(share)):
-            line.discard(group)
-        shares.leave(share)
-    assert light.tier.weight == line.weight == light.weight == alone
-
-
 def test_of_those_who_wait_no_more_are_looked_at_than_are_wanted() -> None:
     scheduler = scheduler_of(num_slots=2)
     for name in "abcde":
@@ -130,20 +94,3 @@ def test_of_those_who_wait_no_more_are_looked_at_than_are_wanted() -> None:
     admission = scheduler._admission
     share = admission.shares.tiers[0].members[""]
     assert [admission.usable(share, limit) for limit in (0, 1, 3, 5, 99)] == [0, 1, 3, 5, 5]
-
-
-def test_a_line_serves_by_priority_and_then_by_arrival() -> None:
-    line = WaitQueue()
-    groups = [
-        accept(request_of(str(i), priority=priority), TINY, i)
-        for i, priority in enumerate([0, 5, 0, -1, 5])
-    ]
-    for group in groups:
-        line.push(group)
-    assert [group.request.id for group in line] == ["1", "4", "0", "2", "3"]
-    for at in (2, 2, 3):
-        line.discard(groups[at])
-    assert line.peek() is groups[1]
-    assert [line.pop().request.id for _ in range(3)] == ["1", "4", "0"]
-    assert line.peek() is None
-    line.discard(groups[0])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY, Histogram
 
 from engine import metrics
-from engine.steps.batch import SlotStates
-from tests.engines.making import complete, engine_of, request_of, scheduler_of
+from tests.engines.making import complete, engine_of, park_victims, request_of, scheduler_of
 from tests.engines.run_engine import run
 
 
@@ -28,6 +25,7 @@ class Clocked:
             assert batch is not None
             self.latencies.now += one
             complete(self.scheduler, batch)
+        self.latencies.publish(is_idle=True)
 
 
 class Grown:
@@ -56,9 +54,9 @@ class Grown:
 
 
 @pytest.fixture
-def grown() -> Iterator[dict[str, Grown]]:
-    histograms = {name: one for name, one in vars(metrics).items() if isinstance(one, Histogram)}
-    yield {name: Grown(one) for name, one in histograms.items()}
+def grown() -> dict[str, Grown]:
+    found = vars(metrics).items()
+    return {name: Grown(one) for name, one in found if isinstance(one, Histogram)}
 
 
 def has_grown(grown: dict[str, Grown], expected: dict[str, tuple[int, float]]) -> None:
@@ -70,20 +68,19 @@ def test_a_sequence_waits_is_prefilled_and_decodes(grown: dict[str, Grown]) -> N
     clocked.scheduler.add(request_of(max_tokens=3))
     clocked.latencies.now += 2.0
     clocked.steps(0.5, 0.25, 0.125, 0.0625)  # prefill, and three tokens
-    clocked.latencies.publish(is_idle=True)
-    expected = {
-        "SEQUENCE_QUEUE_SECONDS": (1, 2.0),
-        "SEQUENCE_PREFILL_SECONDS": (1, 0.75),
-        "SEQUENCE_DECODE_SECONDS": (1, 0.1875),
-        "SEQUENCE_INFERENCE_SECONDS": (1, 0.9375),
-        "SEQUENCE_SECONDS": (1, 2.9375),
-        "REQUEST_SECONDS": (1, 2.9375),
-        "FIRST_TOKEN_SECONDS": (1, 2.75),
-        "INTER_TOKEN_SECONDS": (2, 0.1875),
-        "SEQUENCE_TOKEN_SECONDS": (1, 0.09375),
-        "SEQUENCE_TOKENS": (1, 3.0),
-    }
-    has_grown(grown, expected)
+    has_grown(
+        grown,
+        {
+            "SEQUENCE_QUEUE_SECONDS": (1, 2.0),
+            "SEQUENCE_PREFILL_SECONDS": (1, 0.75),
+            "SEQUENCE_DECODE_SECONDS": (1, 0.1875),
+            "SEQUENCE_INFERENCE_SECONDS": (1, 0.9375),
+            "SEQUENCE_SECONDS": (1, 2.9375),
+            "FIRST_TOKEN_SECONDS": (1, 2.75),
+            "INTER_TOKEN_SECONDS": (2, 0.1875),
+            "SEQUENCE_TOKEN_SECONDS": (1, 0.09375),
+        },
+    )
     assert grown["INTER_TOKEN_SECONDS"].below("0.1") == 1
 
 
@@ -91,7 +88,6 @@ def test_samples_are_sequences_each_and_one_request(grown: dict[str, Grown]) -> 
     clocked = Clocked()
     clocked.scheduler.add(request_of(n=12, max_tokens=2))  # four of them find no slot at first
     clocked.steps(*[1.0] * 5)  # prefill, twice two tokens
-    clocked.latencies.publish(is_idle=True)
     expected = {
         "REQUEST_N": (1, 12.0),
         "REQUEST_TOKENS": (1, 24.0),
@@ -113,7 +109,6 @@ def test_who_takes_turns_waits_longer_between_tokens(grown: dict[str, Grown]) ->
     clocked = Clocked(max_step_rows=3, max_step_tokens=16)
     clocked.scheduler.add(request_of(prompt=[5], n=6, max_tokens=3))
     clocked.steps(*[1.0] * 6)
-    clocked.latencies.publish(is_idle=True)
     first = (6, 3 * 1.0 + 3 * 2.0)
     has_grown(grown, {"INTER_TOKEN_SECONDS": (12, 12 * 2.0), "FIRST_TOKEN_SECONDS": first})
 
@@ -126,7 +121,6 @@ def test_waits_between_tokens_are_right_where_steps_are_mixed(grown: dict[str, G
     # High for the first time, one of low: 1 x 1; high: 2 x 1, the other of low: 1 x 2; high: 2 x 1,
     # the first of low: 1 x 2; both of low: 1 + 2.
     clocked.steps(1.0, 1.0, 1.0, 1.0)
-    clocked.latencies.publish(is_idle=True)
     assert grown["INTER_TOKEN_SECONDS"]() == (2 + 1 + 3 + 3 + 2, 2 + 1 + 4 + 4 + 3)
 
 
@@ -136,10 +130,8 @@ def test_a_sequence_that_was_parked_waited_meanwhile(grown: dict[str, Grown]) ->
     scheduler.add(request_of("low", [5], priority=-1, max_tokens=3))
     clocked.steps(1.0, 1.0)  # 1 x 1
     scheduler.add(request_of("high", [5], max_tokens=2))
-    slots = scheduler.victims()
-    scheduler.park(slots, SlotStates(np.zeros((1, 1), np.float32), np.zeros(1, np.int32)))
+    park_victims(scheduler)
     clocked.steps(1.0, 2.0, 4.0)  # high, for the first time; high: 1 x 2; low: 1 x 7
-    clocked.latencies.publish(is_idle=True)
     decoded = (2, 2.0 + 8.0)
     has_grown(grown, {"INTER_TOKEN_SECONDS": (3, 10.0), "SEQUENCE_DECODE_SECONDS": decoded})
 
@@ -183,15 +175,13 @@ def test_an_aborted_request_is_counted_and_leaves_no_times(grown: dict[str, Grow
     assert not engine.scheduler.latencies._groups
 
 
-@pytest.mark.parametrize("value", [0.0005, 0.0049, 0.005, 0.3, 1e9])
-def test_many_observations_at_once_are_what_one_at_a_time_are(value: float) -> None:
-    bounds = (0.005, 0.01, 0.3)
-    made = [Histogram(f"h{i}", "", buckets=bounds, registry=None) for i in range(3)]
-    for _ in range(7):
-        made[0].observe(value)
-    metrics.observe(made[1], np.full(7, value))
-    metrics.observe_counts(made[2], [(value, 3), (value, 4)])
-    buckets = [[bucket.get() for bucket in histogram._buckets] for histogram in made]
-    assert buckets[0] == buckets[1] == buckets[2]
-    assert sum(buckets[0]) == 7
-    assert [one._sum.get() for one in made] == pytest.approx([7 * value] * 3)
+def test_many_observations_at_once_are_what_one_at_a_time_are() -> None:
+    for value in (0.0005, 0.0049, 0.005, 0.3, 1e9):
+        made = [Histogram("h", "", buckets=(0.005, 0.01, 0.3), registry=None) for _ in range(3)]
+        for _ in range(7):
+            made[0].observe(value)
+        metrics.observe(made[1], np.full(7, value))
+        metrics.observe_counts(made[2], [(value, 3), (value, 4)])
+        buckets = [[bucket.get() for bucket in histogram._buckets] for histogram in made]
+        assert buckets[0] == buckets[1] == buckets[2] and sum(buckets[0]) == 7
+        assert [one._sum.get() for one in made] == pytest.approx([7 * value] * 3)

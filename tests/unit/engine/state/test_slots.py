@@ -9,9 +9,8 @@ import pytest
 
 from engine.scheduler.accept import accept
 from engine.state.fair_share import FairShares
-from engine.state.prefixes import Prefix
 from engine.state.sequence import SequenceGroup, sample_seeds
-from engine.state.slots import FREE, SlotTable, StopSets
+from engine.state.slots import SlotTable, StopSets
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
 
@@ -22,39 +21,26 @@ def accepted(first_id: int = 0, **settings: Any) -> SequenceGroup:
     return group
 
 
-def test_slots_are_free_or_owned() -> None:
-    table, group = SlotTable(8, 64), accepted(100, n=9)
-    slots = table.take(group, 3)
-    assert (table.num_free, table.num_owned, len({*slots.tolist()})) == (5, 3, 3)
-    assert table.sequence_id[slots].tolist() == [100, 101, 102]
+def test_no_slot_is_taken_or_freed_twice() -> None:
+    table = SlotTable(8, 64)
+    slots = table.take(accepted(n=9), 3)
     with pytest.raises(AssertionError, match="than are free"):
-        table.take(group, 6)
+        table.take(accepted(n=9), 6)
     table.free(slots)
-    assert (table.num_free, table.num_owned) == (8, 0)
-    assert (table.sequence_id == FREE).all()
     with pytest.raises(AssertionError, match="twice"):
         table.free(slots)
 
 
-def test_a_taken_slot_says_what_its_first_row_needs() -> None:
-    table, group = SlotTable(8, 64), accepted(prompt=[3, 4, 5], n=4, max_tokens=7, top_k=3)
-    group.prefix, group.started = Prefix(group.prompt[:-1], slot=60), 2
-    slots = table.take(group, 2).astype(np.int64)
-    for name, values in (
-        ("sequence_id", [2, 3]),
-        ("position", [2, 2]),
-        ("first_position", [2, 2]),
-        ("first_read", [60, 60]),
-        ("first_token", [5, 5]),
-        ("last_position", [8, 8]),
-        ("top_k", [3, 3]),
-    ):
-        assert getattr(table, name)[slots].tolist() == values, name
-    assert len(set(table.seed[slots].tolist())) == 2
-    table.is_running[slots] = True
-    table.advance(slots, np.array([2, 2], np.int32), np.array([False, True]))
-    assert table.position[slots].tolist() == [3, 3]
-    assert table.is_running[slots].tolist() == [True, False]
+def test_a_slot_belongs_to_the_share_of_its_sequence() -> None:
+    table, shares, found = SlotTable(1, 64), FairShares(), []
+    for name in ("", "a", "b", ""):
+        group = accepted(share=name)
+        group.share = shares.enter(group.request)
+        slots = table.take(group, 1)
+        found.append((int(table.share[slots[0]]), group.share.place))
+        table.free(slots)
+    assert [place for place, _ in found] == [place for _, place in found]
+    assert len(set(found)) == 3
 
 
 def test_logprobs_take_memory_only_once_asked_for() -> None:

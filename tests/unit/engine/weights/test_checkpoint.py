@@ -33,8 +33,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_files_load(folder: Path, dtype: torch.dtype) -> None:
-    tensors = {k: v.to(dtype) for k, v in load_torch(folder / "model.safetensors").items()}
-    save_torch(tensors, folder / "model.safetensors")
+    path = folder / "model.safetensors"
+    tensors = {name: value.to(dtype) for name, value in load_torch(path).items()}
+    save_torch(tensors, path)
     expected = tensors["input_layer.weight"].float().numpy()
     assert np.array_equal(load_checkpoint(folder).embedding, expected)
 
@@ -85,13 +86,12 @@ def test_configs_that_are_wrong_or_of_another_model_are_explained(
             read(folder)
 
 
-def test_missing_cut_and_foreign_files_are_named(folder: Path) -> None:
+def test_missing_and_cut_files_are_named(folder: Path) -> None:
+    """See test_convert for more that are not whole."""
     path = folder / "model.safetensors"
-    whole = path.read_bytes()
-    for content in (whole[:-5], whole[:4], b"", b"not a checkpoint at all"):
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is not a whole"):
-            load_checkpoint(folder)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a whole"):
+        load_checkpoint(folder)
     path.unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
         load_checkpoint(folder)
@@ -103,15 +103,15 @@ def test_missing_cut_and_foreign_files_are_named(folder: Path) -> None:
     ("changes", "variant", "state"),
     [
         ({}, "mixed, 4 heads, projections, decay, c = 1", 64),
-        ({"mixer": "combined"}, "combined, 4 heads, projections, decay, c = 1", 128),
         (
-            {"mixer": "kernel", "num_heads": 1, "kernel_size": 3, "use_projections": False},
-            "kernel, kernel_size 3, decay, c = 1",
-            64,
-        ),
-        (
-            {"mixer": "row", "num_heads": 1, "use_projections": False, "decay": False},
-            "row, no decay",
+            {
+                "mixer": "kernel",
+                "num_heads": 1,
+                "kernel_size": 3,
+                "use_projections": False,
+                "decay": False,
+            },
+            "kernel, kernel_size 3, no decay",
             64,
         ),
         (

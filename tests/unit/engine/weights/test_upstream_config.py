@@ -138,6 +138,7 @@ def test_the_quirk_of_combined_rows_is_asked_for_where_it_matters(
         ({}, {"headless_kind": "diagonal"}, "headless_kind must be row or col, got 'diagonal'"),
         ({"heads": 4}, {"combined_row_quirk": "yes"}, "Expected `bool"),
         ({"heads": 4, "vocab_size": 1}, {}, "eos_token_id must lie in"),
+        ({"is_reward_model": True}, {}, "is_reward_model: a reward model gives texts a score"),
     ],
 )
 def test_what_is_open_or_wrong_is_named(

@@ -102,6 +102,7 @@ def test_a_line_that_is_too_long_is_told_and_not_kept() -> None:
     long = b"x" * 5_000_000  # several chunks
     found = lines_of(b"a\n" + long + b"\nb\n" + long)
     assert found == [(1, b"a"), (2, None), (3, b"b"), (4, None)]
+    assert lines_of(b"abc\nabcd\n", limit=3) == [(1, b"abc"), (2, None)]
     assert parse_line(None, 2).code == "line_too_long"  # type: ignore[union-attr]
 
 

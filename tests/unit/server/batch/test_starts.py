@@ -126,6 +126,9 @@ def test_only_starts_that_end_in_a_kill_and_without_progress_count(
     starts.clear(batch.id)  # it failed by an error, say
     assert not started(tmp_path, moved, 0).suspects([moved])
     assert started(tmp_path, moved, MAX_TOGETHER).suspects([moved])
+    most = MAX_TOGETHER + MAX_ALONE  # this start is counted before it runs
+    assert not started(tmp_path, moved, most - MAX_TOGETHER).is_hopeless(batch.id)
+    assert started(tmp_path, moved, 1).is_hopeless(batch.id)
     (tmp_path / "starts").write_text("[")
     assert not started(tmp_path, moved, 0).suspects([moved])
     assert "is left out" in caplog.text

@@ -1,0 +1,71 @@
+"""Engines and requests as hypothesis draws them: small, and short of everything."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from tests.bodies.edit_strategies import wanted
+from tests.engines.making import request_of
+from tests.engines.numpy_runner import TINY
+
+MAX_N = 9
+EMITS: tuple[Literal["final", "delta", "columns"], ...] = ("final", "delta", "columns")
+WEIGHTS_OF = {"": 1.0, "heavy": 1e3, "light": 0.1}
+HEADERS = np.random.default_rng(1).integers(0, 31, (2, TINY.n_ctx)).tolist()
+HEADERS[1][:20] = HEADERS[0][:20]
+
+
+def configs(min_waiting: int = 1) -> st.SearchStrategy[EngineConfig]:
+    return st.builds(
+        lambda max_step_rows, spare_tokens, **others: EngineConfig(
+            max_step_rows=max_step_rows, max_step_tokens=max_step_rows + spare_tokens, **others
+        ),
+        max_step_rows=st.integers(1, 5),
+        spare_tokens=st.integers(1, 12),
+        num_slots=st.integers(1, 6),
+        max_waiting=st.integers(min_waiting, min_waiting + 24),
+        prefix_slots=st.integers(1, 5),
+        max_parked_bytes=st.sampled_from([0, 2_000, 2**32, 2**32]),
+    )
+
+
+tokens = st.integers(0, TINY.vocab_size - 1)
+alike = st.builds(
+    lambda header, length, rest: header[:length] + rest,
+    st.sampled_from(HEADERS),
+    st.sampled_from([3, 18, 21, 40, 60]),
+    st.lists(st.integers(0, 1), max_size=3),
+)
+"""Prompts of which many begin alike."""
+prompts = st.one_of(
+    st.lists(tokens, min_size=1, max_size=12),
+    st.lists(tokens, min_size=58, max_size=TINY.n_ctx),
+    alike,
+)
+requests = st.builds(
+    lambda prompt, edits, share, **others: request_of(
+        "", prompt, share=share, weight=WEIGHTS_OF[share], **edits, **others
+    ),
+    prompts,
+    wanted(TINY.vocab_size),
+    st.sampled_from(sorted(WEIGHTS_OF)),
+    priority=st.integers(-1, 1),
+    emit=st.sampled_from(EMITS),
+    durable=st.booleans(),
+    max_tokens=st.integers(0, 12),
+    n=st.integers(1, MAX_N),
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 1, 4]),
+    top_p=st.sampled_from([0.5, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 5),
+    stop_token_ids=st.lists(tokens, max_size=6).map(tuple),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, None, 0, 1, 20]),
+    prompt_logprobs=st.sampled_from([None, None, 0, 3]),
+)
+"""Without a name."""
