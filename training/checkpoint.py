@@ -6,6 +6,8 @@ bfloat16). Files appear whole or not at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,8 +26,8 @@ def save_model(model: SRM, folder: Path) -> None:
         name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()
         for name, value in model.state_dict().items()
     }
-    save_file(tensors, folder / "model.safetensors.partial", metadata={"format": "pt"})
-    (folder / "model.safetensors.partial").replace(folder / "model.safetensors")
+    with whole(folder / "model.safetensors") as partial:
+        save_file(tensors, partial, metadata={"format": "pt"})
     config = msgspec.json.format(msgspec.json.encode(model.config), indent=2)
     write_whole(folder / "config.json", config + b"\n")
 
@@ -38,15 +40,15 @@ def load_model(folder: Path) -> SRM:
     return model
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to; what is there then replaces `path` in one step."""
+    partial = path.with_name(path.name + ".partial")
+    yield partial
+    partial.replace(path)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Replace `path` by `content` in one step."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)
-
-
-def save_run(path: Path, state: dict[str, object]) -> None:
-    """Write a run's resumable state (weights, optimizer, step, losses) in one step."""
-    partial = path.with_name(path.name + ".partial")
-    torch.save(state, partial)
-    partial.replace(path)
+    with whole(path) as partial:
+        partial.write_bytes(content)

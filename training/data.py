@@ -16,6 +16,7 @@ from itertools import islice
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from training.tasks import Problem, problems
 
@@ -42,14 +43,10 @@ class ProblemBatches:
             return self._packed(index)
         count = self._tokens // self._row_length
         drawn = islice(problems("train", (self._seed << 32) + index), count)
-        rows = [ids[: self._row_length + 1] for ids in encode(self._tokenizer, list(drawn))]
-        length = max(len(row) for row in rows) - 1
-        inputs = torch.full((count, length), END_ID)
-        targets = torch.full((count, length), IGNORED)
-        for i, row in enumerate(rows):
-            inputs[i, : len(row) - 1] = torch.tensor(row[:-1])
-            targets[i, : len(row) - 1] = torch.tensor(row[1:])
-        return inputs, targets
+        encoded = encode(self._tokenizer, list(drawn))
+        rows = [torch.tensor(ids[: self._row_length + 1]) for ids in encoded]
+        inputs = pad_sequence([row[:-1] for row in rows], batch_first=True, padding_value=END_ID)
+        return inputs, pad_sequence([row[1:] for row in rows], True, IGNORED)
 
     def _packed(self, index: int) -> tuple[Tensor, Tensor]:
         count = max(1, self._tokens // self._n_ctx)

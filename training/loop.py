@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from engine.errors import ConfigError
 from engine.weights.tensors import DECAY_RANGE
-from training.checkpoint import save_run
+from training.checkpoint import whole
 from training.data import IGNORED
 from training.model import SRM
 
@@ -88,7 +88,9 @@ def train(model: SRM, batches: TrainingBatches, schedule: Schedule, folder: Path
                     done = f"step {step + 1} of {schedule.steps}"
                     progress.print(f"{done}: loss {losses[-1]:.3f}, {rate:,.0f} tok/s")
                 run = {"config": msgspec.to_builtins(model.config), "model": model.state_dict()}
-                save_run(saved, run | {"optimizer": optimizer.state_dict(), "losses": losses})
+                run |= {"optimizer": optimizer.state_dict(), "losses": losses}
+                with whole(saved) as partial:
+                    torch.save(run, partial)
     return losses
 
 

@@ -53,10 +53,6 @@ class Recurrence(nn.Module):
 
 
 class _Layer(nn.Module):
-    channel_norm_weight: Tensor  # [d], as the other three
-    channel_norm_bias: Tensor
-    token_norm_weight: Tensor
-    token_norm_bias: Tensor
     alpha_in: Tensor  # [n, d], as the next two
     alpha_out: Tensor
     beta: Tensor
@@ -67,10 +63,10 @@ class _Layer(nn.Module):
         (unit,) = weights.units
         assert unit.gamma is None and unit.taps is None, "not a plain unit"
         width = len(weights.channel_norm_weight)
-        for name in ("channel_norm", "token_norm"):
-            for part in ("weight", "bias"):
-                values = torch.from_numpy(getattr(weights, f"{name}_{part}")).to(dtype)
-                self.register_buffer(f"{name}_{part}", values)
+        self.channel_norm, self.token_norm = (
+            _frozen(nn.LayerNorm(width, device="meta"), weights, name, dtype)
+            for name in ("channel_norm", "token_norm")
+        )
         self.up, self.down = (_linear(weights, name, dtype) for name in ("up", "down"))
         self.proj_in, self.proj_out = (
             nn.Identity() if weights.proj_in_weight is None else _linear(weights, name, dtype)
@@ -81,10 +77,9 @@ class _Layer(nn.Module):
         self.register_buffer("decay", _per_channel(unit.decay[0], width))
 
     def forward(self, x: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        y = F.layer_norm(x, x.shape[-1:], self.channel_norm_weight, self.channel_norm_bias)
-        x = x + self.down(F.silu(self.up(y)))
-        y = F.layer_norm(x, x.shape[-1:], self.token_norm_weight, self.token_norm_bias)
-        s = self.alpha_in.index_select(0, position) * self.proj_in(y) + self.decay * state
+        x = x + self.down(F.silu(self.up(self.channel_norm(x))))
+        y = self.proj_in(self.token_norm(x))
+        s = self.alpha_in.index_select(0, position) * y + self.decay * state
         state.copy_(s)
         y = self.alpha_out.index_select(0, position) * s
         y = y + self.beta.index_select(0, position)
@@ -92,16 +87,21 @@ class _Layer(nn.Module):
         return x + mixed
 
 
-def _linear(weights: LayerWeights, name: str, dtype: torch.dtype) -> nn.Linear:
-    matrix, bias = (getattr(weights, f"{name}_{part}") for part in ("weight", "bias"))
-    layer = nn.Linear(matrix.shape[0], matrix.shape[1], device="meta")
-    layer.weight = nn.Parameter(_turned(matrix, dtype), requires_grad=False)
-    layer.bias = nn.Parameter(torch.from_numpy(bias).to(dtype), requires_grad=False)
-    return layer
+def _linear(weights: LayerWeights, name: str, dtype: torch.dtype) -> nn.Module:
+    inputs, outputs = getattr(weights, f"{name}_weight").shape
+    return _frozen(nn.Linear(inputs, outputs, device="meta"), weights, name, dtype)
+
+
+def _frozen(module: nn.Module, weights: LayerWeights, name: str, dtype: torch.dtype) -> nn.Module:
+    """Give a module the layer's weight and bias of that name."""
+    for part in ("weight", "bias"):
+        values = _turned(getattr(weights, f"{name}_{part}"), dtype)
+        setattr(module, part, nn.Parameter(values, requires_grad=False))
+    return module
 
 
 def _turned(matrix: F32, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(matrix).T.contiguous().to(dtype)
+    return torch.from_numpy(matrix.T).contiguous().to(dtype)
 
 
 def _per_channel(scalars: F32, width: int) -> Tensor:

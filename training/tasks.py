@@ -8,6 +8,7 @@ Nine kinds, graded from one step to four. Knows no tokens and no model.
 from __future__ import annotations
 
 import hashlib
+import operator
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ THINGS = (
 ).split()
 HOLDERS = "boxes bags baskets shelves trays jars crates drawers".split()
 GOODS = "ticket notebook lamp kite puzzle hat scarf cup brush toy ball mug pillow rope".split()
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,23 @@ def reward(problem: Problem, text: str) -> float:
     return float(extract_answer(text) == problem.answer)
 
 
+def _problem(kind: str, question: str, *steps: tuple[int, str, int]) -> Problem:
+    """Write out each step `a sign b`; the last one makes the answer."""
+    results = [OPERATIONS[sign](a, b) for a, sign, b in steps]
+    lines = [f"{a} {sign} {b} = {r}" for (a, sign, b), r in zip(steps, results, strict=True)]
+    return Problem(kind, question, tuple(lines), results[-1])
+
+
+def _number(r: random.Random) -> int:
+    """Draw a number: often below a hundred, often in the hundreds."""
+    return r.randint(2, 99) if r.random() < 0.6 else r.randint(100, 500)
+
+
 def _gain(r: random.Random) -> Problem:
     name, thing, a, b = r.choice(NAMES), r.choice(THINGS), _number(r), _number(r)
     verb = r.choice(["buys", "finds", "wins", "is given"])
     question = f"{name} has {a} {thing} and {verb} {b} more. How many {thing} does {name} have now?"
-    return Problem("gain", question, (f"{a} + {b} = {a + b}",), a + b)
+    return _problem("gain", question, (a, "+", b))
 
 
 def _loss(r: random.Random) -> Problem:
@@ -88,44 +102,40 @@ def _loss(r: random.Random) -> Problem:
     b = r.randint(2, a - 1)
     verb = r.choice(["sells", "loses", "gives away", "breaks"])
     question = f"{name} has {a} {thing} and {verb} {b} of them. How many {thing} are left?"
-    return Problem("loss", question, (f"{a} - {b} = {a - b}",), a - b)
+    return _problem("loss", question, (a, "-", b))
 
 
 def _groups(r: random.Random) -> Problem:
     name, thing, holder = r.choice(NAMES), r.choice(THINGS), r.choice(HOLDERS)
     a, b = r.randint(2, 12), r.randint(2, 25)
     question = f"{name} has {a} {holder} with {b} {thing} each. How many {thing} is that in all?"
-    return Problem("groups", question, (f"{a} * {b} = {a * b}",), a * b)
+    return _problem("groups", question, (a, "*", b))
 
 
 def _groups_then_change(r: random.Random) -> Problem:
     name, thing, holder = r.choice(NAMES), r.choice(THINGS), r.choice(HOLDERS)
     a, b = r.randint(2, 12), r.randint(2, 20)
-    total = a * b
     if r.random() < 0.5:
-        c = r.randint(1, total - 1)
-        change, sign, answer = f"gives away {c} of them", "-", total - c
+        c, sign = r.randint(1, a * b - 1), "-"
+        change = f"gives away {c} of them"
     else:
-        c = _number(r)
-        change, sign, answer = f"buys {c} more", "+", total + c
+        c, sign = _number(r), "+"
+        change = f"buys {c} more"
     question = (
         f"{name} has {a} {holder} with {b} {thing} each and {change}. "
         f"How many {thing} does {name} have now?"
     )
-    steps = (f"{a} * {b} = {total}", f"{total} {sign} {c} = {answer}")
-    return Problem("groups then change", question, steps, answer)
+    return _problem("groups then change", question, (a, "*", b), (a * b, sign, c))
 
 
 def _shopping(r: random.Random) -> Problem:
     name, good, other = r.choice(NAMES), *r.sample(GOODS, 2)
     a, b, c, d = (r.randint(2, 12) for _ in range(4))
-    first, second = a * b, c * d
     question = (
         f"{name} buys {a} {good}s at {b} dollars each and {c} {other}s at {d} dollars each. "
         f"How many dollars does {name} pay?"
     )
-    steps = (f"{a} * {b} = {first}", f"{c} * {d} = {second}", _sum(first, second))
-    return Problem("shopping", question, steps, first + second)
+    return _problem("shopping", question, (a, "*", b), (c, "*", d), (a * b, "+", c * d))
 
 
 def _change_from_a_bill(r: random.Random) -> Problem:
@@ -139,9 +149,8 @@ def _change_from_a_bill(r: random.Random) -> Problem:
         f"{name} buys {a} {good}s at {b} dollars each and one {other} for {c} dollars, "
         f"and pays with {bill} dollars. How many dollars does {name} get back?"
     )
-    cost = a * b + c
-    steps = (f"{a} * {b} = {a * b}", _sum(a * b, c), f"{bill} - {cost} = {bill - cost}")
-    return Problem("change from a bill", question, steps, bill - cost)
+    steps = (a, "*", b), (a * b, "+", c), (bill, "-", a * b + c)
+    return _problem("change from a bill", question, *steps)
 
 
 def _times_as_many(r: random.Random) -> Problem:
@@ -151,8 +160,7 @@ def _times_as_many(r: random.Random) -> Problem:
         f"{name} has {a} {thing}. {other} has {k} times as many. "
         f"How many {thing} do they have together?"
     )
-    steps = (f"{a} * {k} = {a * k}", _sum(a, a * k))
-    return Problem("times as many", question, steps, a + a * k)
+    return _problem("times as many", question, (a, "*", k), (a, "+", a * k))
 
 
 def _three_friends(r: random.Random) -> Problem:
@@ -164,8 +172,8 @@ def _three_friends(r: random.Random) -> Problem:
         f"{third} has {c} fewer than {second}. How many {thing} do the three have together?"
     )
     more, fewer = a + b, a + b - c
-    steps = (_sum(a, b), f"{more} - {c} = {fewer}", _sum(a, more), _sum(a + more, fewer))
-    return Problem("three friends", question, steps, a + more + fewer)
+    steps = (a, "+", b), (more, "-", c), (a, "+", more), (a + more, "+", fewer)
+    return _problem("three friends", question, *steps)
 
 
 def _shared(r: random.Random) -> Problem:
@@ -179,17 +187,7 @@ def _shared(r: random.Random) -> Problem:
         f"{name} has {a} {holder} with {b} {thing} each and {c} more {thing}. "
         f"{name} shares them equally among {d} friends. How many {thing} does each friend get?"
     )
-    steps = (f"{a} * {b} = {a * b}", _sum(a * b, c), f"{total} / {d} = {total // d}")
-    return Problem("shared", question, steps, total // d)
-
-
-def _number(r: random.Random) -> int:
-    """Draw a number: often below a hundred, often in the hundreds."""
-    return r.randint(2, 99) if r.random() < 0.6 else r.randint(100, 500)
-
-
-def _sum(a: int, b: int) -> str:
-    return f"{a} + {b} = {a + b}"
+    return _problem("shared", question, (a, "*", b), (a * b, "+", c), (total, "/", d))
 
 
 KINDS: tuple[Callable[[random.Random], Problem], ...] = (

@@ -134,7 +134,7 @@ def edit(
 ) -> None:
     """Change the logits of some decode rows in place, before `sample` and `score` read them.
 
-    What each span and penalty does, and in which order, is in `mojo_kernels/srm/edits.mojo`. A
+    What each span and penalty does, and in which order, is in `mojo_kernels/srm/logits/edits.mojo`. A
     row's result depends on that row alone. Comes before `sample` because both take `last_token`.
 
     Args:
@@ -168,7 +168,7 @@ def sample(
     """Sample a token for every decode row and remember it in the row's write slot.
 
     A row's result depends on that row alone, and its randomness on seed and position alone. The
-    definition of each truncation is in `mojo_kernels/srm/sampler.mojo`.
+    definition of each truncation is in `mojo_kernels/srm/logits/sampler.mojo`.
 
     Args:
         last_token: i32[S], mutated at write_slots[:D]: the token, or 0 where there is none.

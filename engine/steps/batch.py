@@ -46,7 +46,7 @@ class Span(IntEnum):
 class Edits:
     """Edits to the logits of E decode rows before they are sampled.
 
-    The order is that of `mojo_kernels/srm/edits.mojo`. Rows of one request share lists.
+    The order is that of `mojo_kernels/srm/logits/edits.mojo`. Rows of one request share lists.
     """
 
     rows: I32  # i32[E] ascending

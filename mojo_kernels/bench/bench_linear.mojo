@@ -10,8 +10,8 @@ is the median over ROUNDS of the best call of a round.
 """
 
 from max.algorithm import sync_parallelize
-from srm._epilogue import Epilogue
-from srm._tile import (
+from srm.products._epilogue import Epilogue
+from srm.products._tile import (
     HAS_DOT,
     Untracked,
     Vector,
@@ -20,7 +20,7 @@ from srm._tile import (
     add_product,
     values_per_word,
 )
-from srm.linear import multiply
+from srm.products.linear import multiply
 from std.memory import bitcast
 from std.sys import argv
 from std.time import perf_counter_ns

@@ -29,7 +29,7 @@ def in_max() -> dict[str, LogitsModel]:
 
 
 def rounded(values: F64) -> F64:
-    """What bfloat16 can hold."""
+    """Every value rounded to the nearest one that bfloat16 has."""
     return widened(round_bfloat16(values.astype(np.float32))).astype(np.float64)
 
 

@@ -12,32 +12,25 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from tokenizers import Tokenizer
 
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
-from engine.weights.checkpoint import load_checkpoint
-from tests.serving import ROOT, Server
+from tests.models.demo import START_S, TOKENIZER, afresh, engine_on_max
+from tests.serving import CHATS, ROOT, Server
 from training.tasks import extract_answer, problems, reward
-
-COMPILE_S = 300
-"""How long a slow machine may take to compile the step graph."""
 
 
 @pytest.fixture(scope="module")
 def demo_server() -> Iterator[Server]:
-    with Server(DEMO_MODEL, engine_module="engine", start_s=COMPILE_S) as running:
+    with Server(DEMO_MODEL, engine_module="engine", start_s=START_S) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    weights, config = load_checkpoint(DEMO_MODEL), EngineConfig(num_slots=4_096)
-    runner = ModelRunner(weights, config)
-    yield Engine(weights.config, runner, config)
-    runner.close()
+    with engine_on_max(num_slots=4_096) as one:
+        yield one
 
 
 def test_it_solves_held_out_problems(demo_server: Server) -> None:
@@ -75,10 +68,8 @@ def test_the_vote_of_the_guide_is_right(demo_server: Server) -> None:
 def test_a_chat_is_the_problem_as_it_was_trained_on(demo_server: Server) -> None:
     problem = next(problems("held-out", 9))
     sampling = {"seed": 5, "max_tokens": 96, "n": 4}
-    chat = demo_server.http.post(
-        "/v1/chat/completions",
-        json={"messages": [{"role": "user", "content": problem.question}], **sampling},
-    ).json()
+    messages = [{"role": "user", "content": problem.question}]
+    chat = demo_server.http.post(CHATS, json={"messages": messages, **sampling}).json()
     plain = demo_server.post(prompt=problem.prompt, **sampling).json()
     assert [choice["message"]["content"] for choice in chat["choices"]] == [
         choice["text"] for choice in plain["choices"]
@@ -88,42 +79,40 @@ def test_a_chat_is_the_problem_as_it_was_trained_on(demo_server: Server) -> None
 @pytest.mark.slow
 def test_5000_samples_come_of_one_prefill_in_flat_memory(demo_server: Server) -> None:
     prompt = next(problems("held-out", 8)).prompt
-    tokens = len(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(prompt).ids)
+    fed_at_first = len(TOKENIZER.encode(prompt).ids) - 1
+    supervisor = psutil.Process(demo_server.process.pid)
 
     def sample() -> list[str]:
-        reply = demo_server.post(prompt=prompt, n=5_000, max_tokens=12, seed=3)
-        choices = reply.json()["choices"]
+        choices = demo_server.post(prompt=prompt, n=5_000, max_tokens=12, seed=3).json()["choices"]
         assert [choice["index"] for choice in choices] == list(range(5_000))
         assert {choice["finish_reason"] for choice in choices} <= {"stop", "length"}
         return [choice["text"] for choice in choices]
 
-    prefilled = demo_server.metric("srm_engine_prefill_tokens_total")
-    cached = demo_server.metric("srm_engine_cached_tokens_total")
+    def fed(how: str) -> float:
+        return demo_server.metric(f"srm_engine_{how}_tokens_total")
+
+    def resident() -> int:
+        processes = [supervisor, *supervisor.children(recursive=True)]
+        return sum(one.memory_info().rss for one in processes)
+
+    prefilled, cached = fed("prefill"), fed("cached")
     first = sample()
-    memory = _memory(demo_server)
+    memory = resident()
     assert sample() == first
-    prefilled = demo_server.metric("srm_engine_prefill_tokens_total") - prefilled
-    cached = demo_server.metric("srm_engine_cached_tokens_total") - cached
-    assert prefilled + cached == 2 * (tokens - 1)
-    assert prefilled <= tokens - 1  # shared with problems before, if anything
+    prefilled, cached = fed("prefill") - prefilled, fed("cached") - cached
+    assert prefilled + cached == 2 * fed_at_first
+    assert prefilled <= fed_at_first  # shared with problems before, if anything
     for _ in range(2):
         sample()
-    assert _memory(demo_server) < 1.05 * memory
+    assert resident() < 1.05 * memory
     assert demo_server.metric("srm_engine_free_slots") == demo_server.metric("srm_engine_num_slots")
-
-
-def _memory(server: Server) -> int:
-    """Resident bytes of the supervisor and its children."""
-    parent = psutil.Process(server.process.pid)
-    return sum(p.memory_info().rss for p in [parent, *parent.children(recursive=True)])
 
 
 def test_a_kept_state_changes_no_bit(engine: Engine) -> None:
     """Tokens and log-probabilities of few-shot prompts, fed whole and from kept states."""
-    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     texts = [problem.prompt for problem in islice(problems("held-out", 12), 24)]
     prompts = [
-        tokenizer.encode(text).ids
+        TOKENIZER.encode(text).ids
         for header in (texts[0] + texts[1], texts[0] + texts[2])
         for text in ["", *(header + text[: 7 * i] for i, text in enumerate(texts[3:], 1))]
     ]
@@ -131,22 +120,18 @@ def test_a_kept_state_changes_no_bit(engine: Engine) -> None:
     config = EngineConfig(num_slots=256, max_step_rows=200, max_step_tokens=217)
 
     def generated(**prefixes: int) -> list[list[Output]]:
-        settings = msgspec.structs.replace(config, **prefixes)
-        return Engine(engine.model, engine._runner, settings).generate(prompts, params)
+        return afresh(engine, config, **prefixes).generate(prompts, params)
 
     fed = generated(prefix_slots=100, prefix_cache=False)
     for kept in (generated(), generated(prefix_slots=20)):
         lengths = [outputs[0].cached_tokens for outputs in kept]
         assert sum(lengths) > 0.5 * sum(map(len, prompts))
         assert len(set(lengths)) > 2
-        assert [[_uncached(one) for one in outputs] for outputs in kept] == fed
-
-
-def _uncached(output: Output) -> Output:
-    return msgspec.structs.replace(output, cached_tokens=0)
+        uncached = [[msgspec.structs.replace(o, cached_tokens=0) for o in one] for one in kept]
+        assert uncached == fed
 
 
 def test_another_start_compiles_nothing(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    ModelRunner(load_checkpoint(DEMO_MODEL), EngineConfig(num_slots=8)).close()
-    assert "bound in" in caplog.text and "compiling" not in caplog.text
+    with engine_on_max(num_slots=8):
+        assert "bound in" in caplog.text and "compiling" not in caplog.text

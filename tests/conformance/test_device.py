@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
+from engine.config import DEMO_MODEL
 from engine.messages import MAX_LOGPROBS, SamplingParams
 from engine.process.engine import Engine
 from engine.records import RECORDS
-from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
 from tests.engines.numpy_runner import F64, feed, in_float64
-from training.tasks import problems
+from tests.models.demo import engine_on_max, prompts
 
 CASES = {"cpu": "step bf16, logits f32", "gpu": "step bf16"}
 """What is rounded on each device: on a GPU the logits too."""
@@ -33,12 +29,8 @@ CASES = {"cpu": "step bf16, logits f32", "gpu": "step bf16"}
 
 @pytest.fixture(scope="module")
 def engine(device: str) -> Iterator[Engine]:
-    flags = [f"--device={device}", "--dtype=bfloat16", "--num-slots=512"]
-    config = load(EngineConfig, flags)
-    weights = load_checkpoint(DEMO_MODEL)
-    runner = ModelRunner(weights, config)
-    yield Engine(weights.config, runner, config)
-    runner.close()
+    with engine_on_max(device=device, dtype="bfloat16", num_slots=512) as engine:
+        yield engine
 
 
 def measured(device: str) -> dict[str, Any]:
@@ -48,13 +40,6 @@ def measured(device: str) -> dict[str, Any]:
     cases: list[dict[str, Any]] = models["demo, problems"]["cases"]
     (found,) = (case for case in cases if case["case"] == CASES[device])
     return found
-
-
-def texts(count: int) -> list[list[int]]:
-    """Tokens of problems with their solutions."""
-    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-    found = islice(problems("held-out", 23), count)
-    return [tokenizer.encode(f"{p.prompt} {p.solution}").ids for p in found]
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +60,10 @@ def exact_logprobs(weights: Weights, ids: list[int]) -> F64:
 def test_prompts_score_as_in_float64_but_for_rounding(
     device: str, engine: Engine, exact: Weights
 ) -> None:
-    prompts = texts(6)
+    texts = prompts(6, seed=23, solved=True)
     params = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
     divergences, same = [], []
-    for ids, (found, *_) in zip(prompts, engine.generate(prompts, params), strict=True):
+    for ids, (found, *_) in zip(texts, engine.generate(texts, params), strict=True):
         expected = exact_logprobs(exact, ids)[:-1]
         top = np.frombuffer(found.top_ids, "<i4").reshape(-1, MAX_LOGPROBS)
         logq = np.frombuffer(found.top_logprobs, "<f4").reshape(top.shape).astype(np.float64)
@@ -93,7 +78,7 @@ def test_prompts_score_as_in_float64_but_for_rounding(
 
 
 def test_tokens_are_sampled_as_often_as_float64_says(engine: Engine, exact: Weights) -> None:
-    ids, count = texts(1)[0][:30], 6_000
+    ids, count = prompts(1, seed=23, solved=True)[0][:30], 6_000
     expected = np.exp(exact_logprobs(exact, ids)[-1])
     (samples,) = engine.generate([ids], SamplingParams(n=count, max_tokens=1, ignore_eos=True))
     drawn = np.concatenate([np.frombuffer(one.token_ids, "<i4") for one in samples])

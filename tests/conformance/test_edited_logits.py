@@ -12,14 +12,14 @@ import pytest
 from max.driver import accelerator_count
 
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
-from engine.messages import Output, Request, SamplingParams
+from engine.messages import Output, Request
 from engine.process.engine import Engine
-from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
 from tests.bodies.edited import edited
+from tests.engines.making import floats, ints, request_of
 from tests.engines.numpy_runner import F64, SMALL, feed, in_float64, tiny_weights
+from tests.models.demo import afresh, engine_on_max
 
 EOS = SMALL.eos_token_id
 CASES = ["float32", "bfloat16", pytest.param("gpu", marks=pytest.mark.gpu)]
@@ -53,7 +53,7 @@ class Case:
     """A model that runs."""
 
     weights: Weights
-    runner: ModelRunner
+    engine: Engine
     prompts: list[list[int]]
     tolerance: float
 
@@ -73,23 +73,22 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     device = "gpu" if request.param == "gpu" else "cpu"
     dtype = "float32" if request.param == "float32" else "bfloat16"
     weights = tiny_weights(3, SMALL) if dtype == "float32" else load_checkpoint(DEMO_MODEL)
-    flags = [f"--device={device}", f"--dtype={dtype}", "--num-slots=32"]
-    runner = ModelRunner(weights, load(EngineConfig, flags))
     prompts = PROMPTS if dtype == "float32" else PROMPTS[:1]  # the larger model takes its time
-    yield Case(in_float64(weights), runner, prompts, TOLERANCE[request.param])
-    runner.close()
+    with engine_on_max(weights, device=device, dtype=dtype, num_slots=32) as engine:
+        yield Case(in_float64(weights), engine, prompts, TOLERANCE[request.param])
 
 
 def requests(case: Case, n: int) -> list[Request]:
     """Every wish with every prompt, greedy and drawn."""
+    sampling = {"n": n, "max_tokens": 12, "logprobs": 3, "emit": "delta", "ignore_eos": False}
     return [
-        Request(
-            id=f"{number} {place} {temperature}",
-            prompt_token_ids=np.array(prompt, "<i4").tobytes(),
-            params=SamplingParams(
-                n=n, max_tokens=12, temperature=temperature, seed=number, logprobs=3, **wanted
-            ),
-            emit="delta",
+        request_of(
+            f"{number} {place} {temperature}",
+            prompt,
+            temperature=temperature,
+            seed=number,
+            **sampling,
+            **wanted,
         )
         for number, wanted in enumerate(WANTED)
         for place, prompt in enumerate(case.prompts)
@@ -97,18 +96,20 @@ def requests(case: Case, n: int) -> list[Request]:
     ]
 
 
-def sampled(
-    case: Case, n: int, rows: int = 16, overlaps: bool = True
-) -> dict[tuple[str, int], list[Output]]:
-    """All samples of all requests, by id and index."""
+Said = dict[tuple[str, int], list[Output]]
+
+
+def sampled(case: Case, n: int, rows: int = 16, overlaps: bool = True) -> Said:
+    """All that is said of each sample of all requests, by id and index; not what was kept."""
     config = EngineConfig(num_slots=32, max_step_rows=rows, max_step_tokens=rows + 13)
-    engine = Engine(case.weights.config, case.runner, config)
+    engine = afresh(case.engine, config)
     for request in requests(case, n):
         engine.add(request)
-    found: dict[tuple[str, int], list[Output]] = {}
+    found: Said = {}
     while engine.has_work:
         for output in engine.step_overlapped() if overlaps else engine.step():
-            found.setdefault((output.id, output.index), []).append(output)
+            one = msgspec.structs.replace(output, cached_tokens=0)
+            found.setdefault((output.id, output.index), []).append(one)
     return found
 
 
@@ -116,39 +117,27 @@ def test_tokens_are_drawn_and_scored_as_in_float64(case: Case) -> None:
     found, tolerance = sampled(case, n=1), case.tolerance
     assert len(found) == len(requests(case, 1)) > 0
     for request in requests(case, 1):
-        params, prompt = request.params, np.frombuffer(request.prompt_token_ids, "<i4").tolist()
-        for index in range(params.n):
-            outputs = found[request.id, index]
-            assert outputs[-1].finish_reason in {"stop", "length"}
-            tokens = [int.from_bytes(one.token_ids, "little") for one in outputs]
-            for at, (logits, output) in enumerate(
-                zip(case.exact(prompt, tokens), outputs, strict=True)
-            ):
-                z = edited(logits, params, EOS, prompt, tokens[:at]) / (params.temperature or 1)
-                logprobs = z - np.logaddexp.reduce(z)
-                said = np.frombuffer(output.logprobs, "<f4")[0]
-                assert abs(logprobs[tokens[at]] - said) < tolerance
-                if params.temperature == 0:
-                    assert logprobs[tokens[at]] > logprobs.max() - tolerance
-                top = np.frombuffer(output.top_ids, "<i4")
-                given = np.frombuffer(output.top_logprobs, "<f4")
-                is_possible = np.isfinite(logprobs[top])
-                assert (np.isfinite(given) == is_possible).all()
-                assert (np.abs(given - logprobs[top])[is_possible] < 2 * tolerance).all()
+        params, prompt = request.params, ints(request.prompt_token_ids)
+        outputs = found[request.id, 0]
+        assert outputs[-1].finish_reason in {"stop", "length"}
+        (*tokens,) = (token for one in outputs for token in ints(one.token_ids))
+        for at, (logits, output) in enumerate(
+            zip(case.exact(prompt, tokens), outputs, strict=True)
+        ):
+            z = edited(logits, params, EOS, prompt, tokens[:at]) / (params.temperature or 1)
+            logprobs = z - np.logaddexp.reduce(z)
+            assert abs(logprobs[tokens[at]] - floats(output.logprobs)[0]) < tolerance
+            if params.temperature == 0:
+                assert logprobs[tokens[at]] > logprobs.max() - tolerance
+            expected, given = logprobs[ints(output.top_ids)], np.array(floats(output.top_logprobs))
+            is_possible = np.isfinite(expected)
+            assert (np.isfinite(given) == is_possible).all()
+            assert (np.abs(given - expected)[is_possible] < 2 * tolerance).all()
 
 
 def test_they_are_the_same_in_any_batch_and_overlapped_or_not(case: Case) -> None:
     """The first of two samples among them is the only one of one."""
-    expected = said(sampled(case, n=2))
-    one = said(sampled(case, n=1))
+    expected, one = sampled(case, n=2), sampled(case, n=1)
     assert {key: expected[key] for key in one} == one
     for rows, overlaps in ((1, True), (16, False), (5, False), (32, True)):
-        assert said(sampled(case, n=2, rows=rows, overlaps=overlaps)) == expected
-
-
-def said(found: dict[tuple[str, int], list[Output]]) -> dict[tuple[str, int], list[Output]]:
-    """Without what depends on what was kept."""
-    return {
-        key: [msgspec.structs.replace(one, cached_tokens=0) for one in outputs]
-        for key, outputs in found.items()
-    }
+        assert sampled(case, n=2, rows=rows, overlaps=overlaps) == expected

@@ -9,18 +9,17 @@ from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
 
 from engine.config import EngineConfig, ModelConfig
-from engine.device.runner import ModelRunner
 from engine.device.state_pool import slot_bytes
-from engine.messages import Output, Request, SamplingParams
-from engine.process.engine import Engine
+from engine.messages import Output, Request
+from tests.engines.making import ints, request_of
 from tests.engines.numpy_runner import tiny_weights
 from tests.engines.run_engine import run
+from tests.models.demo import afresh, engine_on_max
 
 MODEL = ModelConfig(d_model=64, num_layers=2, num_heads=4, n_ctx=16, vocab_size=256)
 NUM_REQUESTS, SAMPLES, MAX_TOKENS = 500, 1_000, 10
@@ -40,31 +39,18 @@ CONFIG = EngineConfig(
 
 def make_request(number: int) -> Request:
     prompt = np.random.default_rng(number).integers(2, MODEL.vocab_size, 2 + number % 5)
-    params = SamplingParams(n=SAMPLES, max_tokens=MAX_TOKENS, top_p=0.9, seed=number)
-    return Request(id=str(number), prompt_token_ids=prompt.astype("<i4").tobytes(), params=params)
-
-
-def tokens_of(output: Output) -> list[int]:
-    return [int(token) for token in np.frombuffer(output.token_ids, "<i4")]
+    sampling = {"n": SAMPLES, "max_tokens": MAX_TOKENS, "top_p": 0.9, "seed": number}
+    return request_of(str(number), prompt.tolist(), ignore_eos=False, **sampling)
 
 
 def check_ending(output: Output) -> None:
     """It stopped at its first end of text, or reached its length without one."""
-    tokens = tokens_of(output)
+    tokens = ints(output.token_ids)
     ends = [place for place, token in enumerate(tokens) if token == MODEL.eos_token_id]
     if output.finish_reason == "stop":
         assert ends == [len(tokens) - 1]
     else:
         assert (output.finish_reason, len(tokens), ends) == ("length", MAX_TOKENS, [])
-
-
-def warm_up(runner: ModelRunner) -> None:
-    """Run a step of all rows, so that its memory is not taken for that of slots."""
-    engine = Engine(MODEL, runner, CONFIG)
-    prompt = np.full(1, 2, "<i4").tobytes()
-    params = SamplingParams(n=ROWS, max_tokens=1)
-    engine.add(Request(id="warm", prompt_token_ids=prompt, params=params))
-    run(engine)
 
 
 def resident_bytes() -> int:
@@ -79,43 +65,42 @@ def test_half_a_million_sequences_run_at_once(tmp_path: Path) -> None:
 
 
 def run_half_a_million(cache_dir: Path) -> None:
-    config = msgspec.structs.replace(CONFIG, cache_dir=cache_dir)
-    runner = ModelRunner(tiny_weights(config=MODEL), config)
-    warm_up(runner)
-    gc.collect()
-    before, most, taken = resident_bytes(), 0, 0
-    engine = Engine(MODEL, runner, CONFIG)
-    table = engine.scheduler.table
-    for number in range(NUM_REQUESTS):
-        engine.add(make_request(number))
+    weights = tiny_weights(config=MODEL)
+    with engine_on_max(weights, num_slots=TOTAL, cache_dir=cache_dir) as on_max:
+        # A step of all rows first, so that its memory is not taken for that of slots.
+        engine = afresh(on_max, CONFIG)
+        engine.add(request_of("warm", [2], n=ROWS, max_tokens=1))
+        run(engine)
+        gc.collect()
+        before, most, taken = resident_bytes(), 0, 0
+        engine = afresh(on_max, CONFIG)
+        table = engine.scheduler.table
+        for number in range(NUM_REQUESTS):
+            engine.add(make_request(number))
 
-    ended = Counter[str]()
-    found: dict[str, list[Output]] = {str(number): [] for number in COMPARED}
-    while engine.has_work:
-        outputs = engine.step_overlapped()
-        most = max(most, table.num_owned)
-        for output in outputs:
-            check_ending(output)
-            ended[output.id] += 1
-            if output.id in found:
-                found[output.id].append(output)
-        if not any(output.finish_reason == "length" for output in outputs):
-            taken = resident_bytes() - before  # of all sequences, before they give slots back
+        ended = Counter[str]()
+        found: dict[str, list[Output]] = {str(number): [] for number in COMPARED}
+        while engine.has_work:
+            outputs = engine.step_overlapped()
+            most = max(most, table.num_owned)
+            for output in outputs:
+                check_ending(output)
+                ended[output.id] += 1
+                if output.id in found:
+                    found[output.id].append(output)
+            if not any(output.finish_reason == "length" for output in outputs):
+                taken = resident_bytes() - before  # of all sequences, before they give slots back
 
-    assert most == TOTAL
-    assert ended == Counter({str(number): SAMPLES for number in range(NUM_REQUESTS)})
-    assert table.num_free == CONFIG.num_slots
-    computed = (TOTAL - ROWS) * slot_bytes(MODEL) + table.nbytes
-    assert 0.85 < taken / computed < 1.2, (taken, computed)
-    runner.close()
+        assert most == TOTAL
+        assert ended == Counter({str(number): SAMPLES for number in range(NUM_REQUESTS)})
+        assert table.num_free == CONFIG.num_slots
+        computed = (TOTAL - ROWS) * slot_bytes(MODEL) + table.nbytes
+        assert 0.85 < taken / computed < 1.2, (taken, computed)
 
-    few = msgspec.structs.replace(config, num_slots=999, max_step_rows=300)
-    runner = ModelRunner(tiny_weights(config=MODEL), few)
-    for number in COMPARED:
-        engine = Engine(MODEL, runner, few)
-        engine.add(make_request(number))
-        again = run(engine)
-        assert sorted(again, key=attrgetter("index")) == sorted(
-            found[str(number)], key=attrgetter("index")
-        )
-    runner.close()
+    few = {"num_slots": 999, "max_step_rows": 300}
+    with engine_on_max(weights, **few, cache_dir=cache_dir) as on_max:
+        for number in COMPARED:
+            engine = afresh(on_max, CONFIG, **few)
+            engine.add(make_request(number))
+            again = sorted(run(engine), key=attrgetter("index"))
+            assert again == sorted(found[str(number)], key=attrgetter("index"))

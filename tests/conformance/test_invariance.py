@@ -6,21 +6,13 @@ which process the engine was started. On a GPU too, where the products are MAX's
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
+from multiprocessing import get_context
 
 import pytest
-from tokenizers import Tokenizer
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
-from engine.process.engine import Engine
-from engine.settings import load
-from engine.weights.checkpoint import load_checkpoint
-from training.tasks import problems
+from tests.models.demo import engine_on_max, prompts
 
 SETTINGS = [
     {"max_step_rows": 1, "max_step_tokens": 2},  # every prompt token in a step of its own
@@ -33,16 +25,9 @@ SETTINGS = [
 
 def sampled(device: str, settings: dict[str, int], n: int) -> list[list[bytes]]:
     """The tokens of `n` samples of each of 25 prompts, from an engine of its own."""
-    environment = {"SRM_DEVICE": device, "SRM_NUM_SLOTS": "512"}
-    given = {f"SRM_{name.upper()}": str(value) for name, value in settings.items()}
-    config = load(EngineConfig, [], {**os.environ, **environment, **given})
-    weights = load_checkpoint(DEMO_MODEL)
-    runner = ModelRunner(weights, config)
-    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-    prompts = [tokenizer.encode(p.prompt).ids for p in islice(problems("held-out", 17), 25)]
     params = SamplingParams(n=n, max_tokens=8, temperature=1.0, top_p=0.9, seed=5)
-    outputs = Engine(weights.config, runner, config).generate(prompts, params)
-    runner.close()
+    with engine_on_max(**{"device": device, "num_slots": 512, **settings}) as engine:
+        outputs = engine.generate(prompts(25, seed=17), params)
     return [[output.token_ids for output in samples] for samples in outputs]
 
 
@@ -54,6 +39,5 @@ def test_25_n_sequences_are_the_same_in_any_batch_and_chunk_and_after_a_restart(
     assert len({tokens for samples in expected for tokens in samples}) > n, "nothing was random"
     for settings in SETTINGS[1:]:
         assert sampled(device, settings, n) == expected, settings
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as after_restart:
+    with ProcessPoolExecutor(1, get_context("spawn")) as after_restart:
         assert after_restart.submit(sampled, device, SETTINGS[2], n).result() == expected

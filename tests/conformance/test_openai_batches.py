@@ -12,11 +12,8 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.serving import Server, choice_of
-
-URL = "/v1/completions"
-CHATS = "/v1/chat/completions"
-WITHIN_S = 60
+from tests.serving import CHATS, Server, choice_of, tries
+from tests.serving import COMPLETIONS as URL
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +36,11 @@ def started(client: openai.OpenAI, lines: list[Any], endpoint: Any = URL, **fiel
 
 
 def ended(client: openai.OpenAI, batch: Batch) -> Batch:
-    deadline = time.monotonic() + WITHIN_S
-    while batch.status in {"validating", "in_progress", "finalizing", "cancelling"}:
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.05)
+    for _ in tries():
         batch = client.batches.retrieve(batch.id)
+        if batch.status not in {"validating", "in_progress", "finalizing", "cancelling"}:
+            break
+        time.sleep(0.05)
     return batch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
+from typing import Any
 
 import httpx
 import httpx2
@@ -12,45 +13,56 @@ import openai
 import pytest
 
 from engine.config import DEMO_MODEL
-from tests.serving import Server
+from tests.models.demo import START_S
+from tests.serving import COMPLETIONS, Server
 
 NUM_SLOTS, MAX_WAITING = 128, 600
 PROMPT = "Question: How many"
-_COMPILE_S = 300
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Server]:
     """The demo model on the MAX engine, with a queue that can be filled."""
     flags = (f"--num-slots={NUM_SLOTS}", f"--max-waiting={MAX_WAITING}")
-    with Server(DEMO_MODEL, *flags, engine_module="engine", start_s=_COMPILE_S) as running:
+    with Server(DEMO_MODEL, *flags, engine_module="engine", start_s=START_S) as running:
         yield running
         running.wait_until_idle()
 
 
+def client_of(
+    demo: Server, replies: list[httpx2.Response] | None = None, max_retries: int = 0
+) -> openai.AsyncOpenAI:
+    """A client that keeps the replies."""
+
+    async def note(response: httpx2.Response) -> None:
+        if replies is not None:
+            replies.append(response)
+
+    http = httpx2.AsyncClient(event_hooks={"response": [note]}, timeout=600)
+    return openai.AsyncOpenAI(
+        base_url=f"{demo.url}/v1", api_key="none", max_retries=max_retries, http_client=http
+    )
+
+
 @pytest.fixture
 async def client(demo: Server) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{demo.url}/v1", api_key="none", max_retries=0, timeout=120
-    ) as one:
+    async with client_of(demo) as one:
         yield one
 
 
 async def test_500_at_once_half_of_them_streams(demo: Server, client: openai.AsyncOpenAI) -> None:
+    fields: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 6}
+
     async def whole(seed: int) -> str:
-        answer = await client.completions.create(
-            model="demo", prompt=PROMPT, max_tokens=6, seed=seed
-        )
-        return answer.choices[0].text
+        answer = await client.completions.create(**fields, seed=seed)
+        text: str = answer.choices[0].text
+        return text
 
     async def streamed(seed: int) -> str:
-        events = await client.completions.create(
-            model="demo", prompt=PROMPT, max_tokens=6, seed=seed, stream=True
-        )
+        events = await client.completions.create(**fields, seed=seed, stream=True)
         return "".join([event.choices[0].text async for event in events])
 
-    calls = [call(seed) for seed in range(250) for call in (whole, streamed)]
-    texts = await asyncio.gather(*calls)
+    texts = await asyncio.gather(*(call(seed) for seed in range(250) for call in (whole, streamed)))
     assert texts[::2] == texts[1::2]
     assert len(set(texts)) > 200
     demo.wait_until_idle()
@@ -58,50 +70,39 @@ async def test_500_at_once_half_of_them_streams(demo: Server, client: openai.Asy
 
 async def test_a_full_queue_is_waited_out_by_the_clients_own_retries(demo: Server) -> None:
     """Fill it, send one more that retries, and free it after its first refusal."""
-    replies: list[HTTPStatus] = []
-    is_refused = asyncio.Event()
-
-    async def note(response: httpx2.Response) -> None:
-        replies.append(HTTPStatus(response.status_code))
-        if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
-            assert int(response.headers["retry-after"]) >= 1
-            is_refused.set()
-
-    http = httpx2.AsyncClient(event_hooks={"response": [note]}, timeout=600)
-    one_more = openai.AsyncOpenAI(
-        base_url=f"{demo.url}/v1", api_key="none", max_retries=4, http_client=http
-    )
+    replies: list[httpx2.Response] = []
     body = {"prompt": PROMPT, "n": MAX_WAITING, "max_tokens": 100, "ignore_eos": True}
-    async with one_more, httpx.AsyncClient(base_url=demo.url, timeout=600) as filler:
-        async with filler.stream("POST", "/v1/completions", json=body | {"stream": True}) as full:
+    count = MAX_WAITING - 10
+    async with (
+        client_of(demo, replies, max_retries=4) as one_more,
+        httpx.AsyncClient(base_url=demo.url, timeout=600) as filler,
+    ):
+        async with filler.stream("POST", COMPLETIONS, json=body | {"stream": True}) as full:
             assert full.status_code == HTTPStatus.OK
             wanted = asyncio.create_task(
-                one_more.completions.create(
-                    model="demo", prompt=PROMPT, n=MAX_WAITING - 10, max_tokens=1
-                )
+                one_more.completions.create(model="demo", prompt=PROMPT, n=count, max_tokens=1)
             )
-            await asyncio.wait_for(is_refused.wait(), 30)
+            async with asyncio.timeout(30):
+                while not replies:
+                    await asyncio.sleep(0.01)
         answer = await wanted
-    assert len(answer.choices) == MAX_WAITING - 10
-    assert replies[0] == HTTPStatus.SERVICE_UNAVAILABLE
-    assert replies[-1] == HTTPStatus.OK
+    assert len(answer.choices) == count
+    refused, *_, last = replies
+    assert (refused.status_code, last.status_code) == (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.OK,
+    )
+    assert int(refused.headers["retry-after"]) >= 1
 
 
 async def test_what_would_fail_again_is_not_retried(demo: Server) -> None:
-    replies: list[int] = []
-
-    async def note(response: httpx2.Response) -> None:
-        replies.append(response.status_code)
-
-    http = httpx2.AsyncClient(event_hooks={"response": [note]})
-    async with openai.AsyncOpenAI(
-        base_url=f"{demo.url}/v1", api_key="none", max_retries=3, http_client=http
-    ) as one:
+    replies: list[httpx2.Response] = []
+    async with client_of(demo, replies, max_retries=3) as one:
         with pytest.raises(openai.BadRequestError) as refused:
             await one.completions.create(model="demo", prompt=[5] * 600)
         with pytest.raises(openai.NotFoundError):
             await one.completions.create(model="other", prompt="x")
-    assert replies == [400, 404]
+    assert [reply.status_code for reply in replies] == [400, 404]
     assert "600 tokens" in refused.value.message and "512" in refused.value.message
     raw = refused.value.response
     assert raw.headers["x-should-retry"] == "false"

@@ -78,27 +78,26 @@ def test_every_optional_parameter_at_its_neutral_value(client: openai.OpenAI) ->
 def test_a_completion(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt="the cat", max_tokens=7, seed=1)
     assert (answer.object, answer.model) == ("text_completion", "tiny")
-    assert answer.id.startswith("cmpl-")
-    assert answer.created > 0
-    (choice,) = answer.choices
+    assert answer.id.startswith("cmpl-") and answer.created > 0
+    check_end(answer, 7)
+
+
+def check_end(answer: Any, most: int) -> None:
+    """One choice that has ended, and tokens that add up."""
+    (choice,), usage = answer.choices, answer.usage
     assert choice.finish_reason in {"stop", "length"}
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens <= 7
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert usage.completion_tokens <= most
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
 def test_a_chat_and_what_was_answered_sent_back(client: openai.OpenAI) -> None:
     answer = chat(client, max_completion_tokens=9, seed=1)
-    (choice,) = answer.choices
-    assert (choice.message.role, choice.message.refusal) == ("assistant", None)
-    assert choice.message.content
-    assert choice.finish_reason in {"stop", "length"}
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens <= 9
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    said = [*MESSAGES, choice.message.to_dict(), {"role": "user", "content": "the mat"}]
+    check_end(answer, 9)
+    message = answer.choices[0].message
+    assert (message.role, message.refusal) == ("assistant", None) and message.content
+    said = [*MESSAGES, message.to_dict(), {"role": "user", "content": "the mat"}]
     again = chat(client, messages=said, max_completion_tokens=5)
-    assert again.usage is not None
+    assert again.usage is not None and answer.usage is not None
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens
 
 
@@ -106,20 +105,11 @@ def test_n_lists_tokens_and_best_of(client: openai.OpenAI) -> None:
     for prompt in (["the cat", "sat"], [[0, 5, 6], [0, 7]]):
         answer = client.completions.create(model="tiny", prompt=prompt, n=3, max_tokens=2)
         assert [choice.index for choice in answer.choices] == list(range(6))
+    extra = {"top_k": 5, "min_p": 0.1, "ignore_eos": True, "return_token_ids": True}
     answer = client.completions.create(
-        model="tiny",
-        prompt=[0, 5, 6],
-        n=2,
-        best_of=5,
-        max_tokens=4,
-        extra_body={
-            "top_k": 5,
-            "min_p": 0.1,
-            "ignore_eos": True,
-            "stop_token_ids": [],
-            "return_token_ids": True,
-        },
-    )
+        model="tiny", prompt=[0, 5, 6], n=2, best_of=5, max_tokens=4,
+        extra_body={"stop_token_ids": [], **extra},
+    )  # fmt: skip
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 20)
@@ -143,30 +133,20 @@ def test_echo_with_alternatives(client: openai.OpenAI) -> None:
         model="tiny", prompt="the cat", echo=True, logprobs=5, max_tokens=3
     ).choices
     assert choice.text.startswith("the cat")
-    logprobs = choice.logprobs
-    assert logprobs is not None
-    assert logprobs.tokens and logprobs.token_logprobs
-    assert logprobs.text_offset and logprobs.top_logprobs
-    assert [logprobs.token_logprobs[0], logprobs.top_logprobs[0]] == [None, None]
-    for token, logprob, top in list(
-        zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
-    )[1:]:
+    told: Any = choice.logprobs
+    assert told.token_logprobs[0] is told.top_logprobs[0] is None and told.text_offset[0] == 0
+    assert len(told.text_offset) == len(told.tokens)
+    every = zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True)
+    for token, logprob, top in list(every)[1:]:
         assert 5 <= len(top) <= 6
         assert top[token] == logprob
-    assert len(logprobs.text_offset) == len(logprobs.tokens)
-    assert logprobs.text_offset[0] == 0
 
 
 def test_scoring_only_streamed(client: openai.OpenAI) -> None:
     events = client.completions.create(
-        model="tiny",
-        prompt=[0, 5, 6],
-        echo=True,
-        logprobs=1,
-        max_tokens=0,
-        stream=True,
+        model="tiny", prompt=[0, 5, 6], echo=True, logprobs=1, max_tokens=0, stream=True,
         extra_body={"prompt_logprobs": 2},
-    )
+    )  # fmt: skip
     (choice,) = [choice for event in events for choice in event.choices]
     assert choice.finish_reason == "length"
     assert choice.logprobs is not None and choice.logprobs.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,8 +12,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.device.runner import ModelRunner
 from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
@@ -20,6 +19,7 @@ from engine.weights.random_model import random_tensors, write_random_model
 from engine.weights.tensors import is_scalar
 from engine.weights.weights import fold
 from tests.engines.numpy_runner import SMALL
+from tests.models.demo import afresh, engine_on_max
 from tests.models.forms import TOLERANCE
 from training.checkpoint import load_model
 from training.model import SRM
@@ -44,17 +44,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(folder: Path) -> Iterator[ModelRunner]:
-    one = ModelRunner(load_checkpoint(folder), EngineConfig(num_slots=64))
-    yield one
-    one.close()
+def engine(folder: Path) -> Iterator[Engine]:
+    with engine_on_max(load_checkpoint(folder), num_slots=64) as one:
+        yield one
 
 
 def generate(
-    runner: ModelRunner, prompts: list[list[int]], params: SamplingParams, max_step_tokens: int
+    engine: Engine, prompts: list[list[int]], params: SamplingParams, max_step_tokens: int
 ) -> list[list[Output]]:
-    config = EngineConfig(num_slots=64, max_step_rows=16, max_step_tokens=max_step_tokens)
-    return Engine(SMALL, runner, config).generate(prompts, params)
+    sizes = {"num_slots": 64, "max_step_rows": 16, "max_step_tokens": max_step_tokens}
+    return afresh(engine, **sizes).generate(prompts, params)
+
+
+def joined(outputs: list[Output], name: str, dtype: str = "<i4") -> npt.NDArray[Any]:
+    """What they say one after the other."""
+    return np.frombuffer(b"".join(getattr(one, name) for one in outputs), dtype)
 
 
 @pytest.fixture(scope="module")
@@ -71,29 +75,24 @@ def log_softmax(model: SRM, tokens: list[int]) -> tuple[F64, float]:
     return logits.log_softmax(-1).numpy(), float(logits.abs().max())
 
 
-def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list[int]]) -> None:
+def test_scores_are_torchs(engine: Engine, folder: Path, prompts: list[list[int]]) -> None:
     model = load_model(folder).double()
-    for prompt, outputs in zip(prompts, generate(runner, prompts, PARAMS, 128), strict=True):
+    for prompt, outputs in zip(prompts, generate(engine, prompts, PARAMS, 128), strict=True):
         assert [one.index for one in outputs] == [PROMPT, 0]
-        said = b"".join(one.token_ids for one in outputs)
-        tokens = np.frombuffer(said, "<i4")
+        tokens = joined(outputs, "token_ids")
         assert tokens[: len(prompt) - 1].tolist() == prompt[1:]
         assert len(tokens) == len(prompt) - 1 + SAMPLED
         expected, largest = log_softmax(model, [*prompt, *tokens[len(prompt) - 1 : -1].tolist()])
-        found = np.concatenate([np.frombuffer(one.logprobs, "<f4") for one in outputs])
+        found = joined(outputs, "logprobs", "<f4")
         rows = np.arange(len(tokens))
         np.testing.assert_allclose(found, expected[rows, tokens], atol=TOLERANCE * largest)
-        top_ids, top_logprobs = (
-            np.frombuffer(b"".join(getattr(one, name) for one in outputs), dtype).reshape(
-                len(tokens), -1
-            )
-            for name, dtype in (("top_ids", "<i4"), ("top_logprobs", "<f4"))
-        )
+        top_ids = joined(outputs, "top_ids").reshape(len(tokens), -1)
+        top_logprobs = joined(outputs, "top_logprobs", "<f4").reshape(top_ids.shape)
         best = -np.sort(-expected, axis=1)[:, :MAX_LOGPROBS]
         np.testing.assert_allclose(top_logprobs, best, atol=TOLERANCE * largest)
         at_ids = np.take_along_axis(expected, top_ids.astype(np.int64), axis=1)
         np.testing.assert_allclose(at_ids, best, atol=2 * TOLERANCE * largest)
-        ranks = np.concatenate([np.frombuffer(one.ranks, "<i4") for one in outputs])
+        ranks = joined(outputs, "ranks")
         in_top = ranks <= MAX_LOGPROBS
         assert in_top[len(prompt) - 1 :].all()  # sampled greedily
         # The very same number wherever a token appears.
@@ -102,7 +101,7 @@ def test_scores_are_torchs(runner: ModelRunner, folder: Path, prompts: list[list
 
 
 def test_zero_and_tiny_alphas_are_exact(
-    runner: ModelRunner, folder: Path, prompts: list[list[int]]
+    engine: Engine, folder: Path, prompts: list[list[int]]
 ) -> None:
     """The published recurrence divides by them: 0 gives NaN, 1e-8 costs it all its digits."""
     tensors, rng = random_tensors(SMALL), np.random.default_rng(2)
@@ -116,12 +115,11 @@ def test_zero_and_tiny_alphas_are_exact(
     model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
     model.double()
     prompts = prompts[:6]
-    runner.load_weights(fold(SMALL, tensors, "tiny alphas"))
-    found = generate(runner, prompts, PARAMS, 50)
-    runner.load_weights(load_checkpoint(folder))
+    engine._runner.load_weights(fold(SMALL, tensors, "tiny alphas"))
+    found = generate(engine, prompts, PARAMS, 50)
+    engine._runner.load_weights(load_checkpoint(folder))
     for prompt, outputs in zip(prompts, found, strict=True):
-        said = np.frombuffer(b"".join(one.token_ids for one in outputs), "<i4").tolist()
-        logprobs = np.concatenate([np.frombuffer(one.logprobs, "<f4") for one in outputs])
+        said, logprobs = joined(outputs, "token_ids").tolist(), joined(outputs, "logprobs", "<f4")
         state, tolerance = model.empty_state(1), 0.0
         expected = np.zeros(len(said))
         for position, token in enumerate([prompt[0], *said[:-1]]):
@@ -134,37 +132,37 @@ def test_zero_and_tiny_alphas_are_exact(
 
 
 def test_any_chunking_and_company_give_the_same_bits(
-    runner: ModelRunner, prompts: list[list[int]]
+    engine: Engine, prompts: list[list[int]]
 ) -> None:
-    together = generate(runner, prompts, PARAMS, 128)
-    assert generate(runner, prompts, PARAMS, 19) == together
+    together = generate(engine, prompts, PARAMS, 128)
+    assert generate(engine, prompts, PARAMS, 19) == together
     for i, prompt in enumerate(prompts[:5]):
-        (alone,) = generate(runner, [prompt], PARAMS, 128)
+        (alone,) = generate(engine, [prompt], PARAMS, 128)
         assert [msgspec.structs.replace(one, id=str(i)) for one in alone] == together[i]
 
 
-def test_scoring_changes_no_sample(runner: ModelRunner, prompts: list[list[int]]) -> None:
+def test_scoring_changes_no_sample(engine: Engine, prompts: list[list[int]]) -> None:
     for temperature in (0.0, 0.8):
-        silent = SamplingParams(
-            max_tokens=SAMPLED, temperature=temperature, ignore_eos=True, seed=3
+        scored = msgspec.structs.replace(
+            PARAMS, temperature=temperature, seed=3, logprobs=5, prompt_logprobs=0
         )
-        scored = msgspec.structs.replace(silent, logprobs=5, prompt_logprobs=0)
-        quiet, loud = generate(runner, prompts, silent, 128), generate(runner, prompts, scored, 19)
+        silent = msgspec.structs.replace(scored, logprobs=None, prompt_logprobs=None)
+        quiet, loud = generate(engine, prompts, silent, 128), generate(engine, prompts, scored, 19)
         assert [a[-1].token_ids for a in quiet] == [b[-1].token_ids for b in loud]
 
 
 def test_scoring_a_sample_gives_what_sampling_it_gave(
-    runner: ModelRunner, prompts: list[list[int]]
+    engine: Engine, prompts: list[list[int]]
 ) -> None:
     """Bit for bit, though one was fed token by token and the other in chunks."""
     short = [prompt for prompt in prompts if len(prompt) + SAMPLED <= SMALL.n_ctx]
-    samples = [outputs[-1] for outputs in generate(runner, short, PARAMS, 128)]
+    samples = [outputs[-1] for outputs in generate(engine, short, PARAMS, 128)]
     texts = [
         prompt + np.frombuffer(sample.token_ids, "<i4").tolist()
         for prompt, sample in zip(short, samples, strict=True)
     ]
     scoring = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
-    for sample, (scores, end) in zip(samples, generate(runner, texts, scoring, 50), strict=True):
+    for sample, (scores, end) in zip(samples, generate(engine, texts, scoring, 50), strict=True):
         assert (end.finish_reason, end.token_ids) == ("length", b"")
         for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
             assert getattr(scores, name).endswith(getattr(sample, name))

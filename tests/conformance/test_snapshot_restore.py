@@ -8,23 +8,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from engine.client.client import EngineClient
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
 from engine.errors import EngineUnavailable
 from engine.messages import Request, SamplingParams
-from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
+from tests.engines.making import request_of
 from tests.engines.served_engine import collect, connected
+from tests.models.demo import START_S, engine_on_max
 from tests.serving import ROOT
 
 COUNT = 5_000
 MAX_TOKENS = 48
-START_S = 300
 
 
 @pytest.fixture
@@ -56,20 +54,10 @@ async def collect_all(client: EngineClient, wanted: list[Request]) -> list[bytes
 async def test_five_thousand_sequences_go_on_after_a_kill(
     tmp_path: Path, engines: list[subprocess.Popen[bytes]]
 ) -> None:
-    weights = load_checkpoint(DEMO_MODEL)
-    rng = np.random.default_rng(7)
+    weights, rng = load_checkpoint(DEMO_MODEL), np.random.default_rng(7)
     prompts: list[list[int]] = rng.integers(2, weights.config.vocab_size, (COUNT, 4)).tolist()
-    params = SamplingParams(max_tokens=MAX_TOKENS, seed=0, ignore_eos=True)
-    wanted = [
-        Request(
-            id=f"batch-{number}",
-            prompt_token_ids=np.array(prompt, "<i4").tobytes(),
-            params=msgspec.structs.replace(params, seed=number),
-            priority=-1,
-            durable=True,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
+    own = {"max_tokens": MAX_TOKENS, "priority": -1, "durable": True}
+    wanted = [request_of(f"batch-{i}", prompt, seed=i, **own) for i, prompt in enumerate(prompts)]
     engines.append(start(tmp_path))
     async with connected(f"ipc://{tmp_path}/engine", ready_s=START_S) as client:
         first = asyncio.create_task(collect_all(client, wanted))
@@ -88,10 +76,9 @@ async def test_five_thousand_sequences_go_on_after_a_kill(
         total_steps = client.status.steps
     assert snapshot.detail["sequences"] == COUNT
     assert total_steps < steps * MAX_TOKENS * 3 // 4
-    config = EngineConfig(num_slots=COUNT)
-    runner = ModelRunner(weights, config)
-    alone = Engine(weights.config, runner, config).generate(prompts, params)
-    runner.close()
+    params = SamplingParams(max_tokens=MAX_TOKENS, seed=0, ignore_eos=True)
+    with engine_on_max(weights, num_slots=COUNT) as engine:
+        alone = engine.generate(prompts, params)
     expected = [outputs[0].token_ids for outputs in alone]
     differing = [at for at in range(COUNT) if found[at] != expected[at]]
     assert not differing, f"{len(differing)} differ, such as {differing[:5]}"

@@ -27,7 +27,9 @@ Array = npt.NDArray[Any]
 Inputs = list[BufferType | TensorType]
 
 HOST = DeviceRef.CPU()
-I32, U64, F32, BF16 = DType.int32, DType.uint64, DType.float32, DType.bfloat16
+I32, U64, F32, BF16, F16 = (
+    *(DType.int32, DType.uint64, DType.float32, DType.bfloat16, DType.float16),
+)
 KINDS = {"float32": F32, "bfloat16": BF16, "widened": BF16}
 """How products keep and multiply: the third as a processor does that has none of bfloat16."""
 EPILOGUES = {
@@ -39,8 +41,6 @@ EPILOGUES = {
 """What the model does: (has bias, has SiLU, has residual)."""
 PRODUCTS = [f"{kind}.{name}" for kind in ("float32", "bfloat16") for name in EPILOGUES]
 PRODUCTS += ["widened.down", "widened.head"]
-MUTATED_TENSORS = {("edit", 1), ("edit_bfloat16", 1)}
-"""Inputs that an op changes in place though they are no buffers: op and place."""
 
 
 def widened(bits: Array) -> npt.NDArray[np.float32]:
@@ -56,61 +56,37 @@ def untouched(shape: tuple[int, ...], dtype: type[np.float32 | np.int32]) -> Arr
     return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype).reshape(shape)
 
 
+def odd_rows(vocab: int) -> npt.NDArray[np.float32]:
+    """Rows of logits at the limits of what they may be; the first five are no distribution."""
+    largest = np.finfo(np.float32).max
+    rows = np.random.default_rng(0).normal(0, 2, (10, vocab)).astype(np.float32)
+    rows[0, 0] = np.nan
+    rows[1, -1] = -np.float32(np.nan)
+    rows[2, vocab // 2] = np.inf
+    rows[3], rows[4] = -np.inf, np.nan
+    rows[5, : vocab - 1] = -np.inf
+    rows[6], rows[6, vocab // 2] = -largest, -1e38
+    rows[7, :7], rows[7, 7:] = largest, -largest
+    rows[8] = 1e-40  # denormal: as good as 0
+    rows[9, vocab // 3], rows[9, vocab // 2] = 60, 60
+    return rows
+
+
 def compile_ops(session: InferenceSession, device: Device, folder: Path) -> CompiledModel:
     """The graphs of `Ops`, from `folder` where they are there: a GPU machine may have no compiler.
 
-    PRODUCTS and "layer_norm" of either dtype are for a CPU alone. "mix" is there plain, with gamma
-    ("mix_gamma"), with SiLU ("mix_silu"), and with both and a residual ("mix_all"), whose inputs
-    come in this order after those of "mix".
+    PRODUCTS, "layer_norm" of either dtype and "mix_float16" are for a CPU alone. "mix" is there
+    plain, with gamma ("mix_gamma"), with SiLU ("mix_silu"), and with both and a residual
+    ("mix_all"), whose inputs come in this order after those of "mix".
     """
-    inputs = _inputs(DeviceRef.from_device(device))
 
     def compile_graphs() -> CompiledModel:
         module = Module()
-        libraries: list[Path] = []
-        for name, op in _ops(device.is_host).items():
-            libraries = _add_graph(module, name, op, inputs[name])
+        for name, (op, inputs) in _ops(DeviceRef.from_device(device)).items():
+            libraries = _add_graph(module, name, op, inputs)
         return session.compile(module, custom_extensions=libraries)
 
     return cached("ops", (Path(__file__).read_bytes(),), compile_graphs, device, folder)
-
-
-def _ops(is_host: bool) -> dict[str, Callable[..., Any]]:
-    ops: dict[str, Callable[..., Any]] = {
-        "embed": kernels.embed,
-        "mix": kernels.mix,
-        "mix_gamma": kernels.mix,
-        "mix_silu": partial(kernels.mix, silu=True),
-        "mix_all": partial(kernels.mix, silu=True),
-        "taps": kernels.taps,
-        "edit": kernels.edit,
-        "edit_bfloat16": kernels.edit,
-        "sample": kernels.sample,
-        "score": kernels.score,
-    }
-    if is_host:
-        ops |= {name: partial(_product, name) for name in PRODUCTS}
-        ops |= dict.fromkeys(["float32.layer_norm", "bfloat16.layer_norm"], layer_norm)
-    return ops
-
-
-def _product(
-    name: str, x: TensorValue, weight: TensorValue, bias: TensorValue, residual: TensorValue
-) -> TensorValue:
-    """Inputs that are not used give dimensions a value. Logits, of "head", are float32."""
-    kind, _, epilogue = name.partition(".")
-    has_bias, silu, has_residual = EPILOGUES[epilogue]
-    return linear(
-        x,
-        weight,
-        "columns",
-        bias=bias if has_bias else None,
-        silu=silu,
-        residual=residual if has_residual else None,
-        rows="rows",
-        out_dtype=F32 if epilogue == "head" else KINDS[kind],
-        widen=kind == "widened",
-    )
 
 
 class Ops:
@@ -118,13 +94,13 @@ class Ops:
 
     def __init__(self, device: Device, folder: Path) -> None:
         self._device = device
-        self._inputs = _inputs(DeviceRef.from_device(device))
+        self._ops = _ops(DeviceRef.from_device(device))
         session = InferenceSession(devices=[device])
         self._models = session.init_all(compile_ops(session, device, folder))
 
     def run(self, name: str, *arrays: Array) -> list[Array]:
         """Run an op on its inputs in order. Arrays that the op mutates are mutated."""
-        inputs = self._inputs[name]
+        inputs = self._ops[name][1]
         buffers = []
         for array, kind in zip(arrays, inputs, strict=True):
             assert array.dtype == _numpy_dtype(kind.dtype), (array.dtype, kind)
@@ -135,10 +111,9 @@ class Ops:
             for array, kind, buffer in zip(arrays, inputs, buffers, strict=True)
         ]
         outputs = [_to_numpy(output) for output in self._models[name].execute(*views)]
-        for place, (array, kind) in enumerate(zip(arrays, inputs, strict=True)):
-            is_mutated = isinstance(kind, BufferType) or (name, place) in MUTATED_TENSORS
-            if is_mutated and kind.device != HOST:
-                array[...] = buffers[place].to_numpy()
+        if not self._device.is_host:
+            for array, buffer in zip(arrays, buffers, strict=True):
+                array[...] = buffer.to_numpy()
         return outputs
 
 
@@ -153,101 +128,89 @@ def _to_numpy(buffer: Buffer) -> Array:
     return found
 
 
-def _inputs(on: DeviceRef) -> dict[str, Inputs]:
-    rows = TensorType(I32, ["rows"], on)
-    last_token = BufferType(I32, ["slots"], on)
-    x = TensorType(F32, ["tokens", "width"], on)
-    per_position = TensorType(F32, ["heads", "n_ctx"], on)
-    mix: Inputs = [
-        BufferType(F32, ["slots", "pool_width"], on),
-        TensorType(I32, [], HOST),
-        x,
-        *(rows, rows, rows),
-        TensorType(I32, ["bounds"], on),
-        *(per_position, per_position, per_position),
-        TensorType(F32, [2, "heads"], on),
-    ]
-    products = {name: _product_inputs(on, KINDS[name.partition(".")[0]]) for name in PRODUCTS}
-    norms: dict[str, Inputs] = {}
-    for kind in ("float32", "bfloat16"):
-        row = TensorType(KINDS[kind], ["width"], on)
-        norms[f"{kind}.layer_norm"] = [TensorType(KINDS[kind], ["tokens", "width"], on), row, row]
-    return {
-        **products,
-        **norms,
-        "embed": [
-            last_token,
-            TensorType(I32, ["tokens"], on),
-            rows,
-            TensorType(F32, ["vocab", "width"], on),
-        ],
-        "mix": mix,
-        "mix_gamma": [*mix, per_position],
-        "mix_silu": mix,
-        "mix_all": [*mix, per_position, x],
-        "taps": [
-            x,
-            rows,
-            TensorType(I32, ["bounds"], on),
-            TensorType(F32, ["kernel_size", "n_ctx"], on),
-            TensorType(F32, ["n_ctx"], on),
-            x,
-        ],
-        "edit": _edit_inputs(on, F32),
-        "edit_bfloat16": _edit_inputs(on, BF16),
-        "sample": [
-            last_token,
-            TensorType(F32, ["head", "vocab"], on),
-            *(TensorType(dtype, ["decode"], on) for dtype in (F32, I32, F32, F32, U64)),
-            *(rows, rows),
-        ],
-        "score": [
-            TensorType(F32, ["head", "vocab"], on),
-            TensorType(F32, ["decode"], on),
-            *(TensorType(I32, [dim], on) for dim in ("decode", "head", "scored", "scored")),
-        ],
+def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
+    """Each op by name, and its inputs."""
+
+    def of(dtype: DType, *dims: str | int) -> TensorType:
+        return TensorType(dtype, dims, on)
+
+    def mix(dtype: DType = F32) -> Inputs:
+        pool, unit = BufferType(dtype, ["slots", "pool_width"], on), TensorType(I32, [], HOST)
+        scalars = per_position, per_position, per_position, of(F32, 2, "heads")
+        return [pool, unit, of(dtype, "tokens", "width"), *(rows, rows, rows), bounds, *scalars]
+
+    def edit(dtype: DType) -> Inputs:
+        ids = (of(I32, dim) for dim in ("tokens", "rows", "edited"))
+        spans, penalties = of(I32, "edited", "span_bounds"), of(F32, "edited", "penalties")
+        lists = of(I32, "edit_tokens"), of(F32, "biases")
+        return [last_token, of(dtype, "head", "vocab"), *ids, spans, penalties, *lists]
+
+    def product(dtype: DType) -> Inputs:
+        weight = of(dtype, "panels", "words", PANEL, 4 // dtype.size_in_bytes)
+        added = of(dtype, "columns"), of(dtype, "rows", "columns")
+        return [of(dtype, "tokens", "depth"), weight, *added]
+
+    rows, bounds, last_token = of(I32, "rows"), of(I32, "bounds"), BufferType(I32, ["slots"], on)
+    x, per_position, logits = (
+        of(F32, *dims) for dims in (("tokens", "width"), ("heads", "n_ctx"), ("head", "vocab"))
+    )
+    taps = of(F32, "kernel_size", "n_ctx"), of(F32, "n_ctx")
+    sampling = (of(dtype, "decode") for dtype in (F32, I32, F32, F32, U64))
+    scoring = (of(I32, dim) for dim in ("decode", "head", "scored", "scored"))
+    found: dict[str, tuple[Callable[..., Any], Inputs]] = {
+        "embed": (
+            kernels.embed,
+            [last_token, of(I32, "tokens"), rows, of(F32, "vocab", "width")],
+        ),
+        "mix": (kernels.mix, mix()),
+        "mix_gamma": (kernels.mix, [*mix(), per_position]),
+        "mix_silu": (partial(kernels.mix, silu=True), mix()),
+        "mix_all": (partial(kernels.mix, silu=True), [*mix(), per_position, x]),
+        "taps": (kernels.taps, [x, rows, bounds, *taps, x]),
+        "edit": (kernels.edit, edit(F32)),
+        "edit_bfloat16": (kernels.edit, edit(BF16)),
+        "sample": (kernels.sample, [last_token, logits, *sampling, rows, rows]),
+        "score": (kernels.score, [logits, of(F32, "decode"), *scoring]),
     }
+    if on == HOST:
+        found["mix_float16"] = kernels.mix, mix(F16)
+        for name in PRODUCTS:
+            found[name] = partial(_product, name), product(KINDS[name.partition(".")[0]])
+        for kind in ("float32", "bfloat16"):
+            row = of(KINDS[kind], "width")
+            norm: Inputs = [of(KINDS[kind], "tokens", "width"), row, row]
+            found[f"{kind}.layer_norm"] = layer_norm, norm
+    return found
 
 
-def _product_inputs(on: DeviceRef, dtype: DType) -> Inputs:
-    return [
-        TensorType(dtype, ["tokens", "depth"], on),
-        TensorType(dtype, ["panels", "words", PANEL, 4 // dtype.size_in_bytes], on),
-        TensorType(dtype, ["columns"], on),
-        TensorType(dtype, ["rows", "columns"], on),
-    ]
+def _product(
+    name: str, x: TensorValue, weight: TensorValue, bias: TensorValue, residual: TensorValue
+) -> TensorValue:
+    """Inputs that are not used give dimensions a value. Logits, of "head", are float32."""
+    kind, _, epilogue = name.partition(".")
+    has_bias, silu, has_residual = EPILOGUES[epilogue]
+    return linear(
+        *(x, weight, "columns"),
+        bias=bias if has_bias else None,
+        silu=silu,
+        residual=residual if has_residual else None,
+        rows="rows",
+        out_dtype=F32 if epilogue == "head" else KINDS[kind],
+        widen=kind == "widened",
+    )
 
 
-def _edit_inputs(on: DeviceRef, dtype: DType) -> Inputs:
-    return [
-        BufferType(I32, ["slots"], on),
-        TensorType(dtype, ["head", "vocab"], on),
-        *(TensorType(I32, [dim], on) for dim in ("tokens", "rows", "edited")),
-        TensorType(I32, ["edited", "span_bounds"], on),
-        TensorType(F32, ["edited", "penalties"], on),
-        TensorType(I32, ["edit_tokens"], on),
-        TensorType(F32, ["biases"], on),
-    ]
-
-
-def _add_graph(
-    module: Module,
-    name: str,
-    op: Callable[..., TensorValue | tuple[TensorValue, ...] | None],
-    inputs: Inputs,
-) -> list[Path]:
+def _add_graph(module: Module, name: str, op: Callable[..., Any], inputs: Inputs) -> list[Path]:
     """Returns the compiled Mojo packages that the graph needs."""
-    with Graph(
-        name, input_types=inputs, custom_extensions=kernel_libraries(), module=module
-    ) as graph:
+    libraries = kernel_libraries()
+    with Graph(name, input_types=inputs, custom_extensions=libraries, module=module) as graph:
         values = (
             value.buffer if isinstance(kind, BufferType) else value.tensor
             for value, kind in zip(graph.inputs, inputs, strict=True)
         )
         outputs = op(*values)
         if outputs is None:
-            graph.output()
-        else:
-            graph.output(*(outputs if isinstance(outputs, tuple) else (outputs,)))
-    libraries: list[Path] = graph.kernel_libraries_paths
-    return libraries
+            outputs = ()
+        graph.output(*(outputs if isinstance(outputs, tuple) else (outputs,)))
+    found: list[Path] = graph.kernel_libraries_paths
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,51 +20,55 @@ Kind = np.dtype[Any]
 Step = Callable[[Threads], None]
 
 WARP = 32
-_REGISTERS = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64}
-_TYPES = {
-    **{f"{kind}{bits}": np.dtype(f"{letter}{bits // 8}") for kind, letter in
-       (("u", "u"), ("b", "u"), ("s", "i"), ("f", "f")) for bits in (8, 16, 32, 64)
-       if (kind, bits) != ("f", 8)},
-    "bf16": np.dtype(np.uint16),
-    "pred": np.dtype(np.bool_),
-}  # fmt: skip
+BOOL, U32, BF16 = np.dtype(np.bool_), np.dtype(np.uint32), np.dtype("V2")
+REGISTERS = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64}
+KINDS: dict[str, Kind] = {"pred": BOOL, "bf16": BF16, "f32": np.dtype("f4"), "f64": np.dtype("f8")}
+for bits in (8, 16, 32, 64):
+    for letter, numpys in {"b": "u", "u": "u", "s": "i"}.items():
+        KINDS[f"{letter}{bits}"] = np.dtype(f"{numpys}{bits // 8}")
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    **{name: getattr(np, to) for name, to in
-       (("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"),
-        ("gt", "greater"), ("ge", "greater_equal"))},
+    "eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "ne": lambda a, b: (a < b) | (a > b),
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
-    "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
 }  # fmt: skip
+"""All but the last are false where either is NaN; with a "u" behind, true."""
 
 
-def _or_unordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: compare(a, b) | np.isnan(a) | np.isnan(b)
+def negated(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: ~compare(a, b)
 
 
-COMPARISONS |= {
-    name + "u": _or_unordered(COMPARISONS[name]) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
+for opposites in ("eq", "ne"), ("lt", "ge"), ("le", "gt"):
+    for name, opposite in opposites, opposites[::-1]:
+        COMPARISONS[f"{name}u"] = negated(COMPARISONS[opposite])
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    **{name: getattr(np, to) for name, to in
-       (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("min", "minimum"),
-        ("max", "maximum"), ("and", "bitwise_and"), ("or", "bitwise_or"), ("xor", "bitwise_xor"))},
-    "shl": lambda a, b: np.where(b < 8 * a.dtype.itemsize, a << (b % (8 * a.dtype.itemsize)), 0),
-    "shr": lambda a, b: a >> np.minimum(b, 8 * a.dtype.itemsize - 1)
-    if a.dtype.kind == "i"
-    else np.where(b < 8 * a.dtype.itemsize, a >> (b % (8 * a.dtype.itemsize)), 0),
+
+def shift_left(a: Any, b: Any) -> Any:
+    bits = 8 * a.dtype.itemsize
+    return np.where(b < bits, a << (b % bits), 0)
+
+
+def shift_right(a: Any, b: Any) -> Any:
+    bits = 8 * a.dtype.itemsize
+    if a.dtype.kind == "i":
+        return a >> np.minimum(b, bits - 1)
+    return np.where(b < bits, a >> (b % bits), 0)
+
+
+def same(a: Any) -> Any:
+    return a
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.fmin, "max": np.fmax,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
+    "shl": shift_left, "shr": shift_right, "neg": np.negative, "abs": np.abs,
+    "mov": same, "cvta": same, "cvt": same,
+    "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "rcp": lambda a: 1 / a,
+    "selp": lambda a, b, condition: np.where(condition, a, b),
+    "fma": lambda a, b, c: (np.asarray(a, np.float64) * b + c).astype(a.dtype),
 }  # fmt: skip
-UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt,
-    "rcp": lambda a: 1 / a, "rsqrt": lambda a: 1 / np.sqrt(a), "mov": lambda a: a,
-    "cvta": lambda a: a, "not": np.invert,
-}  # fmt: skip
-
-
-def without_denormals(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What `ftz` does: flush to zero."""
-    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
 
 
 class Steps:
@@ -81,26 +86,25 @@ class Steps:
             for name, given in zip(program.params, arguments, strict=True)
         }
         thread = np.arange(threads, dtype=np.uint32)
-        self.registers: dict[str, Array] = {
-            "%tid.x": thread,
-            "%laneid": thread % WARP,
-            **{f"%tid.{axis}": 0 * thread for axis in "yz"},
-            "%ntid.x": np.full_like(thread, threads),
-            **{f"%ntid.{axis}": np.full_like(thread, 1) for axis in "yz"},
-            "%nctaid.x": np.full_like(thread, blocks),
-        }
-        self.steps: list[Step | None] = [
-            self._compile(opcode.split("."), operands) for _, opcode, operands in program.code
-        ]
+        self.registers: dict[str, Array] = {"%tid.x": thread, "%laneid": thread % WARP}
+        for name, value in {"%ntid.x": threads, "%nctaid.x": blocks}.items():
+            self.registers[name] = np.full_like(thread, value)
+        for axis in "yz":
+            self.registers[f"%tid.{axis}"] = np.zeros_like(thread)
+            self.registers[f"%ntid.{axis}"] = np.ones_like(thread)
+        self.steps = [self._compile(opcode, operands) for _, opcode, operands in program.code]
 
     def _register(self, name: str) -> Array:
         if name not in self.registers:
-            kind = np.uint32 if "." in name else _REGISTERS[name.strip("%0123456789")]
+            kind = np.uint32 if "." in name else REGISTERS[name.strip("%0123456789")]
             self.registers[name] = np.zeros(self.threads, kind)
         return self.registers[name]
 
     def _operand(self, text: str, kind: Kind) -> Read:
-        """Reads a register, a constant or the address of shared memory as a type."""
+        """Reads a register, a constant or the address of shared memory; bfloat16 as float32."""
+        if kind == BF16:
+            narrow = self._operand(text, KINDS["u16"])
+            return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
         if text.startswith("%"):
             values = self._register(text)
             if values.dtype.itemsize != kind.itemsize:
@@ -111,10 +115,9 @@ class Steps:
             width = 4 if match[1] == "f" else 8
             bits = np.array(int(match[2], 16), f"u{width}")
             constant: Any = (bits.view(f"f{width}") if kind.kind == "f" else bits)[()]
-        elif text in self.program.shared:
-            constant = np.asarray(self.program.shared[text]).astype(kind)[()]
         else:
-            constant = np.asarray(int(text)).astype(kind)[()]
+            number = self.program.shared[text] if text in self.program.shared else int(text)
+            constant = np.asarray(number).astype(kind)[()]
         return lambda chosen: constant
 
     def _assign(self, name: str, kind: Kind) -> Callable[[Threads, Any], None]:
@@ -128,85 +131,46 @@ class Steps:
             view = target.view(f"{'i' if kind.kind == 'i' else 'u'}{target.dtype.itemsize}")
 
         def assign(chosen: Threads, values: Any) -> None:
-            view[chosen] = values
+            view[chosen] = np.asarray(values).astype(kind, copy=False)
 
         return assign
 
-    def _compile(self, opcode: list[str], operands: list[str]) -> Step | None:
-        name, kinds = opcode[0], [_TYPES[part] for part in opcode if part in _TYPES]
+    def _compile(self, opcode: str, operands: list[str]) -> Step | None:
+        name, *parts = opcode.split(".")
+        kinds = [KINDS[part] for part in parts if part in KINDS]
         if name in {"bra", "bar", "ret"}:
             return None
         if name in {"ld", "st"}:
-            return self._compile_access(name, opcode, operands, kinds[0])
-        if name == "mov" and operands[0].startswith("{"):
-            return self._compile_pieces(operands, kinds[0])
+            return self._compile_access(name, parts[0].split("::")[0], operands, kinds[0])
         if name == "shfl":
-            return self._compile_shuffle(opcode[2], operands)
-        if opcode[:3] == ["redux", "sync", "add"]:
+            return self._compile_shuffle(parts[1], operands)
+        if (name, *parts[:2]) == ("redux", "sync", "add"):
             return self._compile_warp_sum(operands)
-        result = self._compile_function(name, opcode, kinds, operands[1:])
-        to = {"setp": np.dtype(np.bool_), "cvt": kinds[0]}.get(name, kinds[-1])
-        if "wide" in opcode:
-            to = np.dtype(f"{kinds[0].kind}{2 * kinds[0].itemsize}")
+        if operands[0].startswith("{"):
+            return self._compile_pieces(operands, kinds[0])
+        is_comparison = name in {"set", "setp"}
+        function = COMPARISONS.get(parts[0]) if is_comparison else FUNCTIONS.get(name)
+        if function is None:
+            raise PTXError(f"unknown instruction {opcode}")
+        sources, to = [kinds[-1]] * (len(operands) - 1), BOOL if name == "setp" else kinds[0]
+        if name in {"shl", "shr"}:
+            sources[1] = U32
+        if name == "selp":
+            sources[2] = BOOL
+        if "wide" in parts:
+            to = np.dtype(f"{to.kind}{2 * to.itemsize}")
+            function = partial(np.multiply, dtype=to)
+        read = [self._operand(text, kind) for text, kind in zip(operands[1:], sources, strict=True)]
         assign = self._assign(operands[0], to)
 
         def step(chosen: Threads) -> None:
             with np.errstate(all="ignore"):
-                assign(chosen, result(chosen))
+                values = function(*(one(chosen) for one in read))
+                if "ftz" in parts:  # flushes to zero what is denormal
+                    values = np.where(np.abs(values) < np.finfo(np.float32).tiny, 0, values)
+                assign(chosen, values)
 
         return step
-
-    def _compile_function(
-        self, name: str, opcode: list[str], kinds: list[Kind], operands: list[str]
-    ) -> Read:
-        if name == "cvt":
-            return self._compile_conversion(opcode, kinds, operands[0])
-        if opcode[-1] == "bf16":  # a comparison of two
-            kind, read = np.dtype(np.float32), [self._bfloat16(text) for text in operands]
-        else:
-            kind = kinds[-1]
-            read = [self._operand(text, kind) for text in operands]
-        if name == "selp":
-            condition = self._operand(operands[2], np.dtype(np.bool_))
-            return lambda chosen: np.where(condition(chosen), read[0](chosen), read[1](chosen))
-        if name == "fma":
-            return lambda chosen: (
-                read[0](chosen).astype(np.float64) * read[1](chosen) + read[2](chosen)
-            ).astype(kind)
-        if name in {"setp", "set"}:
-            function = COMPARISONS[opcode[1]]
-        elif "wide" in opcode:
-            wide = np.dtype(f"{kind.kind}{2 * kind.itemsize}")
-            return lambda chosen: (
-                np.asarray(read[0](chosen)).astype(wide) * np.asarray(read[1](chosen)).astype(wide)
-            )
-        elif name in {"shl", "shr"}:
-            read[1] = self._operand(operands[1], np.dtype(np.uint32))
-            function = BINARY[name]
-        elif kind.kind == "f" and name in {"min", "max"}:
-            function = {"min": np.fmin, "max": np.fmax}[name]
-        elif name in UNARY and "ftz" in opcode:
-            return lambda chosen: without_denormals(UNARY[name](read[0](chosen)))
-        elif name in UNARY:
-            return lambda chosen: UNARY[name](read[0](chosen))
-        elif name in BINARY:
-            function = BINARY[name]
-        else:
-            raise PTXError(f"unknown instruction {'.'.join(opcode)}")
-        return lambda chosen: function(np.asarray(read[0](chosen)), np.asarray(read[1](chosen)))
-
-    def _compile_conversion(self, opcode: list[str], kinds: list[Kind], operand: str) -> Read:
-        if opcode[-1] == "bf16":
-            return self._bfloat16(operand)
-        read, to = self._operand(operand, kinds[1]), kinds[0]
-        if "rzi" in opcode:
-            return lambda chosen: np.trunc(read(chosen)).astype(to)
-        return lambda chosen: read(chosen).astype(to)
-
-    def _bfloat16(self, text: str) -> Read:
-        """Reads a register as bfloat16, widened."""
-        narrow = self._operand(text, np.dtype(np.uint16))
-        return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
 
     def _compile_pieces(self, operands: list[str], kind: Kind) -> Step:
         """A register to its halves."""
@@ -215,32 +179,25 @@ class Steps:
         whole = self._operand(operands[1], kind)
 
         def split(chosen: Threads) -> None:
-            values = whole(chosen)
-            low(chosen, values.astype(half))
-            high(chosen, (values >> 8 * half.itemsize).astype(half))
+            low(chosen, whole(chosen))
+            high(chosen, whole(chosen) >> 8 * half.itemsize)
 
         return split
 
     def _compile_shuffle(self, mode: str, operands: list[str]) -> Step:
-        word = np.dtype(np.uint32)
-        assign = self._assign(operands[0].split("|")[0], word)
-        values, by, clamp = (self._operand(text, word) for text in operands[1:4])
+        assign = self._assign(operands[0].split("|")[0], U32)
+        values, by, clamp = (self._operand(text, U32) for text in operands[1:4])
 
         def step(chosen: Threads) -> None:
             threads = self._whole_warps(chosen)
             lane, distance = threads % WARP, np.asarray(by(chosen)).astype(np.int64)
-            source = {
-                "bfly": lane ^ distance,
-                "up": lane - distance,
-                "down": lane + distance,
-                "idx": distance + 0 * lane,
-            }[mode]
+            source = {"bfly": lane ^ distance, "up": lane - distance}[mode]
             limit = np.asarray(clamp(chosen)).astype(np.int64)
             if (limit >> 8).any():
                 raise PTXError("a shuffle of parts of a warp is not known")
             kept = source >= limit if mode == "up" else source <= limit
             place = threads - lane + np.where(kept, source, lane)
-            everyone = np.zeros(self.threads, word)
+            everyone = np.zeros(self.threads, U32)
             everyone[chosen] = values(chosen)
             assign(chosen, everyone[place])
 
@@ -254,19 +211,15 @@ class Steps:
         return threads
 
     def _compile_warp_sum(self, operands: list[str]) -> Step:
-        word = np.dtype(np.uint32)
-        assign, values = self._assign(operands[0], word), self._operand(operands[1], word)
+        assign, values = self._assign(operands[0], U32), self._operand(operands[1], U32)
 
         def step(chosen: Threads) -> None:
             warps = np.broadcast_to(values(chosen), self._whole_warps(chosen).shape)
-            assign(chosen, np.repeat(warps.reshape(-1, WARP).sum(1, dtype=word), WARP))
+            assign(chosen, np.repeat(warps.reshape(-1, WARP).sum(1, dtype=U32), WARP))
 
         return step
 
-    def _compile_access(
-        self, name: str, opcode: list[str], operands: list[str], kind: Kind
-    ) -> Step:
-        space = opcode[1].split("::")[0]
+    def _compile_access(self, name: str, space: str, operands: list[str], kind: Kind) -> Step:
         where, what = operands if name == "st" else operands[::-1]
         base, _, offset = where.strip("[]").partition("+")
         if space == "param":

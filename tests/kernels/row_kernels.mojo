@@ -5,11 +5,11 @@ As `sampler.mojo` and `score.mojo` launch them, with plain pointers for tensors.
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import get_gpu_target
-from srm._gpu_row import GPURow
-from srm._logit_row import LogitRow
-from srm._register_row import LONG, SHORT, RegisterRow
-from srm.sampler import _sample_row, _uniform
-from srm.score import _score_row
+from srm.logits._gpu_row import GPURow
+from srm.logits._logit_row import LogitRow
+from srm.logits._register_row import LONG, SHORT, RegisterRow
+from srm.logits.sampler import _sample_row, _uniform
+from srm.logits.score import _score_row
 from std.compile import compile_info
 from std.utils.static_tuple import StaticTuple
 

@@ -15,7 +15,7 @@ import pytest
 from engine.device.linear import KERNELS, round_bfloat16
 from engine.steps.batch import F32, I32
 from tests.kernels import oracle
-from tests.kernels.harness import widened
+from tests.kernels.harness import odd_rows, widened
 from tests.kernels.ptx import Kernel
 from tests.kernels.test_sampler import GREEDY, Settings, columns, random_settings
 from tests.kernels.test_sampler import check as check_tokens
@@ -69,21 +69,19 @@ def check(logits: F32, rows: list[Settings], tokens: I32, logprobs: F32) -> None
 
 
 @pytest.mark.parametrize(
-    ("vocab", "count"),
-    [(1, 3), (255, 6), (256, 6), (257, 6), (2048, 6), (2049, 6), (8191, 8), (8192, 8), (8193, 4)],
+    ("vocab", "dtype"),
+    [
+        *((vocab, "bfloat16") for vocab in (1, 255, 256, 257, 2048, 2049, 8191, 8192, 8193)),
+        (5000, "float32"),
+    ],
 )
-def test_tokens_and_logprobs(kernels: dict[str, Kernel], vocab: int, count: int) -> None:
+def test_tokens_and_logprobs(kernels: dict[str, Kernel], vocab: int, dtype: str) -> None:
     rng = np.random.default_rng(vocab)
-    bits, logits = rounded(rng.normal(0, 3, (count, vocab)))
+    count = 8 if vocab in {8191, 8192} else 6
+    logits = rng.normal(0, 3, (count, vocab)).astype(np.float32)
+    given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
     rows = [Settings(top_p=0.9), *(random_settings(rng, vocab) for _ in range(count - 1))]
-    check(logits, rows, *draw(kernel_for(kernels, "sample", vocab), bits, rows))
-
-
-def test_float32_logits(kernels: dict[str, Kernel]) -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 1, (6, 5000)).astype(np.float32)
-    rows = [Settings(top_p=0.9), *(random_settings(rng, 5000) for _ in range(5))]
-    check(logits, rows, *draw(kernels["sample float32 32"], logits, rows))
+    check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
 
 
 @pytest.mark.parametrize("vocab", [300, 8192])
@@ -99,22 +97,13 @@ def test_ties_stay_together(kernels: dict[str, Kernel], vocab: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", [5, 2500, 8200])
-def test_rows_that_are_no_distribution(kernels: dict[str, Kernel], vocab: int) -> None:
-    rng = np.random.default_rng(0)
-    wild = rng.standard_normal((6, vocab))
-    wild[0, 0] = np.nan
-    wild[1, -1] = np.inf
-    wild[2, :] = -np.inf
-    wild[3, :] = np.nan
-    wild[4, : vocab - 1] = -np.inf  # one token left
-    bits, logits = rounded(wild)
+def test_odd_rows(kernels: dict[str, Kernel], vocab: int) -> None:
+    bits, logits = rounded(odd_rows(vocab)[[0, 2, 3, 4, 5, 9]])
     bits[0, 0] |= 0x8000  # a NaN may have a sign
-    rows = [Settings(top_k=4, top_p=0.5, min_p=0.1)] * 6
+    rows = [Settings(top_k=4, top_p=0.5, min_p=0.1)] * len(bits)
     tokens, logprobs = draw(kernel_for(kernels, "sample", vocab), bits, rows)
-    np.testing.assert_array_equal(tokens[:4], -1)
-    np.testing.assert_array_equal(logprobs[:4], 0)
-    assert (tokens[4], logprobs[4]) == (vocab - 1, 0)
-    check(logits[5:], rows[5:], *draw(kernel_for(kernels, "sample", vocab), bits[5:], rows[5:]))
+    check(logits, rows, tokens, logprobs)
+    assert tokens[:5].tolist() == [-1] * 4 + [vocab - 1] and not logprobs[:5].any()
 
 
 @pytest.mark.parametrize("vocab", [3, 2048, 8192, 8193])
@@ -123,19 +112,16 @@ def test_scores(kernels: dict[str, Kernel], vocab: int) -> None:
     bits, logits = rounded(rng.integers(-40, 40, (3, vocab)) / 8)
     targets, num_top = rng.integers(0, vocab, 3).astype(np.int32), np.array([0, 2, TOP], np.int32)
     temperature = np.array([1, 0.5, 2], np.float32)
-    ids, top = np.full((3, TOP), -9, np.int32), np.full((3, TOP), 9, np.float32)
+    found = np.full((3, TOP), -9, np.int32), np.full((3, TOP), 9, np.float32)
     ranks, logprobs = np.zeros(3, np.int32), np.zeros(3, np.float32)
-    kernel_for(kernels, "score", vocab).launch(
-        *(3, THREADS, bits, vocab, temperature, targets, num_top, TOP), *(ids, top, ranks, logprobs)
-    )
-    for i in range(3):
+    asked = temperature, targets, num_top, TOP
+    kernel = kernel_for(kernels, "score", vocab)
+    kernel.launch(3, THREADS, bits, vocab, *asked, *found, ranks, logprobs)
+    for i, (ids, top) in enumerate(zip(*found, strict=True)):
         logprob, rank, likeliest = oracle.score(
             logits[i].astype(np.float64), float(temperature[i]), int(targets[i]), int(num_top[i])
         )
-        assert logprobs[i] == pytest.approx(logprob, abs=2e-5)
-        assert ranks[i] == rank
-        found = len(likeliest)
-        np.testing.assert_array_equal(ids[i, :found], [token for token, _ in likeliest])
-        np.testing.assert_allclose(top[i, :found], [one for _, one in likeliest], atol=2e-5)
-        np.testing.assert_array_equal(ids[i, found:], -1)
-        np.testing.assert_array_equal(top[i, found:], 0)
+        assert (logprobs[i], ranks[i]) == (pytest.approx(logprob, abs=2e-5), rank)
+        likeliest += [(-1, 0.0)] * (TOP - len(likeliest))
+        assert tuple(ids) == tuple(token for token, _ in likeliest)
+        np.testing.assert_allclose(top, [one for _, one in likeliest], atol=2e-5)

@@ -25,6 +25,10 @@ HALF_ULP = 2.0**-8
 each_dtype = pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 
 
+def kind_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def encoded(kind: str, values: Array) -> Array:
     return np.ascontiguousarray(values, np.float32) if kind == "float32" else round_bfloat16(values)
 
@@ -44,25 +48,21 @@ def rounding(name: str) -> float:
 
 
 def packed(name: str, weight: F32) -> Array:
-    return pack_linear(weight, KINDS[name.partition(".")[0]])
+    return pack_linear(weight, KINDS[kind_of(name)])
 
 
 def multiply(ops: Ops, name: str, x: F32, weight: Array, bias: F32, residual: F32) -> F32:
     """With a weight that is packed."""
-    kind = name.partition(".")[0]
-    values = [encoded(kind, one) for one in (x, bias, residual)]
-    return decoded(ops.run(name, values[0], weight, *values[1:])[0])
+    x, bias, residual = (encoded(kind_of(name), one) for one in (x, bias, residual))
+    return decoded(ops.run(name, x, weight, bias, residual)[0])
 
 
 def draw(name: str, tokens: int, depth: int, columns: int) -> list[F32]:
     """x, weight, bias and residual of ordinary values."""
     shapes = [(tokens, depth), (depth, columns), (columns,), (tokens, columns)]
-    x, weight, bias, residual = (
-        np.random.default_rng([tokens, depth, columns, i]).standard_normal(shape, np.float32)
-        for i, shape in enumerate(shapes)
-    )
-    kind = name.partition(".")[0]
-    return [rounded(kind, one) for one in (x, weight / np.sqrt(depth), bias, residual)]
+    rng = np.random.default_rng([tokens, depth, columns])
+    x, weight, *others = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    return [rounded(kind_of(name), one) for one in (x, weight / np.sqrt(depth), *others)]
 
 
 def exact(name: str, x: F32, weight: F32, bias: F32, residual: F32) -> F64:
@@ -112,10 +112,8 @@ def test_a_processors_product_of_bfloat16_is_the_widened_one(cpu_ops: Ops) -> No
     """In float32 sums, whose bits differ at most by how two products of a pair are rounded."""
     x, weight, bias, residual = draw("bfloat16.head", 37, 2049, 161)
     given = packed("bfloat16.head", weight)
-    found, wide = (
-        multiply(cpu_ops, f"{one}.head", x, given, bias, residual)
-        for one in ("bfloat16", "widened")
-    )
+    inputs = x, given, bias, residual
+    found, wide = (multiply(cpu_ops, f"{kind}.head", *inputs) for kind in ("bfloat16", "widened"))
     np.testing.assert_allclose(found, wide, rtol=0, atol=chain(2049))
 
 
@@ -153,32 +151,23 @@ def test_round_bfloat16_is_to_nearest_ties_to_even() -> None:
 
 
 @each_dtype
-def test_layer_norm_matches_float64(cpu_ops: Ops, kind: str) -> None:
-    for width in (1, 8, 32, 100, 256, 1024):
-        for tokens in (0, 1, 3, 300):
-            x, _, bias, residual = draw(kind, tokens, width, width)
-            x = rounded(kind, x * 3 + 50)
-            weight = residual[0] if tokens else bias
-            y = normed(cpu_ops, kind, x, weight, bias)
-            wide = x.astype(np.float64)
-            centred = wide - wide.mean(axis=1, keepdims=True)
-            variance = (centred**2).mean(axis=1, keepdims=True)
-            expected = centred / np.sqrt(variance + 1e-5) * weight + bias
-            rtol = 1e-5 if kind == "float32" else HALF_ULP
-            np.testing.assert_allclose(y, expected, rtol=rtol, atol=1e-5)
+@pytest.mark.parametrize("width", [1, 8, 32, 100, 256, 1024])
+def test_layer_norm_matches_float64_whatever_its_neighbours(
+    cpu_ops: Ops, kind: str, width: int
+) -> None:
+    x, _, bias, residual = draw(kind, 300, width, width)
+    x, weight = rounded(kind, x * 3 + 50), residual[0]
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(axis=1, keepdims=True)
+    variance = (centred**2).mean(axis=1, keepdims=True)
+    expected = centred / np.sqrt(variance + 1e-5) * weight + bias
 
+    def normed(x: F32) -> F32:
+        inputs = (encoded(kind, one) for one in (x, weight, bias))
+        return decoded(cpu_ops.run(f"{kind}.layer_norm", *inputs)[0])
 
-@each_dtype
-def test_layer_norm_rows_do_not_depend_on_their_neighbours(cpu_ops: Ops, kind: str) -> None:
-    x, _, bias, residual = draw(kind, 300, 256, 256)
-    whole = normed(cpu_ops, kind, x, residual[0], bias)
-    for rows in (1, 2, 77):
+    whole, rtol = normed(x), 1e-5 if kind == "float32" else HALF_ULP
+    np.testing.assert_allclose(whole, expected, rtol=rtol, atol=1e-5)
+    for rows in (0, 1, 2, 3, 77):
         some = np.random.default_rng(rows).permutation(300)[:rows]
-        np.testing.assert_array_equal(
-            normed(cpu_ops, kind, x[some], residual[0], bias), whole[some]
-        )
-
-
-def normed(ops: Ops, kind: str, x: F32, weight: F32, bias: F32) -> F32:
-    inputs = (encoded(kind, one) for one in (x, weight, bias))
-    return decoded(ops.run(f"{kind}.layer_norm", *inputs)[0])
+        np.testing.assert_array_equal(normed(x[some]), whole[some])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,7 @@ N_CTX = 2048
 UNITS = 3
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """A batch, in the order of the op's inputs."""
 
     x: F32
@@ -29,8 +27,7 @@ class Rows:
     row_offsets: I32
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """A unit's parameters, in the order of the op's inputs; not every op takes gamma."""
 
     alpha_in: F32
@@ -40,26 +37,25 @@ class Unit:
     gamma: F32
 
 
+def ints(*values: int) -> I32:
+    return np.array(values, np.int32)
+
+
 def make_rows(
     rng: np.random.Generator, lengths: Sequence[int], positions: Sequence[int], width: int
 ) -> Rows:
     """Rows over 2 R + 1 slots: half read the slot they write, half read one that they share."""
-    num_rows = len(lengths)
-    write_slots = rng.permutation(2 * num_rows + 1)[:num_rows].astype(np.int32)
-    never_written = np.setdiff1d(np.arange(2 * num_rows + 1), write_slots)
-    read_slots = np.where(rng.random(num_rows) < 0.5, write_slots, never_written[0])
+    slots = rng.permutation(2 * len(lengths) + 1).astype(np.int32)
+    write_slots, shared = slots[: len(lengths)], slots[-1]
+    read_slots = np.where(rng.random(len(lengths)) < 0.5, write_slots, shared)
+    x = rng.standard_normal((sum(lengths), width)).astype(np.float32)
     return Rows(
-        rng.standard_normal((sum(lengths), width)).astype(np.float32),
-        read_slots.astype(np.int32),
-        write_slots,
-        np.array(positions, np.int32),
-        np.cumsum([0, *lengths]).astype(np.int32),
+        x, read_slots, write_slots, ints(*positions), np.cumsum(ints(0, *lengths), dtype="i4")
     )
 
 
 def make_unit(rng: np.random.Generator, heads: int) -> Unit:
-    shape = (heads, N_CTX)
-    alpha_in, alpha_out, beta, gamma = rng.standard_normal((4, *shape)).astype(np.float32)
+    alpha_in, alpha_out, beta, gamma = rng.standard_normal((4, heads, N_CTX)).astype(np.float32)
     alpha_in[: heads // 2] = 1  # column heads, as a model has them
     return Unit(alpha_in, alpha_out, beta, in_two(rng.uniform(0.9, 1, heads)), gamma)
 
@@ -84,29 +80,26 @@ def run(
     ops: Ops, state: F32, rows: Rows, unit: Unit, index: int = 1, form: str = "mix"
 ) -> npt.NDArray[Any]:
     """`form` is the name of one of the ops."""
-    scalars = list(vars(unit).values())
     rest = {"mix_gamma": [unit.gamma], "mix_all": [unit.gamma, residual_of(rows)]}.get(form, [])
-    inputs = [np.array(index, np.int32), *vars(rows).values(), *scalars[:-1], *rest]
-    return ops.run(form, state, *inputs)[0]
+    return ops.run(form, state, np.array(index, np.int32), *rows, *unit[:-1], *rest)[0]
 
 
 def check(ops: Ops, state: F32, rows: Rows, unit: Unit, index: int = 1, form: str = "mix") -> None:
     """Outputs and states agree with the oracle; whatever is not written keeps its bits."""
-    exact = [a.astype(np.float64) if a.dtype == np.float32 else a for a in vars(rows).values()]
-    *scalars, gamma = (a.astype(np.float64) for a in vars(unit).values())
+    *scalars, gamma = (a.astype(np.float64) for a in unit)
+    x, *where = rows
+    before, columns = state.copy(), slice(index * x.shape[1], (index + 1) * x.shape[1])
     has_gamma, silu = form in {"mix_gamma", "mix_all"}, form in {"mix_silu", "mix_all"}
-    arguments: list[Any] = [index, *exact, *scalars, gamma if has_gamma else None, silu]
-    y_expected, expected = oracle.mix(state.astype(np.float64), *arguments)
+    exact = before.astype(np.float64), index, x.astype(np.float64)
+    arguments: list[Any] = [*exact, *where, *scalars, gamma if has_gamma else None, silu]
+    y_expected, expected = oracle.mix(*arguments)
     if form == "mix_all":
         y_expected += residual_of(rows)
-    before = state.copy()
     y = run(ops, state, rows, unit, index, form)
     np.testing.assert_allclose(y, y_expected, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-4)
-    width = rows.x.shape[1]
-    written = np.zeros(state.shape, bool)
-    written[rows.write_slots, index * width : (index + 1) * width] = True
-    np.testing.assert_array_equal(state[~written], before[~written])
+    before[rows.write_slots, columns] = state[rows.write_slots, columns]
+    np.testing.assert_array_equal(state, before)
 
 
 FORMS = ["mix", "mix_gamma", "mix_silu", "mix_all"]
@@ -146,18 +139,13 @@ def test_a_slow_decay_is_exact_over_a_whole_context(ops: Ops) -> None:
     """Rounded to float32 alone, these would be wrong by 3e-5."""
     decay = np.array([0.9995, 0.9999, 0.9997, 1.0]) ** 0.25
     ones, zeros = np.ones((4, N_CTX), np.float32), np.zeros((4, N_CTX), np.float32)
-    rows = Rows(
-        np.ones((N_CTX, 64), np.float32),
-        *(np.array(values, np.int32) for values in ([0], [0], [0], [0, N_CTX])),
-    )
-    y = run(
-        ops,
+    rows = Rows(np.ones((N_CTX, 64), np.float32), ints(0), ints(0), ints(0), ints(0, N_CTX))
+    state, unit = (
         np.zeros((1, UNITS * 64), np.float32),
-        rows,
         Unit(ones, ones, zeros, in_two(decay), zeros),
     )
+    found = run(ops, state, rows, unit).reshape(N_CTX, 4, 16)[:, :, 0].T
     expected = np.cumsum(decay[:, None] ** np.arange(N_CTX), axis=1)
-    found = y.reshape(N_CTX, 4, 16)[:, :, 0].T
     assert np.abs(found / expected - 1).max() < 5e-6
 
 
@@ -171,16 +159,14 @@ def test_any_chunking_gives_the_same_bits(ops: Ops, cuts: list[int], form: str) 
     y = run(ops, at_once, whole, unit, form=form)
     for begin, end in zip([0, *cuts], [*cuts, 300], strict=True):
         # Beside other rows, so that the work is split differently.
-        others = int(rng.integers(200))
-        chunk = make_rows(rng, [end - begin, *[1] * others], [begin, *[5] * others], 160)
-        chunk.x[: end - begin] = whole.x[begin:end]
-        chunk.read_slots[0] = chunk.write_slots[0] = whole.write_slots[0]
-        chunk.read_slots[1:] = chunk.write_slots[1:] = 3 + np.arange(others)
-        pool = np.ones((3 + others, in_chunks.shape[1]), np.float32)
-        pool[:3] = in_chunks
-        np.testing.assert_array_equal(
-            run(ops, pool, chunk, unit, form=form)[: end - begin], y[begin:end], strict=True
-        )
+        others, length = int(rng.integers(200)), end - begin
+        chunk = make_rows(rng, [length, *[1] * others], [begin, *[5] * others], 160)
+        chunk.x[:length] = whole.x[begin:end]
+        slots = np.append(whole.write_slots, 3 + ints(*range(others)))
+        chunk = chunk._replace(read_slots=slots, write_slots=slots)
+        pool = np.append(in_chunks, np.ones((others, UNITS * 160), np.float32), axis=0)
+        found = run(ops, pool, chunk, unit, form=form)[:length]
+        np.testing.assert_array_equal(found, y[begin:end], strict=True)
         in_chunks = pool[:3]
     np.testing.assert_array_equal(in_chunks, at_once)
 
@@ -190,15 +176,11 @@ def test_offsets_into_a_large_pool_are_64_bit(cpu_ops: Ops) -> None:
     rng = np.random.default_rng(0)
     width, slots = 64, 2**32 // (UNITS * 64) + 2
     pool = untouched((slots, UNITS * width), np.float32)
-    used = np.array([0, 5, slots // 2, slots - 2, slots - 1])
+    used = ints(0, 5, slots // 2, slots - 2, slots - 1)
     rows = make_rows(rng, [1, 2], [4, 8], width)
     unit, small = make_unit(rng, 4), make_state(rng, rows)
     pool[used] = small
     y = run(cpu_ops, small, rows, unit)
-    far = replace(
-        rows,
-        read_slots=used[rows.read_slots].astype(np.int32),
-        write_slots=used[rows.write_slots].astype(np.int32),
-    )
+    far = rows._replace(read_slots=used[rows.read_slots], write_slots=used[rows.write_slots])
     np.testing.assert_array_equal(run(cpu_ops, pool, far, unit), y)
     np.testing.assert_array_equal(pool[used], small)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +11,12 @@ import pytest
 from engine.messages import LEAST_TOP_P
 from engine.steps.batch import F32, I32
 from tests.kernels import oracle
-from tests.kernels.harness import Array, Ops, untouched
+from tests.kernels.harness import Array, Ops, odd_rows, untouched
 
 F64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """Sampling parameters of one row."""
 
     temperature: float = 1.0
@@ -46,20 +44,21 @@ COMBINATIONS = [
 
 def columns(rows: list[Settings]) -> list[Array]:
     """As the kernels get them."""
-    kinds = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
-    return [np.array([getattr(row, name) for row in rows], kind) for name, kind in kinds.items()]
+    kinds = np.float32, np.int32, np.float32, np.float32
+    each = np.array(rows, np.float64).reshape(-1, len(kinds)).T
+    return [values.astype(kind) for values, kind in zip(each, kinds, strict=True)]
 
 
 def run(
     ops: Ops,
     logits: F32,
-    settings: Settings | list[Settings],
+    rows: Settings | list[Settings],
     seeds: npt.NDArray[np.integer[Any]] | None = None,
     positions: npt.NDArray[np.integer[Any]] | None = None,
 ) -> tuple[I32, F32]:
     """Sample rows; row i writes slot i. By default its seed is i and its position 0."""
     num_rows = len(logits)
-    rows = settings if isinstance(settings, list) else [settings] * num_rows
+    rows = [rows] * num_rows if isinstance(rows, Settings) else rows
     last_token = np.full(num_rows, -7, np.int32)
     tokens, logprobs = ops.run(
         "sample",
@@ -86,16 +85,13 @@ def random_settings(rng: np.random.Generator, vocab: int) -> Settings:
 
 def test_philox_known_answers() -> None:
     """The vectors published with Random123."""
-    ones = 0xFFFFFFFF
-    assert oracle.philox((0, 0, 0, 0), (0, 0)) == (
-        *(0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
-    )
-    assert oracle.philox((ones, ones, ones, ones), (ones, ones)) == (
-        *(0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-    )
-    assert oracle.philox(
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)
-    ) == (*(0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),)
+    of_pi = 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0
+    for given, expected in (
+        ((0,) * 6, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 6, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (of_pi, (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ):
+        assert oracle.philox(given[:4], given[4:]) == expected
 
 
 LIMITS = [2047, 2048, 2049, 8191, 8192, 8193]
@@ -136,7 +132,7 @@ def check(
             for top_p, min_p, v in (
                 (row.top_p, row.min_p, u + 2e-6),
                 (row.top_p, row.min_p, u - 2e-6),
-                (row.top_p + 2e-6, row.min_p * (1 + 1e-5), u),
+                (row.top_p + 2e-6, min(row.min_p * (1 + 1e-5), 1), u),
                 (row.top_p - 2e-6 if row.top_p < 1 else 1, row.min_p * (1 - 1e-5), u),
             )
         }
@@ -148,32 +144,22 @@ def check(
 
 
 def expect(logits: F32, row: Settings, u: float) -> tuple[int, float]:
-    return oracle.sample(
-        logits.astype(np.float64),
-        row.temperature,
-        row.top_k,
-        row.top_p,
-        row.min_p,
-        min(max(u, 0), 1 - 2**-53),
-    )
+    return oracle.sample(logits.astype(np.float64), *row, min(max(u, 0), 1 - 2**-53))
 
 
 def test_exactly_the_kept_tokens_are_drawn(ops: Ops) -> None:
     """Random settings over 16 tokens with ties; no kept token has less than 1 % of the mass."""
     rng = np.random.default_rng(0)
     draws, vocab = 2000, 16
-    cases = []
-    for _ in range(60):
-        row = random_settings(rng, vocab)
-        if row.temperature == 0:
-            continue
-        levels = rng.integers(8, size=vocab).astype(np.float32)
-        cases.append((row, levels * np.float32(row.temperature / 4)))
-    logits = np.repeat([case for _, case in cases], draws, axis=0)
-    settings = [row for row, _ in cases for _ in range(draws)]
-    tokens = run(ops, logits, settings)[0].reshape(len(cases), draws)
-    for (row, case), drawn in zip(cases, tokens, strict=True):
-        kept = probabilities(case, row) > 0
+    drawn_from = [
+        row for row in (random_settings(rng, vocab) for _ in range(60)) if row.temperature
+    ]
+    temperatures = np.array([[row.temperature] for row in drawn_from], np.float32)
+    levels = rng.integers(8, size=(len(drawn_from), vocab)) * (temperatures / 4)
+    each = [row for row in drawn_from for _ in range(draws)]
+    tokens = run(ops, np.repeat(levels, draws, axis=0), each)[0].reshape(-1, draws)
+    for row, logits, drawn in zip(drawn_from, levels, tokens, strict=True):
+        kept = kept_mass(logits.astype(np.float32), row) > 0
         np.testing.assert_array_equal(np.unique(drawn), np.flatnonzero(kept), err_msg=str(row))
 
 
@@ -188,10 +174,8 @@ def test_a_threshold_is_found_among_numbers_of_any_size(ops: Ops, top_k: int) ->
     np.testing.assert_array_equal(np.unique(tokens), np.sort(np.argsort(-rows[0])[:top_k]))
 
 
-def probabilities(logits: F32, row: Settings) -> F64:
-    return oracle.truncated(
-        logits.astype(np.float64), row.temperature, row.top_k, row.top_p, row.min_p
-    )
+def kept_mass(logits: F32, row: Settings) -> F64:
+    return oracle.truncated(logits.astype(np.float64), *row)
 
 
 def chi_square_exceeds(counts: npt.NDArray[np.int64], p: F64) -> bool:
@@ -206,23 +190,22 @@ def chi_square_exceeds(counts: npt.NDArray[np.int64], p: F64) -> bool:
     return bool(statistic > degrees * (1 - spread + 3.719 * spread**0.5) ** 3)
 
 
-@pytest.mark.parametrize("settings", COMBINATIONS, ids=str)
-def test_distribution(ops: Ops, settings: Settings) -> None:
+DRAWN = [(settings, 1.5, 24) for settings in COMBINATIONS]
+DRAWN += [(Settings(), 0, vocab) for vocab in (2, 100, 1000)]
+
+
+@pytest.mark.parametrize("number", range(len(DRAWN)), ids=[str(one) for one in DRAWN])
+def test_distribution(ops: Ops, number: int) -> None:
     """100,000 draws: one of each of as many streams, or, for every other one, of one stream."""
-    draws = 100_000
-    logits = np.random.default_rng(1).normal(0, 1.5, 24).astype(np.float32)
+    draws, (settings, spread, vocab) = 100_000, DRAWN[number]
+    logits = np.random.default_rng(1).normal(0, spread, vocab).astype(np.float32)
+    logits[4::5] = -np.inf
     streams = np.arange(draws), np.full(draws, 12345)
-    seeds, positions = streams if COMBINATIONS.index(settings) % 2 else streams[::-1]
-    tokens, _ = run(ops, np.tile(logits, (draws, 1)), [settings] * draws, seeds, positions)
-    counts = np.bincount(tokens, minlength=len(logits))
-    assert not chi_square_exceeds(counts, probabilities(logits, settings))
-
-
-@pytest.mark.parametrize("vocab", [2, 100, 1000])
-def test_equal_logits_are_drawn_equally_often(ops: Ops, vocab: int) -> None:
-    tokens, logprobs = run(ops, np.zeros((100_000, vocab), np.float32), Settings())
-    assert not chi_square_exceeds(np.bincount(tokens, minlength=vocab), np.full(vocab, 1 / vocab))
-    np.testing.assert_allclose(logprobs, -np.log(vocab), rtol=1e-6)
+    seeds, positions = streams if number % 2 else streams[::-1]
+    tokens, logprobs = run(ops, np.tile(logits, (draws, 1)), settings, seeds, positions)
+    assert not chi_square_exceeds(np.bincount(tokens, minlength=vocab), kept_mass(logits, settings))
+    expected = oracle.softmax(logits.astype(np.float64) / settings.temperature)[tokens]
+    np.testing.assert_allclose(logprobs, np.log(expected), rtol=1e-6, atol=2e-6)
 
 
 def test_a_row_does_not_depend_on_the_others(ops: Ops) -> None:
@@ -238,74 +221,42 @@ def test_a_row_does_not_depend_on_the_others(ops: Ops) -> None:
         assert alone == (tokens[row], logprobs[row])
 
 
+EXTREMES = [
+    GREEDY,
+    Settings(),
+    Settings(top_k=4, top_p=0.5, min_p=0.1),
+    Settings(temperature=1e-6),
+    Settings(temperature=1e-37),
+    Settings(top_k=1),
+    Settings(top_p=0),
+    Settings(min_p=1),
+    Settings(temperature=50, top_k=1, top_p=0.1, min_p=0.9),
+]
+
+
 @pytest.mark.parametrize("vocab", [1, 5, 700, 2500, 9000])
-def test_rows_that_are_no_distribution(ops: Ops, vocab: int) -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal((6, vocab)).astype(np.float32)
-    logits[0, 0] = np.nan
-    logits[1, -1] = -np.float32(np.nan)
-    logits[2, vocab // 2] = np.inf
-    logits[3, :] = -np.inf
-    logits[4, :] = np.nan
-    for settings in (GREEDY, Settings(), Settings(top_k=4, top_p=0.5, min_p=0.1)):
-        tokens, logprobs = run(ops, logits, settings)
-        np.testing.assert_array_equal(tokens[:5], -1)
-        np.testing.assert_array_equal(logprobs[:5], 0)
-        assert 0 <= tokens[5] < vocab
-
-
-def test_minus_infinity_is_never_drawn(ops: Ops) -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal((3000, 40)).astype(np.float32)
-    logits[:, rng.permutation(40)[:37]] = -np.inf
-    for settings in [*COMBINATIONS, GREEDY]:
-        tokens, logprobs = run(ops, logits, settings)
-        assert np.isfinite(logits[np.arange(3000), tokens]).all(), settings
-        assert np.isfinite(logprobs).all(), settings
-
-
-def test_extreme_settings_leave_the_most_likely(ops: Ops) -> None:
-    logits = np.random.default_rng(0).standard_normal((200, 300)).astype(np.float32)
-    logits[:, 7] = logits[:, 200] = 6  # a tie: both stay
-    for settings in (
-        Settings(temperature=1e-6),
-        Settings(temperature=1e-37),
-        Settings(top_k=1),
-        Settings(top_p=0),
-        Settings(min_p=1),
-        Settings(temperature=50, top_k=1, top_p=0.1, min_p=0.9),
-    ):
-        assert set(run(ops, logits, settings)[0]) == {7, 200}, settings
-
-
-def test_extreme_logits(ops: Ops) -> None:
-    largest = np.finfo(np.float32).max
-    logits = np.zeros((4, 300), np.float32)
-    logits[0, 5] = largest
-    logits[1] = -largest
-    logits[1, 6] = -1e38
-    logits[2] = largest
-    logits[2, 7:] = -largest
-    logits[3, 8:] = 1e-40  # denormal: as good as 0
-    for settings in (Settings(), Settings(top_k=9, top_p=0.9, min_p=0.5)):
-        tokens, logprobs = run(ops, logits, settings)
-        assert tokens[0] == 5 and tokens[1] == 6 and tokens[2] < 7 and 0 <= tokens[3] < 300
-        np.testing.assert_allclose(logprobs, [0, 0, -np.log(7), -np.log(300)], atol=1e-5)
+def test_odd_rows_under_extreme_settings(ops: Ops, vocab: int) -> None:
+    """Of ties both stay; what is minus infinity is never drawn."""
+    logits = odd_rows(vocab)
+    for settings in EXTREMES:
+        rows = [settings] * len(logits)
+        uniforms = [oracle.uniform(i, 0) for i in range(len(logits))]
+        tokens, logprobs = run(ops, logits, rows)
+        check(logits, rows, uniforms, tokens, logprobs, decided=0.8)
+        assert (tokens[:5] == -1).all() and not logprobs[:5].any()
 
 
 def sample_greedily(ops: Ops, last_token: I32, logits: F32, write_slots: I32) -> I32:
     """The tokens, which are written to slots. There may be more slots than logits."""
-    ones, zeros = np.ones(len(logits), np.float32), np.zeros(len(logits), np.float32)
-    plain: list[Array] = [zeros, zeros.astype(np.int32), ones, zeros, zeros.astype(np.uint64)]
-    positions = np.arange(len(write_slots), dtype=np.int32)
-    tokens: I32 = ops.run("sample", last_token, logits, *plain, positions, write_slots)[0]
+    seeds, positions = np.zeros(len(logits), np.uint64), np.arange(len(write_slots), dtype=np.int32)
+    settings = columns([GREEDY] * len(logits))
+    tokens: I32 = ops.run("sample", last_token, logits, *settings, seeds, positions, write_slots)[0]
     return tokens
 
 
 def test_only_the_slots_of_decode_rows_are_written(ops: Ops) -> None:
     """The batch's prefill rows, here the last two, neither sample nor remember."""
-    logits = np.zeros((3, 4), np.float32)
-    logits[[0, 1, 2], [3, 1, 2]] = 9
+    logits = np.eye(4, dtype=np.float32)[[3, 1, 2]]
     last_token = np.arange(100, 110, dtype=np.int32)
     tokens = sample_greedily(ops, last_token, logits, np.array([8, 2, 5, 1, 0], np.int32))
     np.testing.assert_array_equal(tokens, [3, 1, 2])
@@ -316,5 +267,5 @@ def test_offsets_of_last_tokens_are_64_bit(cpu_ops: Ops) -> None:
     """Last tokens of more than 2^32 bytes."""
     slots = 2**30 + 2
     last_token, ends = untouched((slots,), np.int32), np.array([0, slots - 1], np.int32)
-    sample_greedily(cpu_ops, last_token, np.array([[0, 9, 0], [0, 0, 9]], np.float32), ends)
+    sample_greedily(cpu_ops, last_token, np.eye(3, dtype=np.float32)[1:], ends)
     assert last_token[ends].tolist() == [1, 2]

@@ -48,8 +48,9 @@ def check(ops: Ops, inputs: Inputs) -> None:
 @pytest.mark.parametrize("kernel_size", [1, 2, 4, 7, 64])
 @pytest.mark.parametrize("width", [1, 5, 16, 33, 96])
 def test_widths_on_both_sides_of_the_kernel(ops: Ops, width: int, kernel_size: int) -> None:
+    rng = np.random.default_rng(width)
     lengths, positions = [1, 0, 5, 0, 1, 30, 0], [0, 4, N_CTX - 5, 0, 17, 0, 1]
-    check(ops, make(np.random.default_rng(width), lengths, positions, width, kernel_size))
+    check(ops, make(rng, lengths, positions, width, kernel_size))
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1] * 100])
@@ -70,20 +71,15 @@ def test_nothing_left_of_channel_0_is_read(ops: Ops) -> None:
 
 
 def test_a_token_gives_the_same_bits_in_any_company(ops: Ops) -> None:
-    rng = np.random.default_rng(0)
     lengths, positions = [300, 200, 1, 77], [0, 100, 511, 9]
-    inputs = make(rng, lengths, positions, 160, 4)
+    inputs = make(np.random.default_rng(0), lengths, positions, 160, 4)
     (whole,) = ops.run("taps", *inputs)
-    q, _, offsets, *_ = inputs
-    for row, begin in enumerate(offsets[:-1]):
+    q, _, offsets, weight, beta, residual = inputs
+    for position, begin, end in zip(positions, offsets[:-1], offsets[1:], strict=True):
         for step in (1, 64, 300):
-            for first in range(0, lengths[row], step):
-                few = slice(int(begin) + first, int(begin) + min(first + step, lengths[row]))
-                alone = [
-                    q[few],
-                    np.array([positions[row] + first], np.int32),
-                    np.array([0, few.stop - few.start], np.int32),
-                    *inputs[3:5],
-                    inputs[5][few],
-                ]
-                np.testing.assert_array_equal(ops.run("taps", *alone)[0], whole[few])
+            for first in range(begin, end, step):
+                few = slice(first, min(first + step, end))
+                where = [position + first - begin], [0, few.stop - few.start]
+                rows = (np.array(values, np.int32) for values in where)
+                (alone,) = ops.run("taps", q[few], *rows, weight, beta, residual[few])
+                np.testing.assert_array_equal(alone, whole[few])

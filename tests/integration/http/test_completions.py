@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server.routes.service import VERSION
 
+from server.routes.health import VERSION
 from tests.serving import (
     EOS_PROMPT,
     TEXT_MODEL,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 
-from engine.config import Mixer, ModelConfig
+from engine.config import ModelConfig
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
+from tests.engines.numpy_runner import TINY
 from training.model import SRM
 from training.recurrence import Recurrence
 
@@ -22,17 +24,16 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-def plain(mixer: Mixer = "mixed", heads: int = 4, decay: bool = True) -> ModelConfig:
-    return ModelConfig(
-        d_model=16,
-        num_layers=2,
-        num_heads=heads,
-        n_ctx=LENGTH,
-        vocab_size=32,
-        use_projections=heads > 1,
-        decay=decay,
-        mixer=mixer,
+HEADLESS = {"num_heads": 1, "use_projections": False}
+CONFIGS = [
+    msgspec.structs.replace(TINY, mixer=mixer, decay=decay, **more)
+    for mixer, decay, more in (
+        ("mixed", True, {}),
+        ("parallel", True, {}),
+        ("column_heads", False, {}),
+        ("row", False, HEADLESS),
     )
+]
 
 
 def recurrence(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Recurrence:
@@ -46,11 +47,7 @@ def logits(model: Recurrence, ids: torch.Tensor) -> torch.Tensor:
     return torch.stack(steps, dim=1).float()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [plain(), plain("parallel"), plain("column_heads", decay=False), plain("row", 1, False)],
-    ids=lambda config: config.mixer,
-)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.mixer)
 def test_it_gives_the_logits_of_the_parallel_form(config: ModelConfig) -> None:
     published = SRM(config)
     tensors = random_tensors(config)
@@ -65,7 +62,7 @@ def test_it_gives_the_logits_of_the_parallel_form(config: ModelConfig) -> None:
 
 
 def test_it_samples_from_its_softmax() -> None:
-    model, batch = recurrence(plain()), 20_000
+    model, batch = recurrence(TINY), 20_000
     torch.manual_seed(0)
     ids, at = torch.full((batch,), 7), torch.zeros(1, dtype=torch.int64)
     drawn = model(ids, model.empty_state(batch), at)

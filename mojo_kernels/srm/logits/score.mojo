@@ -38,7 +38,7 @@ from ._cpu_row import CPURow
 from ._gpu_row import GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
 from ._register_row import LONG, SHORT, RegisterRow
-from .parallel import num_tasks
+from ..parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
 

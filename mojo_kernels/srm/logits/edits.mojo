@@ -44,7 +44,7 @@ from std.memory import AddressSpace, unsafe_stack_allocation
 from std.memory.alloc import unsafe_alloc
 from std.utils.numerics import neg_inf
 
-from .parallel import num_tasks
+from ..parallel import num_tasks
 
 comptime TILE = 8192
 """Tokens that are counted at a time: 32 KiB of counters."""

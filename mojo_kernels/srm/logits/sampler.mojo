@@ -48,7 +48,7 @@ from ._logit_row import (
     unrank,
 )
 from ._register_row import LONG, SHORT, RegisterRow
-from .parallel import num_tasks
+from ..parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
 comptime _LOOKS_BY_VALUE = 16
@@ -68,9 +68,11 @@ def _smallest_set[
 ](
     mut row: Row, low: Float32, high: Float32, most: Int, target: Float64
 ) -> Float32:
-    """The largest threshold, `low` or above, that still keeps the `target` count or mass.
+    """The largest threshold, `low` or above, that still keeps the `target`.
 
-    `low` keeps enough, at most `most` tokens; `high` is the largest logit.
+    `by_mass` is how top_p is found: the target is a mass of probability. Without it the target is a
+    count of tokens, which is how top_k is found. `low` keeps enough, at most `most` tokens; `high`
+    is the largest logit.
     """
     var grain = row.grain()
     var threshold = low
