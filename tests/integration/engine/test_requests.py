@@ -94,19 +94,21 @@ async def test_status_says_what_the_engine_is(serve: Serve, endpoint: str) -> No
 async def test_refusals_arrive_as_the_errors_they_were(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
-    serve(max_waiting=10)
+    served = serve(max_waiting=10)
     async with connected(endpoint) as client:
         with pytest.raises(ContextTooLong, match=r"is 64 tokens.* has 65 tokens"):
             await collect(client, make_request(prompt=[3] * 65))
         with pytest.raises(InvalidRequest, match="top_p") as invalid:
             await collect(client, make_request(top_p=-0.1))
         assert invalid.value.param == "top_p"
-        running = asyncio.create_task(collect(client, make_request("a", n=10, max_tokens=60)))
+        served.engine.scheduler.is_held = True  # "a" waits
+        waiting = asyncio.create_task(collect(client, make_request("a", n=10, max_tokens=60)))
         await asyncio.sleep(0)  # lets it send first
         with pytest.raises(Overloaded) as overloaded:
             await collect(client, make_request("b", n=10))
         assert overloaded.value.retry_after_s > 0
-        assert len(await running) == 10
+        served.engine.scheduler.is_held = False
+        assert len(await waiting) == 10
 
 
 async def test_leaving_early_and_cancelling_the_reader_abort(
