@@ -1,8 +1,8 @@
 """The whole step in bfloat16 on a device is as near to the model in float64 as rounding allows.
 
 What rounding does was measured by emulation: the record 2026-11-20-c6c00c8-precision gives the
-bounds. This is what a GPU, where nothing else of the model is tested, has to pass first; the same code runs
-on the CPU. The oracle is `tests.engines.numpy_runner`.
+bounds. This is what a GPU, where nothing else of the model is tested, has to pass first; the same
+code runs on the CPU. The oracle is `tests.engines.numpy_runner`.
 """
 
 from __future__ import annotations
