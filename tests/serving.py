@@ -37,6 +37,8 @@ SERVER_FLAGS = (
 )
 _START_S = 120
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+EOS_PROMPT = [154] * 4
+"""After it the end of text is the likeliest token of the numpy engine's model."""
 
 CHAT_TEMPLATE = """{{ '<|begin_of_text|>' }}{% for message in messages %}
 {{ message.role }}: {{ message.content }}{{ '<|end_of_text|>' if message.role == 'assistant' }}
@@ -86,6 +88,15 @@ def free_port() -> int:
         return port
 
 
+def serve_command(model: Path, engine_module: str, *flags: str) -> list[str]:
+    """`srm serve` with an engine of the tests' choice."""
+    program = (
+        "import sys; from server.supervise.launch import main; "
+        f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))"
+    )
+    return [sys.executable, "-c", program, f"--model={model}", *flags]
+
+
 class Server:
     """A running `srm serve`. Leaves with SIGTERM, and must then have exit code 0."""
 
@@ -103,12 +114,9 @@ class Server:
         self.lines: list[str] = []
         self._data = tempfile.TemporaryDirectory(prefix="srm-data-")
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-c"),
-                "import sys; from server.supervise.launch import main; "
-                f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))",
-                *(f"--model={folder}", "--port=0", f"--data-dir={self._data.name}", *flags),
-            ],
+            serve_command(
+                folder, engine_module, "--port=0", f"--data-dir={self._data.name}", *flags
+            ),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -245,20 +253,52 @@ def read_all(connection: socket.socket) -> bytes:
         return b"".join(iter(lambda: connection.recv(1 << 20), b""))
 
 
-def children(server: Server) -> dict[str, int]:
-    """Process ids of `engine`, `api` (the last one's) and `jobs`."""
+def processes(server: Server) -> list[tuple[str, int]]:
+    """`engine`, `api` or `jobs`, and the process id of each child."""
     pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    found = {}
+    found = []
     for pid in map(int, pids.split()):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):  # it has just gone
             continue
-        if command == [b""]:  # the same, and nobody has waited for it yet
-            continue
-        (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
-        found[name.decode()] = pid
+        if command != [b""]:  # the same, and nobody has waited for it yet
+            (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
+            found.append((name.decode(), pid))
     return found
+
+
+def children(server: Server) -> dict[str, int]:
+    """Process ids of `engine`, `api` (the last one's) and `jobs`."""
+    return dict(processes(server))
+
+
+def is_ready(server: Server) -> bool:
+    try:
+        return server.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+class Asked(threading.Thread):
+    """A completion of 120 tokens that runs, for as long as the engine is held."""
+
+    def __init__(self, server: Server, others: int = 0, **fields: object) -> None:
+        """Returns when it runs, or waits behind so many others."""
+        super().__init__()
+        self._server, self._fields = server, fields
+        self.start()
+        names = ("running", "waiting") if others else ("running",)
+        while sum(server.metric(f"srm_engine_{name}_sequences") for name in names) <= others:
+            assert self.is_alive(), "it has ended before it ran"
+            time.sleep(0.01)
+
+    def run(self) -> None:
+        self._reply = self._server.post(**{"max_tokens": 120, "ignore_eos": True, **self._fields})
+
+    def answer(self) -> httpx.Response:
+        self.join()
+        return self._reply
 
 
 def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
-from engine.errors import EngineUnavailable
 from engine.messages import Request, SamplingParams
 from engine.process.snapshot import NAME
 from tests.engines.held_engine import held
-from tests.engines.served_engine import collect, connected
-from tests.serving import NUM_SLOTS, ROOT, SERVER_FLAGS, Server
+from tests.engines.served_engine import RawClient
+from tests.serving import (
+    COMPLETIONS,
+    NUM_SLOTS,
+    ROOT,
+    SERVER_FLAGS,
+    Asked,
+    Server,
+    children,
+    error_of,
+    is_ready,
+    processes,
+    wait_until,
+)
 
-LONG = {"max_tokens": 120, "ignore_eos": True}
-COMPLETIONS = "/v1/completions"
-STREAM = {"prompt": "the cat", "stream": True, **LONG}
+STREAM = {"prompt": "the cat", "stream": True, "max_tokens": 120, "ignore_eos": True}
 
 
 def held_server(model: Path, *flags: str) -> Server:
@@ -33,45 +42,11 @@ def held_server(model: Path, *flags: str) -> Server:
     return Server(model, *SERVER_FLAGS, *flags, engine_module="tests.engines.held_engine")
 
 
-class Asked(threading.Thread):
-    """A request that runs, for as long as the engine is held."""
-
-    def __init__(self, server: Server, others: int = 0, **fields: object) -> None:
-        """Returns when it runs, or waits behind so many others."""
-        super().__init__()
-        self._server, self._fields = server, fields
-        self.start()
-        names = ("running", "waiting") if others else ("running",)
-        while sum(server.metric(f"srm_engine_{name}_sequences") for name in names) <= others:
-            assert self.is_alive(), "it has ended before it ran"
-            time.sleep(0.01)
-
-    def run(self) -> None:
-        self._reply = self._server.post(**{**LONG, **self._fields})
-
-    def answer(self) -> httpx.Response:
-        self.join()
-        return self._reply
-
-
-def processes(server: Server) -> list[tuple[str, int]]:
-    """`engine`, `api` or `jobs`, and the process id of each child."""
-    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    found = []
-    for pid in map(int, pids.split()):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):  # it has just gone
-            continue
-        if command != [b""]:  # the same, and nobody has waited for it yet
-            (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
-            found.append((name.decode(), pid))
-    return found
-
-
-def children(server: Server) -> dict[str, int]:
-    """Process ids of `engine`, `api` and `jobs`."""
-    return dict(processes(server))
+@pytest.fixture(scope="module")
+def unlucky(text_model: Path) -> Iterator[Server]:
+    """Whose processes are killed; each test but the last waits until all are back."""
+    with held_server(text_model, "--api-processes=2", "--stall-s=2") as running:
+        yield running
 
 
 def is_running(pid: int) -> bool:
@@ -81,22 +56,35 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(is_so: Callable[[], bool], within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_ready(server: Server) -> bool:
-    try:
-        return server.get("/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def is_gone(pids: Iterable[int]) -> bool:
+def are_gone(pids: Iterable[int]) -> bool:
     return not any(map(is_running, pids))
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Processes that do nothing meanwhile."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def ask(server: Server) -> int:
+    """The status of a small request over a connection of its own."""
+    body = {"prompt": "the cat", "max_tokens": 2, "ignore_eos": True}
+    return httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=120).status_code
+
+
+@contextmanager
+def under_way(server: Server, model: Path) -> Iterator[tuple[Iterator[str], Asked]]:
+    """A stream that has begun and a request that runs or waits, with the engine held."""
+    with held(model, steps=9), server.http.stream("POST", COMPLETIONS, json=STREAM) as reply:
+        lines = filter(None, reply.iter_lines())
+        assert next(lines).startswith("data: {")
+        yield lines, Asked(server, others=1)
 
 
 def test_it_says_where_it_serves_and_how_to_ask(server: Server) -> None:
@@ -108,151 +96,76 @@ def test_it_says_where_it_serves_and_how_to_ask(server: Server) -> None:
     assert '"object":"text_completion"' in answer.stdout
 
 
-def test_what_is_killed_comes_back_and_dies_with_its_supervisor(text_model: Path) -> None:
-    server = held_server(text_model)
-    with held(text_model, steps=9), server.http.stream("POST", COMPLETIONS, json=STREAM) as reply:
-        lines = reply.iter_lines()
-        assert next(lines).startswith("data: {")
-        asked = Asked(server, others=1)
-        os.kill(children(server)["engine"], signal.SIGKILL)
-        *_, error, done = (line for line in lines if line)
-        whole = asked.answer()
-    assert '"type":"service_unavailable"' in error
-    assert done == "data: [DONE]"
-    assert whole.status_code == 503
-    assert whole.json()["error"]["type"] == "service_unavailable"
-    assert server.get("/health").status_code == 200
-    refused = server.post()
-    if refused.status_code != 200:  # unless it is back already
-        assert refused.status_code == 503
-        assert int(refused.headers["retry-after"]) >= 1
-    wait_until(lambda: is_ready(server))
-    assert server.post(max_tokens=2).status_code == 200
-    os.kill(children(server)["api"], signal.SIGKILL)
-    wait_until(lambda: is_ready(server))  # on the same port
-    assert server.post(max_tokens=2).status_code == 200
-    pids = children(server)
-    assert set(pids) == {"engine", "api", "jobs"}
-    server.process.kill()
-    assert server.wait() == -signal.SIGKILL
-    wait_until(lambda: is_gone(pids.values()))
+def test_an_engine_that_is_stopped_is_not_ready_until_it_goes_on(unlucky: Server) -> None:
+    def reason() -> str:
+        reply = unlucky.get("/ready")
+        return "" if reply.status_code == 200 else str(error_of(reply, 503)["message"])
+
+    with stopped(children(unlucky)["engine"]):
+        wait_until(lambda: "answer" in reason())
+        assert unlucky.get("/health").status_code == 200
+    wait_until(lambda: is_ready(unlucky))
 
 
-def test_a_stop_finishes_what_runs_and_says_so_to_whoever_comes(text_model: Path) -> None:
-    server = held_server(text_model, "--drain-s=1000")
-    pids = children(server).values()
-    with held(text_model):
-        asked = Asked(server, n=5)
-        assert is_ready(server)
-        server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not is_ready(server))
-        for reply in (server.get("/ready"), server.post(max_tokens=2)):
-            assert reply.status_code == 503
-            assert reply.json()["error"]["message"] == "the server is shutting down"
-            assert int(reply.headers["retry-after"]) >= 1
-        assert server.get("/health").status_code == 200
-        assert server.get("/metrics").status_code == 200
-    reply = asked.answer()
-    assert reply.status_code == 200
-    assert reply.json()["usage"]["completion_tokens"] == 5 * 120
-    assert server.wait() == 0, "".join(server.lines)
-    assert is_gone(pids)
-
-
-def test_a_stop_by_ctrl_c_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
-    server = held_server(text_model, "--drain-s=0.5")
-    pids = children(server).values()
-    with held(text_model, steps=9), server.http.stream("POST", COMPLETIONS, json=STREAM) as reply:
-        lines = reply.iter_lines()
-        assert next(lines).startswith("data: {")
-        asked = Asked(server, others=1)
-        server.process.send_signal(signal.SIGINT)
-        *_, error, done = (line for line in lines if line)
-        whole = asked.answer()
-    assert server.wait() == 0
-    assert error.startswith('data: {"error":') and "shutting down" in error
-    assert done == "data: [DONE]"
-    assert whole.status_code == 503
-    assert "shutting down" in whole.json()["error"]["message"]
-    log = "".join(server.lines)
-    assert "2 requests run, for 0.5 s at most" in log and "2 requests are broken off" in log
-    assert "ERROR" not in log, "it was asked for"
-    said = [line for line in server.lines if f"{COMPLETIONS} status" in line]
-    assert len(said) == 2 and all("status=503" in line for line in said)
-    assert is_gone(pids)
-
-
-def test_two_api_processes_serve_and_survive_a_crash_of_one(text_model: Path) -> None:
-    with Server(text_model, *SERVER_FLAGS, "--api-processes=2") as server:
-        wait_until(lambda: len(apis(server)) == 2)
-        first, second = apis(server)
-        wait_until_connected(server, second)
-        os.kill(first, signal.SIGSTOP)  # whatever is answered now, the other one answers
-        assert ask(server) == 200
-        os.kill(first, signal.SIGKILL)
-        assert [ask(server) for _ in range(5)] == [200] * 5
-        wait_until(lambda: len(apis(server)) == 2)
-        (third,) = set(apis(server)) - {second}
-        wait_until_connected(server, third)
-        os.kill(second, signal.SIGSTOP)
-        try:
-            assert ask(server) == 200
-        finally:
-            os.kill(second, signal.SIGCONT)
-        # Of both, and of the one that is gone.
-        assert server.metric("srm_request_params_n_count") == 7
-
-
-def apis(server: Server) -> list[int]:
-    """Process ids of the API processes."""
-    return [pid for name, pid in processes(server) if name == "api" and is_running(pid)]
-
-
-def wait_until_connected(server: Server, pid: int) -> None:
-    """Until an API process, which has just been started, answers for itself."""
-    others = [other for other in apis(server) if other != pid]
-    for other in others:
-        os.kill(other, signal.SIGSTOP)
-    try:
-        wait_until(lambda: answers(server))
-    finally:
-        for other in others:
-            os.kill(other, signal.SIGCONT)
-
-
-def answers(server: Server) -> bool:
-    try:
-        return httpx.get(f"{server.url}/ready", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def ask(server: Server) -> int:
-    """The status of a small request over a connection of its own."""
-    body = {"prompt": "the cat", "max_tokens": 2}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code
-
-
-def start(*flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """`srm serve` that is expected to fail."""
-    command = [sys.executable, str(ROOT / "srm.py"), "serve", *flags]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False
-    )
-
-
-def test_what_it_cannot_begin_with_ends_it_and_is_named(
-    server: Server, text_model: Path, tmp_path: Path
+def test_an_engine_that_is_killed_comes_back_and_its_requests_are_told(
+    unlucky: Server, text_model: Path
 ) -> None:
-    port = server.url.rsplit(":", 1)[1]
-    taken = f"port = {port}: cannot listen: Address already in use"
-    for code, message, flags in (
-        (3, "nothing/config.json", [f"--model={tmp_path / 'nothing'}", "--port=0"]),
-        (2, "num_slots must be 0 … 2**31 - 1", ["--num-slots=-1"]),
-        (2, taken, [f"--model={text_model}", f"--port={port}"]),
-    ):
-        failed = start(*flags, cwd=tmp_path)
-        assert (failed.returncode, message in failed.stderr) == (code, True), failed.stderr
+    wait_until(lambda: ask(unlucky) == 200)
+    assert "vllm:num_requests_running{" in unlucky.get("/metrics").text
+    decoded = unlucky.metric("srm_engine_decode_tokens_total")
+    with under_way(unlucky, text_model) as (lines, asked):
+        os.kill(children(unlucky)["engine"], signal.SIGKILL)
+        # Gauges of a dead engine go and its counters stay.
+        wait_until(lambda: "\nsrm_engine_free_slots" not in unlucky.get("/metrics").text)
+        assert "vllm:num_requests_running{" not in unlucky.get("/metrics").text
+        assert unlucky.metric("srm_engine_decode_tokens_total") >= decoded > 0
+        *_, error, done = lines
+        assert error_of(asked.answer(), 503)["type"] == "service_unavailable"
+    assert '"type":"service_unavailable"' in error and done == "data: [DONE]"
+    assert "connection to the engine was lost" in error, "it is known at once"
+    assert unlucky.get("/health").status_code == 200
+    refused = unlucky.post()
+    if refused.status_code != 200:  # unless it is back already
+        error_of(refused, 503)
+        assert int(refused.headers["retry-after"]) >= 1
+    wait_until(lambda: is_ready(unlucky))
+    unlucky.wait_until_idle()
+    decoded = unlucky.metric("srm_engine_decode_tokens_total")
+    wait_until(lambda: ask(unlucky) == 200)
+    assert unlucky.metric("srm_engine_decode_tokens_total") == decoded + 2
+    assert unlucky.metric("srm_engine_free_slots") == NUM_SLOTS
+
+
+def test_two_api_processes_serve_and_survive_a_crash_of_one(unlucky: Server) -> None:
+    def apis() -> list[int]:
+        return [pid for name, pid in processes(unlucky) if name == "api" and is_running(pid)]
+
+    def wait_until_connected(pid: int) -> None:
+        """Until an API process, which may just have been started, answers for itself."""
+        with stopped(*(other for other in apis() if other != pid)):
+            wait_until(answers)
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{unlucky.url}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until(lambda: len(apis()) == 2)
+    first, second = apis()
+    wait_until_connected(second)
+    asked = unlucky.metric("srm_request_params_n_count")
+    os.kill(first, signal.SIGSTOP)  # whatever is answered now, the other one answers
+    assert ask(unlucky) == 200
+    os.kill(first, signal.SIGKILL)
+    assert [ask(unlucky) for _ in range(5)] == [200] * 5
+    wait_until(lambda: len(apis()) == 2)
+    (third,) = set(apis()) - {second}
+    wait_until_connected(third)
+    with stopped(second):
+        assert ask(unlucky) == 200
+    # Of both, and of the one that is gone.
+    assert unlucky.metric("srm_request_params_n_count") == asked + 7
 
 
 @pytest.mark.slow
@@ -273,24 +186,72 @@ def test_a_frozen_engine_is_killed_and_comes_back(text_model: Path) -> None:
     assert f"engine (process {engine}, state T) has given no sign of life" in log
 
 
-async def test_a_stop_with_batches_running_takes_a_snapshot_and_is_quick(
+def test_all_die_with_their_supervisor(unlucky: Server) -> None:
+    names, pids = zip(*processes(unlucky), strict=True)
+    assert sorted(names) == ["api", "api", "engine", "jobs"]
+    unlucky.process.kill()
+    assert unlucky.wait() == -signal.SIGKILL
+    wait_until(lambda: are_gone(pids))
+
+
+def test_a_stop_finishes_what_runs_and_leaves_batches_to_a_snapshot(
     text_model: Path, tmp_path: Path
 ) -> None:
-    with Server(text_model, *SERVER_FLAGS, f"--data-dir={tmp_path / 'data'}") as running:
-        arguments = Path(f"/proc/{children(running)['engine']}/cmdline").read_text().split("\0")
-        (endpoint,) = (one.split("=")[1] for one in arguments if one.startswith("--endpoint="))
-        request = Request(
-            id="batch-1",
-            prompt_token_ids=b"\1\0\0\0",
-            params=SamplingParams(n=2_000, max_tokens=120, ignore_eos=True),
-            durable=True,
-        )
-        async with connected(endpoint, ready_s=20) as client:
-            batch = asyncio.create_task(collect(client, request))
-            while running.metric("srm_engine_decode_tokens_total") < NUM_SLOTS:
-                await asyncio.sleep(0.01)
-            assert not (tmp_path / "data").exists()
-            assert running.stop() == 0
-            with pytest.raises(EngineUnavailable):
-                await batch
-    assert [path.name for path in (tmp_path / "data" / "snapshots").iterdir()] == [NAME]
+    data = tmp_path / "data"
+    server = held_server(text_model, "--drain-s=1000", f"--data-dir={data}")
+    pids = children(server)
+    arguments = Path(f"/proc/{pids['engine']}/cmdline").read_text().split("\0")
+    (endpoint,) = (one.split("=")[1] for one in arguments if one.startswith("--endpoint="))
+    params = SamplingParams(n=2_000, max_tokens=120, ignore_eos=True)
+    batch = Request("batch-1", b"\1\0\0\0", params, durable=True)
+    with closing(RawClient(endpoint)) as jobs, held(text_model):
+        asked = Asked(server, n=5)
+        jobs.socket.send(msgspec.msgpack.encode(batch))
+        wait_until(lambda: server.metric("srm_engine_waiting_sequences") > 0)
+        assert not data.exists()
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not is_ready(server))
+        for reply in (server.get("/ready"), server.post(max_tokens=2)):
+            assert error_of(reply, 503)["message"] == "the server is shutting down"
+            assert int(reply.headers["retry-after"]) >= 1
+        assert server.get("/health").status_code == 200
+        assert server.get("/metrics").status_code == 200
+    reply = asked.answer()
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["completion_tokens"] == 5 * 120
+    assert server.wait() == 0, "".join(server.lines)
+    assert are_gone(pids.values())
+    assert [path.name for path in (data / "snapshots").iterdir()] == [NAME]
+
+
+def test_a_stop_by_ctrl_c_does_not_wait_longer_than_it_was_told(text_model: Path) -> None:
+    server = held_server(text_model, "--drain-s=0.5")
+    pids = children(server).values()
+    with under_way(server, text_model) as (lines, asked):
+        server.process.send_signal(signal.SIGINT)
+        *_, error, done = lines
+        whole = asked.answer()
+    assert server.wait() == 0
+    assert error.startswith('data: {"error":') and "shutting down" in error
+    assert done == "data: [DONE]"
+    assert "shutting down" in error_of(whole, 503)["message"]
+    log = "".join(server.lines)
+    assert "2 requests run, for 0.5 s at most" in log and "2 requests are broken off" in log
+    assert "ERROR" not in log, "it was asked for"
+    said = [line for line in server.lines if f"{COMPLETIONS} status" in line]
+    assert len(said) == 2 and all("status=503" in line for line in said)
+    assert are_gone(pids)
+
+
+def test_what_it_cannot_begin_with_ends_it_and_is_named(
+    server: Server, text_model: Path, tmp_path: Path
+) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    for code, message, flags in (
+        (3, "nothing/config.json", [f"--model={tmp_path / 'nothing'}", "--port=0"]),
+        (2, f"port = {port}: cannot listen: Address already in use",
+         [f"--model={text_model}", f"--port={port}"]),
+    ):  # fmt: skip
+        command = [sys.executable, str(ROOT / "srm.py"), "serve", *flags]
+        failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (failed.returncode, message in failed.stderr) == (code, True), failed.stderr
