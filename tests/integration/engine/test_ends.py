@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from math import inf
-from multiprocessing.context import SpawnProcess
+from typing import Any
 
 import msgspec
 import pytest
-import zmq.asyncio
+import zmq
 
 from engine.client.client import MAX_INBOX, EngineClient
 from engine.config import EngineConfig
@@ -19,11 +19,10 @@ from engine.errors import ConfigError, EngineUnavailable, StepFailed
 from engine.messages import Hello, Refusal, Status
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
-from engine.process.process import serve as serve_engine
 from engine.steps.batch import Batch
 from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
-from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
 
 
@@ -123,88 +122,52 @@ def test_an_endpoint_that_cannot_be_bound_is_a_config_error(weights: Weights) ->
 
 
 STATUS = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
+Say = Callable[[Any], None]
+
+
+@asynccontextmanager
+async def heard_once(endpoint: str, heartbeat_s: float) -> AsyncIterator[tuple[EngineClient, Say]]:
+    """A client of an engine that has said STATUS, and from now on says only what it is made to."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(endpoint)
+    client = EngineClient(endpoint, heartbeat_s=heartbeat_s, engine_timeout_s=inf)
+    await client.connect()
+    identity, _ = await asyncio.to_thread(router.recv_multipart)
+
+    def say(message: Any) -> None:
+        router.send_multipart([identity, msgspec.msgpack.encode(message)])
+
+    say(STATUS)
+    await client.wait_until_ready(120)
+    yield client, say
+    await client.close()
+    context.destroy(linger=0)
 
 
 async def test_an_engine_that_stops_answering_is_taken_for_gone(
     endpoint: str, make_request: MakeRequest
 ) -> None:
-    context = zmq.asyncio.Context()
-    router = context.socket(zmq.ROUTER)
-    router.bind(endpoint)
-    client = EngineClient(endpoint, heartbeat_s=0.02, engine_timeout_s=inf)
-    await client.connect()
-    identity, _ = await router.recv_multipart()
-    await router.send_multipart([identity, msgspec.msgpack.encode(STATUS)])
-    await client.wait_until_ready(120)
-    asked = asyncio.create_task(collect(client, make_request()))
-    await router.recv_multipart()
-    client._engine_timeout_s = 0.1
-    with pytest.raises(EngineUnavailable, match="not answered"):
-        await asked
-    assert client.status is None
-    await client.close()
-    context.destroy(linger=0)
+    async with heard_once(endpoint, heartbeat_s=0.02) as (client, _):
+        asked = asyncio.create_task(collect(client, make_request()))
+        await asyncio.sleep(0)  # lets it send
+        client._engine_timeout_s = 0.1
+        with pytest.raises(EngineUnavailable, match="not answered"):
+            await asked
+        assert client.status is None
 
 
 async def test_an_engine_whose_answer_is_not_read_yet_is_not_taken_for_gone(endpoint: str) -> None:
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    router.bind(endpoint)
-    client = EngineClient(endpoint, heartbeat_s=0.05, engine_timeout_s=inf)
-    await client.connect()
-    identity, _ = await asyncio.to_thread(router.recv_multipart)
-    router.send_multipart([identity, msgspec.msgpack.encode(STATUS)])
-    await client.wait_until_ready(120)
-    while client.silent_s == 0:
-        await asyncio.sleep(0.001)
-    # Behind much else that the engine said, in a loop with much else to do.
-    gone = msgspec.msgpack.encode(Refusal("of nobody", "timed_out", ""))
-    for _ in range(5 * MAX_INBOX):
-        router.send_multipart([identity, gone])
-    answer = msgspec.structs.replace(STATUS, state="draining")
-    router.send_multipart([identity, msgspec.msgpack.encode(answer)])
-    client._engine_timeout_s = 0.2
-    while client.status != answer:
-        assert client.status == STATUS
-        time.sleep(0.1)
-        await asyncio.sleep(0)
-    await client.close()
-    context.destroy(linger=0)
-
-
-def serve_tiny(endpoint: str) -> None:
-    """What `python -m engine` does, on the numpy runner."""
-    weights = tiny_weights()
-    config = EngineConfig(num_slots=NUM_SLOTS, endpoint=endpoint)
-    engine = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), config)
-    raise SystemExit(serve_engine(engine, config))
-
-
-@pytest.fixture
-def engine_process(endpoint: str) -> Iterator[SpawnProcess]:
-    process = multiprocessing.get_context("spawn").Process(target=serve_tiny, args=(endpoint,))
-    process.start()
-    yield process
-    process.kill()
-    process.join()
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-async def test_a_terminated_engine_finishes_and_a_killed_one_fails_its_requests_at_once(
-    engine_process: SpawnProcess, endpoint: str, make_request: MakeRequest, is_killed: bool
-) -> None:
-    request = make_request(n=100, max_tokens=30, emit="delta")
-    async with connected(endpoint) as client:
-        outputs = client.generate(request)
-        await anext(outputs)
-        if is_killed:
-            engine_process.kill()
-            with pytest.raises(EngineUnavailable, match="lost"):
-                async for _ in outputs:
-                    pass
-        else:
-            engine_process.terminate()
-            last = [output async for output in outputs if output.finish_reason]
-            assert len(last) == 100
-            await asyncio.to_thread(engine_process.join, 120)
-            assert engine_process.exitcode == 0
+    async with heard_once(endpoint, heartbeat_s=0.05) as (client, say):
+        while client.silent_s == 0:
+            await asyncio.sleep(0.001)
+        # Behind much else that the engine said, in a loop with much else to do.
+        for _ in range(5 * MAX_INBOX):
+            say(Refusal("of nobody", "timed_out", ""))
+        answer = msgspec.structs.replace(STATUS, state="draining")
+        say(answer)
+        client._engine_timeout_s = 0.2
+        while client.status != answer:
+            assert client.status == STATUS
+            time.sleep(0.1)
+            await asyncio.sleep(0)

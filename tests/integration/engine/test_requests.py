@@ -19,7 +19,6 @@ from engine.messages import (
     Hello,
     Outputs,
     Refusal,
-    Request,
     SamplingParams,
     Status,
     StopSamples,
@@ -32,35 +31,47 @@ from tests.engines.numpy_runner import NumpyRunner
 from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
 
 
-async def test_generate_returns_what_an_engine_in_process_returns(
-    serve: Serve, endpoint: str, weights: Weights
+async def rest_of(stream: Stream) -> TokenDeltas:
+    """All columns that are still to come."""
+    parts = [stream.take().news]
+    while stream.unfinished:
+        await stream.wait()
+        parts.append(stream.take().news)
+    return merge(parts)
+
+
+async def test_each_client_gets_what_an_engine_in_process_returns_in_each_form(
+    serve: Serve, endpoint: str, weights: Weights, make_request: MakeRequest
 ) -> None:
     served = serve()
-    params = SamplingParams(n=3, max_tokens=10, seed=3)
-    request = Request(id="a", prompt_token_ids=np.array([5, 6, 7], "<i4").tobytes(), params=params)
-    async with connected(endpoint) as client:
-        outputs = await collect(client, request)
+    params: dict[str, Any] = {"n": 3, "max_tokens": 9, "seed": 4, "logprobs": 0}
+    params |= {"ignore_eos": True}
     local = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), EngineConfig())
-    (expected,) = local.generate([[5, 6, 7]], params)
-    assert sorted(outputs, key=lambda o: o.index) == [
-        msgspec.structs.replace(output, id="a") for output in expected
+    ours, theirs = (
+        local.generate([prompt], SamplingParams(**params))[0] for prompt in ([5, 6, 7], [5, 8])
+    )
+    async with connected(endpoint) as client, connected(endpoint) as other:
+        final = await collect(client, make_request("a", **params))
+        deltas = await collect(client, make_request("b", **params, emit="delta"))
+        asked = [make_request(name, emit="columns", **params) for name in "cd"]
+        more = make_request("e", prompt=[5, 8], emit="columns", **params)
+        with client.open(asked) as stream, other.open([more]) as single:
+            whole, rest = await rest_of(stream), await rest_of(single)
+    assert sorted(final, key=lambda output: output.index) == [
+        msgspec.structs.replace(output, id="a") for output in ours
     ]
+    for index, expected in enumerate(ours):
+        own = [delta for delta in deltas if delta.index == index]
+        assert [delta.finish_reason for delta in own] == [None] * 8 + ["length"]
+        assert b"".join(delta.token_ids for delta in own) == expected.token_ids
+        assert b"".join(delta.logprobs for delta in own) == expected.logprobs
+    for columns, outputs in ((whole, [*ours, *ours]), (rest, theirs)):
+        assert sorted(columns.indices.tolist()) == list(range(len(outputs)))
+        for index, expected in enumerate(outputs):
+            assert columns.tokens_of(index) == expected.token_ids
+            assert dict(columns.entries())[index].logprobs == expected.logprobs
+        assert {REASONS[reason] for reason in columns.reasons} == {"length"}
     assert not served.engine.has_work
-
-
-async def test_deltas_add_up_to_the_final_output(
-    serve: Serve, endpoint: str, make_request: MakeRequest
-) -> None:
-    serve()
-    async with connected(endpoint) as client:
-        final = await collect(client, make_request("a", max_tokens=9, seed=4, logprobs=0))
-        deltas = await collect(
-            client, make_request("b", max_tokens=9, seed=4, logprobs=0, emit="delta")
-        )
-    assert len(deltas) == 9
-    assert [delta.finish_reason for delta in deltas] == [None] * 8 + ["length"]
-    assert b"".join(delta.token_ids for delta in deltas) == final[0].token_ids
-    assert b"".join(delta.logprobs for delta in deltas) == final[0].logprobs
 
 
 async def test_status_says_what_the_engine_is(serve: Serve, endpoint: str) -> None:
@@ -170,38 +181,6 @@ async def test_only_the_sender_can_abort_a_request_or_stop_samples(
         assert len(await running) == 30
 
 
-async def rest_of(stream: Stream) -> TokenDeltas:
-    """All columns that are still to come."""
-    parts = [stream.take().news]
-    while stream.unfinished:
-        await stream.wait()
-        parts.append(stream.take().news)
-    return merge(parts)
-
-
-async def test_columns_add_up_to_the_final_output_for_each_client(
-    serve: Serve, endpoint: str, make_request: MakeRequest
-) -> None:
-    served = serve()
-    params: dict[str, Any] = {"n": 3, "max_tokens": 9, "seed": 4, "logprobs": 0}
-    async with connected(endpoint) as client, connected(endpoint) as other:
-        final, others = [
-            {one.index: one for one in await collect(client, make_request(prompt=prompt, **params))}
-            for prompt in ([5, 6, 7], [5, 8])
-        ]
-        asked = [make_request(name, emit="columns", **params) for name in "bc"]
-        theirs = make_request("d", prompt=[5, 8], emit="columns", **params)
-        with client.open(asked) as stream, other.open([theirs]) as single:
-            whole, rest = await rest_of(stream), await rest_of(single)
-    assert sorted(whole.indices.tolist()) == list(range(6))
-    for found, expected, count in ((whole, final, 6), (rest, others, 3)):
-        for index in range(count):
-            assert found.tokens_of(index) == expected[index % 3].token_ids
-            assert dict(found.entries())[index].logprobs == expected[index % 3].logprobs
-        assert {REASONS[reason] for reason in found.reasons} == {"length"}
-    assert not served.engine.has_work
-
-
 async def test_stopped_samples_free_their_slots_while_others_run(
     serve: Serve, endpoint: str, make_request: MakeRequest
 ) -> None:
@@ -244,12 +223,9 @@ async def test_a_durable_request_goes_on_for_whoever_sends_it_again(
     await until(lambda: served.engine.num_steps > 9)
     async with connected(endpoint) as client:
         outputs = await collect(client, request)
-        (expected,) = [
-            await collect(client, msgspec.structs.replace(request, id="b", emit="final"))
-        ]
-    said = {
-        index: b"".join(one.token_ids for one in outputs if one.index == index)
-        for index in range(4)
-    }
-    assert said == {output.index: output.token_ids for output in expected}
+        whole = msgspec.structs.replace(request, id="b", emit="final")
+        expected = {one.index: one.token_ids for one in await collect(client, whole)}
+    for index in range(4):
+        own = [one.token_ids for one in outputs if one.index == index]
+        assert b"".join(own) == expected[index]
     assert not served.engine.has_work
