@@ -20,8 +20,6 @@ from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.serving import ROOT, Server, complete
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
-
-
 ENGINE = "tests.engines.numpy_engine"
 
 
@@ -69,32 +67,29 @@ def test_json_is_the_servers_reply(generate: Callable[..., bytes], server: Serve
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("message", "flags"),
     [
-        (["--temperature=-1", "a"], "temperature must be a number from 0"),
-        (["--max-tokens=0", "a"], "max_tokens must be an integer of at least 1"),
-        (["--token-ids", "a b"], "prompt must be token ids"),
-        (["--extra-body=[]", "a"], "extra_body must be a JSON object"),
-        (['--extra-body={"logits": 1}', "a"], "'logits' is not a field of this request"),
-        (['--extra-body={"prompt": ["a", "b"]}', "a"], "prompt must be one, got 2"),
+        ("temperature must be a number from 0", ["--temperature=-1", "a"]),
+        ("max_tokens must be an integer of at least 1", ["--max-tokens=0", "a"]),
+        ("prompt must be token ids", ["--token-ids", "a b"]),
+        ("extra_body must be a JSON object", ["--extra-body=[]", "a"]),
+        ("'logits' is not a field of this request", ['--extra-body={"logits": 1}', "a"]),
+        ("prompt must be one, got 2", ['--extra-body={"prompt": ["a", "b"]}', "a"]),
+        ("the engine process ended, exit code 1", ["a"]),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_engine_starts(
     flags: list[str], message: str, text_model: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    kind = EngineUnavailable if "engine" in message else ConfigError
+    with pytest.raises(kind, match=message) as caught:
         main([f"--model={text_model}", *flags], engine_module="tests.no_such_engine")
+    assert caught.value.exit_code == (1 if kind is EngineUnavailable else 2)
 
 
 def test_what_only_the_model_can_refuse_is_a_bad_argument_too(text_model: Path) -> None:
     with pytest.raises(ConfigError, match="prompt has token id 400"):
         main([f"--model={text_model}", *FLAGS, "--token-ids", "400"], engine_module=ENGINE)
-
-
-def test_an_engine_that_does_not_start_is_said(text_model: Path) -> None:
-    with pytest.raises(EngineUnavailable, match="the engine process ended, exit code 1") as caught:
-        main([f"--model={text_model}", "a"], engine_module="tests.no_such_engine")
-    assert caught.value.exit_code == 1
 
 
 @pytest.mark.parametrize("is_closed", [False, True])

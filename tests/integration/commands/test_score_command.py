@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import subprocess
 import sys
-import time
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +17,8 @@ from tokenizers import Tokenizer
 
 from engine.errors import CheckpointError, ConfigError, EngineUnavailable
 from server.commands.score import main
-from tests.engines.numpy_runner import feed, tiny_weights
-from tests.serving import ROOT, TEXT_MODEL
-
-WEIGHTS = tiny_weights(config=TEXT_MODEL)
-"""Those of the numpy engine."""
-
+from tests.engines.likelihoods import distributions, greedy_after
+from tests.serving import ROOT, TEXT_MODEL, wait_until
 
 ENGINE = "tests.engines.numpy_engine"
 
@@ -49,22 +42,11 @@ def score(
     return [json.loads(line) for line in sink.read_text().splitlines()]
 
 
-def expected(tokens: list[int]) -> tuple[list[float], list[bool]]:
-    """Log-probability of each token but the first, and whether it is the likeliest."""
-    state = np.zeros((TEXT_MODEL.num_layers, TEXT_MODEL.d_model))
-    logprobs, greedy = [], []
-    for position, (token, following) in enumerate(pairwise(tokens)):
-        logits, state = feed(WEIGHTS, token, position, state)
-        logprobs.append(
-            float(logits[following] - logits.max()) - math.log(np.exp(logits - logits.max()).sum())
-        )
-        greedy.append(int(logits.argmax()) == following)
-    return logprobs, greedy
-
-
 def check(result: dict[str, Any], prompt: list[int], completion: list[int] | None) -> None:
+    """Whether a result has the model's own log-probabilities."""
     tokens = prompt + (completion or [])
-    logprobs, greedy = expected(tokens)
+    rows, following = distributions(tokens[:-1]), tokens[1:]
+    logprobs = [float(row[token]) for row, token in zip(rows, following, strict=True)]
     assert result["token_ids"] == tokens
     assert len(result["tokens"]) == len(tokens)
     assert result["num_prompt_tokens"] == len(prompt)
@@ -72,17 +54,8 @@ def check(result: dict[str, Any], prompt: list[int], completion: list[int] | Non
     assert result["token_logprobs"][1:] == pytest.approx(logprobs, abs=1e-4)
     first = 0 if completion is None else len(prompt) - 1
     assert result["logprob"] == pytest.approx(sum(logprobs[first:]), abs=1e-3)
+    greedy = [int(row.argmax()) == token for row, token in zip(rows, following, strict=True)]
     assert result["is_greedy"] == all(greedy[first:])
-
-
-def greedy_tokens() -> list[int]:
-    tokens = [0, 5, 6]
-    state = np.zeros((TEXT_MODEL.num_layers, TEXT_MODEL.d_model))
-    for position in range(8):
-        logits, state = feed(WEIGHTS, tokens[position], position, state)
-        if position >= 2:
-            tokens.append(int(logits.argmax()))
-    return tokens
 
 
 def test_every_line_has_its_scores_or_its_error(
@@ -90,7 +63,12 @@ def test_every_line_has_its_scores_or_its_error(
 ) -> None:
     """Token ids and texts, with and without completions, and lines at fault among them."""
     rng = np.random.default_rng(0)
-    lines: list[dict[str, Any]] = []
+    likeliest = greedy_after([0, 5, 6], 6)
+    other = [*likeliest[:-1], (likeliest[-1] + 1) % 300]
+    lines: list[dict[str, Any]] = [
+        {"id": "greedy", "prompt": [0, 5, 6], "completion": likeliest},
+        {"id": "not greedy", "prompt": [0, 5, 6], "completion": other},
+    ]
     for i in range(60):
         line = {"prompt": rng.integers(0, TEXT_MODEL.vocab_size, rng.integers(1, 60)).tolist()}
         if i % 2:
@@ -98,14 +76,6 @@ def test_every_line_has_its_scores_or_its_error(
         if i % 3 == 0:
             line["id"] = f"line {i}"
         lines.append(line)
-    tokens = greedy_tokens()
-    lines += [
-        {"id": "greedy", "prompt": tokens[:3], "completion": tokens[3:]},
-        {
-            **{"id": "not greedy", "prompt": tokens[:3]},
-            "completion": [*tokens[3:-1], (tokens[-1] + 1) % 300],
-        },
-    ]
     texts = [{"prompt": "the cat", "completion": " sat on é"}, {"prompt": "", "completion": "the"}]
     bad: dict[str, dict[str, Any]] = {
         "too large": {"prompt": [5, 400]},
@@ -123,7 +93,7 @@ def test_every_line_has_its_scores_or_its_error(
     ]
     for line, result in zip([*lines, lines[0]], [*results[:62], results[-1]], strict=True):
         check(result, line["prompt"], line.get("completion"))
-    assert [one["is_greedy"] for one in results[60:62]] == [True, False]
+    assert [one["is_greedy"] for one in results[:2]] == [True, False]
     tokenizer = Tokenizer.from_file(str(text_model / "tokenizer.json"))
     for text, result in zip(texts, results[62:64], strict=True):  # each tokenized apart
         prompt = tokenizer.encode(text["prompt"]).ids
@@ -148,15 +118,10 @@ def test_standard_input_and_output_carry_results_and_nothing_else(text_model: Pa
     assert done.returncode == 0, done.stderr.decode()
     first, last = (json.loads(line) for line in done.stdout.splitlines())
     check(first, [5, 6, 7], None)
-    assert last == {
-        "id": 4,
-        "tokens": last["tokens"],
-        "token_ids": [9],
-        "token_logprobs": [None],
-        "num_prompt_tokens": 1,
-        "logprob": 0.0,
-        "is_greedy": True,
-    }
+    check(last, [9], None)
+    names = "id tokens token_ids token_logprobs num_prompt_tokens logprob is_greedy"
+    assert set(first) == set(last) == set(names.split())
+    assert (first["id"], last["id"], last["logprob"], last["is_greedy"]) == (1, 4, 0.0, True)
     assert b"scoring" in done.stderr
 
 
@@ -199,9 +164,7 @@ def test_an_interrupt_keeps_what_is_done_and_leaves_no_process(
     with subprocess.Popen(
         command(text_model, *flags), cwd=ROOT, stderr=subprocess.DEVNULL
     ) as process:
-        deadline = time.monotonic() + 60
-        while not (sink.exists() and sink.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: sink.exists() and sink.stat().st_size)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130

@@ -45,23 +45,15 @@ _SCHEMA = schemathesis.openapi.from_dict(
         }
     ),
 )
-CALLS = {f"{one.method} {one.path}": _SCHEMA[one.path][one.method] for one in OPERATIONS}
-HAS_EVENTS = {f"{one.method} {one.path}": one.events is not None for one in OPERATIONS}
-FIELDS = {
-    f"{one.method} {one.path}": {
-        *kind.__struct_encode_fields__,
-        *((one.body and one.body.neutral) or ()),
-    }
-    for one in OPERATIONS
-    if (kind := one.body.kind if one.body else one.form)
-}
-FORMS = {f"{one.method} {one.path}" for one in OPERATIONS if one.form}
-"""What is wrong for the document may be left out of a form on the wire, such as an empty list."""
+OPERATION = {f"{one.method} {one.path}": one for one in OPERATIONS}
+CALLS = {label: _SCHEMA[one.path][one.method] for label, one in OPERATION.items()}
 NEVER_RIGHT = {"POST /v1/admin/weights"}
 """What is not in the document: which folders there are."""
 STREAMED = -1
 """Counted among statuses: streams that went well."""
 ALIASES = {label for label in CALLS if label.replace(" /v1/", " /") in CALLS.keys() - {label}}
+FORMS = {label for label, one in OPERATION.items() if one.form}
+"""What is wrong for the document may be left out of a form on the wire, such as an empty list."""
 VARIED = [
     (label, mode)
     for label, one in CALLS.items()
@@ -84,13 +76,12 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def stream_or_not(body: dict[str, Any], is_stream: bool) -> None:
-    """Drawn at random, few requests would be streams that go well."""
-    if is_stream:
-        body["stream"] = True
-    else:
-        body.pop("stream", None)
-        body.pop("stream_options", None)
+def fields_of(label: str) -> set[str]:
+    """Names that a request's body may have."""
+    body, form = OPERATION[label].body, OPERATION[label].form
+    kind = body.kind if body else form
+    names = {*kind.__struct_encode_fields__} if kind else set()
+    return names | {*((body and body.neutral) or ())}
 
 
 @cache
@@ -102,10 +93,14 @@ def uploaded(running: Server) -> str:
 
 
 def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Counter[int]) -> None:
-    if mode is GenerationMode.POSITIVE and HAS_EVENTS[case.operation.label]:
+    label = case.operation.label
+    if mode is GenerationMode.POSITIVE and OPERATION[label].events is not None:
         assert isinstance(case.body, dict)
-        stream_or_not(case.body, is_stream=sum(statuses.values()) % 2 == 0)
-    if mode is GenerationMode.POSITIVE and case.operation.label == "POST /v1/batches":
+        # Drawn at random, few requests would be streams that go well.
+        case.body["stream"] = sum(statuses.values()) % 2 == 0
+        if not case.body["stream"]:
+            case.body.pop("stream_options", None)
+    if mode is GenerationMode.POSITIVE and label == "POST /v1/batches":
         assert isinstance(case.body, dict)
         case.body["input_file_id"] = uploaded(running)
     reply = case.call(base_url=running.admin_url, timeout=120)
@@ -116,7 +111,7 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
         statuses[STREAMED] += 1
     if reply.status_code == 400 and mode is GenerationMode.POSITIVE:
         error = reply.json()["error"]
-        assert error["param"] in FIELDS[case.operation.label], error
+        assert error["param"] in fields_of(label), error
 
 
 def check_operation(running: Server, label: str, mode: GenerationMode, num_cases: int) -> None:
@@ -125,7 +120,7 @@ def check_operation(running: Server, label: str, mode: GenerationMode, num_cases
 
     @seed(1)
     @settings(
-        max_examples=num_cases * (6 if HAS_EVENTS[label] else 3),
+        max_examples=num_cases * (6 if OPERATION[label].events else 3),
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -142,9 +137,9 @@ def check_operation(running: Server, label: str, mode: GenerationMode, num_cases
         assert set(statuses) <= set(REFUSED)
         return
     assert set(statuses) <= {200, 400, 404, STREAMED}
-    may_be_refused = not label.startswith("POST") or label not in FIELDS or label in NEVER_RIGHT
-    assert statuses[200] or may_be_refused
-    assert statuses[STREAMED] or not HAS_EVENTS[label]
+    has_body = label.startswith("POST") and fields_of(label)
+    assert statuses[200] or not has_body or label in NEVER_RIGHT
+    assert statuses[STREAMED] or OPERATION[label].events is None
 
 
 @pytest.mark.parametrize("num_cases", [QUICK, pytest.param(MANY, marks=pytest.mark.slow)])

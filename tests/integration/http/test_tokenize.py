@@ -1,9 +1,9 @@
-"""The tokenizer over HTTP, used as clients without one use it; and what else they ask for first."""
+"""The tokenizer over HTTP, used as clients without one use it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine.client.client import EngineClient
 from server.config import ServerConfig
 from server.routes import tokenize
 from server.routes.app import create_app
-from server.routes.service import VERSION
+from server.text.chat_template import ChatTemplate
 from server.text.text import Text
 from tests.serving import (
     CHAT_TEMPLATE,
@@ -60,17 +60,14 @@ def test_tokens_are_the_librarys_and_read_back_as_the_text(
 
 def test_a_list_is_answered_in_lists(server: Server) -> None:
     one = answer_of(server, prompt=TEXTS[0], return_token_strs=True)
-    assert one == {
-        "tokens": one["tokens"],
-        "count": 3,
-        "max_model_len": TEXT_MODEL.n_ctx,
-        "token_strs": ["<|begin_of_text|>", "the", " cat"],
-    }
+    strings = ["<|begin_of_text|>", "the", " cat"]
+    described = {"count": 3, "max_model_len": TEXT_MODEL.n_ctx, "token_strs": strings}
+    assert one == {"tokens": one["tokens"], **described}
     asked: dict[str, Any] = {"return_token_strs": True, "model": "tiny"}
-    all_of_them = answer_of(server, "/v1/tokenize", prompt=TEXTS, **asked)
-    assert all_of_them["tokens"] == [tokens_of(server, prompt=text) for text in TEXTS]
-    assert all_of_them["count"] == list(map(len, all_of_them["tokens"]))
-    assert all_of_them["token_strs"][0] == one["token_strs"]
+    many = answer_of(server, "/v1/tokenize", prompt=TEXTS, **asked)
+    assert many["tokens"] == [tokens_of(server, prompt=text) for text in TEXTS]
+    assert many["count"] == list(map(len, many["tokens"]))
+    assert many["token_strs"][0] == strings
     nothing = answer_of(server, prompt=[], **asked)
     assert (nothing["tokens"], nothing["count"], nothing["token_strs"]) == ([], [], [])
 
@@ -88,7 +85,6 @@ def test_a_chat_has_the_tokens_that_are_generated_from(server: Server) -> None:
 def test_a_client_without_a_tokenizer_has_all_it_needs(server: Server) -> None:
     """As evaluation harnesses do it, with a Jinja that has nothing of ours."""
     info = server.get("/tokenizer_info").json()
-    assert info == server.get("/v1/tokenizer_info").json()
     assert info["chat_template"] == CHAT_TEMPLATE
     assert (info["vocab_size"], info["model_max_length"]) == (320, 128)
     assert (info["unk_token"], info["pad_token"]) == (None, None)
@@ -98,15 +94,16 @@ def test_a_client_without_a_tokenizer_has_all_it_needs(server: Server) -> None:
     prompt = plain.from_string(info["chat_template"]).render(
         messages=MESSAGES, add_generation_prompt=True
     )
-    assert tokens_of(server, prompt=prompt, add_special_tokens=False) == tokens_of(
-        server, messages=MESSAGES
-    )
+    expected = tokens_of(server, messages=MESSAGES)
+    assert tokens_of(server, prompt=prompt, add_special_tokens=False) == expected
 
 
 @asynccontextmanager
-async def without_engine(model: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def without_engine(
+    model: Path, template: ChatTemplate | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     """The routes of a server of this model."""
-    app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(model))
+    app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(model), template)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
@@ -122,6 +119,24 @@ async def test_more_text_than_fits_is_refused(
             reply = await client.post("/tokenize", json={"prompt": prompt})
             assert reply.status_code == status
         assert "12 characters; at most 10" in error_of(reply)["message"]
+
+
+async def test_a_template_is_told_what_a_chat_says_and_one_that_raises_is_heard(
+    text_model: Path,
+) -> None:
+    source = (
+        "{% if messages | length > 1 %}{{ raise_exception('one at a time, please') }}{% endif %}"
+        "{{ bos_token }}Q: {{ messages[0].content }}{{ mood }}"
+    )
+    with closing(ChatTemplate(source, Text(text_model).special_tokens)) as template:
+        async with without_engine(text_model, template) as client:
+            for path in (CHATS, "/tokenize"):
+                error = error_of(await client.post(path, json={"messages": MESSAGES}))
+                assert error["message"] == "the chat template: one at a time, please"
+            body = {"messages": MESSAGES[:1], "chat_template_kwargs": {"mood": "!"}}
+            tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
+            read = await client.post("/detokenize", json={"tokens": tokens})
+            assert read.json() == {"prompt": "<|begin_of_text|>Q: the cat!"}
 
 
 async def test_a_model_without_a_tokenizer_or_a_template_says_so(tmp_path: Path) -> None:
@@ -141,10 +156,3 @@ async def test_a_model_without_a_tokenizer_or_a_template_says_so(tmp_path: Path)
         assert (await client.get("/tokenizer_info")).status_code == 404
         reply = await client.post("/detokenize", json={"tokens": [5, 17]})
         assert reply.json() == {"prompt": "token_id:5token_id:17"}
-
-
-def test_what_clients_ask_before_they_send_work(server: Server) -> None:
-    assert server.get("/version").json() == {"version": VERSION}
-    assert server.get("/ping").status_code == server.http.post("/ping").status_code == 200
-    assert server.get("/get_world_size").json() == {"world_size": 1}
-    assert server.get("/health").status_code == server.get("/ready").status_code == 200
