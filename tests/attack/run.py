@@ -34,11 +34,11 @@ from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load
 from tests.attack.damage import Clock, Disk, flip_bit
 from tests.attack.ledger import Ledger
-from tests.attack.requests import GARBAGE, Call, Known, random_call
+from tests.attack.requests import GARBAGE, Call, random_call
 from tests.chaos.jobs import KilledServer
+from tests.chaos.run import WHO, table
 from tests.serving import SERVER_FLAGS, free_port, write_text_model
 
-WHO = ("engine", "api", "jobs", "supervisor")
 TROUBLES = ("none", "kills", "full disk", "clock", "all")
 ANSWER_S = 300.0
 """How long a reply may take where hundreds of long ones are ahead of it: longer is a hang."""
@@ -86,7 +86,7 @@ class Attack:
         shutil.copytree(model, same)
         shutil.copytree(model, bad)
         (bad / "config.json").write_bytes(b'{"d_model": "\xff"}')
-        self.known = Known([], [], [str(same), str(bad), str(folder / "none"), "\x00", "x" * 4096])
+        self.folders = [str(same), str(bad), str(folder / "none"), "\x00", "x" * 4096]
         self.port, self.admin_port = free_port(), free_port()
         self.log = folder / "log"
         self.server = KilledServer(
@@ -130,11 +130,8 @@ class Attack:
             for _ in range(self.config.clients):
                 group.create_task(self.ask(done, random.Random(self.rng.random())))
             group.create_task(self.make_batches(done, random.Random(self.rng.random())))
-            for name, task in (
-                ("kills", self.kill),
-                ("full disk", self.fill_disk),
-                ("clock", self.turn_clock),
-            ):
+            troubles = {"kills": self.kill, "full disk": self.fill_disk, "clock": self.turn_clock}
+            for name, task in troubles.items():
                 if trouble in {name, "all"}:
                     group.create_task(task(done))
             await asyncio.sleep(self.config.round_s)
@@ -151,7 +148,7 @@ class Attack:
             if rng.random() < 0.1:
                 await self.send_garbage(rng.choice(GARBAGE) + rng.randbytes(rng.randint(0, 20)))
                 continue
-            call = random_call(rng, self.known)
+            call = random_call(rng, self.folders)
             patience = rng.expovariate(5) if rng.random() < 0.2 else None
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
@@ -164,9 +161,8 @@ class Attack:
                 call.method, call.path, content=call.body or None, headers=headers
             )
         except httpx.TimeoutException:
-            self.fault(
-                f"no answer in {ANSWER_S:g} s: {call.method} {call.path[:80]} {call.body[:300]!r}"
-            )
+            what = f"{call.method} {call.path[:80]} {call.body[:300]!r}"
+            self.fault(f"no answer in {ANSWER_S:g} s: {what}")
         except (httpx.TransportError, httpx.InvalidURL) as error:
             self.statuses[type(error).__name__] += 1
             await asyncio.sleep(0.05)
@@ -178,7 +174,7 @@ class Attack:
         status = reply.status_code
         self.statuses[f"{route} {status}"] += 1
         is_busy = status == 503 and "retry-after" in reply.headers
-        if status >= 500 and not is_busy and status != 507:
+        if status >= 500 and status != 507 and not is_busy:
             self.fault(f"{route} {status} {reply.text[:200]} to {body[:300]!r}")
 
     async def send_garbage(self, content: bytes) -> None:
@@ -266,9 +262,8 @@ class Attack:
         for _ in range(120):
             text = (await self.http.get("/metrics")).text
             held = {name: _metric(text, name) for name in LEFT_OVER}
-            held["slots"] = _metric(text, "srm_engine_num_slots") - _metric(
-                text, "srm_engine_free_slots"
-            )
+            slots, free = (_metric(text, f"srm_engine_{name}_slots") for name in ("num", "free"))
+            held["slots"] = slots - free
             if not any(held.values()):
                 return
             await asyncio.sleep(0.25)
@@ -299,16 +294,13 @@ def _metric(text: str, name: str) -> float:
 
 def markdown(attack: Attack) -> str:
     """The report: the damage done, the statuses answered, the faults found."""
-    statuses: Counter[str] = Counter()
+    replies: Counter[str] = Counter()
     for name, count in attack.statuses.items():
-        statuses[name.rsplit(" ", 1)[-1]] += count
-    rows = [
-        *sorted(attack.done.items()),
-        *sorted((f"replies: {k}", v) for k, v in statuses.items()),
-    ]
-    rows += [("lines accepted", attack.ledger.accepted), ("lines checked", attack.ledger.answered)]
-    rows += [("**faults**", attack.faults.total())]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {n:,} |" for name, n in rows)]) + "\n"
+        replies[f"replies: {name.rsplit(' ', 1)[-1]}"] += count
+    rows = dict(sorted(attack.done.items())) | dict(sorted(replies.items()))
+    rows |= {"lines accepted": attack.ledger.accepted, "lines checked": attack.ledger.answered}
+    rows |= {"**faults**": attack.faults.total()}
+    return table({name: f"{count:,}" for name, count in rows.items()})
 
 
 def main(argv: list[str]) -> int:

@@ -7,21 +7,18 @@ folder, taken when the batch is new, is the same batch again.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
 
 from server.storage.records import BatchRecord, FileRecord, new_batch_id, new_file_id
 from server.storage.store import Store
-from tests.serving import ROOT
+from tests.serving import ROOT, serve_command
 
 _DAY_S = 24 * 3600
 
@@ -38,17 +35,8 @@ def completion_line(number: int, **body: Any) -> dict[str, Any]:
 
 def submit(data_dir: Path, lines: Iterable[dict[str, Any] | bytes], **fields: Any) -> BatchRecord:
     """Put a file and a batch of it into the store of a folder."""
-    store = Store(data_dir)
     now = int(time.time())
     id = new_file_id()
-    path = store.upload_path(id)
-    with path.open("wb") as file:
-        for line in lines:
-            file.write((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n")
-    size = path.stat().st_size
-    store.add_upload(
-        FileRecord(id=id, filename="in.jsonl", purpose="batch", num_bytes=size, created_at=now)
-    )
     given = {
         "endpoint": "/v1/completions",
         "completion_window": "24h",
@@ -57,15 +45,17 @@ def submit(data_dir: Path, lines: Iterable[dict[str, Any] | bytes], **fields: An
         **fields,
     }
     record = BatchRecord(id=new_batch_id(), input_file_id=id, **given)
-    store.add_batch(record)
-    store.close()
+    with closing(Store(data_dir)) as store:
+        path = store.upload_path(id)
+        with path.open("wb") as file:
+            for line in lines:
+                file.write((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n")
+        size = path.stat().st_size
+        store.add_upload(
+            FileRecord(id=id, filename="in.jsonl", purpose="batch", num_bytes=size, created_at=now)
+        )
+        store.add_batch(record)
     return record
-
-
-def copied(data_dir: Path, to: Path) -> Path:
-    """The same folder again. Nobody may be writing to it."""
-    shutil.copytree(data_dir, to)
-    return to
 
 
 def wait_for(
@@ -75,49 +65,47 @@ def wait_for(
     until: Callable[[BatchRecord], bool] = lambda record: not record.is_runnable,
 ) -> BatchRecord:
     """The batch, as soon as it is as wanted; by default, at its end."""
-    store = Store(data_dir)
     deadline = time.monotonic() + within_s
-    try:
+    with closing(Store(data_dir)) as store:
         while True:
             record = store.get_batch(batch.id)
             assert record is not None
             if until(record):
                 return record
             assert time.monotonic() < deadline, record
-            time.sleep(0.05)
-    finally:
-        store.close()
+            time.sleep(0.005)
 
 
-def wait_for_results(data_dir: Path, batch: BatchRecord, count: int, within_s: float = 60) -> None:
+def wait_for_results(data_dir: Path, batch: BatchRecord, count: int, within_s: float = 600) -> None:
     """Until so many results are in the files of a batch that still runs."""
-    store = Store(data_dir)
-    deadline = time.monotonic() + within_s
-    found = 0
-    while found < count:
-        record = store.get_batch(batch.id)
-        assert record is not None and record.is_runnable, record
-        assert time.monotonic() < deadline, record
-        paths = [store.path_of(id) for id in (record.output_file_id, record.error_file_id) if id]
-        found = sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
-        time.sleep(0.005)
-    store.close()
+
+    def are_there(record: BatchRecord) -> bool:
+        assert record.is_runnable, record
+        paths = [path for path in _paths(store, record) if path is not None and path.exists()]
+        return sum(path.read_bytes().count(b"\n") for path in paths) >= count
+
+    with closing(Store(data_dir)) as store:
+        wait_for(data_dir, batch, within_s, are_there)
 
 
 def results(data_dir: Path, record: BatchRecord) -> dict[str, list[bytes]]:
     """The lines of output and error file, each sorted by custom_id; an id is there once."""
-    store = Store(data_dir)
-    found: dict[str, list[bytes]] = {"output": [], "error": []}
+    found: dict[str, list[bytes]] = {}
     ids: list[str] = []
-    for name, file_id in (("output", record.output_file_id), ("error", record.error_file_id)):
-        if file_id is not None:
-            lines = store.path_of(file_id).read_bytes().splitlines()
+    with closing(Store(data_dir)) as store:
+        for name, path in zip(("output", "error"), _paths(store, record), strict=True):
+            lines = path.read_bytes().splitlines() if path is not None else []
             by_id = sorted((json.loads(line)["custom_id"], line) for line in lines)
             ids += [id for id, _ in by_id]
             found[name] = [line for _, line in by_id]
     assert len(ids) == len(set(ids)), "an id is there twice"
-    store.close()
     return found
+
+
+def _paths(store: Store, record: BatchRecord) -> list[Path | None]:
+    """Of its output file and its error file, as far as it has them."""
+    ids = (record.output_file_id, record.error_file_id)
+    return [store.path_of(id) if id is not None else None for id in ids]
 
 
 class KilledServer:
@@ -132,12 +120,8 @@ class KilledServer:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        program = (
-            "import sys; from server.supervise.launch import main; "
-            f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))"
-        )
-        settings = (f"--model={model}", "--port=0", f"--data-dir={data_dir}", *flags)
-        self._command = [sys.executable, "-c", program, *settings]
+        settings = ("--port=0", f"--data-dir={data_dir}", *flags)
+        self._command = serve_command(model, engine_module, *settings)
         self._engine_module = engine_module
         self._log = log or data_dir.with_suffix(".log")
         self._environment = environment
@@ -146,12 +130,7 @@ class KilledServer:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command,
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
             )
 
     def find(self, who: str) -> psutil.Process | None:
@@ -185,12 +164,7 @@ class KilledServer:
     def __enter__(self) -> KilledServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.terminate()
         try:
             self.process.wait(30)

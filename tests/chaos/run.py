@@ -8,20 +8,21 @@ done; exit code 1 if anything differs.
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load
 from server.storage.records import BatchRecord
-from tests.chaos.jobs import KilledServer, completion_line, copied, results, submit, wait_for
+from tests.chaos.jobs import KilledServer, completion_line, results, submit, wait_for
 from tests.serving import SERVER_FLAGS, write_text_model
 
 WHO = ("engine", "api", "jobs", "supervisor")
@@ -46,86 +47,69 @@ class ChaosConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Outcome:
     """What was done to a job, and what became of it."""
 
+    batch: BatchRecord
     kills: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     quiet_seconds: float = 0.0
     """Of the same job left alone."""
-    total: int = 0
     lost: int = 0
     differing: int = 0
-    batch: BatchRecord | None = None
 
 
-def harass(
-    model: Path,
-    folder: Path,
-    lines: list[dict[str, Any]],
-    num_kills: int,
-    pause_s: float,
-    seed: int,
-    within_s: float,
-) -> Outcome:
+def harass(model: Path, folder: Path, config: ChaosConfig) -> Outcome:
     """Run a job twice: alone, and while processes are killed until it is done."""
-    outcome = Outcome(total=len(lines))
     data, quiet = folder / "data", folder / "quiet"
-    batch = submit(data, lines)
-    copied(data, quiet)
+    within_s = 60.0 + config.lines * 0.1 + config.kills * 10 * config.pause_s
+    outcome = Outcome(submit(data, map(completion_line, range(config.lines))))
+    shutil.copytree(data, quiet)
     started = time.monotonic()
     with KilledServer(model, quiet, *SERVER_FLAGS):
-        wanted_record = wait_for(quiet, batch, within_s)
+        wanted = results(quiet, wait_for(quiet, outcome.batch, within_s))
     outcome.quiet_seconds = time.monotonic() - started
-    wanted = results(quiet, wanted_record)
-    rng = random.Random(seed)
+    rng = random.Random(config.seed)
     started = time.monotonic()
     with KilledServer(model, data, *SERVER_FLAGS) as server:
-        while outcome.kills.total() < num_kills and not _is_done(data, batch):
-            time.sleep(rng.expovariate(1 / pause_s))
+        while outcome.kills.total() < config.kills and outcome.batch.is_runnable:
+            time.sleep(rng.expovariate(1 / config.pause_s))
             who = rng.choice(WHO)
             outcome.kills[who] += server.kill(who)
-        record = outcome.batch = wait_for(data, batch, within_s)
+            outcome.batch = wait_for(data, outcome.batch, 60, until=lambda _: True)
+        outcome.batch = wait_for(data, outcome.batch, within_s)
     outcome.seconds = time.monotonic() - started
-    found = results(data, record)
-    for name, lines_wanted in wanted.items():
-        outcome.lost += len(set(lines_wanted) - set(found[name]))
-        outcome.differing += len(set(found[name]) - set(lines_wanted))
+    for name, found in results(data, outcome.batch).items():
+        outcome.lost += len(set(wanted[name]) - set(found))
+        outcome.differing += len(set(found) - set(wanted[name]))
     return outcome
 
 
-def _is_done(data: Path, batch: BatchRecord) -> bool:
-    found = wait_for(data, batch, 60, until=lambda _: True)
-    return not found.is_runnable
+def table(rows: Mapping[str, object]) -> str:
+    """A table of two columns in Markdown."""
+    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())]) + "\n"
 
 
 def markdown(outcome: Outcome) -> str:
     """What happened, as a table."""
-    assert outcome.batch is not None
     kills = ", ".join(f"{outcome.kills[who]} x {who}" for who in WHO)
     rows = {
-        "lines": f"{outcome.total:,}",
+        "lines": f"{outcome.batch.total:,}",
         "status": outcome.batch.status,
         "kills": f"{outcome.kills.total()} ({kills})",
-        "lost": str(outcome.lost),
-        "duplicated": "0",  # or `results` would have raised
-        "differing from the job left alone": str(outcome.differing),
+        "lost": outcome.lost,
+        "duplicated": 0,  # or `results` would have raised
+        "differing from the job left alone": outcome.differing,
         "seconds, with kills": f"{outcome.seconds:.1f}",
         "seconds, left alone": f"{outcome.quiet_seconds:.1f}",
     }
-    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
-    return "\n".join(lines) + "\n"
+    return table(rows)
 
 
 def main(argv: list[str]) -> int:
     """Do it, write a record, print its table."""
     config = load(ChaosConfig, argv, prog="python -m tests.chaos.run")
-    lines = [completion_line(number) for number in range(config.lines)]
-    within_s = 60.0 + config.lines * 0.1 + config.kills * 10 * config.pause_s
     with tempfile.TemporaryDirectory(prefix="srm-chaos-") as folder:
         model = Path(folder) / "model"
         write_text_model(model)
-        outcome = harass(
-            model, Path(folder), lines, config.kills, config.pause_s, config.seed, within_s
-        )
-    assert outcome.batch is not None
+        outcome = harass(model, Path(folder), config)
     record = new_record("make chaos") | {
         "settings": settings_of(config),
         "kills": dict(outcome.kills),
