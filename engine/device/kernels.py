@@ -134,7 +134,7 @@ def edit(
 ) -> None:
     """Change the logits of some decode rows in place, before `sample` and `score` read them.
 
-    What each span and penalty does, and in which order, is in `mojo_kernels/srm/logits/edits.mojo`. A
+    What each span and penalty does, in which order, is in `mojo_kernels/srm/logits/edits.mojo`. A
     row's result depends on that row alone. Comes before `sample` because both take `last_token`.
 
     Args:
