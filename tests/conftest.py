@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ settings.register_profile("suite", deadline=None, derandomize=True)
 settings.register_profile("fuzz", deadline=None, derandomize=False, print_blob=True)
 settings.register_profile("mutants", settings.get_profile("suite"), phases=[Phase.generate])
 settings.load_profile("suite")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: heard by children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 turn_off_telemetry()  # of the sessions that tests make without a ModelRunner
 
 MakeEngine = Callable[..., Engine]
