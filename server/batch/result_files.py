@@ -132,7 +132,8 @@ class ResultFiles:
             await self._has_work.wait()
             if self._fsync_s:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), self._fsync_s)
+                    async with asyncio.timeout(self._fsync_s):
+                        await self._hurry.wait()
             self._hurry.clear()
             self._has_work.clear()
             taken, self._fresh = self._fresh, ResultCounts()
