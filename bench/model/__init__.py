@@ -1,1 +1,1 @@
-"""What needs torch or matplotlib, as programs of their own: rates of torch, and plots."""
+"""Programs that need torch or matplotlib: they measure rates of torch and draw plots."""

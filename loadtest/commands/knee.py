@@ -37,8 +37,8 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm loadtest sweep`, beside those of a scenario."""
 
     sweep: Literal["concurrency", "rate"] = "concurrency"
-    """What grows from step to step, in place of the scenario's own: the number of concurrent
-    requests, or the rate of arrivals, which are constant where the scenario's are, else poisson."""
+    """Raise the number of concurrent requests from step to step, or the rate of arrivals; this
+    replaces the scenario's own. Arrivals are constant where the scenario's are, else poisson."""
     loads: tuple[float, ...] = ()
     """These and no others. Empty: doubled until the server is full, then what lies between."""
     first_load: float = 1.0

@@ -1,4 +1,4 @@
-"""What clients ask before they send work: health, readiness, version, size.
+"""Routes that clients ask before they send work: health, readiness, version, world size.
 
 GET /health: this process is alive. GET /ready: the engine makes progress and takes requests.
 

@@ -27,7 +27,7 @@ def is_as_wide_as(page: Page, width: int) -> bool:
 
 
 def brightness(page: Page, selector: str, kind: str) -> list[int]:
-    """Of a colour of each element that has it: 0 for black, 765 for white."""
+    """Return how bright this colour of each element that has one is: 0 for black, 765 for white."""
     colours = page.locator(selector).evaluate_all(
         f"all => all.map(one => getComputedStyle(one).{kind})"
     )

@@ -103,7 +103,7 @@ def results(data_dir: Path, record: BatchRecord) -> dict[str, list[bytes]]:
 
 
 def _paths(store: Store, record: BatchRecord) -> list[Path | None]:
-    """Of its output file and its error file, as far as it has them."""
+    """Return the paths of its output file and its error file; None for one that it lacks."""
     ids = (record.output_file_id, record.error_file_id)
     return [store.path_of(id) if id is not None else None for id in ids]
 

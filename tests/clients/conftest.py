@@ -75,7 +75,7 @@ def printed(run: Run) -> Printed:
 
 
 def run_client(folder: Path, program: str, *arguments: str, **variables: str) -> str:
-    """What a program of .venv-clients prints, run in a folder. It must succeed.
+    """Run a program of .venv-clients in a folder, which must succeed; return what it prints.
 
     `bash` is the system's, and finds those programs.
     """

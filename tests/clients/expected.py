@@ -1,4 +1,4 @@
-"""What the torch model, in float64, says of the demo model's texts."""
+"""Scores and greedy texts of the demo model, computed by the torch model in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.checkpoint import load_model
 from training.model import SRM
 
 TOLERANCE = 1e-4
-"""Of a log-probability or a sum of them, absolute."""
+"""Largest absolute difference of a log-probability, or of a sum of them."""
 
 
 @cache
