@@ -164,7 +164,12 @@ def test_what_fails_has_an_error_with_its_status_or_no_response() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"\0" * 50, b'{"id":"batch_req_ab_7","custom_id":"a","resp', b'{"id":"x"}']
+    "damage",
+    [
+        *(b"", b"\0" * 50, b'{"id":"batch_req_ab_7","custom_id":"a","resp', b'{"id":"x"}'),
+        b'{"id":"batch_req_ab_7","response":null,"error":{"code":"x","message":"y"}}',
+        b'{"id":"batch_req_ab_7","custom_id":"a","response":{"body":{}},"error":null}',
+    ],
 )
 def test_a_damaged_record_is_none(damage: bytes) -> None:
     assert kept(damage) is None
