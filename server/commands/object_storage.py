@@ -60,8 +60,8 @@ class StoredObject:
 
     def __init__(self, field: str, url: str, scheme: str, bucket: str, key: str) -> None:
         """`field` is the setting that names it. Raises OSError without credentials."""
-        for library in ("aiobotocore", "botocore"):  # which say at INFO where credentials were
-            logging.getLogger(library).setLevel(logging.WARNING)
+        for library in ("aiobotocore", "botocore", "gcsfs"):  # all they say is raised, or details
+            logging.getLogger(library).setLevel(logging.CRITICAL)
         self.field = field
         self._url = url
         self._bucket = bucket
