@@ -73,7 +73,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     again = shlex.join(["srm", "batch", *argv, *([] if config.resume else ["--resume"])])
     try:
         if config.resume and _is_finished(files.output):
-            code = _look_through(config, files.output, job, lines)
+            code = _look_through(config, files, job, lines)
         else:
             command = _Command(config, files, engine, text, source, lines, job, again)
             code = asyncio.run(command.run(engine_module))
@@ -334,12 +334,18 @@ def _is_finished(output: Path) -> bool:
 
 
 def _look_through(
-    config: BatchConfig, output: Path, job: str, lines: Iterator[list[RawLine]]
+    config: BatchConfig, files: _Files, job: str, lines: Iterator[list[RawLine]]
 ) -> int:
     """Check a finished Parquet file and return the exit code. Raises ConfigError if it is not this
-    job's, or has not all of its lines."""
-    done, failed, count = LineSet(), 0, 0
-    start = record_id(job, 0)[:-1]
+    job's, or has not all of its lines but for those that are among the errors."""
+    output, done, failed = files.output, LineSet(), 0
+    if files.errors is not None:
+        with contextlib.closing(
+            BatchResults(config, job, open_part(files.errors), None, 0)
+        ) as errors:
+            errors.recover()
+            done, failed = errors.done, errors.counts.failed
+    count, start = failed, record_id(job, 0)[:-1]
     for name, is_failed in batch_parquet.read_ids(output):
         if not name.startswith(start):
             raise ConfigError(f"output = {output} is of another {PARTS}")

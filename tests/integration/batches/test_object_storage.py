@@ -271,6 +271,7 @@ def test_what_is_not_there_or_not_permitted_is_said_before_the_engine_starts(
             assert SECRET not in str(said.value)
 
 
+@pytest.mark.filterwarnings("default")  # of gcsfs, during an upload in parts
 def test_objects_of_google_are_read_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
