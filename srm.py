@@ -87,7 +87,7 @@ SETTINGS = """
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input
   prompt token_ids json top_k min_p stop stop_token_ids ignore_eos extra_body
-  errors resume shard
+  errors work_dir resume shard
   api_key_env api stream arrivals concurrency rate rate_end trace trace_scale duration_s
   warmup_s cooldown_s grace_s timeout_s retries output_tokens tokenizer prefixes prefix_tokens
   prefix_share workers objectives fail_if metrics_url

@@ -38,7 +38,9 @@ from server.commands.batch_output import StreamPart, open_part
 from server.commands.batch_parquet import is_parquet
 from server.commands.batch_results import PARTS, BatchResults, job_name
 from server.commands.batch_run import BatchRun
+from server.commands.object_storage import Source, StoredObject, located
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
+from server.model_identity import digest
 from server.supervise.embedded_engine import command_settings, with_engine
 from server.text.text import Text
 
@@ -46,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _FSYNC_S = 1.0
 """Seconds results may wait to be written together."""
+_FINISHED = {0, 1}
+"""Exit codes of a run that has a result of every line."""
 _SLOTS_A_ROW = 1.5
 """Slots per row of a step: enough that steps are full though prompts have to be read first, and so
 few that hardly any sequences take turns: what began first ends first. With 1.0, steps are 82 to 94
@@ -58,20 +62,38 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     config, engine = command_settings(
         BatchConfig, argv, "batch", "input", public=public, short=short
     )
-    _check_files(config)
+    files = _locate(config)
+    _check_files(files, config.resume)
     text = Text(engine.model)
-    engine = _frugal(config, engine, text)
-    source = open_input(config.input, config.max_body_bytes)
+    engine = _frugal(config, files.output, engine, text)
+    source = open_input(files.input, config.max_body_bytes)
     first, lines = peek(source.lines)
     job = job_name(config, engine, first)
-    if config.resume and _is_finished(config.output):
-        return _look_through(config, job, lines)
+    _prepare_uploads(files, config.resume)
     again = shlex.join(["srm", "batch", *argv, *([] if config.resume else ["--resume"])])
     try:
-        command = _Command(config, engine, text, source, lines, job, again)
-        return asyncio.run(command.run(engine_module))
-    except KeyboardInterrupt:  # the second one
+        if config.resume and _is_finished(files.output):
+            code = _look_through(config, files, job, lines)
+        else:
+            command = _Command(config, files, engine, text, source, lines, job, again)
+            code = asyncio.run(command.run(engine_module))
+        if code in _FINISHED:
+            _upload(files)
+        return code
+    except KeyboardInterrupt:  # the second one, or during an upload
         return INTERRUPTED
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What is read and written. Results that are to be objects are in local files until all of them
+    are there."""
+
+    input: Source
+    output: Path
+    errors: Path | None
+    objects: dict[Path, StoredObject]
+    """What becomes of local files."""
 
 
 @dataclass
@@ -79,6 +101,7 @@ class _Command:
     """One run of the command, from the engine's start to the last result."""
 
     config: BatchConfig
+    files: _Files
     engine: EngineConfig
     text: Text
     source: Input
@@ -129,17 +152,17 @@ class _Command:
                 self._say_how_to_go_on(results, run.total)
 
     def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
-        output, of = self.config.output, "" if total is None else f" of {total:,}"
+        output, of = self.files.output, "" if total is None else f" of {total:,}"
         said = f"{results.num_ended:,}{of} lines are written"
         if not _is_stream(output):
             said += f" to {output}; to go on with the others:\n  {self.again}"
         log.info("%s", said)
 
     def _open(self, on_broken: Callable[[], object]) -> BatchResults:
-        config = self.config
-        errors = _part(Path(config.errors), on_broken) if config.errors else None
-        output = _part(_journal(config.output), on_broken)
-        results = BatchResults(config, self.job, output, errors, _FSYNC_S)
+        files = self.files
+        errors = _part(files.errors, on_broken) if files.errors else None
+        output = _part(_journal(files.output), on_broken)
+        results = BatchResults(self.config, self.job, output, errors, _FSYNC_S)
         try:
             results.recover()
         except SRMError:
@@ -153,7 +176,7 @@ class _Command:
             run.total = self.config.count(total)
 
     def _finish(self, results: BatchResults) -> int:
-        counts, output = results.counts, self.config.output
+        counts, output = results.counts, self.files.output
         _forget_snapshots(self.engine)
         if (journal := _journal(output)) != output:
             try:
@@ -180,10 +203,9 @@ class _Command:
         results.close()
 
 
-def _frugal(config: BatchConfig, engine: EngineConfig, text: Text) -> EngineConfig:
+def _frugal(config: BatchConfig, output: Path, engine: EngineConfig, text: Text) -> EngineConfig:
     """Limit slots to those that raise throughput, and put snapshots beside the output."""
     rows, _ = engine.step_limits(text.model)
-    output = config.output
     return msgspec.structs.replace(
         engine,
         max_slots=math.ceil(_SLOTS_A_ROW * rows),
@@ -202,27 +224,85 @@ def _forget_snapshots(engine: EngineConfig) -> None:
             folder.rmdir()
 
 
-def _check_files(config: BatchConfig) -> None:
+def _locate(config: BatchConfig) -> _Files:
+    """Find out what settings name, and where results are collected. Raises ConfigError."""
+    source, output, errors = (
+        located(name, getattr(config, name)) for name in ("input", "output", "errors")
+    )
+    folder = Path(config.work_dir or "srm-batch")
+    objects: dict[Path, StoredObject] = {}
+
+    def local(place: Source) -> Path:
+        if isinstance(place, Path):
+            return place
+        if str(place) == str(source):
+            raise ConfigError(f"{place.field} = {place} is the input, and would be lost")
+        path = folder / f"{digest([str(place).encode()])}-{place.name}"
+        objects[path] = place
+        return path
+
+    files = _Files(source, local(output), local(errors) if config.errors else None, objects)
+    if config.work_dir and not objects:
+        raise ConfigError(
+            f"work_dir needs output or errors that begin with s3:// or gs://, got {config.work_dir}"
+        )
+    return files
+
+
+def _prepare_uploads(files: _Files, resume: bool) -> None:
+    """Get what earlier runs have uploaded, if it is to be gone on with. Raises ConfigError."""
+    for path, target in files.objects.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"work_dir = {path.parent}: {error.strerror}") from None
+        try:
+            is_there = target.exists()
+            if is_there and not resume:
+                raise ConfigError(
+                    f"{target.field} = {target} is there already: --resume goes on with it, or "
+                    "name another"
+                )
+            if is_there and not path.exists() and not _journal(path).exists():
+                target.download(path)
+        except OSError as error:
+            raise ConfigError(f"{target.field} = {target}: {error}") from None
+
+
+def _upload(files: _Files) -> None:
+    """Make objects of the local files and delete these. Raises SRMError."""
+    for path, target in files.objects.items():
+        log.info("uploading %s to %s", path, target)
+        try:
+            target.upload(path)
+        except OSError as error:
+            raise SRMError(
+                f"{target.field} = {target}: {error}; all results are in {path}, and --resume "
+                "tries again"
+            ) from None
+    for path in files.objects:
+        path.unlink()
+
+
+def _check_files(files: _Files, resume: bool) -> None:
     """Raise ConfigError for files that do not go together."""
-    output, errors = config.output, Path(config.errors) if config.errors else None
-    if is_parquet(config.input) or is_parquet(output):
+    output, errors = files.output, files.errors
+    if is_parquet(files.input) or is_parquet(output):
         batch_parquet.check_installed()
     if errors is not None and (errors == STANDARD or is_parquet(errors)):
         raise ConfigError(f"errors must be a file of lines, .gz or .zst at most; got {errors}")
-    if config.resume and _is_stream(output):
+    if resume and _is_stream(output):
         raise ConfigError(f"resume needs an output that is a file, got output = {output}")
-    files = {"input": config.input, "output": output}
-    if errors is not None:
-        files["errors"] = errors
+    paths = {"input": files.input, "output": output, "errors": errors}
     seen: dict[Path, str] = {}
-    for name, path in files.items():
-        if path == STANDARD or _is_stream(path):
+    for name, path in paths.items():
+        if not isinstance(path, Path) or path == STANDARD or _is_stream(path):
             continue
         other = seen.setdefault(path.resolve(), name)
         if other != name:
             raise ConfigError(f"{name} = {path} is the {other}, and would be lost")
         for file in {path, _journal(path)} if name != "input" else ():
-            if file.exists() and file.stat().st_size and not config.resume:
+            if file.exists() and file.stat().st_size and not resume:
                 raise ConfigError(
                     f"{name} = {file} is there already: --resume goes on with it, or name another"
                 )
@@ -253,21 +333,29 @@ def _is_finished(output: Path) -> bool:
     return _journal(output) != output and output.exists() and not _journal(output).exists()
 
 
-def _look_through(config: BatchConfig, job: str, lines: Iterator[list[RawLine]]) -> int:
+def _look_through(
+    config: BatchConfig, files: _Files, job: str, lines: Iterator[list[RawLine]]
+) -> int:
     """Check a finished Parquet file and return the exit code. Raises ConfigError if it is not this
-    job's, or has not all of its lines."""
-    done, failed, count = LineSet(), 0, 0
-    start = record_id(job, 0)[:-1]
-    for name, is_failed in batch_parquet.read_ids(config.output):
+    job's, or has not all of its lines but for those that are among the errors."""
+    output, done, failed = files.output, LineSet(), 0
+    if files.errors is not None:
+        with contextlib.closing(
+            BatchResults(config, job, open_part(files.errors), None, 0)
+        ) as errors:
+            errors.recover()
+            done, failed = errors.done, errors.counts.failed
+    count, start = failed, record_id(job, 0)[:-1]
+    for name, is_failed in batch_parquet.read_ids(output):
         if not name.startswith(start):
-            raise ConfigError(f"output = {config.output} is of another {PARTS}")
+            raise ConfigError(f"output = {output} is of another {PARTS}")
         number = int(name.removeprefix(start))
-        config.check_shard(config.output, number)
+        config.check_shard(output, number)
         done.add(number)
         failed += is_failed
         count += 1
     for number, _ in chain.from_iterable(lines):
         if config.has(number) and number not in done:
-            raise ConfigError(f"output = {config.output} is whole, and has no line {number}")
-    log.info("%s is whole: %s lines, %s failed", config.output, f"{count:,}", f"{failed:,}")
+            raise ConfigError(f"output = {output} is whole, and has no line {number}")
+    log.info("%s is whole: %s lines, %s failed", output, f"{count:,}", f"{failed:,}")
     return 1 if failed else 0

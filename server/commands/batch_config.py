@@ -7,19 +7,20 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError
-from server.commands.batch_input import STANDARD
 
 
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm batch`, besides those of the engine."""
 
-    input: Path = STANDARD
-    """Requests, a line each, named with or without the flag; .jsonl, .gz, .zst or .parquet by its
-    end; - is standard input."""
-    output: Path = STANDARD
-    """File for the results; -o for short; the same formats; - is standard output."""
+    input: str = "-"
+    """Requests, a line each: a path or URL, with or without the flag; .jsonl, .gz, .zst or .parquet
+    by its end; - is standard input."""
+    output: str = "-"
+    """Path or URL for the results; -o for short; the same formats; - is standard output."""
     errors: str = ""
-    """File for the results of lines that failed; empty: they are in the output."""
+    """Path or URL for the results of lines that failed; empty: they are in the output."""
+    work_dir: str = ""
+    """Folder for results until they are uploaded to URLs; empty: srm-batch where it is started."""
     resume: bool = False
     """Go on with the output of a run that ended early; without, one that is there is refused."""
     shard: str = "1/1"

@@ -24,6 +24,7 @@ from engine.errors import UNDECODABLE, ConfigError
 from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
 from server.commands.batch_parquet import count_rows, is_parquet, read_rows
 from server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
+from server.commands.object_storage import Source, StoredObject
 from server.storage.records import LineError
 
 STANDARD = Path("-")
@@ -56,12 +57,12 @@ def peek(lines: Iterator[list[RawLine]]) -> tuple[bytes, Iterator[list[RawLine]]
     return b"", iter(taken)
 
 
-def open_input(path: Path, max_line_bytes: int) -> Input:
+def open_input(path: Source, max_line_bytes: int) -> Input:
     """Open a file by its name; - is standard input. Raises ConfigError."""
     if path == STANDARD and sys.stdin.isatty():
         raise ConfigError("input is missing: srm batch FILE")
     try:
-        if path == STANDARD or not stat.S_ISREG(path.stat().st_mode):
+        if isinstance(path, Path) and (path == STANDARD or not stat.S_ISREG(path.stat().st_mode)):
             # It can be read only once, and may block.
             is_standard, closed = path == STANDARD, threading.Event()
             file = sys.stdin.fileno() if is_standard else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -70,13 +71,15 @@ def open_input(path: Path, max_line_bytes: int) -> Input:
         with path.open("rb"):
             pass
     except OSError as error:
-        raise ConfigError(f"input = {path}: {error.strerror}") from None
+        raise ConfigError(f"input = {path}: {error.strerror or error}") from None
     if is_parquet(path):
         return Input(_readable(path, read_rows(path, max_line_bytes)), lambda: count_rows(path))
-    return Input(_lines(path, _raw_chunks(path), max_line_bytes), lambda: _count(path))
+    is_far = isinstance(path, StoredObject)  # to count its lines it would be downloaded twice
+    count: Callable[[], int | None] = (lambda: None) if is_far else lambda: _count(path)
+    return Input(_lines(path, _raw_chunks(path), max_line_bytes), count)
 
 
-def _lines(path: Path, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[list[RawLine]]:
+def _lines(path: Source, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[list[RawLine]]:
     file = _Stream(_plain(path, raw))
     return _readable(path, read_lines(cast(BinaryIO, file), max_line_bytes))
 
@@ -123,7 +126,7 @@ class _Stream:
         return next(self._chunks, b"")
 
 
-def _readable(path: Path, lines: Iterator[list[RawLine]]) -> Iterator[list[RawLine]]:
+def _readable(path: Source, lines: Iterator[list[RawLine]]) -> Iterator[list[RawLine]]:
     try:
         yield from lines
     except OSError as error:
@@ -141,19 +144,19 @@ def _available(file: int, closed: threading.Event) -> Iterator[bytes]:
             yield chunk
 
 
-def _plain(path: Path, raw: Iterator[bytes]) -> Iterator[bytes]:
+def _plain(path: Source, raw: Iterator[bytes]) -> Iterator[bytes]:
     """Decompress the bytes of a file if its name says that it is compressed."""
     codec = codec_of(path)
     return raw if codec is None else decompressed(raw, codec)
 
 
-def _raw_chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb", buffering=0) as file:
+def _raw_chunks(path: Source) -> Iterator[bytes]:
+    with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             yield chunk
 
 
-def _count(path: Path) -> int | None:
+def _count(path: Source) -> int | None:
     """Count ends of lines, and one more if the last line has none; None if the file is
     unreadable."""
     count, last = 0, b"\n"

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from engine.errors import ConfigError
 from server.batch.lines import RawLine
+from server.commands.object_storage import Source, StoredObject
 
 _ROWS_READ = 1_000
 _ROWS_WRITTEN = 5_000
@@ -55,19 +57,19 @@ class _Result(msgspec.Struct):
     error: msgspec.Raw
 
 
-def is_parquet(path: Path) -> bool:
+def is_parquet(path: Source) -> bool:
     """Whether a file is one of rows, by the end of its name."""
     return path.suffix.lower() == ".parquet"
 
 
-def read_rows(path: Path, max_line_bytes: int) -> Iterator[list[RawLine]]:
+def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
     """Yield rows as JSON lines, numbered from 1. Nulls are left out, also inside a row.
 
     Raises ConfigError for what is no Parquet file.
     """
     arrow, parquet = _arrow()
     try:
-        with parquet.ParquetFile(path) as file:
+        with _opened(path) as opened, parquet.ParquetFile(opened) as file:
             number = 0
             for batch in file.iter_batches(batch_size=_ROWS_READ):
                 lines: list[RawLine] = []
@@ -80,11 +82,12 @@ def read_rows(path: Path, max_line_bytes: int) -> Iterator[list[RawLine]]:
         raise ConfigError(f"input = {path}: {error}") from None
 
 
-def count_rows(path: Path) -> int | None:
+def count_rows(path: Source) -> int | None:
     """Return the number of rows that the file states; None if it cannot be read."""
     arrow, parquet = _arrow()
     try:
-        return int(parquet.read_metadata(path).num_rows)
+        with _opened(path) as opened:
+            return int(parquet.read_metadata(opened).num_rows)
     except (arrow.ArrowException, OSError):  # whoever reads the rows says so
         return None
 
@@ -130,6 +133,11 @@ def write_results(records: Iterable[bytes], path: Path) -> None:
 def check_installed() -> None:
     """Raise ConfigError if pyarrow is not installed."""
     _arrow()
+
+
+def _opened(path: Source) -> AbstractContextManager[Path | BinaryIO]:
+    """Open an object; Arrow opens files by itself, and faster."""
+    return path.open() if isinstance(path, StoredObject) else nullcontext(path)
 
 
 def _arrow() -> tuple[Any, Any]:

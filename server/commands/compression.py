@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import zstandard
+
+from server.commands.object_storage import Source
 
 CHUNK = 1024 * 1024
 
@@ -50,7 +51,7 @@ CODECS = {
 """Codecs by the suffix of a file's name."""
 
 
-def codec_of(path: Path) -> Codec | None:
+def codec_of(path: Source) -> Codec | None:
     """Return the codec of a file by its name; None if it is not compressed."""
     return CODECS.get(path.suffix.lower())
 

@@ -155,6 +155,10 @@ def test_parquet_in_and_out(text_model: Path, tmp_path: Path) -> None:
         assert row["prompt_tokens"] == reply["usage"]["prompt_tokens"] > 0
     assert not found
     assert run(text_model, str(source), "-o", str(output), "--resume") == 1
+    apart = (str(source), "-o", str(tmp_path / "apart.parquet"), f"--errors={tmp_path / 'bad'}")
+    for more in ((), ("--resume",)):  # which missed the line that is among the errors
+        assert run(text_model, *apart, *more) == 1
+        assert [*by_number((tmp_path / "bad").read_bytes())] == [4]
     with pytest.raises(ConfigError, match=r"out\.parquet is there already"):
         run(text_model, str(source), "-o", str(output))
     for flag, message in (("--shard=2/2", "is not of shard"), ("--seed=1", "of another input")):
