@@ -51,6 +51,11 @@ class ScaleConfig(Settings, frozen=True, forbid_unknown_fields=True):
     core_price: float = 0.04
     """Dollars of a processor core an hour, beyond the GPUs' hosts."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.gpu_tokens_per_s) != 2:
+            raise ValueError(f"gpu_tokens_per_s must be two numbers, got {self.gpu_tokens_per_s}")
+
 
 class _Load(NamedTuple):
     """One kind of requests."""
@@ -189,14 +194,13 @@ def simulated(load: _Load, gpus: int, speed: float, config: ScaleConfig) -> dict
     away = np.arange(1, total + 1) - np.searchsorted(begins, begins - config.restart_s)
     ages = rng.integers(0, load.output_tokens, (total, 256)).mean(axis=1)
     redone = float((config.running * ages).sum())
-    time_away = total * config.restart_s
     return {
         "gpus": gpus,
         "gpu_tokens_per_s": speed,
         **{name: int(count) for name, count in counts.items()},
         "most_away": int(away.max(initial=0)),
-        "away": time_away / (gpus * seconds),
-        "redone": redone / (speed * (gpus * seconds - time_away)),
+        "away": total * config.restart_s / (gpus * seconds),
+        "redone": redone / (speed * gpus * seconds),
         "state_bytes": config.running * config.state_bytes,
         "recompute_s": config.running * load.output_tokens / 2 / speed,
     }
