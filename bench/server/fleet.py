@@ -8,6 +8,7 @@ network.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from bench.frame import Record, Settings, run, table
-from bench.host.processes import below, processes
+from bench.host.processes import below, busy_s, processes
 from bench.host.serving import Serving, serving
 from bench.host.sleeping import STEP_FILE
 from engine.config import DEMO_MODEL
@@ -28,7 +29,7 @@ from engine.errors import ConfigError
 from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 
 _ROUTE = "/v1/completions"
-_EVERY_S = 0.25
+_EVERY_S = 0.5
 _WARM_UP_S = 60.0
 
 
@@ -56,6 +57,8 @@ class _Counts(NamedTuple):
     """Processor time by kind of process; the owner's own begin with `owner`."""
     network_bytes: int
     """Of the loopback interface, all that was sent."""
+    foreign_s: float
+    """Processor time of everything else on the machine."""
 
 
 def main(argv: list[str]) -> int:
@@ -111,6 +114,7 @@ def _measure(config: FleetBenchConfig, model: Path, rate: float, count: int) -> 
         "seconds": seconds,
         "lines_per_s": lines / seconds,
         "network_bytes_per_line": (last.network_bytes - first.network_bytes) / lines,
+        "foreign_cores": (last.foreign_s - first.foreign_s) / seconds,
         "cpu_s_per_line": {
             kind: (last.cpu_s[kind] - first.cpu_s[kind]) / lines for kind in sorted(last.cpu_s)
         },
@@ -162,6 +166,7 @@ def _bodies(config: FleetBenchConfig, count: int) -> list[dict[str, Any]]:
 
 def _count(servers: list[Serving]) -> _Counts:
     lines, found = _metric(servers[-1].url, "srm_batch_lines_total"), processes()
+    foreign_s = busy_s() - sum(found[pid].cpu_s for pid in below(os.getpid(), found))
     cpu_s: defaultdict[str, float] = defaultdict(float)
     for server in servers:
         who = "owner" if server is servers[-1] else "others"
@@ -169,7 +174,7 @@ def _count(servers: list[Serving]) -> _Counts:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             (kind,) = {b"api", b"jobs"} & set(words) or {b"engine"}
             cpu_s[f"{who} {kind.decode()}"] += found[pid].cpu_s
-    return _Counts(time.monotonic(), lines, cpu_s, _network_bytes())
+    return _Counts(time.monotonic(), lines, cpu_s, _network_bytes(), foreign_s)
 
 
 def _network_bytes() -> int:
@@ -195,7 +200,7 @@ def markdown(record: Record) -> list[str]:
         rows.append(
             f"{case['engine_lines_per_s']:,.0f} | {case['engines']} | {case['lines_per_s']:,.0f} "
             f"| {case['lines_per_s'] / wanted:.0%} | {' | '.join(cells)} "
-            f"| {case['network_bytes_per_line']:,.0f} | {busy:.2f}"
+            f"| {case['network_bytes_per_line']:,.0f} | {busy:.2f} | {case['foreign_cores']:.2f}"
         )
     return [
         f"Lines of {settings['max_tokens']} tokens, {settings['running']} at once in each engine, "
@@ -205,7 +210,7 @@ def markdown(record: Record) -> list[str]:
         "",
         *table(
             "lines/s of an engine | engines | lines/s | of linear "
-            f"| {' | '.join(KINDS)} | bytes a line | cores busy",
+            f"| {' | '.join(KINDS)} | bytes a line | cores busy | – by others",
             rows,
         ),
     ]
