@@ -51,7 +51,7 @@ def assumptions(record: Record) -> list[str]:
         *table(
             "measured | figure | record",
             (
-                f"{name} | {value} | [{kind}](benchmarks/{records[kind]}.md)"
+                f"{name} | {value} | `{records[kind]}`"
                 for name, value, kind in measured
             ),
         ),
@@ -119,9 +119,9 @@ def _row(found: tuple[int, list[dict[str, Any]]]) -> str:
     gpus, (low, high) = found
     cells = [f"{gpus:,}"]
     for name, form in (
-        ("tokens_per_s", "{:.3g} M"),
+        ("tokens_per_s", "{:,.0f} M"),
         ("requests_per_s", "{:,.0f}"),
-        ("network_bytes_per_s", "{:,.3g} MB/s"),
+        ("network_bytes_per_s", "{:,.0f} MB/s"),
         ("api_cores", "{:,.0f}"),
         ("router_cores", "{:,.0f}"),
         ("owners", "{:,.0f}"),
