@@ -50,10 +50,7 @@ def assumptions(record: Record) -> list[str]:
     return [
         *table(
             "measured | figure | record",
-            (
-                f"{name} | {value} | `{records[kind]}`"
-                for name, value, kind in measured
-            ),
+            (f"{name} | {value} | `{records[kind]}`" for name, value, kind in measured),
         ),
         "",
         *table("assumed, not measured | figure", (f"{name} | {value}" for name, value in assumed)),
