@@ -22,7 +22,10 @@ from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT
 from engine.settings import load
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", DEMO_MODEL / "README.md")
+PAGES = (
+    *(ROOT / "README.md", DEMO_MODEL / "README.md"),
+    *(ROOT / "docs" / "performance.md", ROOT / "docs" / "ray.md"),
+)
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)
 
