@@ -27,9 +27,12 @@ from bench.records.figures import ray_data
 from engine.config import DEMO_MODEL
 from engine.records import ROOT, new_record, settings_of, write_record
 from engine.settings import load
+from tests.serving import free_port
 
-NODE = {"num_cpus": 1, "object_store_memory": 128 * 1024**2}
-"""Of each node. A row for each shard is all that goes through the object store."""
+AGENT_PORTS = (
+    *("metrics_agent_port", "metrics_export_port"),
+    *("runtime_env_agent_port", "dashboard_agent_listen_port"),
+)
 NAMES = ("Ava", "Ben", "Cleo", "Dan", "Eva", "Finn")
 
 
@@ -39,9 +42,9 @@ def main(argv: list[str]) -> int:
     record = new_record(" ".join(["python -m bench.ray data", *argv]))
     record["settings"] = settings_of(config)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={**node(), "include_dashboard": False})
     try:
-        nodes = [cluster.add_node(**NODE) for _ in range(config.nodes - 1)]
+        nodes = [cluster.add_node(**node()) for _ in range(config.nodes - 1)]
         cluster.wait_for_nodes()
         os.environ["RAY_ADDRESS"] = cluster.address
         with tempfile.TemporaryDirectory(prefix="srm-ray-") as name:
@@ -50,6 +53,14 @@ def main(argv: list[str]) -> int:
         cluster.shutdown()
     write_record(record, "ray-data", "\n".join(ray_data(record)) + "\n", config.output)
     return 1 if record["lost"] + record["twice"] + record["differing"] else 0
+
+
+def node() -> dict[str, Any]:
+    """Return the settings of a node. A row for each shard is all that its object store holds."""
+    # With ports of our choice, Ray does not wait 15 s at most for its agents to say theirs.
+    ports = {name: free_port() for name in AGENT_PORTS}
+    size = {"num_cpus": 1, "object_store_memory": 128 * 1024**2}
+    return size | ports
 
 
 def request(number: int) -> dict[str, Any]:
