@@ -129,6 +129,7 @@ def _answered(
             min_size=config.actors,
             max_size=config.max_actors or config.actors,
             max_tasks_in_flight_per_actor=width,
+            enable_true_multi_threading=True,
         ),
         max_concurrency=width,
         num_cpus=config.cpus_per_actor,
