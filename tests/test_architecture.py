@@ -53,12 +53,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training": ("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
     "deploy": ("server", "server.supervise", "engine"),
+    "deploy.ray": (
+        *("engine", "engine.client", "server", "server.text", "server.storage", "server.routes"),
+        *("server.batch", "server.supervise", "server.commands"),
+    ),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
 `__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""
 MAY_IMPORT_LIBRARY = {
     "max": ("engine.device", "bench.engine", "bench.peaks"),
     "torch": ("training", "bench.model"),
+    "ray": ("deploy.ray", "bench.ray"),
     "tokenizers": ("server", "loadtest", "training", "bench", "engine.python"),
 }
 LARGEST_FOLDER = 15

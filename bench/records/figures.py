@@ -228,6 +228,37 @@ def _peers(record: Record) -> list[str]:
     )
 
 
+def ray_data(record: Record) -> list[str]:
+    """Render a batch on a cluster beside `srm batch`."""
+    lines, tokens = record["settings"]["lines"], record["tokens"]
+    times = [one["seconds"] - one["start_s"] for one in record["cases"]]
+    rows = (
+        f"{one['name']} | {one['start_s']:.1f} s | {took:.1f} s | {lines / took:,.0f} "
+        f"| {tokens / took:,.0f} | {times[0] / took:.0%}"
+        for one, took in zip(record["cases"], times, strict=True)
+    )
+    return [
+        f"{lines:,} lines, {tokens:,} tokens. The start is the whole command for a single line, "
+        "and is not part of the time. All nodes share this machine's cores.",
+        "",
+        *table("by | start | time | lines/s | tok/s | of `srm batch`", rows),
+        "",
+        f"{record['lost']} lines lost, {record['twice']} twice, {record['differing']} other than "
+        "those of `srm batch`.",
+    ]
+
+
+def ray_serve(record: Record) -> list[str]:
+    """Render what clients saw of two replicas of which one was killed."""
+    slowest = ", ".join(f"of {kind} {took:.2f} s" for kind, took in record["slowest_s"].items())
+    return [
+        *table("how it ended | requests", (f"{k} | {n:,}" for k, n in record["cases"].items())),
+        "",
+        f"Another replica's process was there {record['new_process_s']:.1f} s after the kill. The "
+        f"slowest: {slowest}.",
+    ]
+
+
 def _ours(record: Record) -> list[tuple[Record, Record]]:
     return [(model, run) for model, run in runs_of(record) if run["by"] == "srm"]
 
@@ -249,5 +280,7 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "scale-costs": ("scale", scale_table.assumptions),
     "scale-plan": ("scale", scale_table.plan),
     "scale-losses": ("scale", scale_table.losses),
+    "ray-data": ("ray-data", ray_data),
+    "ray-serve": ("ray-serve", ray_serve),
 }
 """By the name used in a page: the kind of record, and the function that returns the lines."""

@@ -23,10 +23,8 @@ from engine.records import RECORDS, ROOT
 from engine.settings import load
 
 PAGES = (
-    ROOT / "README.md",
-    ROOT / "docs" / "performance.md",
-    ROOT / "docs" / "scale.md",
-    DEMO_MODEL / "README.md",
+    *(ROOT / "README.md", DEMO_MODEL / "README.md"),
+    *(ROOT / "docs" / f"{page}.md" for page in ("performance", "scale", "ray")),
 )
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import shlex
 import signal
@@ -37,7 +36,7 @@ from server.commands.batch_input import STANDARD, Input, open_input, peek
 from server.commands.batch_output import StreamPart, open_part
 from server.commands.batch_parquet import is_parquet
 from server.commands.batch_results import PARTS, BatchResults, job_name
-from server.commands.batch_run import BatchRun
+from server.commands.batch_run import BatchRun, most_slots
 from server.commands.object_storage import Source, StoredObject, located
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from server.model_identity import digest
@@ -50,10 +49,6 @@ _FSYNC_S = 1.0
 """Seconds results may wait to be written together."""
 _FINISHED = {0, 1}
 """Exit codes of a run that has a result of every line."""
-_SLOTS_A_ROW = 1.5
-"""Slots per row of a step: enough that steps are full though prompts have to be read first, and so
-few that hardly any sequences take turns: what began first ends first. With 1.0, steps are 82 to 94
-% full."""
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
@@ -205,10 +200,9 @@ class _Command:
 
 def _frugal(config: BatchConfig, output: Path, engine: EngineConfig, text: Text) -> EngineConfig:
     """Limit slots to those that raise throughput, and put snapshots beside the output."""
-    rows, _ = engine.step_limits(text.model)
     return msgspec.structs.replace(
         engine,
-        max_slots=math.ceil(_SLOTS_A_ROW * rows),
+        max_slots=most_slots(engine, text),
         snapshot_dir="" if _is_stream(output) else str(output.absolute()) + ".snapshot",
         snapshot_interval_s=config.snapshot_interval_s,
     )

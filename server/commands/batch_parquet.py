@@ -75,7 +75,7 @@ def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
                 lines: list[RawLine] = []
                 for row in batch.to_pylist(maps_as_pydicts="strict"):
                     number += 1
-                    line = _line(row)
+                    line = encode_row(row)
                     lines.append((number, line if len(line) <= max_line_bytes else None))
                 yield lines
     except arrow.ArrowException as error:
@@ -149,7 +149,7 @@ def _arrow() -> tuple[Any, Any]:
         ) from None
 
 
-def _line(row: dict[str, Any]) -> bytes:
+def encode_row(row: dict[str, Any]) -> bytes:
     """Encode a row; its column `body` may be a struct, or JSON in a string."""
     given = _without_nulls(row)
     body = given.get("body")

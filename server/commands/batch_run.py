@@ -6,9 +6,12 @@ Knows no files: lines come in and results go out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
@@ -26,6 +29,10 @@ from server.text.text import Text
 
 _AHEAD = 8
 """Most sequences that wait, per row of a step."""
+_SLOTS_A_ROW = 1.5
+"""Slots per row of a step: enough that steps are full though prompts have to be read first, and so
+few that hardly any sequences take turns: what began first ends first. With 1.0, steps are 82 to 94
+% full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,52 @@ class _Numbered(RequestOwner):
 
     def seed(self, id: str, prompt: int) -> int | None:
         return RequestOwner.seed(self, f"{self.base}-{id.rpartition('-')[2]}", prompt)
+
+
+class LineService(NamedTuple):
+    """What the lines of a job need of one engine."""
+
+    answer: Callable[[BatchLine], Awaitable[LineResult]]
+    """Raises SRMError if the line cannot be answered, however often it is sent."""
+    room: ConcurrencyLimiter
+
+
+@contextmanager
+def line_service(
+    client: EngineClient, config: BatchConfig, engine: EngineConfig, text: Text, job: str
+) -> Iterator[LineService]:
+    """Yield what answers lines of `job` by one engine, for the block."""
+    sender = _Numbered(durable=True, created_unix=0, base=config.seed)
+    with answering(client, text, engine.model, config.served_model_name, config.chat_template) as (
+        completions,
+        chat,
+    ):
+        answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
+        sending = EngineRetry(client)
+        yield LineService(
+            lambda line: sending.until_answered(partial(answer_line, line, answerers, sender, job)),
+            ConcurrencyLimiter(*_room(client, engine, text)),
+        )
+
+
+def most_slots(engine: EngineConfig, text: Text) -> int:
+    """Return the most slots that raise throughput."""
+    rows, _ = engine.step_limits(text.model)
+    return math.ceil(_SLOTS_A_ROW * rows)
+
+
+def most_lines(engine: EngineConfig, text: Text) -> int:
+    """Return the most lines that are in flight at once."""
+    rows, _ = engine.step_limits(text.model)
+    return 2 * rows
+
+
+def _room(client: EngineClient, engine: EngineConfig, text: Text) -> tuple[int, int]:
+    """Return how many sequences and lines may be in flight: enough that no step is short of
+    any, though a line's sequences count until the last of them has ended."""
+    rows, _ = engine.step_limits(text.model)
+    slots = client.status.num_slots if client.status else rows
+    return slots + min(_AHEAD * rows, engine.max_waiting), most_lines(engine, text)
 
 
 @dataclass
@@ -55,25 +108,15 @@ class BatchRun:
 
     async def answer(self, client: EngineClient) -> None:
         """Answer lines until every line has its result."""
-        room = ConcurrencyLimiter(*self._room(client))
         self._before = self.results.counts.usage.completion_tokens
-        sender = _Numbered(durable=True, created_unix=0, base=self.config.seed)
-        config, sending = self.config, EngineRetry(client)
-        with answering(
-            client, self.text, self.engine.model, config.served_model_name, config.chat_template
-        ) as (completions, chat):
-            answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
-
-            def send(line: BatchLine) -> Awaitable[LineResult]:
-                return answer_line(line, answerers, sender, self.job)
-
+        with line_service(client, self.config, self.engine, self.text, self.job) as service:
             runner = LineRunner(
                 job=self.job,
                 source=self._mine(),
                 parse=parse,
-                answer=lambda line: sending.until_answered(partial(send, line)),
+                answer=service.answer,
                 results=self.results,
-                share=room.share(),
+                share=service.room.share(),
             )
             progress = asyncio.create_task(
                 show_progress(partial(self._level, client), lambda: self.total)
@@ -83,13 +126,6 @@ class BatchRun:
             finally:
                 progress.cancel()
                 await asyncio.gather(progress, return_exceptions=True)
-
-    def _room(self, client: EngineClient) -> tuple[int, int]:
-        """Return how many sequences and lines may be in flight: enough that no step is short of
-        any, though a line's sequences count until the last of them has ended."""
-        rows, _ = self.engine.step_limits(self.text.model)
-        slots = client.status.num_slots if client.status else rows
-        return slots + min(_AHEAD * rows, self.engine.max_waiting), 2 * rows
 
     def _mine(self) -> Iterator[list[RawLine]]:
         """Yield the lines of the shard. Raises ConfigError if they do not match earlier results."""

@@ -1,0 +1,16 @@
+"""`python -m deploy.ray INPUT -o FOLDER`: `srm batch` over a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+
+from deploy.ray.batch import main
+from engine.errors import SRMError
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except SRMError as error:
+        print(f"deploy.ray: {error.message}", file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code)
