@@ -22,7 +22,12 @@ from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT
 from engine.settings import load
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md", DEMO_MODEL / "README.md")
+_DOCS = ROOT / "docs"
+PAGES = (
+    ROOT / "README.md",
+    *(_DOCS / "performance.md", _DOCS / "kubernetes.md"),
+    DEMO_MODEL / "README.md",
+)
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)
 

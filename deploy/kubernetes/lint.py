@@ -29,7 +29,7 @@ _KEYS = "SRM_API_KEYS"
 """The only variable of srm that is no setting."""
 
 
-class StrictLoader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # of a package without types
     """Refuses a key that is given twice, of which YAML's own loader takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -39,12 +39,13 @@ class StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", node.start_mark
                 )
-        return super().construct_mapping(node, deep)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def objects_of(text: str) -> list[Object]:
     """Return the objects of a YAML text. Raises yaml.YAMLError, for a key given twice too."""
-    return [one for one in yaml.load_all(text, StrictLoader) if one]  # noqa: S506  # a SafeLoader
+    return [one for one in yaml.load_all(text, StrictLoader) if one]
 
 
 def lint(objects: Sequence[Object], metrics: Set[str]) -> list[str]:
@@ -53,7 +54,8 @@ def lint(objects: Sequence[Object], metrics: Set[str]) -> list[str]:
     return found + list(_scaling(objects, metrics))
 
 
-def _title(one: Object) -> str:
+def title_of(one: Object) -> str:
+    """Return kind and name."""
     return f"{one['kind']}/{one['metadata']['name']}"
 
 
@@ -74,7 +76,7 @@ def _containers(objects: Sequence[Object]) -> Iterator[tuple[str, Object, Object
     """Yield a title, the workload and the container, of each container."""
     for workload in _workloads(objects):
         for one in _pod(workload)["spec"]["containers"]:
-            yield f"{_title(workload)}, container {one['name']}", workload, one
+            yield f"{title_of(workload)}, container {one['name']}", workload, one
 
 
 def _selected(objects: Sequence[Object], labels: Object) -> list[Object]:
@@ -94,13 +96,16 @@ def _ports(workload: Object) -> dict[str | int, int]:
     found: dict[str | int, int] = {}
     for one in _pod(workload)["spec"]["containers"]:
         for port in one.get("ports", []):
-            found |= {port["name"]: port["containerPort"], port["containerPort"]: port["containerPort"]}
+            found |= {
+                port["name"]: port["containerPort"],
+                port["containerPort"]: port["containerPort"],
+            }
     return found
 
 
 def _names(objects: Sequence[Object]) -> Iterator[str]:
     spaces = {one["metadata"]["name"] for one in _of(objects, "Namespace")}
-    titles = [_title(one) for one in objects]
+    titles = [title_of(one) for one in objects]
     for one, title in zip(objects, titles, strict=True):
         if not _NAME.fullmatch(one["metadata"]["name"]):
             yield f"{title}: the name must be lower case letters, digits, - and ."
@@ -120,11 +125,13 @@ def _volumes(objects: Sequence[Object]) -> Iterator[str]:
         for one in _pod(workload)["spec"].get("volumes", []):
             claim = one.get("persistentVolumeClaim", {}).get("claimName")
             if claim is not None and claim not in claims:
-                yield f"{_title(workload)}: volume {one['name']} has no claim {claim!r}"
-        mounts = [m for c in _pod(workload)["spec"]["containers"] for m in c.get("volumeMounts", [])]
+                yield f"{title_of(workload)}: volume {one['name']} has no claim {claim!r}"
+        mounts = [
+            m for c in _pod(workload)["spec"]["containers"] for m in c.get("volumeMounts", [])
+        ]
         for name in sorted({one["name"] for one in mounts} ^ volumes):
             lacks = "no mount uses" if name in volumes else "a mount has no"
-            yield f"{_title(workload)}: {lacks} volume {name!r}"
+            yield f"{title_of(workload)}: {lacks} volume {name!r}"
 
 
 def _probes(objects: Sequence[Object]) -> Iterator[str]:
@@ -140,7 +147,9 @@ def _probes(objects: Sequence[Object]) -> Iterator[str]:
 
 def _resources(objects: Sequence[Object]) -> Iterator[str]:
     for title, _, one in _containers(objects):
-        limits, requests = (one.get("resources", {}).get(kind, {}) for kind in ("limits", "requests"))
+        limits, requests = (
+            one.get("resources", {}).get(kind, {}) for kind in ("limits", "requests")
+        )
         for kind, values in (("limits", limits), ("requests", requests)):
             for name, value in values.items():
                 if not _QUANTITY.fullmatch(str(value)):
@@ -149,7 +158,9 @@ def _resources(objects: Sequence[Object]) -> Iterator[str]:
             if name not in requests:
                 yield f"{title}: requests has no {name}"
         for name in {*limits, *requests}:
-            if "/" in name and (name not in limits or requests.get(name, limits[name]) != limits[name]):
+            if "/" in name and (
+                name not in limits or requests.get(name, limits[name]) != limits[name]
+            ):
                 yield f"{title}: {name} must be in limits, and the same in requests if it is there"
 
 
@@ -175,18 +186,18 @@ def _security(objects: Sequence[Object]) -> Iterator[str]:
 def _selectors(objects: Sequence[Object]) -> Iterator[str]:
     for one in _workloads(objects):
         if one not in _selected(objects, one["spec"]["selector"]["matchLabels"]):
-            yield f"{_title(one)}: its selector does not match its own pods"
+            yield f"{title_of(one)}: its selector does not match its own pods"
     for one in _of(objects, "Service"):
         pods = _selected(objects, one["spec"].get("selector", {}))
         if not pods:
-            yield f"{_title(one)}: its selector matches no pods"
+            yield f"{title_of(one)}: its selector matches no pods"
         for port in one["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
             if not all(target in _ports(pod) for pod in pods):
-                yield f"{_title(one)}: targetPort = {target!r} is no port of its pods"
+                yield f"{title_of(one)}: targetPort = {target!r} is no port of its pods"
     for one in _of(objects, "PodDisruptionBudget"):
         if not _selected(objects, one["spec"]["selector"]["matchLabels"]):
-            yield f"{_title(one)}: its selector matches no pods"
+            yield f"{title_of(one)}: its selector matches no pods"
     for one in _of(objects, "ServiceMonitor"):
         labels = one["spec"]["selector"]["matchLabels"].items()
         services = [
@@ -195,11 +206,11 @@ def _selectors(objects: Sequence[Object]) -> Iterator[str]:
             if labels <= service["metadata"].get("labels", {}).items()
         ]
         if len(services) != 1:
-            yield f"{_title(one)}: its selector matches {len(services)} Services and not one"
+            yield f"{title_of(one)}: its selector matches {len(services)} Services and not one"
         for end in one["spec"]["endpoints"]:
             ports = {port["name"] for service in services for port in service["spec"]["ports"]}
             if end["port"] not in ports:
-                yield f"{_title(one)}: port = {end['port']!r} is none of {sorted(ports)}"
+                yield f"{title_of(one)}: port = {end['port']!r} is none of {sorted(ports)}"
 
 
 def _network(objects: Sequence[Object]) -> Iterator[str]:
@@ -212,10 +223,12 @@ def _network(objects: Sequence[Object]) -> Iterator[str]:
         chosen = one["spec"]["podSelector"].get("matchLabels", {})
         pods = _selected(objects, chosen)
         if not pods:
-            yield f"{_title(one)}: podSelector matches no pods"
+            yield f"{title_of(one)}: podSelector matches no pods"
         for way, ends in (("ingress", "from"), ("egress", "to")):
             for rule in one["spec"].get(way, []):
-                names = [port["port"] for port in rule.get("ports", []) if isinstance(port["port"], str)]
+                names = [
+                    port["port"] for port in rule.get("ports", []) if isinstance(port["port"], str)
+                ]
                 others = [
                     pod
                     for end in rule.get(ends, [])
@@ -223,23 +236,25 @@ def _network(objects: Sequence[Object]) -> Iterator[str]:
                     for pod in _selected(objects, end["podSelector"].get("matchLabels", {}))
                 ]
                 for name in names:
-                    if not all(name in _ports(pod) for pod in (pods if way == "ingress" else others)):
-                        yield f"{_title(one)}: {way}: port {name!r} is none of the pods'"
+                    if not all(
+                        name in _ports(pod) for pod in (pods if way == "ingress" else others)
+                    ):
+                        yield f"{title_of(one)}: {way}: port {name!r} is none of the pods'"
                 if way == "egress" and rule.get("to") and names and not others:
-                    yield f"{_title(one)}: egress: podSelector matches no pods"
+                    yield f"{title_of(one)}: egress: podSelector matches no pods"
 
 
 def _references(objects: Sequence[Object]) -> Iterator[str]:
-    titles = {_title(one): one for one in objects}
+    titles = {title_of(one): one for one in objects}
     for one in _workloads(objects):
         spec = _pod(one)["spec"]
         account = spec.get("serviceAccountName")
         if account is not None and f"ServiceAccount/{account}" not in titles:
-            yield f"{_title(one)}: there is no ServiceAccount {account!r}"
+            yield f"{title_of(one)}: there is no ServiceAccount {account!r}"
         if one["kind"] == "StatefulSet":
             service = titles.get(f"Service/{one['spec']['serviceName']}", {"spec": {}})
             if service["spec"].get("clusterIP") != "None":
-                yield f"{_title(one)}: serviceName must be a Service with clusterIP: None"
+                yield f"{title_of(one)}: serviceName must be a Service with clusterIP: None"
     for title, _, one in _containers(objects):
         for variable in one.get("env", []):
             for kind, key in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
@@ -249,7 +264,7 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
     for one in _of(objects, "RoleBinding"):
         for ref in (one["roleRef"], *one["subjects"]):
             if f"{ref['kind']}/{ref['name']}" not in titles:
-                yield f"{_title(one)}: there is no {ref['kind']} {ref['name']!r}"
+                yield f"{title_of(one)}: there is no {ref['kind']} {ref['name']!r}"
 
 
 def _discovery(objects: Sequence[Object]) -> Iterator[str]:
@@ -294,7 +309,7 @@ def _settings(objects: Sequence[Object]) -> Iterator[str]:
             continue
         for name in ("port", "admin_port"):
             if values.get(name) and int(values[name]) not in _ports(workload):
-                yield f"{title}: SRM_{name.upper()} = {values[name]} is none of the container's ports"
+                yield f"{title}: SRM_{name.upper()} = {values[name]} is no port of the pod"
         hook = one.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         needed = hook + engine.drain_s + engine.snapshot_s + _EXIT_S
         given = _pod(workload)["spec"].get("terminationGracePeriodSeconds", 30)
@@ -307,28 +322,31 @@ def _settings(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _scaling(objects: Sequence[Object], metrics: Set[str]) -> Iterator[str]:
-    titles = {_title(one) for one in objects}
+    titles = {title_of(one) for one in objects}
     scalers = _of(objects, "HorizontalPodAutoscaler", "ScaledObject")
     for one in scalers:
         spec = one["spec"]
         target = "{kind}/{name}".format(**spec["scaleTargetRef"])
         if target not in titles:
-            yield f"{_title(one)}: there is no {target}"
-        least, most = (spec.get(f"{way}Replicas") or spec.get(f"{way}ReplicaCount") for way in ("min", "max"))
+            yield f"{title_of(one)}: there is no {target}"
+        least, most = (
+            spec.get(f"{way}Replicas") or spec.get(f"{way}ReplicaCount") for way in ("min", "max")
+        )
         if not 1 <= least <= most:
-            yield f"{_title(one)}: replicas {least} … {most} must be 1 or more, and in order"
+            yield f"{title_of(one)}: replicas {least} … {most} must be 1 or more, and in order"
         for metric in spec.get("metrics", []):
             name, goal = metric["pods"]["metric"]["name"], metric["pods"]["target"]
             if name not in metrics:
-                yield f"{_title(one)}: srm has no metric {name!r}"
+                yield f"{title_of(one)}: srm has no metric {name!r}"
             if goal["type"] != "AverageValue" or not _QUANTITY.fullmatch(goal["averageValue"]):
-                yield f"{_title(one)}: {name}: the target must be an AverageValue, a quantity"
+                yield f"{title_of(one)}: {name}: the target must be an AverageValue, a quantity"
         for trigger in spec.get("triggers", []):
             names = set(re.findall(r"\bsrm_\w+", trigger["metadata"]["query"]))
             for name in sorted(names - metrics) or ([] if names else ["in the query"]):
-                yield f"{_title(one)}: srm has no metric {name!r}"
-            if not _QUANTITY.fullmatch(trigger["metadata"]["threshold"]):
-                yield f"{_title(one)}: threshold = {trigger['metadata']['threshold']!r} is no quantity"
+                yield f"{title_of(one)}: srm has no metric {name!r}"
+            threshold = trigger["metadata"]["threshold"]
+            if not _QUANTITY.fullmatch(threshold):
+                yield f"{title_of(one)}: threshold = {threshold!r} is no quantity"
     if len({str(one["spec"]["scaleTargetRef"]) for one in scalers}) < len(scalers):
         yield "two autoscalers have the same target"
 

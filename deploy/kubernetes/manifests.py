@@ -34,7 +34,8 @@ def alerts() -> str:
         "metadata": {"name": "srm", "labels": {"app.kubernetes.io/name": "srm"}},
         "spec": yaml.safe_load(RULES.read_text()),
     }
-    return _HEAD + yaml.safe_dump(rule, sort_keys=False, width=100)
+    text: str = yaml.safe_dump(rule, sort_keys=False, width=100)
+    return _HEAD + text
 
 
 def metric_names() -> set[str]:

@@ -1,64 +1,72 @@
-"""Whether objects fit the schemas of their kinds: Kubernetes' own ones, and those of custom kinds."""
+"""Whether objects fit the schemas of their kinds: Kubernetes' own ones, and those of custom kinds.
+
+Those of custom kinds are packages of npm; they do not notice fields that are misspelt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jsonschema
 import kubernetes_validate
 
-from deploy.kubernetes.lint import Object, objects_of
+from deploy.kubernetes.lint import Object, title_of
 
-Kind = tuple[str, str]
-"""apiVersion and kind."""
+PACKAGES = {
+    "monitoring.coreos.com": "@kubernetes-models/prometheus-operator",
+    "keda.sh": "@kubernetes-models/keda",
+}
+"""By group: the package that has its schemas."""
+_PROGRAM = """
+import {readFileSync} from "node:fs";
+for (const [module, one] of JSON.parse(readFileSync(0))) {
+  const kinds = await import(module);
+  try { new kinds[one.kind](one).validate(); }
+  catch (error) { console.log(`${one.kind}/${one.metadata.name}: ${error.message}`); }
+}
+"""
 
 
-def kind_of(one: Object) -> Kind:
-    return one["apiVersion"], one["kind"]
+def group_of(one: Object) -> str:
+    group: str = one["apiVersion"].rpartition("/")[0]
+    return group
 
 
 def is_built_in(one: Object) -> bool:
     """Return whether Kubernetes itself has the kind, and not a CustomResourceDefinition."""
-    group = one["apiVersion"].rpartition("/")[0]
-    return "." not in group or group.endswith(".k8s.io")
+    return "." not in group_of(one) or group_of(one).endswith(".k8s.io")
 
 
-def problems(objects: Sequence[Object], custom: Mapping[Kind, Object]) -> Iterator[str]:
-    """Yield what does not fit. Custom kinds that `custom` has no schema of are left out."""
+def problems(objects: Sequence[Object]) -> Iterator[str]:
+    """Yield what does not fit Kubernetes' schemas, in strict mode. Leaves out custom kinds."""
     version = kubernetes_validate.latest_version()
-    for one in objects:
-        title = f"{one['kind']}/{one['metadata']['name']}"
+    for one in filter(is_built_in, objects):
         try:
-            if is_built_in(one):
-                kubernetes_validate.validate(one, version, strict=True)
-            elif schema := custom.get(kind_of(one)):
-                jsonschema.validate(one, schema)
-        except (kubernetes_validate.ValidationError, jsonschema.ValidationError) as error:
-            yield f"{title}: {error.message}"
+            kubernetes_validate.validate(one, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield f"{title_of(one)}: {error.message}"
         except kubernetes_validate.SchemaNotFoundError:
-            yield f"{title}: Kubernetes {version} has no {one['kind']} of {one['apiVersion']}"
+            kind = f"{one['kind']} of {one['apiVersion']}"
+            yield f"{title_of(one)}: Kubernetes {version} has no {kind}"
 
 
-def custom_schemas(folder: Path) -> dict[Kind, Object]:
-    """Return the schemas of the CustomResourceDefinitions in a folder's YAML files."""
-    found = {}
-    for path in sorted(folder.glob("*.y*ml")):
-        for one in objects_of(path.read_text()):
-            names, group = one["spec"]["names"], one["spec"]["group"]
-            for version in one["spec"]["versions"]:
-                schema = strict(version["schema"]["openAPIV3Schema"])
-                found[f"{group}/{version['name']}", names["kind"]] = schema
-    return found
+def custom_problems(objects: Sequence[Object], folder: Path) -> list[str]:
+    """Return what does not fit the schemas of the packages that npm installed in the folder.
 
-
-def strict(schema: Object) -> Object:
-    """Return the schema with objects that take no other fields than those it names."""
-    made = dict(schema)
-    for name in ("properties", "items", "additionalProperties"):
-        if isinstance(inner := made.get(name), dict):
-            is_table = name == "properties"
-            made[name] = {k: strict(v) for k, v in inner.items()} if is_table else strict(inner)
-    if "properties" in made and "x-kubernetes-preserve-unknown-fields" not in made:
-        made.setdefault("additionalProperties", False)
-    return made
+    Raises KeyError for a group that no package is known of.
+    """
+    custom = [one for one in objects if not is_built_in(one)]
+    given = [
+        (f"{PACKAGES[group_of(one)]}/{one['apiVersion']}/{one['kind']}", one) for one in custom
+    ]
+    done = subprocess.run(
+        ["node", "--input-type=module", "--eval", _PROGRAM],
+        input=json.dumps(given),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=folder,
+    )
+    return done.stdout.splitlines()

@@ -68,9 +68,19 @@ def test_an_overlay_has_no_defect(overlay: str) -> None:
         (SERVER, ("spec", "serviceName"), "srm", "clusterIP: None"),
         (ROUTER, (*POD, "serviceAccountName"), "default", "no ServiceAccount"),
         ("RoleBinding/srm-router", ("subjects", 0, "name"), "other", "no ServiceAccount 'other'"),
-        (SERVER, (*CONTAINER, "env", "SRM_API_KEYS", "valueFrom", "secretKeyRef", "optional"), GONE, "Secret"),
-        (SERVER, (*CONTAINER, "env", "SRM_PORT", "value"), "9000", "SRM_PORT = 9000"),
-        (SERVER, (*CONTAINER, "env", "SRM_DRAIN_S", "name"), "SRM_DRAIN", "SRM_DRAIN is no setting"),
+        (
+            SERVER,
+            (*CONTAINER, "env", "SRM_API_KEYS", "valueFrom", "secretKeyRef", "optional"),
+            GONE,
+            "Secret",
+        ),
+        (SERVER, (*CONTAINER, "env", "SRM_ADMIN_PORT", "value"), "9000", "9000 is no port"),
+        (
+            SERVER,
+            (*CONTAINER, "env", "SRM_DRAIN_S", "name"),
+            "SRM_DRAIN",
+            "SRM_DRAIN is no setting",
+        ),
         (SERVER, (*POD, "terminationGracePeriodSeconds"), 60, "must be at least 120"),
         (HPA, ("spec", "scaleTargetRef", "kind"), "Deployment", "no Deployment/srm"),
         (HPA, ("spec", "metrics", 0, "pods", "metric", "name"), "srm_slots", "'srm_slots'"),
@@ -84,6 +94,7 @@ def test_an_overlay_has_no_defect(overlay: str) -> None:
 )
 def test_a_defect_is_noticed(title: str, path: tuple[Any, ...], value: Any, said: str) -> None:
     changed = copy.deepcopy(objects("fleet-keda" if title == KEDA else "fleet"))
+    at: Any
     (at,) = (one for one in changed if f"{one['kind']}/{one['metadata']['name']}" == title)
     for key in path[:-1]:
         is_name = isinstance(at, list) and isinstance(key, str)
@@ -109,7 +120,11 @@ def test_probes_ask_for_routes_of_the_server() -> None:
     (server,) = (one for one in objects("cpu") if one["kind"] == "StatefulSet")
     container = server["spec"]["template"]["spec"]["containers"][0]
     paths = {name: probe["httpGet"]["path"] for name, probe in container.items() if "Probe" in name}
-    assert paths == {"startupProbe": "/ready", "readinessProbe": "/ready", "livenessProbe": "/health"}
+    assert paths == {
+        "startupProbe": "/ready",
+        "readinessProbe": "/ready",
+        "livenessProbe": "/health",
+    }
     assert {*paths.values()} <= {one.path for one in OPERATIONS}
 
 
@@ -117,16 +132,12 @@ def test_the_router_is_told_to_open_no_circuit() -> None:
     assert "--disable-circuit-breaker" in deployed_flags()
 
 
-def test_schemas_refuse_what_is_misspelt() -> None:
+def test_schemas_refuse_what_is_misspelt_or_unknown() -> None:
     schemas = pytest.importorskip("deploy.kubernetes.schemas", exc_type=ImportError)
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "srm"}}
-    custom = {**service, "apiVersion": "example.org/v1", "spec": {"ports": 1}}
-    schema = schemas.strict({"type": "object", "properties": {"spec": {"type": "object"}}})
-    for one, known, count in (
-        ({**service, "spec": {"selektor": {}}}, {}, 1),
-        ({**service, "apiVersion": "v9"}, {}, 1),
-        (service, {}, 0),
-        (custom, {}, 0),
-        (custom, {("example.org/v1", "Service"): schema}, 1),
+    for one, count in (
+        (service, 0),
+        ({**service, "spec": {"selektor": {}}}, 1),
+        ({**service, "apiVersion": "v9"}, 1),
     ):
-        assert len(list(schemas.problems([one], known))) == count
+        assert len(list(schemas.problems([one]))) == count

@@ -3,7 +3,7 @@
 Three real servers and a fourth that is added, with the bundled model, behind a router with the
 arguments that deploy/kubernetes gives it. Under many requests at once one server is killed, one
 drained, one added. Each answer must be that of a server alone with the same seed. Then two servers
-with a short queue are asked more than they take, and what the router does to a request is looked at.
+with a short queue are asked more than they take, and what passes through the router is looked at.
 Writes a record; the exit code is 1 if an answer was wrong or a circuit stayed open.
 """
 
@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,8 @@ from tests.deploy.routers import Router
 from tests.serving import CHATS, COMPLETIONS, Server, children, processes
 
 COMPUTED = "srm_engine_decode_tokens_total"
+Events = dict[int, Callable[[], Coroutine[Any, Any, None]]]
+"""What happens when so many requests have ended."""
 QUEUE = ("--num-slots=4", "--max-step-rows=4", "--max-waiting=8")
 """A server that is full of 12 sequences."""
 
@@ -68,9 +70,11 @@ def cases(config: TrialConfig) -> Iterator[Case]:
     """Yield the requests; a prompt begins as those of its prefix's other requests do."""
     for number in range(config.requests):
         people = number % config.prefixes
-        text = f"Ava {people} has {people} boxes with {people + 3} pears each. " * 4 + f"And {number}?"
-        body = {"max_tokens": config.max_tokens, "ignore_eos": True, "seed": number}
-        body |= {"stream": number % 2 == 0}
+        text = (
+            f"Ava {people} has {people} boxes with {people + 3} pears each. " * 4 + f"And {number}?"
+        )
+        body: dict[str, Any] = {"model": DEMO_MODEL.name, "seed": number}
+        body |= {"stream": number % 2 == 0, "max_tokens": config.max_tokens, "ignore_eos": True}
         if number % 4 < 2:
             yield Case(number, {**body, "prompt": f"Question: {text}\nAnswer:"}, COMPLETIONS)
         else:
@@ -106,7 +110,7 @@ def _text(reply: dict[str, Any]) -> str:
 
 
 async def load_all(
-    url: str, config: TrialConfig, events: dict[int, Callable[[], Awaitable[None]]] | None = None
+    url: str, config: TrialConfig, events: Events | None = None
 ) -> list[tuple[str, str]]:
     """Send all requests, `concurrency` at once; `events` happen when so many have ended."""
     found: list[tuple[str, str]] = [("", "")] * config.requests
@@ -161,7 +165,12 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
         before = {one.url: one.metric(COMPUTED) for one in servers}
         cached = {one.url: _prefilled(one) for one in servers}
         router = stack.enter_context(
-            Router(config.router, config.python, [one.url for one in first], f"--policy={config.policy}")
+            Router(
+                config.router,
+                config.python,
+                [one.url for one in first],
+                f"--policy={config.policy}",
+            )
         )
         computed: dict[str, float] = {}
         codes: list[int] = []
@@ -185,7 +194,8 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
             one.wait_until_idle()
             computed[name] = one.metric(COMPUTED) - before[one.url]
         kept, all_prompts = (
-            sum(_prefilled(one)[i] - cached[one.url][i] for one in (first[2], added)) for i in (0, 1)
+            sum(_prefilled(one)[i] - cached[one.url][i] for one in (first[2], added))
+            for i in (0, 1)
         )
         outcomes = Counter(outcome for outcome, _ in found)
         differing = sum(
@@ -242,13 +252,15 @@ def fill(config: TrialConfig) -> dict[str, Any]:
 
 def features(router: Router, worker: str) -> dict[str, bool]:
     """Return which things of srm work through the router as they do without it."""
-    chat = {"messages": [{"role": "user", "content": "Ava has 6 boxes."}]}
-    prompt = {"prompt": "Question: Ava has 6 boxes"}
+    name = router.http.get(f"{worker}/v1/models").json()["data"][0]["id"]
+    chat = {"model": name, "messages": [{"role": "user", "content": "Ava has 6 boxes."}]}
+    prompt = {"model": name, "prompt": "Question: Ava has 6 boxes"}
     counts = {"n": 4, "max_tokens": 2, "return": "counts"}
     until = {"n": 4, "max_tokens": 2, "until": {"match": ".", "count": 1}}
     bodies: dict[str, tuple[str, dict[str, Any], str]] = {
-        "token ids as prompt": (COMPLETIONS, {"prompt": [5, 6], "max_tokens": 2}, "choices"),
-        "several prompts": (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 2}, "choices"),
+        "token ids as prompt": (COMPLETIONS, {**prompt, "prompt": [5, 6]}, "choices"),
+        "several prompts": (COMPLETIONS, {**prompt, "prompt": ["a", "b"]}, "choices"),
+        "a request without `model`": (COMPLETIONS, {"prompt": "Ava"}, "choices"),
         "`until` in completions": (COMPLETIONS, {**prompt, **until}, "samples"),
         "`until` in chats": (CHATS, {**chat, **until}, "samples"),
         "`return: counts` in chats": (CHATS, {**chat, **counts}, "samples"),
@@ -290,9 +302,13 @@ def markdown(record: dict[str, Any]) -> str:
         "during the burst": ", ".join(f"{n} {what}" for what, n in sorted(full["during"].items())),
         "503 by the servers": f"{full['refused_by_servers']:,.0f}",
         "retries by the router": f"{full['retries']:,.0f}",
-        "20 requests after it": ", ".join(f"{n} {what}" for what, n in sorted(full["after"].items())),
+        "20 requests after it": ", ".join(
+            f"{n} {what}" for what, n in sorted(full["after"].items())
+        ),
     }
-    passes = {name: "passes" if is_passed else "does not" for name, is_passed in full["features"].items()}
+    passes = {
+        name: "passes" if is_passed else "does not" for name, is_passed in full["features"].items()
+    }
     heads = ("One killed, one added, one drained", "More than the queues take", "What passes")
     parts = zip(heads, (rows, queue, passes), strict=True)
     return "\n".join(f"## {head}\n\n{table(part)}" for head, part in parts)
