@@ -33,8 +33,8 @@ from tests.serving import CHATS, COMPLETIONS, Server, children, processes
 COMPUTED = "srm_engine_decode_tokens_total"
 Events = dict[int, Callable[[], Coroutine[Any, Any, None]]]
 """What happens when so many requests have ended."""
-QUEUE = ("--num-slots=4", "--max-step-rows=4", "--max-waiting=8")
-"""A server that is full of 12 sequences."""
+QUEUE = ("--num-slots=16", "--max-step-rows=16", "--max-waiting=32")
+"""A server that is full of 48 sequences."""
 
 
 class TrialConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,12 +46,12 @@ class TrialConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which router."""
     policy: str = "cache_aware"
     """How it chooses a server."""
-    requests: int = 3_000
+    requests: int = 1_000
     """Of the run with losses."""
     concurrency: int = 200
     """Requests at once."""
     max_tokens: int = 64
-    """Tokens of each answer."""
+    """Most tokens of an answer; the shortest have half as many."""
     prefixes: int = 24
     """Different beginnings of prompts."""
     output: Path = RECORDS
@@ -74,7 +74,8 @@ def cases(config: TrialConfig) -> Iterator[Case]:
             f"Ava {people} has {people} boxes with {people + 3} pears each. " * 4 + f"And {number}?"
         )
         body: dict[str, Any] = {"model": DEMO_MODEL.name, "seed": number}
-        body |= {"stream": number % 2 == 0, "max_tokens": config.max_tokens, "ignore_eos": True}
+        body |= {"stream": number % 2 == 0, "ignore_eos": True}
+        body |= {"max_tokens": config.max_tokens // 2 + number % (config.max_tokens // 2) + 1}
         if number % 4 < 2:
             yield Case(number, {**body, "prompt": f"Question: {text}\nAnswer:"}, COMPLETIONS)
         else:
@@ -84,11 +85,13 @@ def cases(config: TrialConfig) -> Iterator[Case]:
 async def ask(client: httpx.AsyncClient, case: Case) -> tuple[str, str]:
     """Return what became of a request, "answered" if all is well, and the text that came."""
     pieces: list[str] = []
+    is_begun = False
     try:
         async with client.stream("POST", case.path, json=case.body) as reply:
             if reply.status_code != httpx.codes.OK:
                 return f"status {reply.status_code}", (await reply.aread()).decode()
-            if not case.body["stream"]:
+            is_begun = case.body["stream"]
+            if not is_begun:
                 return "answered", _text(json.loads(await reply.aread()))
             async for line in reply.aiter_lines():
                 if line == "data: [DONE]":
@@ -99,7 +102,7 @@ async def ask(client: httpx.AsyncClient, case: Case) -> tuple[str, str]:
                         return "stream ended by an error event", ""
                     pieces.append(_text(event))
     except httpx.TransportError:
-        return ("stream cut" if pieces else "connection broken"), ""
+        return ("stream cut" if is_begun else "connection broken"), ""
     return "stream cut", ""
 
 
@@ -202,7 +205,11 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
             one[0] == "answered" and one[1] != other[1]
             for one, other in zip(found, alone, strict=True)
         )
-        wanted = outcomes["answered"] * config.max_tokens
+        wanted = sum(
+            case.body["max_tokens"]
+            for case, (outcome, _) in zip(cases(config), found, strict=True)
+            if outcome == "answered"
+        )
         return {
             "requests": config.requests,
             "outcomes": dict(outcomes),
@@ -236,7 +243,7 @@ def fill(config: TrialConfig) -> dict[str, Any]:
         router = stack.enter_context(
             Router(config.router, config.python, [one.url for one in servers])
         )
-        burst = msgspec.structs.replace(config, requests=config.concurrency * 2)
+        burst = msgspec.structs.replace(config, requests=config.concurrency)
         during = Counter(outcome for outcome, _ in asyncio.run(load_all(router.url, burst)))
         later = msgspec.structs.replace(config, requests=20, concurrency=1)
         after = Counter(outcome for outcome, _ in asyncio.run(load_all(router.url, later)))
@@ -317,7 +324,8 @@ def markdown(record: dict[str, Any]) -> str:
 def main(argv: list[str]) -> int:
     """Try it, write a record, print its tables."""
     config = load(TrialConfig, argv, prog="python -m tests.deploy.try_router")
-    record = new_record(f"python -m tests.deploy.try_router --router {config.router}") | {
+    shown = [one for one in argv if one not in {"--python", str(config.python)}]
+    record = new_record(" ".join(["python -m tests.deploy.try_router", *shown])) | {
         "settings": settings_of(config) | {"python": "", "output": ""},
         "losses": lose_some(config),
         "full": fill(config),
