@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ from deploy.kubernetes.lint import objects_of
 from tests.serving import ROOT, free_port
 
 DEPLOYED = ROOT / "deploy" / "kubernetes" / "router" / "router.yml"
-_START_S = 60
+_START_S = 120
 
 
 class Kind(NamedTuple):
@@ -46,20 +47,24 @@ KINDS = {
 class Router:
     """A running router. Ends with SIGKILL: nothing is asked of its own end."""
 
-    def __init__(self, name: str, python: Path, workers: Sequence[str], *flags: str) -> None:
-        """Wait until it answers for its workers. `python` has the router's package."""
+    def __init__(
+        self, name: str, python: Path, workers: Sequence[str], *flags: str, **variables: str
+    ) -> None:
+        """Wait until it has a worker. `python` has the router's package."""
         self._kind = KINDS[name]
         port, self._metrics_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # read when it fails
         self.process = subprocess.Popen(
             [
-                *(str(python), "-m", self._kind.module, "--worker-urls", *workers),
+                *(str(python), "-m", self._kind.module),
+                *(("--worker-urls", *workers) if workers else ()),
                 *("--host=127.0.0.1", f"--port={port}", "--prometheus-host=127.0.0.1"),
                 *(f"--prometheus-port={self._metrics_port}", *self._kind.flags, *flags),
             ],
             stdout=self._log,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
         )
         self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         deadline = time.monotonic() + _START_S

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -101,8 +102,8 @@ async def ask(client: httpx.AsyncClient, case: Case) -> tuple[str, str]:
                     if "error" in event:
                         return "stream ended by an error event", ""
                     pieces.append(_text(event))
-    except httpx.TransportError:
-        return ("stream cut" if is_begun else "connection broken"), ""
+    except httpx.TransportError as error:
+        return ("stream cut" if is_begun else f"broken: {type(error).__name__}"), ""
     return "stream cut", ""
 
 
@@ -139,6 +140,9 @@ async def load_all(
 
 def kill(server: Server) -> float:
     """Kill all processes of a server, as the loss of its machine does; return its tokens."""
+    computed = server.metric(COMPUTED)
+    while server.metric(COMPUTED) == computed:  # until it is amid answers
+        time.sleep(0.01)
     psutil.Process(children(server)["engine"]).suspend()  # what it computed stays as it is read
     computed = server.metric(COMPUTED)
     pids = [pid for _, pid in processes(server)]
@@ -155,14 +159,21 @@ def drain(server: Server) -> tuple[float, int]:
     return sum(one.get("completion_tokens", 0) for one in entries), code
 
 
+def started(stack: ExitStack, count: int, *flags: str) -> list[Server]:
+    """Start real servers together; they end with the stack."""
+
+    def start(_: int) -> Server:
+        return Server(DEMO_MODEL, *flags, engine_module="engine", start_s=600)
+
+    with ThreadPoolExecutor(count) as threads:
+        return [stack.enter_context(one) for one in threads.map(start, range(count))]
+
+
 def lose_some(config: TrialConfig) -> dict[str, Any]:
     """Run the requests while a server is killed, one added and one drained."""
     with ExitStack() as stack:
         flags = ("--num-slots=256", "--log-format=json", "--log-level=info")
-        servers = [
-            stack.enter_context(Server(DEMO_MODEL, *flags, engine_module="engine", start_s=600))
-            for _ in range(4)
-        ]
+        servers = started(stack, 4, *flags)
         *first, added = servers
         alone = asyncio.run(load_all(added.url, config))
         before = {one.url: one.metric(COMPUTED) for one in servers}
@@ -202,7 +213,7 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
         )
         outcomes = Counter(outcome for outcome, _ in found)
         differing = sum(
-            one[0] == "answered" and one[1] != other[1]
+            one[0] == other[0] == "answered" and one[1] != other[1]
             for one, other in zip(found, alone, strict=True)
         )
         wanted = sum(
@@ -236,10 +247,7 @@ def _prefilled(server: Server) -> tuple[float, float]:
 def fill(config: TrialConfig) -> dict[str, Any]:
     """Ask two servers for more than their queues take; then one request after the other."""
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(Server(DEMO_MODEL, *QUEUE, engine_module="engine", start_s=600))
-            for _ in range(2)
-        ]
+        servers = started(stack, 2, *QUEUE)
         router = stack.enter_context(
             Router(config.router, config.python, [one.url for one in servers])
         )
