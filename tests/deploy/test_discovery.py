@@ -31,11 +31,12 @@ CONFIG = {
 
 def pod(name: str, ip: str, is_ready: bool = True, **metadata: Any) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": name.partition("-")[0]}
+    named = {"name": name, "namespace": "srm", "labels": labels, "resourceVersion": "2"}
     condition = {"type": "Ready", "status": str(is_ready)}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": "srm", "labels": labels, **metadata},
+        "metadata": {**named, **metadata},
         "spec": {"containers": []},
         "status": {"phase": "Running", "podIP": ip, "conditions": [condition]},
     }

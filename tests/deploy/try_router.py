@@ -159,7 +159,7 @@ def drain(server: Server) -> tuple[float, int]:
     return sum(one.get("completion_tokens", 0) for one in entries), code
 
 
-def started(stack: ExitStack, count: int, *flags: str) -> list[Server]:
+def start_servers(stack: ExitStack, count: int, *flags: str) -> list[Server]:
     """Start real servers together; they end with the stack."""
 
     def start(_: int) -> Server:
@@ -173,7 +173,7 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
     """Run the requests while a server is killed, one added and one drained."""
     with ExitStack() as stack:
         flags = ("--num-slots=256", "--log-format=json", "--log-level=info")
-        servers = started(stack, 4, *flags)
+        servers = start_servers(stack, 4, *flags)
         *first, added = servers
         alone = asyncio.run(load_all(added.url, config))
         before = {one.url: one.metric(COMPUTED) for one in servers}
@@ -247,7 +247,7 @@ def _prefilled(server: Server) -> tuple[float, float]:
 def fill(config: TrialConfig) -> dict[str, Any]:
     """Ask two servers for more than their queues take; then one request after the other."""
     with ExitStack() as stack:
-        servers = started(stack, 2, *QUEUE)
+        servers = start_servers(stack, 2, *QUEUE)
         router = stack.enter_context(
             Router(config.router, config.python, [one.url for one in servers])
         )
