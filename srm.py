@@ -30,7 +30,7 @@ USAGE = """usage: srm COMMAND [options]
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `prefix`, `snapshot` or `http`; `srm bench table` shows the records
+            `prefix`, `snapshot`, `http`, `fleet` or `scale`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -59,6 +59,8 @@ BENCHMARKS = {
     "prefix": "bench.engine.prefix",
     "snapshot": "bench.engine.snapshot",
     "http": "bench.server.http",
+    "fleet": "bench.server.fleet",
+    "scale": "bench.server.scale",
     "table": "bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
@@ -72,7 +74,7 @@ SETTINGS = """
   receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
   tokens_per_minute cors_origins admin_port admin_host weights_dir otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
-  batch_fsync_s max_batch_lines_in_flight path
+  batch_fsync_s max_batch_lines_in_flight batch_workers batch_worker_key_file path
   output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
@@ -82,7 +84,9 @@ SETTINGS = """
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s efficiencies
   sequences folder lines
-  requests n max_tokens streams prompts header_tokens
+  requests n max_tokens streams prompts header_tokens engines line_rates
+  gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
+  core_price
   url
   vocab_size mixer use_projections kernel_size gpu_arch host_cpu
   input

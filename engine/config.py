@@ -240,6 +240,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Dtype of weights and activations; states, sums and logits on a CPU are float32 always."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
 
+    @property
+    def arithmetic(self) -> str:
+        """Device and dtype of the computation, such as "cpu float32"."""
+        return f"{self.device} {self.compute_dtype}"
+
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:
         """Most rows and most tokens of a step: as set, or chosen where the setting is 0; then rows
         leave at least half of `max_step_tokens` to prompts."""

@@ -10,7 +10,21 @@ from typing import Literal
 
 import msgspec
 
-from engine.errors import SRMError
+from engine.errors import (
+    ContextTooLong,
+    EngineUnavailable,
+    IdInUse,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    RequestError,
+    SnapshotError,
+    SRMError,
+    StepFailed,
+    SwapInProgress,
+    TimedOut,
+)
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -255,6 +269,25 @@ def refusal(request_id: str, error: SRMError) -> Refusal:
     )
 
 
+_ERRORS: dict[str, type[SRMError]] = {
+    kind.code: kind
+    for kind in (
+        *(InvalidRequest, ContextTooLong, NotFound, ModelNotFound, IdInUse, SwapInProgress),
+        *(EngineUnavailable, SnapshotError, StepFailed, TimedOut),
+    )
+}
+
+
+def error_of(refusal: Refusal) -> SRMError:
+    """Make the error that the Refusal reports."""
+    if refusal.code == Overloaded.code:
+        return Overloaded(refusal.message, refusal.retry_after_s or 1)
+    kind = _ERRORS.get(refusal.code, SRMError)
+    if issubclass(kind, RequestError):
+        return kind(refusal.message, refusal.param)
+    return kind(refusal.message)
+
+
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
     """The message of this id, which is not a request, has been carried out."""
 
@@ -286,6 +319,8 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Number of weights put to use so far, the first ones included."""
     sampled: int = 0
     """Tokens sampled since the engine started, with those that snapshots had."""
+    arithmetic: str = ""
+    """Device and dtype of the computation, such as "cpu float32"."""
 
 
 ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | LoadWeights | Hello

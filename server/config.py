@@ -19,6 +19,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 MAX_API_PROCESSES = 256
 _DATA = Path("~/.local/share/srm")
+_WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(:\d{1,5})?")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +83,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long results of batches may wait to be written together, in seconds; 0: not at all."""
     max_batch_lines_in_flight: int = 16_384
     """Most lines of all batches that are being answered; each takes some 20 KiB of memory."""
+    batch_workers: tuple[str, ...] = ()
+    """Servers that are sent lines of batches too, as http://HOST:PORT; of each address of HOST."""
+    batch_worker_key_file: str = ""
+    """File with the API key that is sent to them; empty: none."""
     log_level: LogLevel = EngineConfig().log_level
     """The least that is logged."""
     log_format: LogFormat = EngineConfig().log_format
@@ -132,6 +137,14 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(
                     f"cors_origins must be * or origins such as https://example.org, got {origin!r}"
                 )
+        for url in self.batch_workers:
+            if not _WORKER.fullmatch(url):
+                raise ValueError(f"batch_workers must be URLs as http://HOST:PORT, got {url!r}")
+        if self.batch_worker_key_file and not self.batch_workers:
+            raise ValueError(
+                f"batch_worker_key_file = {self.batch_worker_key_file!r} is for batch_workers, "
+                "and there are none"
+            )
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(
                 f"otlp_endpoint must begin with http:// or https://, got {self.otlp_endpoint!r}"

@@ -65,14 +65,14 @@ class InstantStep:
         return self._result
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], make_runner: type[InstantRunner] = InstantRunner) -> int:
     """Serve until told to stop; return the exit code."""
     keep_freed_memory()
     try:
         config = load(EngineConfig, argv, prog="python -m bench.host.instant")
         model = msgspec.json.decode((config.model / "config.json").read_bytes(), type=ModelConfig)
         collect_rarely()
-        return serve(Engine(model, InstantRunner(model, config), config, "instant"), config)
+        return serve(Engine(model, make_runner(model, config), config, "instant"), config)
     except SRMError as error:
         sys.stderr.write(f"{error.message}\n")
         return error.exit_code

@@ -73,10 +73,10 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stop.wait(_PERIOD_S):
-            table, busy_s = processes(), _busy_s()
+            table, busy = processes(), busy_s()
             own = sum(table[pid].cpu_s for pid in below(os.getpid(), table))
             rss_bytes = sum(table[pid].rss_bytes for pid in below(self.pid, table))
-            self.samples.append(Sample(time.monotonic(), busy_s, own, rss_bytes))
+            self.samples.append(Sample(time.monotonic(), busy, own, rss_bytes))
 
 
 def processes() -> dict[int, Process]:
@@ -99,7 +99,8 @@ def below(pid: int, table: dict[int, Process]) -> set[int]:
     return found
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
+    """Return the CPU time that the whole machine has used since boot."""
     user, nice, system, _idle, _waiting, *others = map(
         int, (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]
     )

@@ -20,6 +20,8 @@ from engine.errors import ConfigError
 from engine.records import ROOT
 
 _STOP_S = 20.0
+_SERVE = """import sys; from server.supervise.launch import main
+sys.exit(main(sys.argv[2:], engine_module=sys.argv[1]))"""
 _SAID = 600
 """Characters of its log that an error shows."""
 
@@ -106,10 +108,13 @@ class Serving(NamedTuple):
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[Serving]:
-    """Start `srm serve` with these flags; stop it at the end. Raises ConfigError if that fails."""
+def serving(*flags: str, engine_module: str = "engine") -> Iterator[Serving]:
+    """Start `srm serve` with these flags; stop it at the end. Raises ConfigError if that fails.
+
+    `python -m engine_module` is its engine.
+    """
     with subprocess.Popen(
-        [sys.executable, "-P", ROOT / "srm.py", "serve", *flags, "--port=0"],
+        [sys.executable, "-P", "-c", _SERVE, engine_module, *flags, "--port=0"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -23,6 +23,7 @@ from bench.peaks.rates import (
     share,
     start_cells,
 )
+from bench.server import fleet, scale_table
 from engine.weights.inspect_model import inspect_model
 
 LAST = 100
@@ -264,5 +265,9 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "http": ("http-demo", _http),
     "peers": ("peers", _peers),
     "router": ("router-vllm", _router),
+    "fleet": ("fleet", fleet.markdown),
+    "scale-costs": ("scale", scale_table.assumptions),
+    "scale-plan": ("scale", scale_table.plan),
+    "scale-losses": ("scale", scale_table.losses),
 }
 """By the name used in a page: the kind of record, and the function that returns the lines."""

@@ -22,10 +22,9 @@ from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT
 from engine.settings import load
 
-_DOCS = ROOT / "docs"
 PAGES = (
     ROOT / "README.md",
-    *(_DOCS / "performance.md", _DOCS / "kubernetes.md"),
+    *(ROOT / "docs" / f"{name}.md" for name in ("performance", "scale", "kubernetes")),
     DEMO_MODEL / "README.md",
 )
 END = "<!-- end of figures -->"

@@ -19,20 +19,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.client.streams import Stream, Streams
-from engine.errors import (
-    UNDECODABLE,
-    ContextTooLong,
-    EngineUnavailable,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-    RequestError,
-    SnapshotError,
-    SRMError,
-    StepFailed,
-    SwapInProgress,
-    TimedOut,
-)
+from engine.errors import UNDECODABLE, EngineUnavailable, InvalidRequest, SRMError
 from engine.messages import (
     Done,
     FromEngine,
@@ -46,6 +33,7 @@ from engine.messages import (
     Status,
     TakeSnapshot,
     ToEngine,
+    error_of,
 )
 from engine.tasks import beside
 
@@ -251,9 +239,9 @@ class EngineClient:
             self._streams.receive(message)
         elif isinstance(message, Refusal):
             if message.id in self._asked:
-                self._fail_asked([message.id], _error(message))
+                self._fail_asked([message.id], error_of(message))
             else:
-                self._streams.refuse(message.id, _error(message))
+                self._streams.refuse(message.id, error_of(message))
         elif isinstance(message, Done):
             if (answer := self._asked.get(message.id)) is not None and not answer.done():
                 answer.set_result(message)
@@ -292,21 +280,3 @@ class EngineClient:
         for answer in [self._asked[one] for one in ids]:
             if not answer.done():
                 answer.set_exception(error)
-
-
-_ERRORS: dict[str, type[SRMError]] = {
-    kind.code: kind
-    for kind in (
-        *(InvalidRequest, ContextTooLong, NotFound, SwapInProgress),
-        *(EngineUnavailable, SnapshotError, StepFailed, TimedOut),
-    )
-}
-
-
-def _error(refusal: Refusal) -> SRMError:
-    if refusal.code == Overloaded.code:
-        return Overloaded(refusal.message, refusal.retry_after_s or 1)
-    kind = _ERRORS.get(refusal.code, SRMError)
-    if issubclass(kind, RequestError):
-        return kind(refusal.message, refusal.param)
-    return kind(refusal.message)

@@ -268,7 +268,7 @@ class Durable:
     def _stamp(self) -> Stamp:
         return Stamp(
             fingerprint=self._engine.status().fingerprint,
-            arithmetic=f"{self._config.device} {self._config.compute_dtype}",
+            arithmetic=self._config.arithmetic,
             state_width=self._width,
             state_dtype=self._dtype,
         )

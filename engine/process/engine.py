@@ -57,6 +57,7 @@ class Engine:
         self._fingerprint = fingerprint
         self.weights_version = weights_version
         self._max_waiting = config.max_waiting
+        self._arithmetic = config.arithmetic
         self._runner = runner
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
@@ -210,6 +211,7 @@ class Engine:
             fingerprint=self._fingerprint,
             weights_version=self.weights_version,
             sampled=self.scheduler.latencies.num_sampled + self._num_restored,
+            arithmetic=self._arithmetic,
         )
 
     def generate(

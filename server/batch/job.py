@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,10 +17,10 @@ from typing import Any
 from engine.errors import StoreError
 from engine.tasks import beside
 from server.batch.concurrency_limiter import LimiterShare
-from server.batch.engine_retry import EngineRetry
+from server.batch.fleet import Fleet
 from server.batch.job_input import Checked, Stopped, check_input
 from server.batch.line_runner import LineRunner
-from server.batch.lines import Answerer, BatchLine, LineResult, answer_line, parse_line, read_lines
+from server.batch.lines import BatchLine, LineResult, answer_line, parse_line, read_lines
 from server.batch.part_file import PartFile
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
@@ -49,8 +49,7 @@ class Workplace:
     config: ServerConfig
     store: Store
     clock: Clock
-    answerers: Mapping[str, Answerer]
-    sending: EngineRetry
+    fleet: Fleet
 
 
 class BatchJob:
@@ -63,8 +62,7 @@ class BatchJob:
         self._config = place.config
         self._store = place.store
         self._clock = place.clock
-        self._answerers = place.answerers
-        self._sending = place.sending
+        self._fleet = place.fleet
         self._share = share
         self._sender = self._new_sender(share.weight)
         self._runner: LineRunner | None = None
@@ -162,7 +160,6 @@ class BatchJob:
                     parse=partial(parse_line, endpoint=record.endpoint),
                     answer=self._answer,
                     results=results,
-                    sending=self._sending,
                     share=self._share,
                 )
                 if self._is_cancelled:
@@ -233,7 +230,9 @@ class BatchJob:
         log.info("%s: %s", self.id, status)
 
     async def _answer(self, line: BatchLine) -> LineResult:
-        return await answer_line(line, self._answerers, self._sender, self.id)
+        return await self._fleet.answer(
+            line, lambda answerers: answer_line(line, answerers, self._sender, self.id)
+        )
 
     def _end(self, code: str) -> None:
         if self._runner is not None:

@@ -29,6 +29,7 @@ from engine.tasks import beside, task_group
 from server import metrics
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
+from server.batch.fleet import Fleet
 from server.batch.job import BatchJob, Workplace
 from server.batch.lines import Answerer
 from server.batch.starts import MAX_ALONE, Starts
@@ -65,8 +66,8 @@ class BatchServices:
         completions, chat = self._stack.enter_context(
             answering(self.client, text, config.model, *names)
         )
-        self.answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
-        self.sending = EngineRetry(self.client)
+        answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
+        self.fleet = Fleet(answerers, EngineRetry(self.client))
 
     async def close(self) -> None:
         """Close without cancelling requests in flight: whoever sends them again goes on with
@@ -174,10 +175,15 @@ class Jobs:
             self._answering = await asyncio.to_thread(BatchServices, self._config)
             await self._answering.client.connect()
             collect_rarely()
+            if self._config.batch_workers:
+                watch = self._answering.fleet.watch(self._config, self._answering.client)
+                self._group.create_task(watch)
         if self._answering is not None and (status := self._answering.client.status) is not None:
             # As many wait as run, so that slots that become free find somebody, and at least half
             # of the queue is left to those who ask over HTTP.
-            self._room.resize(status.num_slots + min(status.num_slots, status.max_waiting // 2))
+            fleet = self._answering.fleet
+            fleet.own.room = status.num_slots + min(status.num_slots, status.max_waiting // 2)
+            self._room.resize(fleet.room)
             startable = records
         else:  # nothing runs without an engine, and no start counts that brought none about
             startable = [record for record in records if self._is_over(record)]
@@ -216,10 +222,7 @@ class Jobs:
     def _start(self, record: BatchRecord) -> None:
         assert self._answering is not None
         share = self._room.share(record.priority)
-        answering = self._answering
-        place = Workplace(
-            self._config, self._store, self._clock, answering.answerers, answering.sending
-        )
+        place = Workplace(self._config, self._store, self._clock, self._answering.fleet)
         job = BatchJob(record, place, share)
         self._running[record.id] = job
         self._tasks[record.id] = task = self._group.create_task(self._run(job))

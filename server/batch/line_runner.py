@@ -16,7 +16,6 @@ from functools import partial
 from engine.errors import SRMError
 from engine.tasks import beside, task_group
 from server.batch.concurrency_limiter import LimiterShare
-from server.batch.engine_retry import EngineRetry
 from server.batch.lines import BatchLine, LineResult, RawLine, never_run, refused
 from server.batch.result_files import ResultFiles
 from server.storage.records import LineError
@@ -39,9 +38,8 @@ class LineRunner:
     """Groups of the input's lines, each read in a thread."""
     parse: Parse
     answer: Answer
-    """Raises SRMError where the line is to be sent again."""
+    """Raises SRMError if the line cannot be answered, however often it is sent."""
     results: ResultFiles
-    sending: EngineRetry
     share: LimiterShare
     _flying: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks of lines in flight, kept so that all of them can be cancelled."""
@@ -110,7 +108,7 @@ class LineRunner:
 
     async def _result(self, line: BatchLine) -> LineResult:
         try:
-            return await self.sending.until_answered(partial(self.answer, line))
+            return await self.answer(line)
         except SRMError as error:
             message = f"given up after several attempts: {error.message}"
             return never_run(line.number, line.custom_id, self.job, error.code, message)

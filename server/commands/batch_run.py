@@ -6,7 +6,7 @@ Knows no files: lines come in and results go out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
-from server.batch.lines import Answerer, RawLine, answer_line
+from server.batch.lines import Answerer, BatchLine, LineResult, RawLine, answer_line
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import parse
 from server.commands.batch_progress import Level, show_progress
@@ -58,18 +58,21 @@ class BatchRun:
         room = ConcurrencyLimiter(*self._room(client))
         self._before = self.results.counts.usage.completion_tokens
         sender = _Numbered(durable=True, created_unix=0, base=self.config.seed)
-        config = self.config
+        config, sending = self.config, EngineRetry(client)
         with answering(
             client, self.text, self.engine.model, config.served_model_name, config.chat_template
         ) as (completions, chat):
             answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
+
+            def send(line: BatchLine) -> Awaitable[LineResult]:
+                return answer_line(line, answerers, sender, self.job)
+
             runner = LineRunner(
                 job=self.job,
                 source=self._mine(),
                 parse=parse,
-                answer=partial(answer_line, answerers=answerers, sender=sender, job=self.job),
+                answer=lambda line: sending.until_answered(partial(send, line)),
                 results=self.results,
-                sending=EngineRetry(client),
                 share=room.share(),
             )
             progress = asyncio.create_task(

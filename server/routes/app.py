@@ -38,6 +38,7 @@ from server.routes import (
     pages,
     scrape,
     tokenize,
+    worker,
 )
 from server.routes.services import services
 from server.storage.gauges import update_gauges
@@ -56,6 +57,7 @@ OPERATIONS = (
     *admin.OPERATIONS,
     *scrape.OPERATIONS,
     *pages.OPERATIONS,
+    *worker.OPERATIONS,
 )
 """The documented operations of all routes below."""
 
@@ -124,6 +126,8 @@ def create_app(
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     app.include_router(files.routes(kept))
     app.include_router(batches.routes(jobs, config.max_body_bytes))
+    lines = worker.LineWorker(client, config, (completing, chatting))
+    app.include_router(worker.routes(lines, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))

@@ -24,7 +24,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.settings import build, read_settings
 from server.config import ServerConfig
-from server.http.keys import VARIABLE, load_keys
+from server.http.keys import VARIABLE, load_keys, read_key
 from server.http.limits import check_limits, memory
 from server.model_identity import model_id
 from server.supervise.supervisor import Child, Supervisor
@@ -52,6 +52,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     server, engine = load_settings(argv)
     logs.configure(server.log_level, server.log_format)
     check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
+    read_key(server.batch_worker_key_file)
     read_model_config(server.model)  # and said once
     check_writable("data_dir", server.data_folder)
     if engine.snapshot_dir:

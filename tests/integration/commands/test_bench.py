@@ -65,6 +65,12 @@ def bursts(record: Record) -> None:
     assert all(case["http_tokens_per_s"][0] > 0 for case in record["cases"])
 
 
+def fleets(record: Record) -> None:
+    assert [case["engines"] for case in record["cases"]] == [1, 2]
+    for case in record["cases"]:
+        assert 0 < case["lines_per_s"] and case["cpu_s_per_line"]["owner jobs"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags", "check", "line"),
@@ -84,6 +90,8 @@ def bursts(record: Record) -> None:
          "| 20 |"),
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
          bursts, "| 2 × 5 | whole |"),
+        ("fleet", "--engines=1,2 --line-rates=40.0 --running=8 --max-tokens=4 --seconds=2",
+         fleets, "| 40 | 2 |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(

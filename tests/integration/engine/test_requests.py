@@ -88,6 +88,7 @@ async def test_status_says_what_the_engine_is(serve: Serve, endpoint: str) -> No
             n_ctx=64,
             vocab_size=32,
             fingerprint="tiny-0",
+            arithmetic="cpu float32",
         )
 
 

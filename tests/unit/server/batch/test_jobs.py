@@ -18,6 +18,7 @@ import pytest
 from engine.tasks import task_group
 from server.batch import jobs
 from server.batch.engine_retry import EngineRetry
+from server.batch.fleet import Fleet
 from server.batch.job import BatchJob
 from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, _locked
 from server.batch.result_files import ResultFiles
@@ -51,10 +52,8 @@ class Here(Jobs):
         self.status = SimpleNamespace(state="ready", num_slots=8, max_waiting=100)
         client: Any = SimpleNamespace(status=self.status, losses=0, is_closed=False)
         answerers = {"/v1/completions": self.model}
-        self._answering = cast(
-            BatchServices,
-            SimpleNamespace(client=client, answerers=answerers, sending=EngineRetry(client)),
-        )
+        self.fleet = Fleet(answerers, EngineRetry(client))
+        self._answering = cast(BatchServices, SimpleNamespace(client=client, fleet=self.fleet))
 
     async def look(self) -> None:
         await self._look(self._store.runnable_batches())
@@ -218,7 +217,7 @@ async def test_nothing_is_left_of_what_made_answers(text_model: Path, tmp_path: 
     """A stop that failed on the way would leave the template's process behind."""
     answering = BatchServices(ServerConfig(model=text_model, endpoint=f"ipc://{tmp_path}/engine"))
     await answering.client.connect()
-    template = cast(Any, answering.answerers["/v1/chat/completions"])._template
+    template = cast(Any, answering.fleet.own.answerers["/v1/chat/completions"])._template
     await answering.close()
     assert template._process.poll() is not None
 

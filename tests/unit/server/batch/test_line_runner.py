@@ -74,13 +74,13 @@ class Job:
         self.results = ResultFiles(PartFile(self.output), PartFile(self.errors), 0.01)
         self.results.recover()
         client = SimpleNamespace(status=SimpleNamespace(state="ready"), losses=0, is_closed=False)
+        self.sending = EngineRetry(cast(EngineClient, client))
         self.runner = LineRunner(
             job=JOB,
             source=self._read(lines),
             parse=parse_line,
             answer=self._answer,
             results=self.results,
-            sending=EngineRetry(cast(EngineClient, client)),
             share=self.room.share(),
         )
 
@@ -91,7 +91,10 @@ class Job:
             yield []  # as of a chunk without the end of a line
 
     async def _answer(self, line: BatchLine) -> LineResult:
-        return await answer_line(line, {"/v1/completions": self.model}, RequestOwner(), JOB)
+        answerers = {"/v1/completions": self.model}
+        return await self.sending.until_answered(
+            lambda: answer_line(line, answerers, RequestOwner(), JOB)
+        )
 
     async def run(self) -> None:
         try:

@@ -1,0 +1,164 @@
+"""Fleet: gives the lines of this process's batches to its own engine and to other servers.
+
+The process stays the only owner of its batches: it alone reads their input and writes their
+results, so a line that was sent twice still has one result. A server that goes away loses nothing
+but the lines that it had, which are sent elsewhere. Knows no files and no results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import httpx
+
+from engine.client.client import EngineClient
+from engine.errors import IdInUse, Overloaded, SRMError
+from engine.tasks import task_group
+from server import metrics
+from server.batch.engine_retry import EngineRetry
+from server.batch.lines import Answerer, BatchLine, LineResult
+from server.batch.remote_worker import MAX_LINE_BYTES, NotTaken, RemoteWorker, new_http
+from server.config import ServerConfig
+from server.http.keys import read_key
+from server.routes.worker import WorkerIdentity
+
+log = logging.getLogger(__name__)
+
+MAX_LOSSES = 2
+"""Servers that may be lost with a line; then it stays here, where what kills engines is found."""
+_LOOK_EVERY_S = 2.0
+
+Ask = Callable[[Mapping[str, Answerer]], Awaitable[LineResult]]
+"""Asks those who answer to answer a line."""
+
+
+@dataclass(eq=False)
+class OwnEngine:
+    """This server's engine, as one of those that answer lines."""
+
+    answerers: Mapping[str, Answerer]
+    room: int = 0
+    """Sequences that it may be given."""
+    used: int = 0
+    """Sequences that it has been given and that have not ended."""
+
+
+class Fleet:
+    """All that answer lines: this server's engine, and other servers if there are any."""
+
+    def __init__(self, answerers: Mapping[str, Answerer], sending: EngineRetry) -> None:
+        self.own = OwnEngine(answerers)
+        self.workers: dict[str, RemoteWorker] = {}
+        """By their addresses."""
+        self._sending = sending
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def room(self) -> int:
+        """Sequences that may be in flight."""
+        return self.own.room + sum(worker.room for worker in self.workers.values())
+
+    async def answer(self, line: BatchLine, ask: Ask) -> LineResult:
+        """Have a line answered wherever there is room for it, and again elsewhere if it is lost.
+
+        Raises what EngineRetry does: only this server's engine decides that a line cannot be run.
+        """
+        losses, stays = 0, not _is_sendable(line.body)
+        while True:
+            worker = await self._choose(line.size, stays)
+            place = worker or self.own
+            place.used += line.size
+            try:
+                if worker is None:
+                    return await self._sending.until_answered(partial(ask, self.own.answerers))
+                result = await ask(worker.answerers)
+                metrics.BATCH_REMOTE_LINES.labels("answered").inc()
+                return result
+            except (NotTaken, Overloaded):
+                place.room = 0  # until it is asked again
+                metrics.BATCH_REMOTE_LINES.labels("not_taken").inc()
+            except SRMError as error:
+                if worker is None:
+                    raise
+                losses += 1
+                stays = losses == MAX_LOSSES or isinstance(error, IdInUse)
+                metrics.BATCH_REMOTE_LINES.labels("lost").inc()
+            finally:
+                place.used -= line.size
+                self._wake(1)
+
+    async def watch(self, config: ServerConfig, client: EngineClient) -> None:
+        """Keep looking which servers there are and what room they have, until cancelled."""
+        identity, key = WorkerIdentity(config), read_key(config.batch_worker_key_file)
+        async with new_http() as http:
+            while True:
+                if (status := client.status) is not None:
+                    await self._find(config.batch_workers, http)
+                    now, known = identity.now(status), {identity.instance: "this server"}
+                    async with task_group() as group:
+                        for worker in self.workers.values():
+                            group.create_task(worker.look(now, key, known))
+                    metrics.BATCH_WORKERS.set(sum(one.room > 0 for one in self.workers.values()))
+                    self._wake(len(self._waiting))
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _find(self, urls: tuple[str, ...], http: httpx.AsyncClient) -> None:
+        """Find the addresses of the servers. What a name had stays while it cannot be resolved."""
+        found: dict[str, RemoteWorker] = {}
+        for text in urls:
+            url = httpx.URL(text)
+            port = url.port or {"http": 80, "https": 443}[url.scheme]
+            try:
+                answer = await asyncio.get_running_loop().getaddrinfo(
+                    url.host, port, type=socket.SOCK_STREAM
+                )
+            except OSError as error:
+                log.warning("batch_workers: %s cannot be resolved: %s", text, error.strerror)
+                found |= {key: one for key, one in self.workers.items() if one.url == url}
+                continue
+            for *_, (host, *_) in answer:
+                address = str(url.copy_with(host=str(host), port=port))
+                found[address] = self.workers.get(address) or RemoteWorker(http, address, url)
+        self.workers = found
+
+    async def _choose(self, size: int, stays: bool) -> RemoteWorker | None:
+        """Wait until somebody has room; None stands for this server's engine."""
+        while True:
+            # What is larger than all room here comes when it may: the limiter has seen to that.
+            if not self.workers or size > self.own.room:
+                return None
+            found: list[tuple[float, RemoteWorker | None]] = []
+            if self.own.used + size <= self.own.room and (stays or self._sending.is_ready):
+                found.append((self.own.used / self.own.room, None))
+            if not stays:
+                found += [
+                    (one.used / one.room, one)
+                    for one in self.workers.values()
+                    if one.used + size <= one.room
+                ]
+            if found:
+                return min(found, key=lambda place: place[0])[1]
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+
+    def _wake(self, count: int) -> None:
+        while count and self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+
+def _is_sendable(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:  # it is refused here as it is
+        return False
+    return len(body) <= MAX_LINE_BYTES

@@ -1,0 +1,69 @@
+"""What a server that runs a batch and one that answers lines of it say to each other.
+
+Knows no files, no lines of files, and no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Raw
+
+from engine.messages import MAX_WEIGHT, MIN_WEIGHT, Refusal
+from server.schema.validation import Fields
+
+Url = Literal["/v1/completions", "/v1/chat/completions"]
+Identity = dict[str, str]
+"""What must be the same on two servers for a line to have the same answer on both, by name."""
+
+
+class WorkerStatus(msgspec.Struct):
+    """A server that answers lines, and what it runs."""
+
+    instance: str
+    """Of this server alone, so that others know it by whichever address they reach it."""
+    identity: Identity
+    num_slots: int
+    max_waiting: int
+    running: int
+    """Sequences that hold a slot."""
+    waiting: int
+    """Sequences accepted and not yet started."""
+
+
+class WorkerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line, to be answered under an id that no other request has."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=128)]
+    body: str
+    """JSON of a request for `url`."""
+
+
+class LinesRequest(Fields, frozen=True, kw_only=True):
+    """Body of POST /v1/worker/lines, checked."""
+
+    url: Annotated[Url, Meta(description=f"one of {', '.join(get_args(Url))}")]
+    identity: Annotated[Identity, Meta(description="an object of strings")]
+    """The sender's, which must be that of this server."""
+    share: Annotated[str, Meta(max_length=128)]
+    """Name of the batch: see `server.generation.engine_request.RequestOwner`."""
+    weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
+    priority: Annotated[int, Meta(ge=-(2**31), le=0)]
+    """As the engine has it: higher is first, and people have 0."""
+    created_unix: Annotated[int, Meta(ge=0, le=2**53)]
+    """When the batch was made, which replies have as `created`."""
+    lines: Annotated[
+        list[WorkerLine],
+        Meta(min_length=1, description="a list of at least one object of id and body, strings"),
+    ]
+
+
+class LineAnswer(msgspec.Struct, omit_defaults=True):
+    """An event of the reply: the answer to a line, or why it has none; an empty one says only that
+    the connection is alive."""
+
+    id: str = ""
+    body: Raw = Raw(b"null")
+    """The reply that the line would have had over HTTP."""
+    refusal: Refusal | None = None

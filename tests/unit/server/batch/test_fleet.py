@@ -1,0 +1,228 @@
+"""Which of several servers answers a line, and what follows where one does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from engine.client.client import EngineClient
+from engine.errors import InvalidRequest
+from server.batch.engine_retry import EngineRetry
+from server.batch.fleet import Fleet
+from server.batch.lines import BatchLine
+from server.batch.remote_worker import MAX_LINE_BYTES, RemoteWorker
+from server.generation.engine_request import RequestOwner
+from tests.engines.served_engine import until
+
+OWNER = RequestOwner("batch:a", 1.0, -5, True, 7)
+IDENTITY = {"weights": "a"}
+
+
+def line(number: int, size: int = 1, body: bytes = b"{}") -> BatchLine:
+    return BatchLine(number, f"line {number}", "POST", "/v1/completions", body, size)
+
+
+class Here:
+    """Answers lines as this server's engine does, when it may."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.asked: list[str] = []
+
+    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
+        self.asked.append(id)
+        await self.may_answer.wait()
+        return b"here"
+
+
+class There:
+    """Another server, as the client of HTTP meets it."""
+
+    def __init__(self) -> None:
+        self.instance = "there"
+        self.identity = IDENTITY
+        self.running = 0
+        self.refuses: Callable[[str], dict[str, Any] | None] = lambda _: None
+        self.breaks_off = False
+        self.status = 200
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.asked: list[list[str]] = []
+        """Ids of the lines of each request."""
+        self.left = 0
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.status == 0:
+            raise httpx.ConnectError("refused")
+        if self.status != 200:
+            return httpx.Response(self.status, json={"error": {"message": "no"}})
+        if request.method == "GET":
+            sizes = {"num_slots": 4, "max_waiting": 100, "running": self.running, "waiting": 0}
+            return httpx.Response(
+                200, json={"instance": self.instance, "identity": self.identity, **sizes}
+            )
+        asked = json.loads(request.content)
+        assert asked["identity"] == IDENTITY and asked["created_unix"] == 7
+        self.asked.append([one["id"] for one in asked["lines"]])
+        return httpx.Response(200, content=self._events(self.asked[-1]))
+
+    async def _events(self, ids: list[str]) -> AsyncIterator[bytes]:
+        yield b"data: {}\n\n"
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        for id in ids:
+            if self.breaks_off:
+                break
+            error = self.refuses(id)
+            answer = {"id": id, "refusal": {"id": id, **error}} if error else {"id": id, "body": 1}
+            event = f"data: {json.dumps(answer)}\n\n".encode()
+            yield event[:9]
+            yield event[9:]
+        yield b"data: [DONE]\n\n"
+
+
+class Place:
+    """A fleet of this server, with room for two, and others."""
+
+    def __init__(self, *others: There) -> None:
+        client = SimpleNamespace(status=SimpleNamespace(state="ready"), losses=0, is_closed=False)
+        self.here, self.client = Here(), client
+        self.fleet = Fleet({"/v1/completions": self.here}, EngineRetry(cast(EngineClient, client)))
+        self.fleet.own.room = 2
+        for number, other in enumerate(others):
+            address = f"http://10.0.0.{number}"
+            http = httpx.AsyncClient(transport=httpx.MockTransport(other))
+            self.fleet.workers[address] = RemoteWorker(http, address, httpx.URL(address))
+
+    async def look(self) -> None:
+        known = {"here": "this server"}
+        for worker in self.fleet.workers.values():
+            await worker.look(IDENTITY, "", known)
+        self.fleet._wake(100)
+
+    async def answer(self, asked: BatchLine) -> Any:
+        async def ask(answerers: Any) -> Any:
+            return await answerers[asked.url].whole(asked.body, f"a-{asked.number}", OWNER)
+
+        async with asyncio.timeout(120):
+            return await self.fleet.answer(asked, cast(Any, ask))
+
+
+async def test_all_places_fill_evenly_and_lines_share_requests() -> None:
+    one, two = There(), There()
+    two.instance, two.running = "two", 4  # of others: half as much room
+    place = Place(one, two)
+    await place.look()
+    assert place.fleet.room == 2 + 8 + 4
+    for server in (place.here, one, two):
+        server.may_answer.clear()
+    tasks = [asyncio.create_task(place.answer(line(number))) for number in range(20)]
+    await until(lambda: bool(one.asked and two.asked))
+    assert (len(place.here.asked), *map(len, one.asked + two.asked)) == (2, 8, 4)
+    for server in (place.here, one, two):
+        server.may_answer.set()
+    answers = Counter(await asyncio.gather(*tasks))
+    assert answers == {b"here": answers[b"here"], b"1": 20 - answers[b"here"]}
+    assert sorted(chain(place.here.asked, *one.asked, *two.asked)) == sorted(
+        f"a-{number}" for number in range(20)
+    )
+    assert [place.fleet.own.used, *(one.used for one in place.fleet.workers.values())] == [0, 0, 0]
+
+
+OVERLOADED = {"code": "overloaded", "message": "full", "retry_after_s": 9}
+LOST = {"code": "engine_unavailable", "message": "it died"}
+IN_USE = {"code": "id_in_use", "message": "it runs"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "most_asked"),
+    [
+        ({"refuses": lambda _: OVERLOADED}, 1),
+        ({"refuses": lambda _: LOST}, 2),
+        ({"refuses": lambda _: IN_USE}, 1),
+        ({"breaks_off": True}, 1),
+        ({"status": 503}, 0),
+        ({"status": 0}, 0),
+    ],
+    ids=["full", "dies of it", "id in use", "breaks off", "refuses", "is gone"],
+)
+async def test_a_line_that_another_server_does_not_answer_is_answered_here(
+    setting: dict[str, Any], most_asked: int
+) -> None:
+    """At once, or after it has been the end of two."""
+    other = There()
+    place = Place(other)
+    await place.look()
+    for name, value in setting.items():
+        setattr(other, name, value)
+    place.fleet.own.used = 1  # so that the other one has more room
+    assert await place.answer(line(1)) == b"here"
+    assert len(other.asked) == most_asked
+    assert place.fleet.own.used == 1
+
+
+async def test_an_error_of_the_request_is_its_answer() -> None:
+    other = There()
+    other.refuses = lambda _: {"code": "invalid_request", "message": "n", "param": "n"}
+    place = Place(other)
+    await place.look()
+    place.fleet.own.used = 1
+    with pytest.raises(InvalidRequest) as refused:
+        (route,) = {one.answerers["/v1/completions"] for one in place.fleet.workers.values()}
+        await route.whole(b"{}", "a-1", OWNER)
+    assert refused.value.param == "n"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [line(1, size=3), line(1, body=b" " * (MAX_LINE_BYTES + 1)), line(1, body=b"\xff")],
+    ids=["more samples than room", "a long body", "a body that is no text"],
+)
+async def test_some_lines_stay_here(asked: BatchLine) -> None:
+    place = Place(There())
+    await place.look()
+    place.fleet.own.used = 1 if asked.size == 1 else 0
+    assert await place.answer(asked) == b"here"
+
+
+async def test_while_this_engine_is_away_others_have_the_lines() -> None:
+    place = Place(There())
+    await place.look()
+    place.client.status = None
+    assert await asyncio.gather(*(place.answer(line(number)) for number in range(9))) == [b"1"] * 9
+
+
+async def test_what_nobody_waits_for_any_more_is_ended_there() -> None:
+    other = There()
+    other.may_answer.clear()
+    place = Place(other)
+    await place.look()
+    place.fleet.own.used = 2
+    tasks = [asyncio.create_task(place.answer(line(number))) for number in range(3)]
+    await until(lambda: bool(other.asked))
+    for left, task in zip((0, 0, 1), tasks, strict=True):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: other.left == left)  # noqa: B023
+    await until(lambda: not next(iter(place.fleet.workers.values()))._sends)
+
+
+async def test_servers_that_are_another_or_this_one_get_no_lines() -> None:
+    same, twin, unlike, itself = There(), There(), There(), There()
+    unlike.instance, unlike.identity = "unlike", {"weights": "b"}
+    itself.instance = "here"
+    place = Place(same, twin, unlike, itself)
+    await place.look()
+    assert [one.room for one in place.fleet.workers.values()] == [8, 0, 0, 0]
