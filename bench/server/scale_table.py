@@ -50,10 +50,7 @@ def assumptions(record: Record) -> list[str]:
     return [
         *table(
             "measured | figure | record",
-            (
-                f"{name} | {value} | [{kind}](benchmarks/{records[kind]}.md)"
-                for name, value, kind in measured
-            ),
+            (f"{name} | {value} | `{records[kind]}`" for name, value, kind in measured),
         ),
         "",
         *table("assumed, not measured | figure", (f"{name} | {value}" for name, value in assumed)),
@@ -119,9 +116,9 @@ def _row(found: tuple[int, list[dict[str, Any]]]) -> str:
     gpus, (low, high) = found
     cells = [f"{gpus:,}"]
     for name, form in (
-        ("tokens_per_s", "{:.3g} M"),
+        ("tokens_per_s", "{:,.0f} M"),
         ("requests_per_s", "{:,.0f}"),
-        ("network_bytes_per_s", "{:,.3g} MB/s"),
+        ("network_bytes_per_s", "{:,.0f} MB/s"),
         ("api_cores", "{:,.0f}"),
         ("router_cores", "{:,.0f}"),
         ("owners", "{:,.0f}"),
