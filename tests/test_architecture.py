@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "engine.client", "server", "server.text", "server.storage", "server.routes"),
         *("server.batch", "server.supervise", "server.commands"),
     ),
+    "deploy.kubernetes": ("server", "engine"),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
 `__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""

@@ -83,7 +83,7 @@ def is_whole(record: Record) -> bool:
         return names >= MODELS and all("runs" in model for model in record["models"])
     if "results" in record:  # of peers: one that has others to compare with
         return len({result["engine"] for result in record["results"] if result["points"]}) > 3
-    return "cases" in record
+    return "cases" in record or "losses" in record
 
 
 def _engine(record: Record) -> list[str]:
@@ -259,6 +259,25 @@ def ray_serve(record: Record) -> list[str]:
     ]
 
 
+def _router(record: Record) -> list[str]:
+    """Render what became of requests while replicas behind a router came and went."""
+    lost, full = record["losses"], record["full"]
+    wasted = lost["tokens_in_no_answer"] / lost["answered_tokens"]
+    rows = [
+        *(f"{name} | {count:,}" for name, count in sorted(lost["outcomes"].items())),
+        f"answers unlike those of a server alone | {lost['differing']}",
+        f"retries by the router | {lost['retries']:,.0f}",
+        f"tokens computed that are in no answer | {wasted:.1%} of those of answers",
+        f"prompt tokens whose state was kept | {lost['prompt_tokens_kept']:.0%}",
+        f"with full queues: 503 by servers, retries | {full['refused_by_servers']:,.0f}, "
+        f"{full['retries']:,.0f}",
+        f"answered right after that | {full['after'].get('answered', 0)} of "
+        f"{sum(full['after'].values())}",
+    ]
+    at_once = record["settings"]["concurrency"]
+    return table(f"{lost['requests']:,} requests, {at_once} at once | ", rows)
+
+
 def _ours(record: Record) -> list[tuple[Record, Record]]:
     return [(model, run) for model, run in runs_of(record) if run["by"] == "srm"]
 
@@ -276,6 +295,7 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "host": ("host", _host),
     "http": ("http-demo", _http),
     "peers": ("peers", _peers),
+    "router": ("router-vllm", _router),
     "fleet": ("fleet", fleet.markdown),
     "scale-costs": ("scale", scale_table.assumptions),
     "scale-plan": ("scale", scale_table.plan),

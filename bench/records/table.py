@@ -24,7 +24,7 @@ from engine.settings import load
 
 PAGES = (
     *(ROOT / "README.md", DEMO_MODEL / "README.md"),
-    *(ROOT / "docs" / f"{page}.md" for page in ("performance", "scale", "ray")),
+    *(ROOT / "docs" / f"{page}.md" for page in ("performance", "scale", "ray", "kubernetes")),
 )
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import engine.metrics
+import server.metrics
 from tests.serving import ROOT
+from tests.tools.doc_tables import exposed, metrics_of
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 CASES = Path(__file__).with_name("alerts.yml")
@@ -58,3 +61,15 @@ def test_the_dashboards_queries_are_queries_of_one_server_or_all(tmp_path: Path)
     file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML too
     done = promtool("check", "rules", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:
+    known = {
+        f"{exposed(metric)}{suffix}"
+        for module in (engine.metrics, server.metrics)
+        for metric in metrics_of(module)
+        for suffix in (("_bucket", "_sum", "_count") if metric._type == "histogram" else ("",))
+    }
+    for path in (RULES, ROOT / "deploy" / "grafana" / "srm.json"):
+        asked = set(re.findall(r"\b(?:srm|http)_[a-z]\w*", path.read_text()))
+        assert asked and asked <= known, asked - known

@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes, and the checks of them that need no cluster."""

@@ -1,0 +1,72 @@
+"""Whether objects fit the schemas of their kinds: Kubernetes' own ones, and those of custom kinds.
+
+Those of custom kinds are packages of npm; they do not notice fields that are misspelt.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import kubernetes_validate
+
+from deploy.kubernetes.lint import Object, title_of
+
+PACKAGES = {
+    "monitoring.coreos.com": "@kubernetes-models/prometheus-operator",
+    "keda.sh": "@kubernetes-models/keda",
+}
+"""By group: the package that has its schemas."""
+_PROGRAM = """
+import {readFileSync} from "node:fs";
+for (const [module, one] of JSON.parse(readFileSync(0))) {
+  const kinds = await import(module);
+  try { new kinds[one.kind](one).validate(); }
+  catch (error) { console.log(`${one.kind}/${one.metadata.name}: ${error.message}`); }
+}
+"""
+
+
+def group_of(one: Object) -> str:
+    group: str = one["apiVersion"].rpartition("/")[0]
+    return group
+
+
+def is_built_in(one: Object) -> bool:
+    """Return whether Kubernetes itself has the kind, and not a CustomResourceDefinition."""
+    return "." not in group_of(one) or group_of(one).endswith(".k8s.io")
+
+
+def problems(objects: Sequence[Object]) -> Iterator[str]:
+    """Yield what does not fit Kubernetes' schemas, in strict mode. Leaves out custom kinds."""
+    version = kubernetes_validate.latest_version()
+    for one in filter(is_built_in, objects):
+        try:
+            kubernetes_validate.validate(one, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield f"{title_of(one)}: {error.message}"
+        except kubernetes_validate.SchemaNotFoundError:
+            kind = f"{one['kind']} of {one['apiVersion']}"
+            yield f"{title_of(one)}: Kubernetes {version} has no {kind}"
+
+
+def custom_problems(objects: Sequence[Object], folder: Path) -> list[str]:
+    """Return what does not fit the schemas of the packages that npm installed in the folder.
+
+    Raises KeyError for a group that no package is known of.
+    """
+    custom = [one for one in objects if not is_built_in(one)]
+    given = [
+        (f"{PACKAGES[group_of(one)]}/{one['apiVersion']}/{one['kind']}", one) for one in custom
+    ]
+    done = subprocess.run(
+        ["node", "--input-type=module", "--eval", _PROGRAM],
+        input=json.dumps(given),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=folder,
+    )
+    return done.stdout.splitlines()

@@ -1,0 +1,143 @@
+"""The manifests of deploy/kubernetes are right, and the lint notices each kind of defect."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.kubernetes.lint import Object, lint, objects_of
+from deploy.kubernetes.manifests import ALERTS, HERE, OVERLAYS, alerts, metric_names, rendered
+from server.routes.health import OPERATIONS
+from tests.deploy.routers import deployed_flags
+
+CONTAINER = ("spec", "template", "spec", "containers", 0)
+POD = CONTAINER[:3]
+SERVER, ROUTER, SERVICE = "StatefulSet/srm", "Deployment/srm-router", "Service/srm"
+KEDA = "ScaledObject/srm"
+HPA, POLICY = "HorizontalPodAutoscaler/srm", "NetworkPolicy/srm"
+GONE = object()
+"""In place of a value: the field is not there."""
+
+
+@cache
+def objects(overlay: str) -> list[Object]:
+    """The objects of an overlay; the test is skipped where kubectl is absent."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl")
+    return rendered(HERE / "overlays" / overlay)
+
+
+@pytest.mark.parametrize("overlay", [path.name for path in OVERLAYS])
+def test_an_overlay_has_no_defect(overlay: str) -> None:
+    assert lint(objects(overlay), metric_names()) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "path", "value", "said"),
+    [
+        (SERVER, ("metadata", "name"), "Srm", "lower case"),
+        (SERVICE, ("metadata", "name"), "srm-replicas", "more than once"),
+        (SERVICE, ("metadata", "namespace"), "other", "namespace = 'other'"),
+        (SERVER, (*CONTAINER, "volumeMounts", "data", "name"), "cash", "'cash'"),
+        (SERVER, (*POD, "volumes", 0, "name"), "unused", "no mount uses"),
+        ("PersistentVolumeClaim/srm-model", ("metadata", "name"), "other", "no claim 'srm-model'"),
+        (SERVER, (*CONTAINER, "readinessProbe"), GONE, "no readinessProbe"),
+        (SERVER, (*CONTAINER, "livenessProbe", "httpGet", "port"), "web", "port 'web'"),
+        (SERVER, (*CONTAINER, "resources", "requests", "memory"), "4 GB", "'4 GB' is no quantity"),
+        (ROUTER, (*CONTAINER, "resources", "requests", "cpu"), GONE, "requests has no cpu"),
+        (SERVER, (*CONTAINER, "resources", "requests", "nvidia.com/gpu"), "2", "must be in limits"),
+        (SERVER, (*CONTAINER, "securityContext", "capabilities"), {}, "capabilities"),
+        (ROUTER, (*CONTAINER, "securityContext", "readOnlyRootFilesystem"), False, "readOnly"),
+        (SERVER, (*POD, "securityContext", "runAsUser"), 0, "runAsUser"),
+        (SERVER, (*POD, "enableServiceLinks"), GONE, "enableServiceLinks"),
+        (SERVER, ("spec", "selector", "matchLabels"), {"app": "srm"}, "its own pods"),
+        (SERVICE, ("spec", "selector"), {"app": "srm"}, "matches no pods"),
+        (SERVICE, ("spec", "ports", 0, "targetPort"), "web", "targetPort = 'web'"),
+        ("PodDisruptionBudget/srm", ("spec", "selector", "matchLabels"), {"a": "b"}, "no pods"),
+        ("ServiceMonitor/srm", ("spec", "endpoints", 0, "port"), "http2", "port = 'http2'"),
+        ("ServiceMonitor/srm", ("spec", "selector", "matchLabels"), {"a": "b"}, "0 Services"),
+        ("NetworkPolicy/default-deny", ("spec", "policyTypes"), ["Ingress"], "denies all"),
+        (POLICY, ("spec", "ingress", 0, "ports", 0, "port"), "web", "port 'web'"),
+        (POLICY, ("spec", "podSelector", "matchLabels"), {"app": "srm"}, "matches no pods"),
+        ("NetworkPolicy/srm-router", ("spec", "egress", 0, "ports", 0, "port"), "web", "'web'"),
+        (SERVER, ("spec", "serviceName"), "srm", "clusterIP: None"),
+        (ROUTER, (*POD, "serviceAccountName"), "default", "no ServiceAccount"),
+        ("RoleBinding/srm-router", ("subjects", 0, "name"), "other", "no ServiceAccount 'other'"),
+        (
+            SERVER,
+            (*CONTAINER, "env", "SRM_API_KEYS", "valueFrom", "secretKeyRef", "optional"),
+            GONE,
+            "Secret",
+        ),
+        (SERVER, (*CONTAINER, "env", "SRM_ADMIN_PORT", "value"), "9000", "9000 is no port"),
+        (
+            SERVER,
+            (*CONTAINER, "env", "SRM_DRAIN_S", "name"),
+            "SRM_DRAIN",
+            "SRM_DRAIN is no setting",
+        ),
+        (SERVER, (*POD, "terminationGracePeriodSeconds"), 60, "must be at least 120"),
+        (HPA, ("spec", "scaleTargetRef", "kind"), "Deployment", "no Deployment/srm"),
+        (HPA, ("spec", "metrics", 0, "pods", "metric", "name"), "srm_slots", "'srm_slots'"),
+        (HPA, ("spec", "metrics", 0, "pods", "target", "type"), "Utilization", "AverageValue"),
+        (HPA, ("spec", "maxReplicas"), 2, "replicas 3 … 2"),
+        (KEDA, ("spec", "triggers", 0, "metadata", "query"), "sum(srm_slots)", "'srm_slots'"),
+        (KEDA, ("spec", "triggers", 1, "metadata", "threshold"), "many", "threshold = 'many'"),
+        (ROUTER, (*CONTAINER, "args", 4), "app.kubernetes.io/name=x", "--selector"),
+        (ROUTER, (*CONTAINER, "args", 6), "--service-discovery-port=80", "no port of these pods"),
+    ],
+)
+def test_a_defect_is_noticed(title: str, path: tuple[Any, ...], value: Any, said: str) -> None:
+    changed = copy.deepcopy(objects("fleet-keda" if title == KEDA else "fleet"))
+    at: Any
+    (at,) = (one for one in changed if f"{one['kind']}/{one['metadata']['name']}" == title)
+    for key in path[:-1]:
+        is_name = isinstance(at, list) and isinstance(key, str)
+        at = next(one for one in at if one["name"] == key) if is_name else at[key]
+    if value is GONE:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    found = lint(changed, metric_names())
+    assert any(said in one for one in found), found
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(yaml.YAMLError, match="'a' is given twice"):
+        objects_of("{a: 1, b: {c: 1}, a: 2}")
+
+
+def test_the_alerts_are_those_of_prometheus() -> None:
+    assert ALERTS.read_text() == alerts()
+
+
+def test_probes_ask_for_routes_of_the_server() -> None:
+    (server,) = (one for one in objects("cpu") if one["kind"] == "StatefulSet")
+    container = server["spec"]["template"]["spec"]["containers"][0]
+    paths = {name: probe["httpGet"]["path"] for name, probe in container.items() if "Probe" in name}
+    assert paths == {
+        "startupProbe": "/ready",
+        "readinessProbe": "/ready",
+        "livenessProbe": "/health",
+    }
+    assert {*paths.values()} <= {one.path for one in OPERATIONS}
+
+
+def test_the_router_is_told_to_open_no_circuit() -> None:
+    assert "--disable-circuit-breaker" in deployed_flags()
+
+
+def test_schemas_refuse_what_is_misspelt_or_unknown() -> None:
+    schemas = pytest.importorskip("deploy.kubernetes.schemas", exc_type=ImportError)
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "srm"}}
+    for one, count in (
+        (service, 0),
+        ({**service, "spec": {"selektor": {}}}, 1),
+        ({**service, "apiVersion": "v9"}, 1),
+    ):
+        assert len(list(schemas.problems([one]))) == count
