@@ -67,8 +67,8 @@ BENCHMARKS = {
 SETTINGS = """
   model device dtype num_slots memory_fraction prefix_slots prefix_cache max_step_rows
   max_step_tokens max_waiting max_waiting_bytes max_parked_bytes request_timeout_s cache_dir
-  precompiled_dir overlap step_timeout_s drain_s snapshot_dir snapshot_interval_s snapshot_s
-  log_level log_format served_model_name chat_template host port api_processes max_body_bytes
+  overlap step_timeout_s drain_s snapshot_dir snapshot_interval_s snapshot_s log_level log_format
+  served_model_name chat_template host port api_processes max_body_bytes
   max_connections max_header_bytes
   receive_timeout_s send_timeout_s retry_grace_s api_keys_file requests_per_minute
   tokens_per_minute cors_origins admin_port admin_host weights_dir otlp_endpoint stall_s

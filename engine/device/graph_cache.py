@@ -46,21 +46,15 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_or_compile(
-    session: InferenceSession,
-    config: ModelConfig,
-    dtype: DType,
-    device: Device,
-    folder: Path,
-    precompiled: Path | None = None,
+    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device, folder: Path
 ) -> CompiledModel:
-    """Return this model shape's step graph for this device, from either folder if it is there."""
+    """Return this model shape's step graph for this device, from `folder` if it is there."""
     return cached(
         "step",
         graph_shape(config, dtype),
         lambda: session.compile(build_step_graph(config, dtype, device)),
         device,
         folder,
-        precompiled,
     )
 
 
@@ -70,14 +64,11 @@ def cached(
     compile_graphs: Callable[[], CompiledModel],
     device: Device,
     folder: Path,
-    precompiled: Path | None = None,
 ) -> CompiledModel:
-    """Return graphs of a kind and shape, read from `precompiled` or else from `folder`, or compiled
-    and kept in `folder`."""
+    """Return graphs of a kind and shape, read from `folder`, or compiled and kept there."""
     path = cache_path(name, shape, device, folder)
-    for place in filter(None, (precompiled, folder)):
-        if (found := _read(place / path.name)) is not None:
-            return found
+    if (found := _read(path)) is not None:
+        return found
     with _alone(path.with_suffix(".lock")):
         return _read(path) or _compile(name, shape, compile_graphs, device, path)
 

@@ -9,7 +9,6 @@ import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,9 +65,7 @@ class ModelRunner:
         self.dtype = DType[config.compute_dtype]
         self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
-            *(self._session, weights.config, self.dtype, self.device),
-            folder=config.cache_dir.expanduser(),
-            precompiled=precompiled_folder(config),
+            self._session, weights.config, self.dtype, self.device, config.cache_dir.expanduser()
         )
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
@@ -134,15 +131,6 @@ def open_device(kind: str) -> Device:
     if accelerator_count() == 0:
         raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
     return Accelerator()
-
-
-def precompiled_folder(config: EngineConfig) -> Path | None:
-    """Return the folder of graphs compiled ahead, if there is to be one. Raises ConfigError if it
-    is not there."""
-    folder = Path(config.precompiled_dir).expanduser()
-    if config.precompiled_dir and not folder.is_dir():
-        raise ConfigError(f"precompiled_dir = {folder}: there is no such folder")
-    return folder if config.precompiled_dir else None
 
 
 def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:

@@ -11,11 +11,10 @@ import pytest
 from max.driver import CPU
 from max.dtype import DType
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import ModelConfig
 from engine.device import graph_cache
 from engine.device.graph_cache import cache_path, cached
 from engine.device.model import graph_shape
-from engine.device.runner import precompiled_folder
 from engine.errors import ConfigError
 
 MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
@@ -97,16 +96,3 @@ def test_a_folder_that_cannot_be_is_said_before_anything_is_compiled(tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot keep the compiled graph"):
         cached("test", (), lambda: pytest.fail("compiled"), CPU(), tmp_path / "file")
-
-
-def test_a_precompiled_graph_is_taken_where_none_can_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graph_cache, "read", Path.read_text)
-    (tmp_path / "file").touch()
-    cache_path("test", (), CPU(), tmp_path).write_text("the graph")
-    nowhere = tmp_path / "file"
-    found = cached("test", (), lambda: pytest.fail("compiled"), CPU(), nowhere, tmp_path)
-    assert str(found) == "the graph"
-    with pytest.raises(ConfigError, match="precompiled_dir = .*file: there is no such folder"):
-        precompiled_folder(EngineConfig(precompiled_dir=str(nowhere)))
