@@ -187,6 +187,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Longest that a request may wait and run, in seconds; 0, and in batches: as it takes."""
     cache_dir: Path = Path("~/.cache/srm")
     """Where compiled step graphs are kept between starts."""
+    graphs_dir: str = ""
+    """Folder of step graphs that were compiled ahead, read before `cache_dir`; empty: none."""
     overlap: bool = True
     """Schedule a step while the one before it runs; the tokens are the same without."""
     endpoint: str = "tcp://127.0.0.1:8765"

@@ -91,16 +91,19 @@ class Stream:
         that still run, so that each one comes whole."""
         news = self._streams.table.take(self._first, self._size, only_ended)
         self.unfinished -= int(np.count_nonzero(news.reasons))
-        outputs = self.take_outputs()
-        scores = [(place, output) for place, output in outputs if output.index == PROMPT]
-        if len(scores) < len(outputs):
+        scores: list[tuple[int, Output]] = []
+        if outputs := self.take_outputs():
+            scores = [(place, output) for place, output in outputs if output.index == PROMPT]
             samples = [(p * self.n + one.index, one) for p, one in outputs if one.index != PROMPT]
-            news = merge([news, of_outputs(samples)])
+            if samples:
+                news = merge([news, of_outputs(samples)])
         return Delivery(news, scores, int(self._streams.versions[self._number]))
 
     def take_outputs(self) -> list[tuple[int, Output]]:
         """Return all Outputs since the last call, as they came, each with its request's place."""
         self._streams.has_news[self._number] = False
+        if not self._outputs:
+            return []
         outputs, self._outputs = self._outputs, []
         self.unfinished -= sum(output.finish_reason is not None for _, output in outputs)
         return outputs

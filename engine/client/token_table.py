@@ -16,7 +16,7 @@ import numpy as np
 from engine.client.token_queues import TokenQueues
 from engine.errors import InvalidRequest, Overloaded
 from engine.steps.batch import F32, I32, I64, Bool
-from engine.steps.token_deltas import NO_NEWS, U8, TokenDeltas
+from engine.steps.token_deltas import NO_NEWS, NO_TOP_IDS, NO_TOP_LOGPROBS, U8, TokenDeltas
 
 
 class Stretches:
@@ -183,7 +183,8 @@ class TokenTable:
         self._is_told[row] = reason != 0
         tokens, logprobs = self._queues.read_one(row)
         offsets = np.array([0, len(tokens)])
-        return TokenDeltas(ONE_INDEX, offsets, tokens, logprobs, np.array([reason], np.uint8))
+        reasons = np.array([reason], np.uint8)
+        return TokenDeltas(ONE_INDEX, offsets, tokens, logprobs, reasons, *_NO_TOP)
 
     def reader(self, stream: int) -> int:
         """Return the reader of a stream; NOBODY if it is closed."""
@@ -244,3 +245,4 @@ class TokenTable:
 
 _INDEX = (1 << INDEX_BITS) - 1
 ONE_INDEX: I64 = np.zeros(1, np.int64)
+_NO_TOP = (NO_TOP_IDS, NO_TOP_LOGPROBS)

@@ -1,9 +1,10 @@
 """Compiled graphs on disk: compile once per model shape and machine, read ever after.
 
 The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
-graph and kernels, the MAX version, the device and the processor. Whoever wants a graph that another
-process is compiling waits for it; a file that cannot be read is compiled anew. A note beside each
-file says what it is, for `engine.device.graph_notes`. Weights are bound later.
+graph and kernels, the MAX version, the device or the level of the processor. Graphs that came with
+the program are looked for first. Whoever wants a graph that another process is compiling waits for
+it; a file that cannot be read is compiled anew. A note beside each file says what it is, for
+`engine.device.graph_notes`. Weights are bound later.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import fcntl
 import hashlib
 import importlib.metadata
 import logging
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from max.engine import CompiledModel, InferenceSession, read
 
 from engine import messages
 from engine.config import ModelConfig
-from engine.device import kernels, linear, model
+from engine.device import kernels, linear, model, processor
 from engine.device.linear import KERNELS
 from engine.device.model import build_step_graph, graph_shape
 from engine.errors import ConfigError
@@ -46,16 +47,26 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_or_compile(
-    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device, folder: Path
+    session: InferenceSession,
+    config: ModelConfig,
+    dtype: DType,
+    device: Device,
+    folder: Path,
+    shipped: Path | None = None,
 ) -> CompiledModel:
-    """Return this model shape's step graph for this device, from `folder` if it is there."""
-    return cached(
-        "step",
-        graph_shape(config, dtype),
-        lambda: session.compile(build_step_graph(config, dtype, device)),
-        device,
-        folder,
-    )
+    """Return this model shape's step graph for this device, from `shipped`, a folder that is only
+    read, or from `folder` if it is there."""
+    shape = graph_shape(config, dtype)
+    if shipped and (found := _read(cache_path("step", shape, device, shipped))) is not None:
+        return found
+    compile_it = partial(_compile_step, session, config, dtype, device)
+    return cached("step", shape, compile_it, device, folder)
+
+
+def _compile_step(
+    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device
+) -> CompiledModel:
+    return session.compile(build_step_graph(config, dtype, device))
 
 
 def cached(
@@ -122,7 +133,9 @@ def _unkept(path: Path, error: OSError) -> ConfigError:
 def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Path) -> Path:
     """Path of kept graphs: the name holds a digest of all that a compiled graph depends on."""
     # `sm_90` of `sm_90a`: the letter says which instructions may be used, not which GPU it is.
-    target = _processor() if device.is_host else str(device.architecture_name).rstrip("abcdef")
+    target = (
+        processor.target() if device.is_host else str(device.architecture_name).rstrip("abcdef")
+    )
     facts = (shape, (device.label, target), importlib.metadata.version("max"))
     return folder / f"{name}-{_digest(repr(facts))}.mef"
 
@@ -143,16 +156,6 @@ def _digest(facts: str) -> str:
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:20]
-
-
-def _processor() -> str:
-    """Model and instruction sets of this machine's processor: compiled code is made for them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features")
-    return "".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from max.engine import InferenceSession
 from engine.config import AUTO_DTYPES, Mixer, ModelConfig
 from engine.device.graph_cache import cache_path, load_or_compile
 from engine.device.model import graph_shape
+from engine.device.processor import level
 from engine.device.telemetry import turn_off_telemetry
 from engine.settings import load
 from engine.weights.checkpoint import read_model
@@ -48,13 +49,13 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int = 8192
     """Entries of the model's vocabulary."""
     device: Literal["gpu", "cpu"] = "gpu"
-    """A GPU, which need not be here, or processors of this machine's model."""
+    """A GPU, which need not be here, or processors."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights and activations; auto is float32 on a processor, bfloat16 on a GPU."""
     gpu_arch: str = "sm_90a"
     """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
-    host_cpu: str = "x86-64-v3"
-    """Processor of the machine the GPU is in, as LLVM names it."""
+    host_cpu: str = ""
+    """Processor as LLVM names it; empty: this machine's level, or x86-64-v3 beside a GPU."""
     output: Path = Path("build/graphs")
     """Folder that the compiled graph is written to."""
 
@@ -82,7 +83,6 @@ def virtual_gpu(config: PrecompileConfig) -> driver.Device:
     """Make a GPU to compile for and not to run on; from now on the only one of this process."""
     driver.set_virtual_device_api("cuda")
     driver.set_virtual_device_target_arch(config.gpu_arch)
-    driver.set_virtual_cpu_target(config.host_cpu)
     driver.set_virtual_device_count(1)
     return driver.Accelerator()
 
@@ -90,6 +90,8 @@ def virtual_gpu(config: PrecompileConfig) -> driver.Device:
 def open_target(config: PrecompileConfig) -> driver.Device:
     """Return the device to compile for."""
     turn_off_telemetry()
+    if host_cpu := config.host_cpu or ("x86-64-v3" if config.device == "gpu" else level()):
+        driver.set_virtual_cpu_target(host_cpu)
     return virtual_gpu(config) if config.device == "gpu" else driver.CPU()
 
 

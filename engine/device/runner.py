@@ -9,6 +9,7 @@ import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from engine.device.graph_cache import load_or_compile
 from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import pack_linear, round_bfloat16
 from engine.device.model import EDIT_INPUTS, MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
+from engine.device.processor import compile_for_level
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
 from engine.errors import ConfigError
@@ -65,7 +67,12 @@ class ModelRunner:
         self.dtype = DType[config.compute_dtype]
         self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
-            self._session, weights.config, self.dtype, self.device, config.cache_dir.expanduser()
+            self._session,
+            weights.config,
+            self.dtype,
+            self.device,
+            config.cache_dir.expanduser(),
+            Path(config.graphs_dir).expanduser() if config.graphs_dir else None,
         )
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
@@ -127,6 +134,7 @@ def open_device(kind: str) -> Device:
     """Return the CPU or the first GPU. Raises ConfigError where there is none."""
     turn_off_telemetry()
     if kind == "cpu":
+        compile_for_level()
         return CPU()
     if accelerator_count() == 0:
         raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")

@@ -6,6 +6,7 @@ What completions and chats share: what is said around the choices. A route says 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -75,7 +76,9 @@ class Encoder(ABC):
             fields["first_weights_version"] = first
         return self.envelope(fields | self.first_fields(), is_event=False)
 
-    def event(self, choices: list[Raw], usage: UsageField, samples: SamplesField = UNSET) -> bytes:
+    def event(
+        self, choices: Sequence[Raw], usage: UsageField, samples: SamplesField = UNSET
+    ) -> bytes:
         """An event of a stream."""
         first = self.first_fields()
         if first or isinstance(usage, Usage) or samples is not UNSET:
@@ -97,7 +100,7 @@ class Encoder(ABC):
         return memoryview(delta.token_ids).cast("i").tolist()
 
     def _fields(
-        self, choices: list[Raw], usage: UsageField, samples: SamplesField
+        self, choices: Sequence[Raw], usage: UsageField, samples: SamplesField
     ) -> dict[str, Any]:
         version = self.generation.weights_version
         if version is None and self._client.status is not None:  # nothing was made

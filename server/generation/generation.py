@@ -36,6 +36,7 @@ from server.schema.completion_response import PromptTokensDetails, Samples, Usag
 from server.text.sample import Delta, StopStrings, join
 from server.text.text import Text
 
+_ERROR = REASONS.index("error")
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
 
@@ -238,7 +239,7 @@ class Generation:
         """Record versions, prompt scores and times. Raises NotFinite if the model broke."""
         self.weights_version, self.first_version = delivery.weights_version, stream.first_version
         reasons = delivery.news.reasons
-        if (reasons == REASONS.index("error")).any():
+        if (reasons == _ERROR).any():
             raise NotFinite("the model produced no finite probabilities")
         for place, output in delivery.scores:
             self.prompts[self._asked[place]].scores.append(output)

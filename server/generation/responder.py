@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from operator import itemgetter
 
@@ -72,15 +72,14 @@ class Responder:
         is_continuous = bool(options and options.continuous_usage_stats)
         usage: UsageField = None if options and options.include_usage else UNSET
         last = generation.started
-        told = 0  # tokens
+        told = 0  # tokens, where usage says them
         is_few = generation.num_choices <= MOST_ALONE
         encoded = _encoding(encoder)
 
-        def events(news: Iterable[list[Raw]]) -> Iterator[bytes]:
+        def events(choices: list[Raw]) -> list[bytes]:
             so_far = generation.usage_of(told) if is_continuous else usage
-            for choices in news:
-                for part in ([one] for one in choices) if is_few else (choices,):
-                    yield encoder.event(part, so_far)
+            parts = zip(choices, strict=True) if is_few else (choices,)
+            return [encoder.event(part, so_far) for part in parts]
 
         with self._claimed(generation):
             async with aclosing(self._news(generation)) as parts:
@@ -92,9 +91,12 @@ class Responder:
                     if last != generation.started:
                         metrics.INTER_TOKEN_LATENCY.observe(now - last)
                     last = now
-                    before = [*events([begun] if begun else [])]
-                    told = generation.completion_tokens
-                    yield together([*before, *events(news)])
+                    said = events(begun) if begun else []
+                    if is_continuous:
+                        told = generation.completion_tokens
+                    for choices in news:
+                        said += events(choices)
+                    yield together(said)
             if generation.samples is not UNSET:
                 yield encoder.event([], UNSET, generation.samples)
             if options and options.include_usage:

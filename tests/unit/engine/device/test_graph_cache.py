@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
+from max import driver
 from max.driver import CPU
 from max.dtype import DType
+from max.engine import InferenceSession
 
 from engine.config import ModelConfig
-from engine.device import graph_cache
-from engine.device.graph_cache import cache_path, cached
+from engine.device import graph_cache, processor
+from engine.device.graph_cache import cache_path, cached, load_or_compile
 from engine.device.model import graph_shape
 from engine.errors import ConfigError
 
@@ -26,20 +28,43 @@ def path(dtype: DType = DType.float32, **fields: Any) -> Path:
     return cache_path("step", shape, CPU(), Path("graphs"))
 
 
-def test_dtype_and_processor_name_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_text = Path.read_text
+V4 = "avx avx2 bmi1 bmi2 f16c fma abm movbe xsave avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (f"{V4} avx512_bf16 avx512_vnni", "cooperlake"),
+        (f"{V4} avx512_vnni", "x86-64-v4"),
+        (V4.replace("avx512vl", ""), "x86-64-v3"),
+        (V4.replace("fma", ""), ""),
+    ],
+)
+def test_a_processor_takes_the_highest_level_that_it_has(
+    flags: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "_facts", lambda: ["model name: X", f"flags\t\t: {flags}"])
+    chosen: list[str] = []
+    monkeypatch.setattr(driver, "get_virtual_cpu_target", lambda: "".join(chosen))
+    monkeypatch.setattr(driver, "set_virtual_cpu_target", chosen.append)
     names = {path(), path(DType.bfloat16)}
-    for flags in ("avx512f avx512_bf16", "avx512f"):
-        cpu = f"processor: 0\nmodel name: X\nflags: {flags}\ncpu MHz: 2600\n"
-        monkeypatch.setattr(
-            Path,
-            "read_text",
-            lambda self, *args, said=cpu, **kwargs: (
-                said if str(self) == "/proc/cpuinfo" else read_text(self, *args, **kwargs)
-            ),
-        )
-        names |= {path(), path(DType.bfloat16)}
-    assert len(names) == 6
+    processor.compile_for_level()
+    assert "".join(chosen) == processor.level() == expected
+    assert (processor.target() == expected) == bool(expected)
+    assert len(names | {path(), path(DType.bfloat16)}) == (4 if expected else 2)
+
+
+def test_a_graph_that_was_shipped_is_taken_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_cache, "read", Path.read_text)
+    kept, shipped = tmp_path / "kept", tmp_path / "shipped"
+    shipped.mkdir()
+    shape = graph_shape(MIXED, DType.float32)
+    cache_path("step", shape, CPU(), shipped).write_text("shipped")
+    session = cast(InferenceSession, None)
+    found = load_or_compile(session, MIXED, DType.float32, CPU(), kept, shipped)
+    assert (found, kept.exists()) == ("shipped", False)
 
 
 def test_what_a_graph_does_not_depend_on_does_not_name_it() -> None:
