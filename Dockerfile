@@ -25,13 +25,12 @@ WORKDIR /opt/srm
 COPY engine engine
 COPY mojo_kernels mojo_kernels
 COPY models/demo/config.json models/demo/model.safetensors models/demo/
-RUN for level in x86-64-v3 x86-64-v4 x86-64-v4+avx512bf16; do \
-      /opt/venv/bin/python -m engine.device.precompile --model models/demo \
-        --device cpu --host-cpu "$level" --output /graphs || exit 1; \
-    done
-RUN /opt/venv/bin/python -m engine.device.precompile --model models/demo \
-      --device gpu --gpu-arch sm_90a --output /graphs \
- && rm /graphs/*.lock
+RUN for target in "cpu x86-64-v3" "cpu x86-64-v4" "cpu cooperlake" "cpu cooperlake --dtype bfloat16" "gpu x86-64-v3"; do \
+      set -- $target; \
+      /opt/venv/bin/python -m engine.device.precompile --model models/demo --output /graphs --gpu-arch sm_90a \
+        --device "$1" --host-cpu "$2" $3 $4 || exit 1; \
+    done \
+ && rm -f /graphs/*.lock
 
 FROM packages AS source
 WORKDIR /opt/srm
@@ -58,7 +57,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     SRM_MODEL=/model \
     SRM_HOST=0.0.0.0 \
     SRM_PORT=8000 \
-    SRM_PRECOMPILED_DIR=/opt/srm/graphs \
+    SRM_GRAPHS_DIR=/opt/srm/graphs \
     SRM_CACHE_DIR=/var/lib/srm/graphs \
     SRM_DATA_DIR=/var/lib/srm/data \
     SRM_SNAPSHOT_DIR=/var/lib/srm/snapshots
