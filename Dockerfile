@@ -25,12 +25,12 @@ WORKDIR /opt/srm
 COPY engine engine
 COPY mojo_kernels mojo_kernels
 COPY models/demo/config.json models/demo/model.safetensors models/demo/
-RUN for target in "cpu x86-64-v3" "cpu x86-64-v4" "cpu cooperlake" "cpu cooperlake --dtype bfloat16" "gpu x86-64-v3"; do \
-      set -- $target; \
-      /opt/venv/bin/python -m engine.device.precompile --model models/demo --output /graphs --gpu-arch sm_90a \
-        --device "$1" --host-cpu "$2" $3 $4 || exit 1; \
-    done \
- && rm -f /graphs/*.lock
+ENV SRM_MODEL=models/demo SRM_OUTPUT=/graphs PATH=/opt/venv/bin:$PATH
+RUN python -m engine.device.precompile --device cpu --host-cpu x86-64-v3
+RUN python -m engine.device.precompile --device cpu --host-cpu x86-64-v4
+RUN python -m engine.device.precompile --device cpu --host-cpu cooperlake
+RUN python -m engine.device.precompile --device cpu --host-cpu cooperlake --dtype bfloat16
+RUN python -m engine.device.precompile --device gpu --gpu-arch sm_90a
 
 FROM packages AS source
 WORKDIR /opt/srm
@@ -39,7 +39,7 @@ COPY --from=graphs /graphs graphs
 COPY --from=sbom /sbom.cdx.json .
 RUN chmod 755 srm.py \
  && mv models/demo /model \
- && rm -r models deploy requirements.lock \
+ && rm -r models deploy requirements.lock graphs/*.lock \
  && /opt/venv/bin/python -m compileall -q .
 
 FROM ${BASE} AS server
