@@ -85,7 +85,7 @@ FROM packages AS loadtest-packages
 COPY deploy/image/loadtest.lock /
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/ca.pem \
     /opt/pip/bin/pip --python /opt/venv/bin/python install \
-      --require-hashes --only-binary :all: --target /opt/loadtest -r /loadtest.lock
+      --require-hashes --only-binary :all: --no-deps --target /opt/loadtest -r /loadtest.lock
 
 FROM server AS loadtest
 COPY --from=loadtest-packages /opt/loadtest /opt/loadtest
