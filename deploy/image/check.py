@@ -40,6 +40,7 @@ from server.supervise.launch import QUESTION
 
 log = logging.getLogger(__name__)
 
+NAME = f"srm-check-{os.getpid()}"
 BASE, IMAGE, LOADTEST = "localhost/srm-base:trixie", "localhost/srm", "localhost/srm-loadtest"
 GIB = 2**30
 MOST_BYTES = 10**9
@@ -111,7 +112,7 @@ class Check:
         curl, reply = re.findall(r"```sh\n(curl .*?)```\n\n```json\n(.*?)```", readme, re.S)[0]
         wanted = json.loads(reply)["choices"]
         for which in ("first", "second"):
-            with Container("srm-check", IMAGE) as server:
+            with Container(NAME, IMAGE) as server:
                 self.figures[f"{which} start, s"] = round(server.start_s, 2)
                 used_s = server.processor_s
                 self.figures[f"{which} start, s of one processor"] = round(used_s, 2)
@@ -138,7 +139,7 @@ class Check:
 
     def unhealthy(self) -> None:
         """HEALTHCHECK notices a server that does not answer."""
-        with Container("srm-check", IMAGE) as server:
+        with Container(NAME, IMAGE) as server:
             for pid in server.children("server\0api"):
                 os.kill(pid, signal.SIGSTOP)
             said = run("podman", "healthcheck", "run", server.name, can_fail=True)
@@ -150,7 +151,7 @@ class Check:
     def drain(self) -> None:
         """SIGTERM lets a stream end that has the time, cuts one that has not, and exits 0."""
         for n, drain_s, end in ((8, 600, "data: [DONE]"), (16_000, 1, '"engine_unavailable"')):
-            with Container("srm-check", IMAGE, "--env", f"SRM_DRAIN_S={drain_s}") as server:
+            with Container(NAME, IMAGE, "--env", f"SRM_DRAIN_S={drain_s}") as server:
                 lines: list[str] = []
                 began = threading.Event()
                 reader = threading.Thread(target=_read, args=(server.port, n, lines, began))
@@ -174,11 +175,11 @@ class Check:
             *("--workdir", "/opt/srm", IMAGE, "-c", WIDE_MODEL),
         )
         volumes = ("--volume", f"{made}:/model:ro", "--volume", f"{graphs}:/var/lib/srm/graphs")
-        with Container("srm-check", IMAGE, *volumes) as server:
+        with Container(NAME, IMAGE, *volumes) as server:
             self.figures["start with a model that is compiled, s"] = round(server.start_s, 1)
             demand("compiling the step graph" in server.log, "nothing was said of the compilation")
             demand(any(graphs.glob("*.mef")), "no graph is in the volume")
-        with Container("srm-check", IMAGE, *volumes) as server:
+        with Container(NAME, IMAGE, *volumes) as server:
             self.figures["its second start, s"] = round(server.start_s, 2)
             demand("compiling" not in server.log, "it was compiled again")
         with Container(
