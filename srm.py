@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The console command `srm`: one face, each subcommand imported only when asked for.
 
 Knows the settings of all commands by name, so that a misspelt `SRM_…` variable stops the program

@@ -27,6 +27,11 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
 
 
+def test_the_settings_of_compose_are_those_of_prometheus() -> None:
+    done = promtool("check", "config", str(RULES.with_name("prometheus.yml")))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_alerts_come_when_they_must_and_else_do_not() -> None:
     done = promtool("test", "rules", str(CASES))
     assert done.returncode == 0, done.stdout + done.stderr
