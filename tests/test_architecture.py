@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training": ("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
     "deploy": ("server", "server.supervise", "engine"),
+    "deploy.image": ("engine", "server.supervise"),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
 `__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""
