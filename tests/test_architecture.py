@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("server.batch", "server.supervise", "server.commands"),
     ),
     "deploy.kubernetes": ("server", "engine"),
+    "deploy.image": ("engine", "server.supervise"),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
 `__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""

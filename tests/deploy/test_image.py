@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # no stubs are installed
+import yaml
 
 import srm
 from engine.config import EngineConfig
