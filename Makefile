@@ -4,6 +4,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?= models/demo
 DEVICE ?= cpu
+ENGINE ?= docker
 SECONDS ?= 600
 JOBS ?= 2
 COUNT ?= 60
@@ -14,7 +15,7 @@ SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit bench load chaos attack agreement peers-setup peers docs locks wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -104,11 +105,37 @@ kernels-wide: .venv/dev  ## the bfloat16 step graphs of widths 512 and 1,024, mi
 gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs included, into build/gpu-kit
 	BIN=$(BIN) deploy/gpu/pack.sh
 
+image:  ## the container image, as `srm`; ENGINE=podman for another builder than docker
+	$(ENGINE) build -t srm --build-arg REVISION=$$(git rev-parse --short HEAD) .
+
+deploy-check-lint: .venv/system  ## manifests, alerts, image and compose files, without running any of them
+	$(BIN)/python -m deploy.kubernetes.check
+	$(BIN)/python -m pytest -q tests/deploy/test_image.py tests/deploy/test_kubernetes.py tests/deploy/test_prometheus.py
+
+deploy-check: deploy-check-lint  ## the image built and run, as root on Debian; batches over several servers
+	deploy/image/install.sh .venv-image
+	PATH=$(CURDIR)/.venv-image/bin:$$PATH $(BIN)/python -m deploy.image.check
+	$(BIN)/python -m pytest -q tests/integration/batches/test_fleet.py
+
+.venv-deploy/ready:
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/pip install --progress-bar on vllm-router==0.1.17 "ray[data,serve]==2.60.0" -r requirements.lock
+	@touch $@
+
+deploy-check-all: deploy-check .venv-deploy/ready  ## a router before replicas that die, Ray clusters that lose a node, object storage
+	$(BIN)/python -m tests.deploy.try_router --python .venv-deploy/bin/python
+	ROUTER_PYTHON=.venv-deploy/bin/python $(BIN)/python -m pytest -q tests/deploy/test_discovery.py
+	.venv-deploy/bin/python -m bench.ray data
+	.venv-deploy/bin/python -m bench.ray serve
+	tests/deploy/object_storage.sh
+
 bench: .venv/dev  ## measures kernels, engine, prompts and host; writes docs/benchmarks/ and the pages' figures
 	$(BIN)/python srm.py bench kernels
 	$(BIN)/python srm.py bench engine
 	$(BIN)/python srm.py bench prefill
 	$(BIN)/python srm.py bench host
+	$(BIN)/python srm.py bench fleet
+	$(BIN)/python srm.py bench scale
 	$(BIN)/python srm.py bench table
 
 load: .venv/dev  ## a short load test of a server that it starts and stops: MODEL=dir
@@ -131,7 +158,7 @@ docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
 locks:  ## the hashes in requirements.lock and requirements-docs.lock, after a version there was changed
 	$(PYTHON) -m venv .venv-locks
 	.venv-locks/bin/pip install --quiet uv==0.13.9
-	@for lock in requirements.lock requirements-docs.lock; do \
+	@for lock in requirements.lock requirements-docs.lock deploy/image/*.lock; do \
 	  sed -n 's/^\([^ #]*==[^ ]*\).*/\1/p' $$lock > $$lock.in && .venv-locks/bin/uv pip compile --quiet --no-deps \
 	    --generate-hashes --no-annotate --no-header $$lock.in > $$lock.new && mv $$lock.new $$lock || exit 1; rm $$lock.in; done
 
@@ -141,4 +168,4 @@ wheel: .venv/dev  ## the wheel, in dist/
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-docs .venv-locks build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist site .pytest_cache .mypy_cache .ruff_cache
