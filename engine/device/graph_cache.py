@@ -77,6 +77,8 @@ def cached(
     folder: Path,
 ) -> CompiledModel:
     """Return graphs of a kind and shape, read from `folder`, or compiled and kept there."""
+    if device.is_host:
+        processor.compile_for_level()
     path = cache_path(name, shape, device, folder)
     if (found := _read(path)) is not None:
         return found
