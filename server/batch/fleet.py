@@ -18,7 +18,7 @@ from functools import partial
 import httpx
 
 from engine.client.client import EngineClient
-from engine.errors import IdInUse, Overloaded, SRMError
+from engine.errors import UNDECODABLE, IdInUse, Overloaded, SRMError
 from engine.tasks import task_group
 from server import metrics
 from server.batch.engine_retry import EngineRetry
@@ -83,7 +83,7 @@ class Fleet:
             except (NotTaken, Overloaded):
                 place.room = 0  # until it is asked again
                 metrics.BATCH_REMOTE_LINES.labels("not_taken").inc()
-            except SRMError as error:
+            except (SRMError, *UNDECODABLE) as error:  # what cannot be decoded is no answer
                 if worker is None:
                     raise
                 losses += 1
@@ -118,8 +118,9 @@ class Fleet:
                 answer = await asyncio.get_running_loop().getaddrinfo(
                     url.host, port, type=socket.SOCK_STREAM
                 )
-            except OSError as error:
-                log.warning("batch_workers: %s cannot be resolved: %s", text, error.strerror)
+            except (OSError, UnicodeError) as error:
+                why = getattr(error, "strerror", None) or error
+                log.warning("batch_workers: %s cannot be resolved: %s", text, why)
                 found |= {key: one for key, one in self.workers.items() if one.url == url}
                 continue
             for *_, (host, *_) in answer:
