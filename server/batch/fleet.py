@@ -27,6 +27,7 @@ from server.batch.remote_worker import MAX_LINE_BYTES, NotTaken, RemoteWorker, n
 from server.config import ServerConfig
 from server.http.keys import read_key
 from server.routes.worker import WorkerIdentity
+from server.schema.worker import Identity
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +101,7 @@ class Fleet:
             while True:
                 if (status := client.status) is not None:
                     await self._find(config.batch_workers, http)
-                    now, known = identity.now(status), {identity.instance: "this server"}
-                    async with task_group() as group:
-                        for worker in self.workers.values():
-                            group.create_task(worker.look(now, key, known))
+                    await self._look(identity.now(status), key, identity.instance)
                     metrics.BATCH_WORKERS.set(sum(one.room > 0 for one in self.workers.values()))
                     self._wake(len(self._waiting))
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -127,6 +125,14 @@ class Fleet:
                 address = str(url.copy_with(host=str(host), port=port))
                 found[address] = self.workers.get(address) or RemoteWorker(http, address, url)
         self.workers = found
+
+    async def _look(self, identity: Identity, key: str, own: str) -> None:
+        """Ask all servers at once. Of several addresses of one, that in use stays in use."""
+        known = {one.instance: one.address for one in self.workers.values() if one.instance}
+        known[own] = "this server"
+        async with task_group() as group:
+            for worker in self.workers.values():
+                group.create_task(worker.look(identity, key, known))
 
     async def _choose(self, size: int, stays: bool) -> RemoteWorker | None:
         """Wait until somebody has room; None stands for this server's engine."""

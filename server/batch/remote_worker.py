@@ -76,6 +76,8 @@ class RemoteWorker:
         """Sequences that it may be given; 0 while it takes none."""
         self.used = 0
         """Sequences that it has been given and that have not ended."""
+        self.instance = ""
+        """What it says that it is, while it takes lines."""
         self.answerers = {path: _Route(self, path) for path in get_args(Url)}
         self._why = ""  # it was closed, as the log has it
         self._http = http
@@ -113,13 +115,13 @@ class RemoteWorker:
             self.room = max(1, window - others)
             if self._why != _OPEN:
                 log.info("%s: takes lines of batches", self.address)
-            self._why = _OPEN
+            self.instance, self._why = status.instance, _OPEN
 
     def close(self, why: str) -> None:
         """Give it no more lines, for this reason, until it has been asked again."""
         if why != self._why:
             log.warning("%s: is sent no lines of batches: %s", self.address, why)
-        self.room, self._why = 0, why
+        self.room, self.instance, self._why = 0, "", why
 
     async def answer(self, path: Url, body: bytes, id: str, owner: RequestOwner) -> bytes:
         """Have a line answered. Raises the SRMError that it is refused with, EngineUnavailable if

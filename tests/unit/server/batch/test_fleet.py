@@ -59,7 +59,7 @@ class There:
         self.refuses: Callable[[str], dict[str, Any] | None] = lambda _: None
         self.breaks_off = False
         self.body: Any = 1
-        self.is_mute = False
+        self.is_mute = self.is_late = False
         self.posts = 0
         self.indent: int | None = None
         self.status = 200
@@ -72,6 +72,8 @@ class There:
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.status == 0:
             raise httpx.ConnectError("refused")
+        if self.is_late:
+            await asyncio.sleep(0.05)
         self.posts += request.method == "POST"
         if self.is_mute:
             await asyncio.Event().wait()
@@ -123,9 +125,7 @@ class Place:
             self.fleet.workers[address] = RemoteWorker(http, address, httpx.URL(address))
 
     async def look(self) -> None:
-        known = {"here": "this server"}
-        for worker in self.fleet.workers.values():
-            await worker.look(IDENTITY, "", known)
+        await self.fleet._look(IDENTITY, "", "here")
         self.fleet._wake(100)
 
     async def answer(self, asked: BatchLine) -> Any:
@@ -314,3 +314,17 @@ async def test_an_answer_of_several_lines_is_none() -> None:
     await place.look()
     place.fleet.own.used, other.body = 1, {"a": 1}
     assert await place.answer(line(1)) == b"here"
+
+
+async def test_of_two_addresses_of_one_server_the_first_stays_in_use() -> None:
+    one, two = There(), There()
+    two.is_late = True
+    place = Place(one, two)
+    for _ in range(2):
+        await place.look()
+        assert [worker.room for worker in place.fleet.workers.values()] == [8, 0]
+        one.is_late, two.is_late = True, False
+    one.status = 0
+    await place.look()
+    await place.look()
+    assert [worker.room for worker in place.fleet.workers.values()] == [0, 8]
