@@ -6,6 +6,7 @@ Loaded by `engine.settings.load` like every other setting; nothing changes after
 from __future__ import annotations
 
 import re
+from ipaddress import IPv6Address
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 MAX_API_PROCESSES = 256
 _DATA = Path("~/.local/share/srm")
-_WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(:\d{1,5})?")
+_WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(?::(\d{1,5}))?")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,7 +139,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"cors_origins must be * or origins such as https://example.org, got {origin!r}"
                 )
         for url in self.batch_workers:
-            if not _WORKER.fullmatch(url):
+            if not _is_worker(url):
                 raise ValueError(f"batch_workers must be URLs as http://HOST:PORT, got {url!r}")
         if self.batch_worker_key_file and not self.batch_workers:
             raise ValueError(
@@ -169,3 +170,15 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.model.resolve().name
+
+
+def _is_worker(url: str) -> bool:
+    """Whether a URL has a host that can be looked up, and a port that there can be."""
+    if (found := _WORKER.fullmatch(url)) is None:
+        return False
+    host, port = found.groups()
+    try:
+        _ = IPv6Address(host[1:-1]) if host.startswith("[") else host.encode("idna")
+    except ValueError:
+        return False
+    return int(port or 1) in range(1, 65536)

@@ -18,7 +18,7 @@ from functools import partial
 import httpx
 
 from engine.client.client import EngineClient
-from engine.errors import IdInUse, Overloaded, SRMError
+from engine.errors import UNDECODABLE, IdInUse, Overloaded, SRMError
 from engine.tasks import task_group
 from server import metrics
 from server.batch.engine_retry import EngineRetry
@@ -27,6 +27,7 @@ from server.batch.remote_worker import MAX_LINE_BYTES, NotTaken, RemoteWorker, n
 from server.config import ServerConfig
 from server.http.keys import read_key
 from server.routes.worker import WorkerIdentity
+from server.schema.worker import Identity
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Fleet:
             except (NotTaken, Overloaded):
                 place.room = 0  # until it is asked again
                 metrics.BATCH_REMOTE_LINES.labels("not_taken").inc()
-            except SRMError as error:
+            except (SRMError, *UNDECODABLE) as error:  # what cannot be decoded is no answer
                 if worker is None:
                     raise
                 losses += 1
@@ -100,10 +101,7 @@ class Fleet:
             while True:
                 if (status := client.status) is not None:
                     await self._find(config.batch_workers, http)
-                    now, known = identity.now(status), {identity.instance: "this server"}
-                    async with task_group() as group:
-                        for worker in self.workers.values():
-                            group.create_task(worker.look(now, key, known))
+                    await self._look(identity.now(status), key, identity.instance)
                     metrics.BATCH_WORKERS.set(sum(one.room > 0 for one in self.workers.values()))
                     self._wake(len(self._waiting))
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -118,14 +116,23 @@ class Fleet:
                 answer = await asyncio.get_running_loop().getaddrinfo(
                     url.host, port, type=socket.SOCK_STREAM
                 )
-            except OSError as error:
-                log.warning("batch_workers: %s cannot be resolved: %s", text, error.strerror)
+            except (OSError, UnicodeError) as error:
+                why = getattr(error, "strerror", None) or error
+                log.warning("batch_workers: %s cannot be resolved: %s", text, why)
                 found |= {key: one for key, one in self.workers.items() if one.url == url}
                 continue
             for *_, (host, *_) in answer:
                 address = str(url.copy_with(host=str(host), port=port))
                 found[address] = self.workers.get(address) or RemoteWorker(http, address, url)
         self.workers = found
+
+    async def _look(self, identity: Identity, key: str, own: str) -> None:
+        """Ask all servers at once. Of several addresses of one, that in use stays in use."""
+        known = {one.instance: one.address for one in self.workers.values() if one.instance}
+        known[own] = "this server"
+        async with task_group() as group:
+            for worker in self.workers.values():
+                group.create_task(worker.look(identity, key, known))
 
     async def _choose(self, size: int, stays: bool) -> RemoteWorker | None:
         """Wait until somebody has room; None stands for this server's engine."""

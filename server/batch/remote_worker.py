@@ -21,6 +21,7 @@ from engine.messages import error_of
 from server.generation.engine_request import RequestOwner
 from server.routes.worker import HEARTBEAT_S, differences
 from server.schema.worker import (
+    MAX_LINES,
     Identity,
     LineAnswer,
     LinesRequest,
@@ -33,7 +34,8 @@ log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 256 * 1024
 """Longest body that is sent to another server, and most bytes of those that share a request."""
-_GROUP_LINES = 64
+_LOOK_S = 5.0
+"""Seconds that a server has to say what it is, while no other is asked again."""
 _GATHER_S = 0.005
 """Seconds that a line waits for others to share a request with."""
 _TIMEOUT = httpx.Timeout(30, connect=5, read=4 * HEARTBEAT_S, pool=None)
@@ -74,6 +76,8 @@ class RemoteWorker:
         """Sequences that it may be given; 0 while it takes none."""
         self.used = 0
         """Sequences that it has been given and that have not ended."""
+        self.instance = ""
+        """What it says that it is, while it takes lines."""
         self.answerers = {path: _Route(self, path) for path in get_args(Url)}
         self._why = ""  # it was closed, as the log has it
         self._http = http
@@ -90,12 +94,13 @@ class RemoteWorker:
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         try:
-            reply = await self._http.send(self._request("GET", "/v1/worker"))
+            async with asyncio.timeout(_LOOK_S):
+                reply = await self._http.send(self._request("GET", "/v1/worker"))
             if not reply.is_success:
                 self.close(_said(reply))
                 return
             status = _decode_status(reply.content)
-        except (httpx.HTTPError, *UNDECODABLE) as error:
+        except (httpx.HTTPError, TimeoutError, *UNDECODABLE) as error:
             self.close(f"{type(error).__name__}: {error}")
             return
         known = instances.setdefault(status.instance, self.address)
@@ -110,13 +115,13 @@ class RemoteWorker:
             self.room = max(1, window - others)
             if self._why != _OPEN:
                 log.info("%s: takes lines of batches", self.address)
-            self._why = _OPEN
+            self.instance, self._why = status.instance, _OPEN
 
     def close(self, why: str) -> None:
         """Give it no more lines, for this reason, until it has been asked again."""
         if why != self._why:
             log.warning("%s: is sent no lines of batches: %s", self.address, why)
-        self.room, self._why = 0, why
+        self.room, self.instance, self._why = 0, "", why
 
     async def answer(self, path: Url, body: bytes, id: str, owner: RequestOwner) -> bytes:
         """Have a line answered. Raises the SRMError that it is refused with, EngineUnavailable if
@@ -134,7 +139,7 @@ class RemoteWorker:
             size = 0
             for sent in lines:
                 size += len(sent.line.body)
-                if not groups or len(groups[-1]) == _GROUP_LINES or size > MAX_LINE_BYTES:
+                if not groups or len(groups[-1]) == MAX_LINES or size > MAX_LINE_BYTES:
                     groups.append([])
                     size = len(sent.line.body)
                 groups[-1].append(sent)
@@ -160,13 +165,15 @@ class RemoteWorker:
                 found = waiting.pop(event.id, None)
                 if found is None or found.done():
                     continue
-                if event.refusal is not None:
+                if b"\n" in bytes(event.body):  # a result is a line
+                    found.set_exception(EngineUnavailable(f"{self.address} answered in lines"))
+                elif event.refusal is not None:
                     found.set_exception(error_of(event.refusal))
                 else:
                     found.set_result(bytes(event.body))
         except (httpx.ConnectError, httpx.ConnectTimeout) as failed:
             error = NotTaken(f"{type(failed).__name__}: {failed}")
-        except NotTaken as failed:
+        except (NotTaken, EngineUnavailable) as failed:
             error = failed
         except (httpx.HTTPError, *UNDECODABLE) as failed:
             error = EngineUnavailable(f"{self.address}: {type(failed).__name__}: {failed}")
@@ -180,7 +187,8 @@ class RemoteWorker:
     async def _answers(
         self, path: Url, owner: RequestOwner, lines: list[WorkerLine]
     ) -> AsyncIterator[LineAnswer]:
-        """Send lines and yield the events of the reply. Raises NotTaken, and what httpx does."""
+        """Send lines and yield the events of the reply. Raises NotTaken, EngineUnavailable for
+        lines that are too long for it, and what httpx does."""
         asked = LinesRequest(
             url=path,
             identity=self._identity,
@@ -195,10 +203,17 @@ class RemoteWorker:
         try:
             if not response.is_success:
                 await response.aread()
+                if response.status_code == 413:  # it will say so again
+                    raise EngineUnavailable(f"{self.address}: {_said(response)}")
                 raise NotTaken(_said(response))
-            rest = b""
+            rest = bytearray()
             async for chunk in response.aiter_raw():
-                *events, rest = (rest + chunk).split(b"\n\n")
+                seen = max(0, len(rest) - 1)
+                rest += chunk
+                if rest.find(b"\n\n", seen) < 0:  # an event may be long: it is not looked at anew
+                    continue
+                *events, last = bytes(rest).split(b"\n\n")
+                rest = bytearray(last)
                 for event in events:
                     data = event.removeprefix(b"data: ")
                     if data.startswith(b"{"):

@@ -46,7 +46,7 @@ def located(field: str, name: str) -> Path | StoredObject:
     package = _PACKAGES[scheme]
     try:
         import_module(package)
-        return StoredObject(field, name, scheme, place, path)
+        return StoredObject(field, f"{scheme}://{place}/{path}", scheme, place, path)
     except ImportError:
         raise ConfigError(
             f"{field} = {name} needs {package}, which is not installed: pip install {package}"

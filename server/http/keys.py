@@ -89,7 +89,7 @@ def read_key(file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"batch_worker_key_file = {file!r}: cannot be read: {reason}") from None
-    if len(key.split()) != 1 or not key.isascii():
+    if len(key.split()) != 1 or not key.isascii() or not key.isprintable():
         raise ConfigError(f"batch_worker_key_file = {file!r}: must have one key and nothing else")
     return key
 

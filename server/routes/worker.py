@@ -24,7 +24,7 @@ from server.model_identity import digest
 from server.routes.endpoint import Endpoint
 from server.routes.health import VERSION
 from server.schema.openapi import BodySchema, Operation
-from server.schema.validation import checked, given_fields
+from server.schema.validation import checked, given_fields, hints_of, require
 from server.schema.worker import (
     Identity,
     LineAnswer,
@@ -94,7 +94,10 @@ class LineWorker:
 
     async def answer(self, body: bytes) -> Response:
         """Return the stream of answers. Raises InvalidRequest, and EngineUnavailable."""
-        asked = checked(LinesRequest, given_fields(body), {}, {})
+        given = given_fields(body)
+        for name in hints_of(LinesRequest):
+            require(given, name)
+        asked = checked(LinesRequest, given, {}, {})
         ours = self._identity.now(self._ready())
         if different := differences(ours, asked.identity):
             raise InvalidRequest(f"identity: {different}", "identity")

@@ -14,6 +14,8 @@ from engine.messages import MAX_WEIGHT, MIN_WEIGHT, Refusal
 from server.schema.validation import Fields
 
 Url = Literal["/v1/completions", "/v1/chat/completions"]
+MAX_LINES = 64
+"""Most lines of a request, each of which is a task of its own."""
 Identity = dict[str, str]
 """What must be the same on two servers for a line to have the same answer on both, by name."""
 
@@ -55,7 +57,11 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
     """When the batch was made, which replies have as `created`."""
     lines: Annotated[
         list[WorkerLine],
-        Meta(min_length=1, description="a list of at least one object of id and body, strings"),
+        Meta(
+            min_length=1,
+            max_length=MAX_LINES,
+            description=f"a list of 1 to {MAX_LINES} objects of id and body, strings",
+        ),
     ]
 
 

@@ -133,7 +133,14 @@ def test_servers_that_answer_otherwise_are_sent_nothing(text_model: Path, tmp_pa
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [({"priority": 1}, "priority"), ({"lines": []}, "lines"), ({"identity": {}}, "identity")],
+    [
+        ({"priority": 1}, "priority"),
+        ({"lines": []}, "lines"),
+        ({"lines": [{"id": f"{number}", "body": "{}"} for number in range(65)]}, "lines"),
+        ({"identity": {}}, "identity"),
+        ({"url": None}, "url"),
+        ({"share": None}, "share"),
+    ],
 )
 def test_lines_that_cannot_be_answered_here_are_refused(
     server: Server, fields: dict[str, Any], param: str

@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,6 +18,8 @@ import pytest
 
 from engine.errors import ConfigError, SRMError
 from server.commands import batch_input, object_storage
+from server.commands.batch import _check_files, _locate
+from server.commands.batch_config import BatchConfig
 from server.commands.compression import CODECS
 from server.commands.object_storage import StoredObject, located
 from tests.integration.batches.test_batch_command import (
@@ -322,3 +325,13 @@ def test_urls_that_cannot_be_are_refused(
     url, output = f"file://{tmp_path}/the%20input.jsonl", tmp_path / "out.jsonl"
     assert run(text_model, url, "-o", f"file://localhost{output}") == 0
     assert sorted(by_number(output.read_bytes())) == [1, 2]
+
+
+def test_an_object_named_twice_is_refused_however_its_scheme_is_spelt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = SimpleNamespace(filesystem=lambda *_, **__: None)
+    monkeypatch.setattr(object_storage, "import_module", lambda _: storage)
+    settings = BatchConfig(input="in", output="s3://b/out", errors="S3://b/out")
+    with pytest.raises(ConfigError, match="is the output, and would be lost"):
+        _check_files(_locate(settings), False)

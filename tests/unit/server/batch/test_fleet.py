@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,10 +17,12 @@ import pytest
 
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
+from server.batch import remote_worker
 from server.batch.engine_retry import EngineRetry
 from server.batch.fleet import Fleet
-from server.batch.lines import BatchLine
+from server.batch.lines import BatchLine, answer_line
 from server.batch.remote_worker import MAX_LINE_BYTES, RemoteWorker
+from server.config import ServerConfig
 from server.generation.engine_request import RequestOwner
 from tests.engines.served_engine import until
 
@@ -37,11 +41,12 @@ class Here:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.asked: list[str] = []
+        self.answer = b"here"
 
     async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
         self.asked.append(id)
         await self.may_answer.wait()
-        return b"here"
+        return self.answer
 
 
 class There:
@@ -53,6 +58,10 @@ class There:
         self.running = 0
         self.refuses: Callable[[str], dict[str, Any] | None] = lambda _: None
         self.breaks_off = False
+        self.body: Any = 1
+        self.is_mute = self.is_late = False
+        self.posts = 0
+        self.indent: int | None = None
         self.status = 200
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -63,6 +72,11 @@ class There:
     async def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.status == 0:
             raise httpx.ConnectError("refused")
+        if self.is_late:
+            await asyncio.sleep(0.05)
+        self.posts += request.method == "POST"
+        if self.is_mute:
+            await asyncio.Event().wait()
         if self.status != 200:
             return httpx.Response(self.status, json={"error": {"message": "no"}})
         if request.method == "GET":
@@ -86,10 +100,14 @@ class There:
             if self.breaks_off:
                 break
             error = self.refuses(id)
-            answer = {"id": id, "refusal": {"id": id, **error}} if error else {"id": id, "body": 1}
-            event = f"data: {json.dumps(answer)}\n\n".encode()
-            yield event[:9]
-            yield event[9:]
+            answer = (
+                {"id": id, "refusal": {"id": id, **error}}
+                if error
+                else {"id": id, "body": self.body}
+            )
+            event = f"data: {json.dumps(answer, indent=self.indent)}\n\n".encode()
+            for start in range(0, len(event), 9 if len(event) < 999 else 9_999):
+                yield event[start : start + (9 if len(event) < 999 else 9_999)]
         yield b"data: [DONE]\n\n"
 
 
@@ -107,9 +125,7 @@ class Place:
             self.fleet.workers[address] = RemoteWorker(http, address, httpx.URL(address))
 
     async def look(self) -> None:
-        known = {"here": "this server"}
-        for worker in self.fleet.workers.values():
-            await worker.look(IDENTITY, "", known)
+        await self.fleet._look(IDENTITY, "", "here")
         self.fleet._wake(100)
 
     async def answer(self, asked: BatchLine) -> Any:
@@ -226,3 +242,89 @@ async def test_servers_that_are_another_or_this_one_get_no_lines() -> None:
     place = Place(same, twin, unlike, itself)
     await place.look()
     assert [one.room for one in place.fleet.workers.values()] == [8, 0, 0, 0]
+
+
+async def test_what_is_too_long_for_a_server_is_sent_there_twice_at_most() -> None:
+    """Also where this engine has no room meanwhile."""
+    other = There()
+    place = Place(other)
+    await place.look()
+    other.status, place.fleet.own.used = 413, 2
+    task = asyncio.create_task(place.answer(line(1)))
+    (worker,) = place.fleet.workers.values()
+    for _ in range(9):
+        await until(lambda: not (worker._outbox or worker._sends))
+        worker.room = 8  # asked again
+        place.fleet._wake(100)
+        await asyncio.sleep(0.01)
+    assert other.posts == 2 and not task.done()
+    place.fleet.own.used = 0
+    place.fleet._wake(100)
+    assert await task == b"here"
+
+
+async def test_a_long_answer_takes_time_in_proportion() -> None:
+    other = There()
+    other.body = "x" * 20_000_000
+    place = Place(other)
+    await place.look()
+    place.fleet.own.used = 1
+    began = time.process_time()
+    assert len(await place.answer(line(1))) == 20_000_002
+    assert time.process_time() - began < 10
+
+
+async def test_a_server_that_says_nothing_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_worker, "_LOOK_S", 0.05)
+    other = There()
+    other.is_mute = True
+    place = Place(other)
+    async with asyncio.timeout(60):
+        await place.look()
+    assert [one.room for one in place.fleet.workers.values()] == [0]
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+async def test_a_name_that_cannot_be_encoded_is_one_that_cannot_be_resolved(host: str) -> None:
+    place = Place()
+    await place.fleet._find((f"http://{host}:80",), httpx.AsyncClient())
+    assert not place.fleet.workers
+    with pytest.raises(ValueError, match="batch_workers must be URLs"):
+        ServerConfig(model=Path("m"), batch_workers=(f"http://{host}:80",))
+
+
+@pytest.mark.parametrize("body", [None, 1, {"usage": 1}])
+async def test_an_answer_that_is_none_is_asked_for_elsewhere(body: Any) -> None:
+    other = There()
+    other.body = body
+    place = Place(other)
+    await place.look()
+    place.here.answer, place.fleet.own.used = b'{"usage":null}', 1
+    asked = line(1)
+    result = await place.fleet.answer(asked, lambda them: answer_line(asked, them, OWNER, "a"))
+    assert not result.is_failed and len(other.asked) == 2 and place.here.asked
+
+
+async def test_an_answer_of_several_lines_is_none() -> None:
+    other = There()
+    other.indent = 1
+    place = Place(other)
+    await place.look()
+    place.fleet.own.used, other.body = 1, {"a": 1}
+    assert await place.answer(line(1)) == b"here"
+
+
+async def test_of_two_addresses_of_one_server_the_first_stays_in_use() -> None:
+    one, two = There(), There()
+    two.is_late = True
+    place = Place(one, two)
+    for _ in range(2):
+        await place.look()
+        assert [worker.room for worker in place.fleet.workers.values()] == [8, 0]
+        one.is_late, two.is_late = True, False
+    one.status = 0
+    await place.look()
+    await place.look()
+    assert [worker.room for worker in place.fleet.workers.values()] == [0, 8]

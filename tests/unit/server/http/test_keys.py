@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError, RateLimited
-from server.http.keys import Keys, key_to_send, load_keys
+from server.http.keys import Keys, key_to_send, load_keys, read_key
 from server.http.limits import Limits, memory
 from tests.serving import ROOT
 
@@ -64,6 +64,14 @@ def test_a_bad_file_is_named_and_its_keys_are_not(tmp_path: Path) -> None:
         load_keys(str(tmp_path / "pipe"), {})
     with pytest.raises(ConfigError, match="SRM_API_KEYS has no key"):
         load_keys("", {"SRM_API_KEYS": " , "})
+
+
+def test_a_key_that_no_header_can_have_is_refused_and_not_said(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{ALICE}\0")
+    with pytest.raises(ConfigError, match="one key and nothing else") as refused:
+        read_key(str(file))
+    assert ALICE not in str(refused.value)
 
 
 def test_keys_are_read_again_or_stay(tmp_path: Path) -> None:
