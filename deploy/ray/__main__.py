@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
-from deploy.ray.batch import main
-from engine.errors import SRMError
+from engine.errors import ConfigError, SRMError
+
+
+def main(argv: list[str]) -> int:
+    """Run it. Raises SRMError, a ConfigError among others where Ray is not installed."""
+    if find_spec("ray") is None:
+        raise ConfigError("Ray is not installed: pip install 'ray[data,serve]' pyarrow")
+    from deploy.ray import batch  # noqa: PLC0415
+
+    return batch.main(argv)
+
 
 if __name__ == "__main__":
     try:

@@ -59,6 +59,9 @@ class Fleet:
         """By their addresses."""
         self._sending = sending
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._unresolved: set[str] = set()
+        self._has_looked = asyncio.Event()
+        self._has_looked.set()  # unless `watch` is to look first
 
     @property
     def room(self) -> int:
@@ -97,12 +100,15 @@ class Fleet:
     async def watch(self, config: ServerConfig, client: EngineClient) -> None:
         """Keep looking which servers there are and what room they have, until cancelled."""
         identity, key = WorkerIdentity(config), read_key(config.batch_worker_key_file)
+        self._has_looked.clear()  # lines wait for the first look, though not for a silent server
+        asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._has_looked.set)
         async with new_http() as http:
             while True:
                 if (status := client.status) is not None:
                     await self._find(config.batch_workers, http)
                     await self._look(identity.now(status), key, identity.instance)
                     metrics.BATCH_WORKERS.set(sum(one.room > 0 for one in self.workers.values()))
+                    self._has_looked.set()
                     self._wake(len(self._waiting))
                 await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -118,9 +124,12 @@ class Fleet:
                 )
             except (OSError, UnicodeError) as error:
                 why = getattr(error, "strerror", None) or error
-                log.warning("batch_workers: %s cannot be resolved: %s", text, why)
+                if text not in self._unresolved:
+                    log.warning("batch_workers: %s cannot be resolved: %s", text, why)
+                self._unresolved.add(text)
                 found |= {key: one for key, one in self.workers.items() if one.url == url}
                 continue
+            self._unresolved.discard(text)
             for *_, (host, *_) in answer:
                 address = str(url.copy_with(host=str(host), port=port))
                 found[address] = self.workers.get(address) or RemoteWorker(http, address, url)
@@ -136,6 +145,7 @@ class Fleet:
 
     async def _choose(self, size: int, stays: bool) -> RemoteWorker | None:
         """Wait until somebody has room; None stands for this server's engine."""
+        await self._has_looked.wait()
         while True:
             # What is larger than all room here comes when it may: the limiter has seen to that.
             if not self.workers or size > self.own.room:
