@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 
 from engine.errors import ConfigError, SRMError
 
-
-def main(argv: list[str]) -> int:
-    """Run it. Raises SRMError, a ConfigError among others where Ray is not installed."""
-    if find_spec("ray") is None:
-        raise ConfigError("Ray is not installed: pip install 'ray[data,serve]' pyarrow")
-    from deploy.ray import batch  # noqa: PLC0415
-
-    return batch.main(argv)
-
+try:
+    from deploy.ray.batch import main
+except ModuleNotFoundError as missing:
+    print(f"deploy.ray: {missing}: pip install 'ray[data,serve]' pyarrow", file=sys.stderr)
+    sys.exit(ConfigError.exit_code)
 
 if __name__ == "__main__":
     try:
