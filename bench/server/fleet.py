@@ -49,14 +49,14 @@ class FleetBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
 
 class _Counts(NamedTuple):
-    """What was counted up to a moment."""
+    """Counters at one moment."""
 
     time: float
     lines: float
     cpu_s: defaultdict[str, float]
     """Processor time by kind of process; the owner's own begin with `owner`."""
     network_bytes: int
-    """Of the loopback interface, all that was sent."""
+    """Bytes that the loopback interface has sent."""
     foreign_s: float
     """Processor time of everything else on the machine."""
 

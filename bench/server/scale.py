@@ -77,7 +77,7 @@ LOADS = (
 
 
 class UnitCosts(NamedTuple):
-    """What one of each costs, as measured."""
+    """Measured cost of one unit of each kind."""
 
     whole_ns: float
     streamed_ns: float

@@ -44,9 +44,9 @@ NAME = f"srm-check-{os.getpid()}"
 BASE, IMAGE, LOADTEST = "localhost/srm-base:trixie", "localhost/srm", "localhost/srm-loadtest"
 GIB = 2**30
 MOST_BYTES = 10**9
-"""What the image may take besides its base, unpacked."""
+"""Largest size of the image without its base, unpacked, in bytes."""
 MOST_START_S = 5.0
-"""How much of one processor a start may take whose graph is there: its time depends on what else
+"""Most processor seconds of a start whose graph is there: its time depends on what else
 runs, and is not more than this where nothing does."""
 STREAM = {
     "prompt": "Question: Ava has 6 boxes",

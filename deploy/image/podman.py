@@ -35,7 +35,7 @@ READY_S = 900.0
 
 
 class CheckFailed(Exception):
-    """What the image or a program did is not what it has to do."""
+    """The image or a program failed a check."""
 
 
 def demand(is_so: bool, otherwise: str) -> None:

@@ -1,4 +1,4 @@
-"""What no schema can say of manifests: that all they refer to is there, and that they agree.
+"""Checks manifests for what no schema can: that all they refer to is there, and that they agree.
 
 `lint` takes the objects that kustomize makes. Knows no cluster, no file and no other program.
 """
@@ -165,7 +165,7 @@ def _resources(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _security(objects: Sequence[Object]) -> Iterator[str]:
-    """What the restricted Pod Security Standard asks for, and a read-only root besides."""
+    """Yield breaches of the restricted Pod Security Standard, and a root that can be written to."""
     for title, workload, one in _containers(objects):
         pod = _pod(workload)["spec"].get("securityContext", {})
         own = one.get("securityContext", {})
