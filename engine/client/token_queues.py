@@ -73,6 +73,9 @@ class TokenQueues:
         """`read` a single row, without arrays of one."""
         count, place = int(self.count[row]), int(self._first[row])
         self.count[row] = 0
+        if place % PAGE + count < PAGE and not self._has_logprobs:  # nearly always
+            self._first[row] = place + count
+            return self._tokens[place : place + count].copy(), NO_LOGPROBS
         parts, done = [], []
         while count:
             here = min(PAGE - place % PAGE, count)

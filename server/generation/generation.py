@@ -239,7 +239,7 @@ class Generation:
         """Record versions, prompt scores and times. Raises NotFinite if the model broke."""
         self.weights_version, self.first_version = delivery.weights_version, stream.first_version
         reasons = delivery.news.reasons
-        if (reasons == _ERROR).any():
+        if _ERROR in reasons.tobytes():
             raise NotFinite("the model produced no finite probabilities")
         for place, output in delivery.scores:
             self.prompts[self._asked[place]].scores.append(output)

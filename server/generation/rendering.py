@@ -140,6 +140,10 @@ class Choices:
         index = int(news.indices[entry])
         token_ids = news.tokens_of(entry)
         finish_reason = REASONS[int(news.reasons[entry])]
+        if len(token_ids) == 4 and finish_reason is None and not self._is_cut[index]:
+            token = int.from_bytes(token_ids, "little")
+            if self._pieces.is_whole[token]:
+                return b"%b%b%b" % (self._heads[index][1:], self._pieces.json[token], self._end)
         stop_reason: int | None = None
         if finish_reason == "stop":  # the token that stopped it is not text
             last = int.from_bytes(token_ids[-4:], "little")
