@@ -64,8 +64,8 @@ def plan(record: Record) -> list[str]:
         cases = [case for case in record["cases"] if case["load"] == name]
         load = cases[0]
         lines += [
-            f"**{name}**: prompts of {load['prompt_tokens']:,} tokens, {load['samples']:,} "
-            f"samples of {load['output_tokens']:,} each:",
+            f"**{name}**: prompts of {load['prompt_tokens']:,} tokens; samples of each: "
+            f"{load['samples']:,}, of {load['output_tokens']:,} tokens:",
             "",
             *table(
                 "GPUs | tok/s | requests/s | network | API cores | router cores "
@@ -125,7 +125,7 @@ def _row(found: tuple[int, list[dict[str, Any]]]) -> str:
     ):
         scale = 1e-6 if "M" in form else 1
         cells.append(_range(low[name] * scale, high[name] * scale, form))
-    cells.append(_range(high["price"], low["price"], "{:.2f}"))
+    cells.append(_range(low["price"], high["price"], "{:.2f}"))
     return " | ".join(cells)
 
 
