@@ -117,9 +117,10 @@ deploy-check: deploy-check-lint  ## the image built and run, as root on Debian; 
 	PATH=$(CURDIR)/.venv-image/bin:$$PATH $(BIN)/python -m deploy.image.check
 	$(BIN)/python -m pytest -q tests/integration/batches/test_fleet.py
 
-.venv-deploy/ready:
+.venv-deploy/ready: requirements.lock
 	$(PYTHON) -m venv .venv-deploy
-	.venv-deploy/bin/pip install --progress-bar on vllm-router==0.1.17 "ray[data,serve]==2.60.0" -r requirements.lock
+	.venv-deploy/bin/pip install --progress-bar on --require-hashes -r requirements.lock
+	.venv-deploy/bin/pip install --progress-bar on vllm-router==0.1.17 "ray[data,serve]==2.60.0"
 	@touch $@
 
 deploy-check-all: deploy-check .venv-deploy/ready  ## a router before replicas that die, Ray clusters that lose a node, object storage

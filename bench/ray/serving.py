@@ -30,7 +30,7 @@ PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in
 
 
 def main(argv: list[str]) -> int:
-    """Do it, write a record, print its table."""
+    """Do it, write a record, print its table; exit code 1 unless replies and streams came whole."""
     config = load(RayServeConfig, argv, prog="python -m bench.ray serve")
     record = new_record(" ".join(["python -m bench.ray serve", *argv]))
     record["settings"] = settings_of(config)
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         serve.shutdown()
         ray.shutdown()
     write_record(record, "ray-serve", "\n".join(ray_serve(record)) + "\n", config.output)
-    return 0
+    return 0 if {"replies: 200", "streams: whole"} <= set(record["cases"]) else 1
 
 
 async def under_load(url: str, config: RayServeConfig) -> dict[str, Any]:
@@ -79,7 +79,8 @@ async def under_load(url: str, config: RayServeConfig) -> dict[str, Any]:
 
 def replicas() -> list[int]:
     """Return the process ids of the replicas."""
-    named = ((one.pid, " ".join(one.cmdline())) for one in psutil.process_iter())
+    found = psutil.process_iter(["cmdline"])  # which is None of one that has just ended
+    named = ((one.pid, " ".join(one.info["cmdline"] or [])) for one in found)
     return [pid for pid, name in named if name.startswith("ray::ServeReplica:")]
 
 

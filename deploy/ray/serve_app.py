@@ -10,6 +10,7 @@ import asyncio
 import re
 import tempfile
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 import msgspec
@@ -21,6 +22,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.settings import of_values
 from server.config import ServerConfig
+from server.errors import ErrorBody, ErrorDetail, response
 from server.routes.app import create_app
 from server.routes.health import check_ready
 from server.routes.services import template_of
@@ -74,8 +76,6 @@ class Replica:
             self._engine.result()
         self._client = ready.result()
         self._fastapi = create_app(server, self._client, text, template)
-        routes = self._fastapi.router.routes
-        routes[:] = [one for one in routes if ANSWERED.fullmatch(getattr(one, "path", ""))]
         Replica.current = self
 
     def check_health(self) -> None:
@@ -90,6 +90,10 @@ class Replica:
             for _ in range(2):
                 message = await receive()
                 await send({"type": f"{message['type']}.complete"})
+        elif not ANSWERED.fullmatch(scope["path"].removeprefix(scope.get("root_path", ""))):
+            wrong = f"{scope['path']} is not answered under Ray Serve, but by `srm serve`"
+            error = ErrorBody(ErrorDetail(wrong, "not_found_error", None, "not_found"))
+            await response(HTTPStatus.NOT_FOUND, error)(scope, receive, send)
         else:
             self._num_requests += 1
             await self._fastapi(scope, receive, send)
@@ -97,7 +101,12 @@ class Replica:
 
 def app() -> ASGIApp:
     """Return the application of this process; Serve calls this once the replica is ready."""
-    return Replica.current.answer
+
+    # A function, since uvicorn takes a bound method for an application of ASGI 2.
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await Replica.current.answer(scope, receive, send)
+
+    return answer
 
 
 def build(settings: dict[str, Any]) -> serve.Application:
