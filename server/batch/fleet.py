@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 MAX_LOSSES = 2
 """Servers that may be lost with a line; then it stays here, where what kills engines is found."""
 _LOOK_EVERY_S = 2.0
+_RESOLVE_S = 5.0
+"""Seconds that a name has to be resolved; others are resolved meanwhile."""
 
 Ask = Callable[[Mapping[str, Answerer]], Awaitable[LineResult]]
 """Asks those who answer to answer a line."""
@@ -115,23 +117,20 @@ class Fleet:
     async def _find(self, urls: tuple[str, ...], http: httpx.AsyncClient) -> None:
         """Find the addresses of the servers. What a name had stays while it cannot be resolved."""
         found: dict[str, RemoteWorker] = {}
-        for text in urls:
+        answers = await asyncio.gather(*map(_resolved, urls), return_exceptions=True)
+        for text, answer in zip(urls, answers, strict=True):
             url = httpx.URL(text)
-            port = url.port or {"http": 80, "https": 443}[url.scheme]
-            try:
-                answer = await asyncio.get_running_loop().getaddrinfo(
-                    url.host, port, type=socket.SOCK_STREAM
-                )
-            except (OSError, UnicodeError) as error:
-                why = getattr(error, "strerror", None) or error
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, (OSError, UnicodeError)):  # TimeoutError is an OSError
+                    raise answer
+                why = getattr(answer, "strerror", None) or str(answer) or "no answer"
                 if text not in self._unresolved:
                     log.warning("batch_workers: %s cannot be resolved: %s", text, why)
                 self._unresolved.add(text)
                 found |= {key: one for key, one in self.workers.items() if one.url == url}
                 continue
             self._unresolved.discard(text)
-            for *_, (host, *_) in answer:
-                address = str(url.copy_with(host=str(host), port=port))
+            for address in answer:
                 found[address] = self.workers.get(address) or RemoteWorker(http, address, url)
         self.workers = found
 
@@ -171,6 +170,17 @@ class Fleet:
             if not waiter.done():
                 waiter.set_result(None)
                 count -= 1
+
+
+async def _resolved(text: str) -> list[str]:
+    """Return a URL with the numeric addresses of its host. Raises OSError and UnicodeError."""
+    url = httpx.URL(text)
+    port = url.port or {"http": 80, "https": 443}[url.scheme]
+    async with asyncio.timeout(_RESOLVE_S):
+        answer = await asyncio.get_running_loop().getaddrinfo(
+            url.host, port, type=socket.SOCK_STREAM
+        )
+    return [str(url.copy_with(host=str(host), port=port)) for *_, (host, *_) in answer]
 
 
 def _is_sendable(body: bytes) -> bool:

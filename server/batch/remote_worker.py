@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 256 * 1024
 """Longest body that is sent to another server, and most bytes of those that share a request."""
+MAX_EVENT_BYTES = 2**29
+"""Most bytes of an answer: one that does not end is a broken server's."""
 _LOOK_S = 5.0
 """Seconds that a server has to say what it is, while no other is asked again."""
 _GATHER_S = 0.005
@@ -138,6 +140,8 @@ class RemoteWorker:
             groups: list[list[_Sent]] = []
             size = 0
             for sent in lines:
+                if sent.answer.done():  # nobody waits for it any more
+                    continue
                 size += len(sent.line.body)
                 if not groups or len(groups[-1]) == MAX_LINES or size > MAX_LINE_BYTES:
                     groups.append([])
@@ -211,6 +215,10 @@ class RemoteWorker:
                 seen = max(0, len(rest) - 1)
                 rest += chunk
                 if rest.find(b"\n\n", seen) < 0:  # an event may be long: it is not looked at anew
+                    if len(rest) > MAX_EVENT_BYTES:
+                        raise EngineUnavailable(
+                            f"{self.address}: an answer of more than {MAX_EVENT_BYTES} bytes"
+                        )
                     continue
                 *events, last = bytes(rest).split(b"\n\n")
                 rest = bytearray(last)

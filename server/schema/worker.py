@@ -48,11 +48,16 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
     url: Annotated[Url, Meta(description=f"one of {', '.join(get_args(Url))}")]
     identity: Annotated[Identity, Meta(description="an object of strings")]
     """The sender's, which must be that of this server."""
-    share: Annotated[str, Meta(max_length=128)]
+    share: Annotated[
+        str,
+        Meta(
+            max_length=128, pattern="^batch:", description="a string of batch: and the batch's id"
+        ),
+    ]
     """Name of the batch: see `server.generation.engine_request.RequestOwner`."""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
-    priority: Annotated[int, Meta(ge=-(2**31), le=0)]
-    """As the engine has it: higher is first, and people have 0."""
+    priority: Annotated[int, Meta(ge=-(2**31), le=-1)]
+    """As the engine has it: higher is first, and people, who have 0, come before all batches."""
     created_unix: Annotated[int, Meta(ge=0, le=2**53)]
     """When the batch was made, which replies have as `created`."""
     lines: Annotated[

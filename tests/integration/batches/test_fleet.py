@@ -135,12 +135,13 @@ def test_servers_that_answer_otherwise_are_sent_nothing(text_model: Path, tmp_pa
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"priority": 1}, "priority"),
+        ({"priority": 0}, "priority"),
         ({"lines": []}, "lines"),
         ({"lines": [{"id": f"{number}", "body": "{}"} for number in range(65)]}, "lines"),
         ({"identity": {}}, "identity"),
         ({"url": None}, "url"),
         ({"share": None}, "share"),
+        ({"share": "somebody"}, "share"),
     ],
 )
 def test_lines_that_cannot_be_answered_here_are_refused(

@@ -17,7 +17,7 @@ import pytest
 
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
-from server.batch import remote_worker
+from server.batch import fleet, remote_worker
 from server.batch.engine_retry import EngineRetry
 from server.batch.fleet import Fleet
 from server.batch.lines import BatchLine, answer_line
@@ -233,6 +233,51 @@ async def test_what_nobody_waits_for_any_more_is_ended_there() -> None:
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: other.left == left)  # noqa: B023
     await until(lambda: not next(iter(place.fleet.workers.values()))._sends)
+
+
+async def test_what_is_cancelled_before_it_is_sent_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_worker, "_GATHER_S", 3_600)
+    other = There()
+    place = Place(other)
+    await place.look()
+    place.fleet.own.used = 2
+    (worker,) = place.fleet.workers.values()
+    tasks = [asyncio.create_task(place.answer(line(number))) for number in range(2)]
+    await until(lambda: sum(map(len, worker._outbox.values())) == 2)
+    tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=True)
+    worker._send_all()
+    assert await tasks[1] == b"1" and other.asked == [["a-1"]]
+
+
+async def test_an_answer_without_end_is_one_of_a_lost_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_worker, "MAX_EVENT_BYTES", 1_000)
+    other = There()
+    other.body = "x" * 100_000
+    place = Place(other)
+    await place.look()
+    place.fleet.own.used = 1
+    assert await place.answer(line(1)) == b"here" and other.posts == 1
+
+
+async def test_a_name_whose_server_is_silent_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def getaddrinfo(host: str, *_: object, **__: object) -> list[Any]:
+        if host == "silent":
+            await asyncio.Event().wait()
+        return [(0, 0, 0, "", ("10.0.0.9", 81))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo, raising=False)
+    monkeypatch.setattr(fleet, "_RESOLVE_S", 0.05)
+    place = Place()
+    async with asyncio.timeout(60):
+        await place.fleet._find(("http://silent:80", "http://other:81"), httpx.AsyncClient())
+    assert list(place.fleet.workers) == ["http://10.0.0.9:81"]
 
 
 async def test_servers_that_are_another_or_this_one_get_no_lines() -> None:
