@@ -3,8 +3,8 @@
 The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
 graph and kernels, the MAX version, the device or the level of the processor. Graphs that came with
 the program are looked for first. Whoever wants a graph that another process is compiling waits for
-it; a file that cannot be read is compiled anew. A note beside each file says what it is, for
-`engine.device.graph_notes`. Weights are bound later.
+it; a file that is damaged or cannot be read is compiled anew. A note beside each file says what it
+is, and what its bytes are. Weights are bound later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.config import ModelConfig
 from engine.device import kernels, linear, model, processor
 from engine.device.linear import KERNELS
 from engine.device.model import build_step_graph, graph_shape
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: str  # a Python literal of everything the graph depends on but code and device
     code: str  # the `code_version` it was compiled from
     device: str  # label and architecture of the device it was compiled for, as MAX names them
+    sha256: str  # of the file: what a graph runs is machine code, which nothing else checks
 
 
 def load_or_compile(
@@ -88,11 +89,20 @@ def cached(
 
 def _read(path: Path) -> CompiledModel | None:
     if path.exists():
+        file = path.resolve()  # a graph that another name was given to has one note
         try:
+            note = msgspec.json.decode(file.with_suffix(".json").read_bytes(), type=GraphNote)
+            if note.sha256 != _sha256(file):
+                raise ValueError("its bytes are not those that were written")
             return read(path)
-        except (ValueError, RuntimeError, OSError) as error:
+        except (*UNDECODABLE, ValueError, RuntimeError, OSError) as error:
             log.warning("cannot read the compiled graph %s (%s): compiling again", path, error)
     return None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _compile(
@@ -107,7 +117,8 @@ def _compile(
     try:
         partial = path.with_suffix(".partial")
         compiled.export_mef(partial)
-        note = GraphNote(name, repr(shape), code_version(), describe_device(device))
+        what = (name, repr(shape), code_version(), describe_device(device))
+        note = GraphNote(*what, sha256=_sha256(partial))
         path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
         partial.replace(path)
     except OSError as error:

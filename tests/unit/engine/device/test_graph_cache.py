@@ -23,6 +23,16 @@ MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1
 HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": False}
 
 
+class Compiled:
+    """A compiled graph, as far as the cache knows one."""
+
+    def __init__(self, text: str = "the graph") -> None:
+        self._text = text
+
+    def export_mef(self, path: Path) -> None:
+        path.write_text(self._text)
+
+
 def path(dtype: DType = DType.float32, **fields: Any) -> Path:
     shape = graph_shape(msgspec.structs.replace(MIXED, **fields), dtype)
     return cache_path("step", shape, CPU(), Path("graphs"))
@@ -61,7 +71,7 @@ def test_a_graph_that_was_shipped_is_taken_and_nothing_is_written(
     kept, shipped = tmp_path / "kept", tmp_path / "shipped"
     shipped.mkdir()
     shape = graph_shape(MIXED, DType.float32)
-    cache_path("step", shape, CPU(), shipped).write_text("shipped")
+    cached("step", shape, lambda: cast(Any, Compiled("shipped")), CPU(), shipped)
     session = cast(InferenceSession, None)
     found = load_or_compile(session, MIXED, DType.float32, CPU(), kept, shipped)
     assert (found, kept.exists()) == ("shipped", False)
@@ -96,10 +106,6 @@ def test_a_graph_that_others_want_meanwhile_is_compiled_once(
     compiled, found = [], []
     all_wait = threading.Barrier(4)
 
-    class Compiled:
-        def export_mef(self, path: Path) -> None:
-            path.write_text("the graph")
-
     def want() -> None:
         all_wait.wait()
         found.append(cached("test", (), compile_it, CPU(), tmp_path))
@@ -115,6 +121,26 @@ def test_a_graph_that_others_want_meanwhile_is_compiled_once(
         thread.join()
     assert len(compiled) == 1
     assert sorted(map(str, found)) == sorted([str(compiled[0]), *["the graph"] * 3])
+
+
+@pytest.mark.parametrize("suffix", [".mef", ".json"])
+def test_a_graph_with_a_flipped_bit_is_compiled_again(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_cache, "read", Path.read_text)
+    compiled: list[Compiled] = []
+
+    def compile_it() -> Any:
+        compiled.append(Compiled())
+        return compiled[-1]
+
+    cached("test", (), compile_it, CPU(), tmp_path)
+    (file,) = tmp_path.glob(f"*{suffix}")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 if suffix == ".mef" else data.index(b"sha256") + 12] ^= 1
+    file.write_bytes(data)
+    assert cached("test", (), compile_it, CPU(), tmp_path) is compiled[1]
+    assert cached("test", (), compile_it, CPU(), tmp_path) == cast(Any, "the graph")
 
 
 def test_a_folder_that_cannot_be_is_said_before_anything_is_compiled(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Gpu:
 def keep(folder: Path, device: Any, code: str = "") -> Path:
     """A file as `cached` leaves it, compiled for that device."""
     path = cache_path("step", SHAPE, device, folder)
-    note = GraphNote("step", repr(SHAPE), code or code_version(), "somewhere")
+    note = GraphNote("step", repr(SHAPE), code or code_version(), "somewhere", "")
     path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
     path.write_bytes(code.encode())
     return path
