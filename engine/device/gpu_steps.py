@@ -41,6 +41,12 @@ def edit_inputs(edits: Edits) -> list[Array]:
     return [getattr(edits, name) for name in EDIT_INPUTS]
 
 
+def padded_inputs(batch: Batch, spare_slot: int) -> list[Array]:
+    """All inputs of the step graph after those of the pool, as a GPU wants them."""
+    full = padded(batch, spare_slot)
+    return [*batch_inputs(full), *edit_inputs(full.edits)]
+
+
 class GpuSteps:
     """Enqueues steps on one pool of states. To be called from one thread.
 
@@ -50,25 +56,24 @@ class GpuSteps:
 
     def __init__(self, device: Device, pool: StatePool, spare_slot: int) -> None:
         self._device, self._pool, self._spare_slot = device, pool, spare_slot
-        self._unused: list[_StepBuffers] = []
+        self._unused: list[StepBuffers] = []
 
     def enqueue(self, model: Model, batch: Batch) -> EnqueuedStep:
         """Enqueue all of a step, and return while it runs or waits for those before it."""
-        buffers = self._unused.pop() if self._unused else _StepBuffers(self._device)
-        full = padded(batch, self._spare_slot)
-        inputs = buffers.upload([*batch_inputs(full), *edit_inputs(full.edits)])
+        buffers = self._unused.pop() if self._unused else StepBuffers(self._device)
+        inputs = buffers.upload(padded_inputs(batch, self._spare_slot))
         outputs = model.execute(self._pool.states, self._pool.last_token, *inputs)
         buffers.download(outputs if len(batch.score_rows) else outputs[:2])
         return EnqueuedStep(self, batch, buffers)
 
-    def reuse(self, buffers: _StepBuffers) -> None:
+    def reuse(self, buffers: StepBuffers) -> None:
         self._unused.append(buffers)
 
 
 class EnqueuedStep:
     """A step that is enqueued, and the buffers that it has until it was read."""
 
-    def __init__(self, steps: GpuSteps, batch: Batch, buffers: _StepBuffers) -> None:
+    def __init__(self, steps: GpuSteps, batch: Batch, buffers: StepBuffers) -> None:
         self._steps, self._batch, self._buffers = steps, batch, buffers
 
     def read(self) -> StepResult:
@@ -79,7 +84,7 @@ class EnqueuedStep:
         return unpadded(result, self._batch)
 
 
-class _StepBuffers:
+class StepBuffers:
     """Memory that one step's inputs and results pass through, as large as any step needed."""
 
     def __init__(self, device: Device) -> None:
@@ -92,11 +97,7 @@ class _StepBuffers:
 
     def upload(self, arrays: Sequence[Array]) -> list[Buffer]:
         """Enqueue one copy of all arrays, none of them empty; return them on the device."""
-        begins, size = _places([array.nbytes for array in arrays])
-        if size > self._inputs.num_elements:
-            self._make_room(size)
-        for array, begin in zip(arrays, begins, strict=True):
-            self._bytes[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        begins, size = self.pack(arrays)
         self._on_device[:size].inplace_copy_from(self._inputs[:size])
         return [
             self._on_device[begin : begin + array.nbytes].view(
@@ -104,6 +105,15 @@ class _StepBuffers:
             )
             for array, begin in zip(arrays, begins, strict=True)
         ]
+
+    def pack(self, arrays: Sequence[Array]) -> tuple[list[int], int]:
+        """Write all arrays into the pinned memory; return where each begins, and the end of all."""
+        begins, size = _places([array.nbytes for array in arrays])
+        if size > self._inputs.num_elements:
+            self._make_room(size)
+        for array, begin in zip(arrays, begins, strict=True):
+            self._bytes[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return begins, size
 
     def download(self, outputs: Sequence[Buffer]) -> None:
         """Enqueue copies of a step's outputs to the host, which `read` waits for."""

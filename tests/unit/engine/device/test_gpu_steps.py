@@ -14,7 +14,7 @@ from max.graph import BufferType
 
 from engine.config import EngineConfig
 from engine.device import gpu_steps
-from engine.device.gpu_steps import GpuSteps, batch_inputs, edit_inputs
+from engine.device.gpu_steps import GpuSteps, padded_inputs
 from engine.device.model import build_step_graph
 from engine.messages import SamplingParams
 from engine.process.engine import Engine
@@ -101,10 +101,9 @@ def test_no_input_of_any_graph_is_empty(late: LateRunner) -> None:
         if not len(array)
     }
     assert {"temperature", "targets", "score_rows", "num_top", "spans", "tokens"} <= empty
-    full = [padded(batch, 6) for batch in late.batches]
-    given = [[*batch_inputs(batch), *edit_inputs(batch.edits)] for batch in full]
-    for batch in full:
+    for batch in (padded(one, 6) for one in late.batches):
         assert batch.num_tokens > 1 and len(batch.targets) > 1
+    given = [padded_inputs(batch, 6) for batch in late.batches]
     for model in models():
         graph = build_step_graph(model, DType.float32, CPU())
         types = [one.type for one in graph.inputs]
@@ -154,7 +153,7 @@ def test_steps_fail_where_the_device_does(late: LateRunner, weights: Weights) ->
 
 
 def test_pinned_memory_of_max_is_the_arrays_that_are_written() -> None:
-    buffers = gpu_steps._StepBuffers(CPU())
+    buffers = gpu_steps.StepBuffers(CPU())
     for size in (3, 2**21):
         arrays = [np.arange(size, dtype=np.int32), np.array([[1.5], [2.5]], np.float32)]
         for _ in range(2):
