@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.errors import UNDECODABLE, CheckpointError
+from engine.errors import UNDECODABLE, CheckpointError, ConfigError
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
@@ -148,6 +148,10 @@ CPU_STEP_ROWS = 2_048
 GPU_STEP_VALUES = 2**22
 """Rows of a GPU's step times d_model: four times as many bfloat16 numbers, an inner activation,
 take 32 MiB and stay in a cache of 50, while a step takes far longer than its launches."""
+GPU_STEP_ROWS = 65_536
+"""Most rows of a GPU's step: what is measured and tested there goes no further."""
+GPU_VALUES = 2**31 - 1
+"""Most values of a matrix in a GPU's step: kernels of MAX count them in 32 bits."""
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -227,6 +231,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if (self.device, self.dtype) == ("gpu", "float32"):
             raise ValueError("dtype must be auto or bfloat16 where device is gpu, got float32")
+        if self.device == "gpu" and self.max_step_rows > GPU_STEP_ROWS:
+            raise ValueError(
+                f"max_step_rows must be at most {GPU_STEP_ROWS} where device is gpu, got "
+                f"{self.max_step_rows}"
+            )
         if 0 < self.max_step_tokens <= max(self.max_step_rows, 1):
             raise ValueError(
                 f"max_step_tokens must be 0 or larger than max_step_rows = {self.max_step_rows} "
@@ -249,10 +258,21 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:
         """Most rows and most tokens of a step: as set, or chosen where the setting is 0; then rows
-        leave at least half of `max_step_tokens` to prompts."""
+        leave at least half of `max_step_tokens` to prompts.
+
+        Raises ConfigError if a GPU could not count the values of such a step.
+        """
         rows, tokens = self.max_step_rows, self.max_step_tokens
+        widest = max(4 * model.d_model, model.vocab_size)  # an inner activation, or the logits
+        most = GPU_VALUES // widest
         if rows == 0:
-            gpu_rows = max(1, GPU_STEP_VALUES // model.d_model)
+            gpu_rows = max(1, min(GPU_STEP_VALUES // model.d_model, GPU_STEP_ROWS, most // 2))
             rows = CPU_STEP_ROWS if self.device == "cpu" else gpu_rows
             rows = min(rows, tokens // 2) if tokens else rows
-        return rows, tokens or 2 * rows
+        tokens = tokens or 2 * rows
+        if self.device == "gpu" and tokens > most:
+            raise ConfigError(
+                f"max_step_tokens must be at most {most} where device is gpu and a token has "
+                f"{widest} values in a matrix, got {tokens}"
+            )
+        return rows, tokens

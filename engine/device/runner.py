@@ -1,11 +1,13 @@
 """ModelRunner: binds weights to the compiled step graph and runs batches on the device.
 
-Steps run in the order launched, on one thread beside the caller's; states are in a StatePool.
+One thread beside the caller's runs steps in the order launched, or on a GPU enqueues them
+(`engine.device.gpu_steps`); states are in a StatePool.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,10 +21,11 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 
 from engine.config import EngineConfig
+from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
 from engine.device.graph_cache import load_or_compile
 from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import pack_linear, round_bfloat16
-from engine.device.model import EDIT_INPUTS, MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
+from engine.device.model import MATRICES, SCALARS
 from engine.device.processor import compile_for_level
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
@@ -32,28 +35,42 @@ from engine.steps.batch import (
     NO_EDITS,
     NO_SCORES,
     Batch,
-    Edits,
     Scores,
     SlotStates,
     StepResult,
-    padded,
 )
 from engine.weights.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
+
+GPU_MEMORY = ("MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT", "97")
+"""How much of a GPU's free memory MAX keeps for itself, which it reads when it opens the device. It
+would take less, and what does not fit into that is allocated far more slowly."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step under way."""
+    """A step under way on a CPU."""
 
     _future: Future[StepResult]
 
     def wait(self) -> StepResult:
         """Block until the step is done; raises what the device raised."""
         return self._future.result()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedGpuStep:
+    """A step under way on a GPU, or about to be enqueued by the thread of steps."""
+
+    _thread: ThreadPoolExecutor
+    _future: Future[EnqueuedStep]
+
+    def wait(self) -> StepResult:
+        """Block until steps launched meanwhile are enqueued too, and this one is done."""
+        return self._thread.submit(self._future.result().read).result()
 
 
 class ModelRunner:
@@ -78,14 +95,18 @@ class ModelRunner:
         self.num_slots = count_slots(config, weights.config, self.device)
         num_slots = self.num_slots + config.prefix_slots
         self._pool = StatePool(weights.config, num_slots + spare_slots(self.device), self.device)
-        self._spare_slot = num_slots
-        self._no_edits = self._upload_edits(NO_EDITS)
+        on_gpu = not self.device.is_host
+        self._gpu_steps = GpuSteps(self.device, self._pool, num_slots) if on_gpu else None
+        self._no_edits = [_buffer(one) for one in edit_inputs(NO_EDITS)]
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="step", initializer=let_timers_be_late
         )
 
-    def launch(self, batch: Batch) -> LaunchedStep:
-        return LaunchedStep(self._thread.submit(self._run, batch))
+    def launch(self, batch: Batch) -> LaunchedStep | LaunchedGpuStep:
+        if self._gpu_steps is None:
+            return LaunchedStep(self._thread.submit(self._run, batch))
+        enqueue = self._gpu_steps.enqueue
+        return LaunchedGpuStep(self._thread, self._thread.submit(enqueue, self._model, batch))
 
     def read_slots(self, slots: I64) -> SlotStates:
         return self._thread.submit(self._pool.read, slots).result()
@@ -103,31 +124,19 @@ class ModelRunner:
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
 
     def close(self) -> None:
-        """Let the step under way finish, then stop the thread."""
+        """Let the steps under way finish, then stop the thread."""
         self._thread.shutdown()
+        self.device.synchronize()
 
     def _run(self, batch: Batch) -> StepResult:
-        if not self.device.is_host:  # a product of one row is summed in another order there
-            batch = padded(batch, self._spare_slot)
-        inputs = (
-            batch.token_ids,
-            batch.read_slots,
-            batch.write_slots,
-            batch.positions,
-            batch.row_offsets,
-            *(getattr(batch, name) for name in (*SAMPLING_INPUTS, *SCORING_INPUTS)),
-        )
+        has_edits = batch.edits is not NO_EDITS
+        edits = [_buffer(one) for one in edit_inputs(batch.edits)] if has_edits else self._no_edits
+        buffers = [*(_buffer(one) for one in batch_inputs(batch)), *edits]
         tokens, logprobs, *scores = self._model.execute(
-            self._pool.states,
-            self._pool.last_token,
-            *(_upload(array, self.device) for array in inputs),
-            *(self._no_edits if batch.edits is NO_EDITS else self._upload_edits(batch.edits)),
+            self._pool.states, self._pool.last_token, *buffers
         )
         found = Scores(*(one.to_numpy() for one in scores)) if len(batch.score_rows) else NO_SCORES
         return StepResult(tokens.to_numpy(), logprobs.to_numpy(), found)
-
-    def _upload_edits(self, edits: Edits) -> list[Buffer]:
-        return [_upload(getattr(edits, name), self.device) for name in EDIT_INPUTS]
 
 
 def open_device(kind: str) -> Device:
@@ -136,6 +145,7 @@ def open_device(kind: str) -> Device:
     if kind == "cpu":
         compile_for_level()
         return CPU()
+    os.environ.setdefault(*GPU_MEMORY)
     if accelerator_count() == 0:
         raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
     return Accelerator()
@@ -158,11 +168,6 @@ def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffe
     elif dtype == DType.bfloat16:
         value = round_bfloat16(value)
     return _buffer(value).view(dtype, value.shape)  # numpy has no bfloat16, only its bits
-
-
-def _upload(array: Array, device: Device) -> Buffer:
-    buffer = _buffer(array)
-    return buffer if device.is_host else buffer.to(device)
 
 
 def _buffer(array: Array) -> Buffer:

@@ -102,10 +102,22 @@ def slot_bytes(config: ModelConfig) -> int:
     return 4 * (config.state_width + 1)
 
 
+def gpu_workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes that the largest step takes on a GPU besides weights and slots, at most.
+
+    MAX plans one piece of memory for a step. Were no two of its parts in one place, a token would
+    have five activations of d_model values, an inner one of four times as many and, where it passes
+    the output head, a logit for each entry of the vocabulary; all of two bytes.
+    """
+    _, tokens = config.step_limits(model)
+    return 2 * tokens * (5 * model.d_model + 4 * model.d_model + model.vocab_size)
+
+
 def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:
     """Return `num_slots` if it fits, or, if it is 0, as many as `memory_fraction` of memory holds.
 
-    A slot counts as if its sequence filled the context; `prefix_slots` come on top of them. Raises
+    A slot counts as if its sequence filled the context; `prefix_slots` come on top of them, and on
+    a GPU the workspaces of two steps, since one is enqueued while the other runs. Raises
     ConfigError if too many are wanted.
     """
     on_device, on_host = slot_bytes(model), SlotTable(1, model.n_ctx).nbytes
@@ -113,8 +125,9 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
     if device.is_host:
         needs = [("memory", on_device + on_host, available_memory() - for_prefixes)]
     else:
+        free = int(device.stats["free_memory"]) - 2 * gpu_workspace_bytes(config, model)
         needs = [
-            ("device memory", on_device, int(device.stats["free_memory"]) - for_prefixes),
+            ("device memory", on_device, free - for_prefixes),
             ("host memory", on_host, available_memory()),
         ]
     fitting = min(int(config.memory_fraction * free) // size for _, size, free in needs)
@@ -126,7 +139,9 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
             raise ConfigError(
                 f"num_slots = {num_slots} does not fit, at most {largest} do: "
                 f"a slot takes {size:,} bytes of {name}, "
-                f"and {free / GIB:.2f} GiB are free besides prefix_slots = {config.prefix_slots}"
+                f"and {max(free, 0) / GIB:.2f} GiB are free besides "
+                f"prefix_slots = {config.prefix_slots}"
+                + ("" if device.is_host else " and two steps")
             )
     log.info(
         "%d slots of %d bytes for states (%.2f GiB) and up to %d bytes of the host's (%.2f GiB)",

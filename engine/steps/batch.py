@@ -12,7 +12,7 @@ are scored: how likely is the token that follows, and which are the likeliest in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -114,24 +114,6 @@ class Batch:
         return len(self.targets) - self.num_decode
 
 
-def padded(batch: Batch, spare_slot: int) -> Batch:
-    """The same step with two tokens at least, and two for the output head if there is one: by a row
-    at position 0 of `spare_slot`, which nobody has, and a target that no score row names."""
-    zero = np.int32(0)
-    if batch.num_tokens == 1:
-        batch = replace(
-            batch,
-            read_slots=np.append(batch.read_slots, np.int32(spare_slot)),
-            write_slots=np.append(batch.write_slots, np.int32(spare_slot)),
-            positions=np.append(batch.positions, zero),
-            row_offsets=np.append(batch.row_offsets, np.int32(2)),
-            token_ids=np.append(batch.token_ids, zero),
-        )
-    if len(batch.targets) == 1:
-        batch = replace(batch, targets=np.append(batch.targets, zero))
-    return batch
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """How likely tokens are, and which are the likeliest; equally likely ones by id."""
@@ -166,6 +148,75 @@ class StepResult:
     token_ids: I32  # i32[D] -1 where the logits were not finite
     logprobs: F32  # f32[D] of the sampled token, after temperature, before truncation
     scores: Scores = NO_SCORES
+
+
+NOTHING_EDITED = Edits(
+    rows=np.zeros(1, np.int32),
+    spans=np.zeros((1, 2 * len(Span)), np.int32),
+    penalties=np.array([[1, 0, 0]], np.float32),
+    tokens=np.zeros(1, np.int32),
+    biases=np.zeros(1, np.float32),
+)
+"""An edit of row 0 that changes no logit."""
+
+
+def padded(batch: Batch, spare_slot: int) -> Batch:
+    """The same step as a GPU wants it: no array is empty, and two tokens at least are fed and pass
+    the output head, because there a product of one row is summed in another order.
+
+    What is added changes nothing: rows at position 0 of `spare_slot`, which nobody has, a target
+    that nobody asks for, a scored row, an edit without effect. It lies behind what is there, but
+    for the decode row that a step without any gets. `unpadded` takes it out of the result.
+    """
+    if not batch.num_decode:
+        batch = _with_a_decode_row(batch, spare_slot)
+    zero = np.zeros(1, np.int32)
+    if batch.num_tokens == 1:
+        spare = np.array([spare_slot], np.int32)
+        batch = replace(
+            batch,
+            read_slots=np.append(batch.read_slots, spare),
+            write_slots=np.append(batch.write_slots, spare),
+            positions=np.append(batch.positions, zero),
+            row_offsets=np.append(batch.row_offsets, np.int32(2)),
+            token_ids=np.append(batch.token_ids, zero),
+        )
+    if len(batch.targets) == 1:
+        batch = replace(batch, targets=np.append(batch.targets, zero))
+    if not len(batch.score_rows):
+        batch = replace(batch, score_rows=zero, num_top=zero)
+    own = {field.name: getattr(batch.edits, field.name) for field in fields(Edits)}
+    missing = {name: getattr(NOTHING_EDITED, name) for name, one in own.items() if not len(one)}
+    return replace(batch, edits=replace(batch.edits, **missing))
+
+
+def _with_a_decode_row(batch: Batch, spare_slot: int) -> Batch:
+    """The same step with a greedy decode row, where there is none."""
+    spare, zero = np.array([spare_slot], np.int32), np.zeros(1, np.int32)
+    return replace(
+        batch,
+        sequence_ids=np.zeros(1, np.int64),
+        read_slots=np.append(spare, batch.read_slots),
+        write_slots=np.append(spare, batch.write_slots),
+        positions=np.append(zero, batch.positions),
+        row_offsets=np.append(zero, batch.row_offsets + np.int32(1)),
+        token_ids=np.append(zero, batch.token_ids),
+        ends=np.ones(1, np.bool_),
+        temperature=np.zeros(1, np.float32),
+        top_k=zero,
+        top_p=np.ones(1, np.float32),
+        min_p=np.zeros(1, np.float32),
+        seeds=np.zeros(1, np.uint64),
+        targets=np.append(np.int32(SAMPLED), batch.targets),
+        score_rows=batch.score_rows + np.int32(1),
+    )
+
+
+def unpadded(result: StepResult, batch: Batch) -> StepResult:
+    """What the step gives, of the result of the same step `padded`."""
+    decode, scored = batch.num_decode, len(batch.score_rows)
+    scores = (getattr(result.scores, field.name)[:scored] for field in fields(Scores))
+    return StepResult(result.token_ids[:decode], result.logprobs[:decode], Scores(*scores))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

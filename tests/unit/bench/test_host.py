@@ -7,8 +7,10 @@ import time
 import pytest
 
 from bench.host.load import Load
-from bench.host.simulate import device_s_per_token
+from bench.host.simulate import SimulationConfig, Uploads, device_s_per_token
 from engine.config import ModelConfig
+from engine.device.gpu_steps import ALIGNMENT
+from engine.steps.batch import Batch
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -39,3 +41,20 @@ def test_no_more_rows_come_back_than_the_device_had_time_for() -> None:
     assert cost.rows > 100
     assert time.perf_counter() - started >= cost.rows * 1e-4
     assert cost.wait > 0
+
+
+def test_a_step_is_launched_before_the_last_one_is_read_and_copies_take_time() -> None:
+    def enqueue(batch: Batch) -> tuple[float, float]:
+        enqueued.append(batch.num_decode)
+        return 0.01, 1e-3
+
+    enqueued: list[int] = []
+    load, started = Load(16, 16, None, 4, enqueue=enqueue), time.perf_counter()
+    cost = load.run(0.0, 5)
+    assert cost.rows == sum(enqueued[:-1]) > 0  # the last one is not read yet
+    assert time.perf_counter() - started >= 4 * 0.01  # tokens are read behind each launch
+    uploads = Uploads(SimulationConfig(gb_per_s=1.0, launch_us=5.0, running=16))
+    assert load._landing is not None
+    launch_s, copy_s = uploads.enqueue(load._landing)
+    assert launch_s == 5e-6
+    assert 48 * 16 + 8 * 16 < copy_s * 1e9 < 48 * 16 + 8 * 16 + 16 * ALIGNMENT

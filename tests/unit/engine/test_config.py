@@ -98,6 +98,7 @@ def test_the_string_under_a_field_is_what_help_says(capsys: pytest.CaptureFixtur
         ({"device": "gpu"}, 512, (8_192, 16_384)),
         ({"device": "gpu"}, 1_024, (4_096, 8_192)),
         ({"device": "gpu"}, 2**23, (1, 2)),
+        ({"device": "gpu"}, 2, (65_536, 131_072)),
         ({"device": "gpu", "max_step_rows": 65_536}, 1_024, (65_536, 131_072)),
         ({"max_step_tokens": 9_000}, 512, (2_048, 9_000)),
         ({"max_step_tokens": 101}, 512, (50, 101)),
@@ -112,9 +113,20 @@ def test_limits_of_a_step_are_chosen_where_they_are_not_set(
     assert EngineConfig(**settings).step_limits(model) == limits
 
 
+def test_a_gpu_can_count_the_values_of_a_step() -> None:
+    model = ModelConfig(d_model=1_024, num_layers=1, num_heads=2, n_ctx=8, vocab_size=2**17)
+    most = 2**14 - 1  # of them fewer than 2**31 logits
+    assert EngineConfig(device="gpu").step_limits(model) == (4_096, 8_192)
+    assert EngineConfig(device="gpu", max_step_tokens=most).step_limits(model)[1] == most
+    assert EngineConfig(max_step_tokens=most + 1).step_limits(model)[1] == most + 1
+    with pytest.raises(ConfigError, match=f"max_step_tokens must be at most {most} where device"):
+        EngineConfig(device="gpu", max_step_tokens=most + 1).step_limits(model)
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
+        ({"device": "gpu", "max_step_rows": 65_537}, "max_step_rows must be at most 65536 where"),
         ({"max_step_rows": -1}, "max_step_rows must be at least 0"),
         ({"max_step_tokens": 1}, "max_step_tokens must be 0 or larger"),
         ({"max_step_rows": 8, "max_step_tokens": 8}, "max_step_tokens must be 0 or larger"),

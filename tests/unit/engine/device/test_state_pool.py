@@ -15,7 +15,13 @@ from max.driver import CPU, Device
 
 from engine import memory
 from engine.config import EngineConfig
-from engine.device.state_pool import CPU_SLOTS, StatePool, count_slots, slot_bytes
+from engine.device.state_pool import (
+    CPU_SLOTS,
+    StatePool,
+    count_slots,
+    gpu_workspace_bytes,
+    slot_bytes,
+)
 from engine.errors import ConfigError
 from engine.state.slots import SlotTable
 from engine.steps.batch import SlotStates
@@ -75,13 +81,28 @@ def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
     available: Available,
 ) -> None:
     config = EngineConfig(device="gpu", memory_fraction=1.0, prefix_slots=99)
-    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": 2**30}))
+    for_steps = 2 * gpu_workspace_bytes(config, TINY)
+    memory = 2**30 + for_steps
+    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": memory}))
     on_host = SlotTable(1, TINY.n_ctx).nbytes
     fitting = (2**30 - 100 * slot_bytes(TINY)) // slot_bytes(TINY)  # a spare one besides
     available(fitting * on_host + 1024)
     assert count_slots(config, TINY, gpu) == fitting
     available(2**20)
     assert count_slots(config, TINY, gpu) == 2**20 // on_host
+
+
+def test_a_gpu_keeps_room_for_two_steps(available: Available) -> None:
+    available(2**40)
+    config = EngineConfig(device="gpu", max_step_rows=65_536)
+    model = msgspec.structs.replace(TINY, d_model=1_024, num_layers=8, vocab_size=8_192)
+    bytes_of_a_token = 2 * (5 * 1_024 + 4_096 + 8_192)
+    assert gpu_workspace_bytes(config, model) == 2 * 65_536 * bytes_of_a_token
+    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": 8 * 2**30}))
+    with pytest.raises(
+        ConfigError, match=r"0\.00 GiB are free besides prefix_slots = 1024 and two"
+    ):
+        count_slots(config, model, gpu)
 
 
 def test_a_container_has_less_and_a_system_that_does_not_say_has_what_it_has(

@@ -1,4 +1,4 @@
-"""The engine in process: what it generates, counts and pads."""
+"""The engine in process: what it generates and counts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from engine.config import EngineConfig
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import SamplingParams
-from engine.process.engine import Engine
-from engine.steps.batch import Batch, StepResult, padded
-from engine.weights.weights import Weights
 from tests.engines.making import engine_of, request_of
-from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import tiny_weights
 from tests.engines.run_engine import run
 
 
@@ -99,32 +95,3 @@ def test_kept_prefixes_are_counted() -> None:
     assert metric("prefixes") == 2
     engine.load_weights(tiny_weights(seed=1))
     assert metric("prefixes") == 0
-
-
-class PaddingRunner(NumpyRunner):
-    """Pads every step, as a GPU's runner does where one row is summed in another order."""
-
-    num_padded = 0
-
-    def _run(self, batch: Batch) -> StepResult:
-        spare = len(self._states) - 1
-        run = padded(batch, spare)
-        assert run.num_tokens > 1 and len(run.targets) != 1
-        assert (run.num_decode, len(run.score_rows)) == (batch.num_decode, len(batch.score_rows))
-        assert set(run.write_slots) - set(batch.write_slots) <= {spare}
-        self.num_padded += run is not batch
-        return super()._run(run)
-
-
-def test_a_padded_step_gives_what_a_bare_one_does(weights: Weights) -> None:
-    config = EngineConfig(num_slots=4, max_step_rows=4, max_step_tokens=5, prefix_slots=2)
-    padding = PaddingRunner(weights, 4, 3)
-    engines = [Engine(TINY, runner, config) for runner in (NumpyRunner(weights, 4, 2), padding)]
-    scored = {"logprobs": 2, "prompt_logprobs": 1, "ignore_eos": True}
-    for prompt in ([3], [4, 5], [6, 7, 8, 9, 10]):
-        for n in (1, 3):
-            for own in (scored, {"temperature": 0, "logit_bias": {3: -1.0}}):
-                params = SamplingParams(n=n, max_tokens=5, seed=n, **own)
-                bare, full = (repr(engine.generate([prompt], params)) for engine in engines)
-                assert bare == full
-    assert padding.num_padded > 10

@@ -1,0 +1,158 @@
+"""Steps on a GPU, enqueued without waiting: a step's inputs go up and it is launched while the one
+before it still runs, and its results are read when they are there.
+
+All is enqueued on the device's one queue, in order: a copy of all inputs from pinned memory of the
+host, the graph, whose inputs are views of that copy, copies of the results into pinned memory, and
+an event. Pinned memory is what the device reads and writes by itself while the host goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from max.driver import Buffer, Device, DeviceEvent, Usage
+from max.dtype import DType
+from max.engine import Model
+
+from engine.device.model import EDIT_INPUTS, SAMPLING_INPUTS, SCORING_INPUTS
+from engine.device.state_pool import StatePool
+from engine.steps.batch import NO_SCORES, Batch, Edits, Scores, StepResult, padded, unpadded
+
+Array = npt.NDArray[Any]
+
+ROW_INPUTS = ("token_ids", "read_slots", "write_slots", "positions", "row_offsets")
+ALIGNMENT = 256
+"""Bytes between which inputs begin: what memory of their own would be aligned to."""
+LEAST_BYTES = 2**20
+
+
+def batch_inputs(batch: Batch) -> list[Array]:
+    """The step graph's inputs after those of the pool, in their order, without `edit_inputs`."""
+    names = (*ROW_INPUTS, *SAMPLING_INPUTS, *SCORING_INPUTS)
+    return [getattr(batch, name) for name in names]
+
+
+def edit_inputs(edits: Edits) -> list[Array]:
+    """The step graph's last inputs, in their order."""
+    return [getattr(edits, name) for name in EDIT_INPUTS]
+
+
+def padded_inputs(batch: Batch, spare_slot: int) -> list[Array]:
+    """All inputs of the step graph after those of the pool, as a GPU wants them."""
+    full = padded(batch, spare_slot)
+    return [*batch_inputs(full), *edit_inputs(full.edits)]
+
+
+class GpuSteps:
+    """Enqueues steps on one pool of states. To be called from one thread.
+
+    Buffers of a step are used again once its results were read, when every copy from and to them
+    is done: two sets take turns where each step is read after the next one was enqueued.
+    """
+
+    def __init__(self, device: Device, pool: StatePool, spare_slot: int) -> None:
+        self._device, self._pool, self._spare_slot = device, pool, spare_slot
+        self._unused: list[StepBuffers] = []
+
+    def enqueue(self, model: Model, batch: Batch) -> EnqueuedStep:
+        """Enqueue all of a step, and return while it runs or waits for those before it."""
+        buffers = self._unused.pop() if self._unused else StepBuffers(self._device)
+        inputs = buffers.upload(padded_inputs(batch, self._spare_slot))
+        outputs = model.execute(self._pool.states, self._pool.last_token, *inputs)
+        buffers.download(outputs if len(batch.score_rows) else outputs[:2])
+        return EnqueuedStep(self, batch, buffers)
+
+    def reuse(self, buffers: StepBuffers) -> None:
+        self._unused.append(buffers)
+
+
+class EnqueuedStep:
+    """A step that is enqueued, and the buffers that it has until it was read."""
+
+    def __init__(self, steps: GpuSteps, batch: Batch, buffers: StepBuffers) -> None:
+        self._steps, self._batch, self._buffers = steps, batch, buffers
+
+    def read(self) -> StepResult:
+        """Wait until the step is done, once; raises what the device raised."""
+        tokens, logprobs, *scores = self._buffers.read()
+        self._steps.reuse(self._buffers)
+        result = StepResult(tokens, logprobs, Scores(*scores) if scores else NO_SCORES)
+        return unpadded(result, self._batch)
+
+
+class StepBuffers:
+    """Memory that one step's inputs and results pass through, as large as any step needed."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._results = _pinned(device, LEAST_BYTES)
+        self._read: list[Buffer] = []
+        self._outputs: Sequence[Buffer] = ()
+        self._event: DeviceEvent | None = None
+        self._make_room(LEAST_BYTES)
+
+    def upload(self, arrays: Sequence[Array]) -> list[Buffer]:
+        """Enqueue one copy of all arrays, none of them empty; return them on the device."""
+        begins, size = self.pack(arrays)
+        self._on_device[:size].inplace_copy_from(self._inputs[:size])
+        return [
+            self._on_device[begin : begin + array.nbytes].view(
+                DType.from_numpy(array.dtype), array.shape
+            )
+            for array, begin in zip(arrays, begins, strict=True)
+        ]
+
+    def pack(self, arrays: Sequence[Array]) -> tuple[list[int], int]:
+        """Write all arrays into the pinned memory; return where each begins, and the end of all."""
+        begins, size = _places([array.nbytes for array in arrays])
+        if size > self._inputs.num_elements:
+            self._make_room(size)
+        for array, begin in zip(arrays, begins, strict=True):
+            self._bytes[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return begins, size
+
+    def download(self, outputs: Sequence[Buffer]) -> None:
+        """Enqueue copies of a step's outputs to the host, which `read` waits for."""
+        sizes = [one.num_elements * one.element_size for one in outputs]
+        begins, size = _places(sizes)
+        if size > self._results.num_elements:
+            self._results = _pinned(self._device, size)
+        self._read = [
+            self._results[begin : begin + own].view(one.dtype, one.shape)
+            for one, begin, own in zip(outputs, begins, sizes, strict=True)
+        ]
+        for target, one in zip(self._read, outputs, strict=True):
+            target.inplace_copy_from(one)
+        self._outputs = outputs  # not to be freed before they are copied
+        self._event = self._device.default_queue.record_event()
+
+    def read(self) -> list[Array]:
+        """Wait for the copies that `download` enqueued; return arrays of their own."""
+        assert self._event is not None
+        self._event.synchronize()
+        self._outputs = ()
+        return [one.to_numpy().copy() for one in self._read]
+
+    def _make_room(self, size: int) -> None:
+        """Have room for inputs of so many bytes, and for twice as many so that it seldom grows."""
+        self._inputs = _pinned(self._device, 2 * size)
+        self._bytes = self._inputs.to_numpy()
+        # Were this a copy, nothing that is written into it would reach the device.
+        assert np.shares_memory(self._bytes, self._inputs.to_numpy())
+        self._on_device = Buffer(DType.uint8, [2 * size], self._device)
+
+
+def _pinned(device: Device, size: int) -> Buffer:
+    """Memory of the host that the device copies from and to by itself. MAX does not track what uses
+    it: the event of the step says when it may be written again."""
+    return Buffer(DType.uint8, [size], device, usage=Usage.STAGING | Usage.UNTRACKED)
+
+
+def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each of so many bytes begins if they lie one behind the other, and the end of all."""
+    begins = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    return begins[:-1], begins[-1]

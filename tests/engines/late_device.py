@@ -1,0 +1,186 @@
+"""A stub of a GPU as MAX's driver shows it, which does all that is enqueued as late as it can.
+
+A copy or a step is done when someone waits for an event behind it, not before: memory of the host
+that is written again too soon, or read too soon, gives other tokens. What a step computes is what
+`tests.engines.numpy_runner` does with the inputs that lie in the device's memory by then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from max.driver import Device, Usage
+from max.dtype import DType
+
+from engine.device.gpu_steps import ROW_INPUTS, GpuSteps
+from engine.device.model import EDIT_INPUTS, SAMPLING_INPUTS, SCORING_INPUTS
+from engine.device.runner import LaunchedGpuStep
+from engine.device.state_pool import StatePool
+from engine.messages import MAX_LOGPROBS
+from engine.steps.batch import I64, Batch, Edits, SlotStates
+from engine.weights.weights import Weights
+from tests.engines.numpy_runner import NumpyRunner
+
+
+class LateDevice:
+    """Also its own default queue."""
+
+    is_host = False
+
+    def __init__(self) -> None:
+        self.said: list[str] = []  # what the host enqueued and waited for
+        self._enqueued: deque[Callable[[], None]] = deque()
+        self._begun = self._done = 0
+
+    @property
+    def default_queue(self) -> LateDevice:
+        return self
+
+    def enqueue(self, name: str, work: Callable[[], None]) -> None:
+        self.said.append(name)
+        self._enqueued.append(work)
+        self._begun += 1
+
+    def record_event(self) -> LateEvent:
+        return LateEvent(self, self._begun)
+
+    def run_until(self, count: int) -> None:
+        while self._done < count:
+            self._enqueued.popleft()()
+            self._done += 1
+
+    def synchronize(self) -> None:
+        self.run_until(self._begun)
+
+
+class LateEvent:
+    def __init__(self, device: LateDevice, after: int) -> None:
+        self._device, self._after = device, after
+
+    def synchronize(self) -> None:
+        self._device.said.append("read")
+        self._device.run_until(self._after)
+
+
+class LateBuffer:
+    """Memory of a LateDevice, or of the host where it is for staging."""
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: Sequence[int],
+        device: LateDevice,
+        usage: Usage = Usage.DEFAULT,
+        memory: npt.NDArray[Any] | None = None,
+    ) -> None:
+        kind = dtype.to_numpy()
+        self.dtype, self.shape, self.device, self.usage = dtype, tuple(shape), device, usage
+        # What was never written is rubbish.
+        self.memory = np.full(shape, 77, kind) if memory is None else memory
+        assert self.memory.size, "a buffer of no bytes"
+        self.element_size, self.num_elements = self.memory.itemsize, math.prod(shape)
+
+    def __getitem__(self, part: slice) -> LateBuffer:
+        return self._same(self.dtype, self.memory[part])
+
+    def view(self, dtype: DType, shape: Sequence[int]) -> LateBuffer:
+        return self._same(dtype, self.memory.view(dtype.to_numpy()).reshape(shape))
+
+    def _same(self, dtype: DType, memory: npt.NDArray[Any]) -> LateBuffer:
+        return LateBuffer(dtype, memory.shape, self.device, self.usage, memory)
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        assert Usage.STAGING in self.usage, "the host cannot read a device's memory"
+        return self.memory
+
+    def inplace_copy_from(self, source: LateBuffer) -> None:
+        """Enqueue the copy, which must be from or to pinned memory, of the same size and dtype."""
+        assert (self.dtype, self.shape) == (source.dtype, source.shape)
+        staged = Usage.STAGING in source.usage
+        assert staged != (Usage.STAGING in self.usage)
+
+        def copy() -> None:
+            self.memory[...] = source.memory
+
+        self.device.enqueue("upload" if staged else "download", copy)
+
+
+class LateModel:
+    """What MAX would make of the step graph: `run` gets the batch that the inputs say."""
+
+    def __init__(self, device: LateDevice, run: Callable[[Batch], Any]) -> None:
+        self._device, self._run = device, run
+        self.inputs: dict[str, LateBuffer] = {}  # of the last step
+
+    def execute(self, states: Any, last_token: Any, *inputs: LateBuffer) -> list[LateBuffer]:
+        names = [*ROW_INPUTS, *SAMPLING_INPUTS, *SCORING_INPUTS, *EDIT_INPUTS]
+        given = self.inputs = dict(zip(names, inputs, strict=True))
+        decode, scored = given["temperature"].shape[0], given["score_rows"].shape[0]
+        top = scored, MAX_LOGPROBS
+        f32, i32 = DType.float32, DType.int32
+        kinds = ((i32, (decode,)), (f32, (decode,)), (f32, (scored,)), (i32, (scored,)))
+        outputs = [
+            LateBuffer(dtype, shape, self._device)
+            for dtype, shape in (*kinds, (i32, top), (f32, top))
+        ]
+
+        def compute() -> None:
+            arrays: dict[str, Any] = {name: one.memory.copy() for name, one in given.items()}
+            edits = Edits(**{name: arrays.pop(name) for name in EDIT_INPUTS})
+            result = self._run(
+                Batch(
+                    sequence_ids=np.zeros(decode, np.int64),
+                    ends=np.zeros(decode, np.bool_),
+                    scored_ids=np.empty(0, np.int64),
+                    edits=edits,
+                    **arrays,
+                )
+            )
+            scores = result.scores
+            found = (scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
+            for target, array in zip(
+                outputs, (result.token_ids, result.logprobs, *found), strict=True
+            ):
+                target.memory[...] = array
+
+        self._device.enqueue("launch", compute)
+        return outputs
+
+
+class LateRunner(NumpyRunner):
+    """The numpy runner behind `GpuSteps` on a LateDevice: `gpu_steps.Buffer` must be LateBuffer."""
+
+    def __init__(self, weights: Weights, num_slots: int, prefix_slots: int) -> None:
+        super().__init__(weights, num_slots, prefix_slots + 1)
+        self.late = LateDevice()
+        self.model = LateModel(self.late, self._run)
+        pool = cast(StatePool, type("Pool", (), {"states": None, "last_token": None}))
+        spare = num_slots + prefix_slots
+        self.steps = GpuSteps(cast(Device, self.late), pool, spare)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self.batches: list[Batch] = []
+
+    def launch(self, batch: Batch) -> Any:
+        self.batches.append(batch)
+        future = self._thread.submit(self.steps.enqueue, cast(Any, self.model), batch)
+        return LaunchedGpuStep(self._thread, future)
+
+    def read_slots(self, slots: I64) -> SlotStates:
+        read: Callable[[I64], SlotStates] = self._in_order(super().read_slots)
+        return self._thread.submit(read, slots).result()
+
+    def write_slots(self, slots: I64, states: SlotStates) -> None:
+        self._thread.submit(self._in_order(super().write_slots), slots, states).result()
+
+    def _in_order(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def after_all(*arguments: Any) -> Any:
+            self.late.synchronize()
+            return call(*arguments)
+
+        return after_all

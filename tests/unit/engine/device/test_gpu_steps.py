@@ -1,0 +1,165 @@
+"""What a GPU is given: in which order, from which memory, and nothing empty. There is no GPU here:
+a stub does all as late as it can, and MAX's CPU computes from views of one packed upload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from max.driver import CPU, Buffer
+from max.dtype import DType
+from max.graph import BufferType
+
+from engine.config import EngineConfig
+from engine.device import gpu_steps
+from engine.device.gpu_steps import GpuSteps, padded_inputs
+from engine.device.model import build_step_graph
+from engine.messages import SamplingParams
+from engine.process.engine import Engine
+from engine.steps.batch import Batch, padded
+from engine.weights.weights import Weights
+from tests.engines.late_device import LateBuffer, LateRunner
+from tests.engines.making import request_of
+from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.engines.run_engine import run, tokens
+from tests.kernels.test_gpu_weights import models
+from tests.models.demo import engine_on_max
+
+SIZES: dict[str, Any] = {"num_slots": 4, "max_step_rows": 4, "max_step_tokens": 6}
+SCORED = {"logprobs": 2, "prompt_logprobs": 1, "emit": "delta"}
+EDITED = {"temperature": 0, "logit_bias": {3: -1.0}}
+BANNED = {"bad_words": [[3]], "repetition_penalty": 1.5}
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch, weights: Weights) -> Iterator[LateRunner]:
+    monkeypatch.setattr(gpu_steps, "Buffer", LateBuffer)
+    monkeypatch.setattr(gpu_steps, "LEAST_BYTES", 256)  # memory has to grow
+    yield LateRunner(weights, 4, 2)
+
+
+def ask(engine: Engine) -> dict[tuple[str, int], bytes]:
+    """The tokens of requests of all kinds, some of which give up their slots for others."""
+    kinds: list[dict[str, Any]] = [{}, SCORED, EDITED, BANNED]
+    said = []
+    for number, kind in enumerate(kinds * 2):
+        prompt = list(range(3, 5 + number))
+        engine.add(request_of(f"{number}", prompt, n=3, max_tokens=9, seed=number, **kind))
+        said += engine.step_overlapped() + engine.step_overlapped()
+    engine.add(request_of("urgent", [7], n=4, max_tokens=3, priority=-1))
+    said += run(engine)
+    engine.add(request_of("single", [9], max_tokens=3))
+    return tokens(said + run(engine))
+
+
+def test_the_next_step_is_launched_before_the_last_ones_tokens_are_read(late: LateRunner) -> None:
+    engine = Engine(TINY, late, EngineConfig(prefix_slots=2, **SIZES))
+    engine.add(request_of(prompt=[5], n=3, max_tokens=6, seed=1))
+    run(engine)
+    enqueued = ["upload", "launch", "download", "download"]
+    steps = late.late.said.count("launch")
+    assert steps == 6
+    assert late.late.said == enqueued + (steps - 1) * [*enqueued, "read"] + ["read"]
+    assert late.late.said.count("upload") == steps  # one copy takes all inputs
+
+
+def test_memory_is_not_written_again_before_it_was_copied(
+    late: LateRunner, weights: Weights
+) -> None:
+    config = EngineConfig(prefix_slots=2, max_parked_bytes=2**30, **SIZES)
+    expected = ask(Engine(TINY, NumpyRunner(weights, 4, 2), config))
+    assert len(expected) == 2 + 8 * 3 + 4 + 1 and len(set(expected.values())) > 9
+    assert ask(Engine(TINY, late, config)) == expected
+    assert len(late.steps._unused) == 2, "two steps are under way at once, not more"
+
+
+def test_steps_may_be_waited_for_in_any_order_and_number(
+    late: LateRunner, weights: Weights
+) -> None:
+    engine = Engine(TINY, NumpyRunner(weights, 4, 2), EngineConfig(prefix_slots=2, **SIZES))
+    engine.add(request_of(n=3, max_tokens=9, seed=1))
+    bare = NumpyRunner(weights, 4, 3)
+    batches = []
+    while (batch := engine.scheduler.schedule()) is not None:
+        batches.append(batch)
+        engine.scheduler.complete(batch, bare.launch(batch).wait())
+    launched = [late.launch(batch) for batch in batches]
+    found = [one.wait() for one in reversed(launched)][::-1]
+    bare = NumpyRunner(weights, 4, 3)
+    for batch, one in zip(batches, found, strict=True):
+        np.testing.assert_array_equal(one.token_ids, bare.launch(batch).wait().token_ids)
+
+
+def test_no_input_of_any_graph_is_empty(late: LateRunner) -> None:
+    ask(Engine(TINY, late, EngineConfig(prefix_slots=2, **SIZES)))
+    empty = {
+        name
+        for batch in late.batches
+        for name, array in {**fields_of(batch), **fields_of(batch.edits)}.items()
+        if not len(array)
+    }
+    assert {"temperature", "targets", "score_rows", "num_top", "spans", "tokens"} <= empty
+    for batch in (padded(one, 6) for one in late.batches):
+        assert batch.num_tokens > 1 and len(batch.targets) > 1
+    given = [padded_inputs(batch, 6) for batch in late.batches]
+    for model in models():
+        graph = build_step_graph(model, DType.float32, CPU())
+        types = [one.type for one in graph.inputs]
+        pool, inputs = types[:2], types[2:]
+        assert all(isinstance(one, BufferType) for one in pool)
+        for arrays in given:
+            for wanted, array in zip(inputs, arrays, strict=True):
+                assert array.size and array.ndim == len(wanted.shape)
+                assert DType.from_numpy(array.dtype) == wanted.dtype
+
+
+def fields_of(arrays: object) -> dict[str, Any]:
+    names = arrays.__slots__  # type: ignore[attr-defined]
+    return {name: one for name in names if isinstance(one := getattr(arrays, name), np.ndarray)}
+
+
+class OnCpu:
+    """A step's graph on MAX's CPU, where a copy that was enqueued is not ordered with a step."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def execute(self, *inputs: Buffer) -> Any:
+        CPU().synchronize()
+        return self._model.execute(*inputs)
+
+
+def test_the_graph_runs_on_views_of_one_packed_upload() -> None:
+    with engine_on_max(tiny_weights(), prefix_slots=3, **SIZES) as plain:
+        runner: Any = plain._runner
+        config = EngineConfig(prefix_slots=2, **SIZES)  # the last slot is nobody's
+        expected = ask(Engine(TINY, runner, config))
+        runner._gpu_steps = GpuSteps(runner.device, runner._pool, 6)
+        runner._model = OnCpu(runner._model)
+        assert ask(Engine(TINY, runner, config)) == expected
+
+
+def test_steps_fail_where_the_device_does(late: LateRunner, weights: Weights) -> None:
+    def fail(_: Batch) -> None:
+        raise RuntimeError("the device is lost")
+
+    late.model._run = fail
+    engine = Engine(TINY, late, EngineConfig(prefix_slots=2, **SIZES))
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        engine.generate([[5]], SamplingParams(max_tokens=3))
+    assert not late.steps._unused
+
+
+def test_pinned_memory_of_max_is_the_arrays_that_are_written() -> None:
+    buffers = gpu_steps.StepBuffers(CPU())
+    for size in (3, 2**21):
+        arrays = [np.arange(size, dtype=np.int32), np.array([[1.5], [2.5]], np.float32)]
+        for _ in range(2):
+            on_device = buffers.upload(arrays)
+            buffers.download(on_device)
+            found = buffers.read()
+            for array, one in zip(arrays, found, strict=True):
+                np.testing.assert_array_equal(one, array)
+            assert all(isinstance(one, Buffer) for one in on_device)
