@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,7 +28,7 @@ from engine import messages
 from engine.config import ModelConfig
 from engine.device import kernels, linear, model, processor
 from engine.device.linear import KERNELS
-from engine.device.model import build_step_graph, graph_shape
+from engine.device.model import build_slot_graphs, build_step_graph, graph_shape
 from engine.errors import UNDECODABLE, ConfigError
 
 log = logging.getLogger(__name__)
@@ -57,17 +56,23 @@ def load_or_compile(
 ) -> CompiledModel:
     """Return this model shape's step graph for this device, from `shipped`, a folder that is only
     read, or from `folder` if it is there."""
-    shape = graph_shape(config, dtype)
-    if shipped and (found := _read(cache_path("step", shape, device, shipped))) is not None:
-        return found
-    compile_it = partial(_compile_step, session, config, dtype, device)
-    return cached("step", shape, compile_it, device, folder)
+
+    def compile_step() -> CompiledModel:
+        return session.compile(build_step_graph(config, dtype, device))
+
+    return cached("step", graph_shape(config, dtype), compile_step, device, folder, shipped)
 
 
-def _compile_step(
-    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device
+def load_or_compile_slots(
+    session: InferenceSession, device: Device, folder: Path, shipped: Path | None = None
 ) -> CompiledModel:
-    return session.compile(build_step_graph(config, dtype, device))
+    """Return the graphs of `build_slot_graphs` for this device, as `load_or_compile` does."""
+
+    def compile_slots() -> CompiledModel:
+        module, libraries = build_slot_graphs(device)
+        return session.compile(module, custom_extensions=libraries)
+
+    return cached("slots", (), compile_slots, device, folder, shipped)
 
 
 def cached(
@@ -76,8 +81,12 @@ def cached(
     compile_graphs: Callable[[], CompiledModel],
     device: Device,
     folder: Path,
+    shipped: Path | None = None,
 ) -> CompiledModel:
-    """Return graphs of a kind and shape, read from `folder`, or compiled and kept there."""
+    """Return graphs of a kind and shape, read from `shipped` or `folder`, or compiled and kept in
+    `folder`."""
+    if shipped and (found := _read(cache_path(name, shape, device, shipped))) is not None:
+        return found
     if device.is_host:
         processor.compile_for_level()
     path = cache_path(name, shape, device, folder)

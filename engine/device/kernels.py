@@ -36,6 +36,27 @@ def embed(
     )[0].tensor
 
 
+def copy_slots(
+    state: BufferValue,
+    last_token: BufferValue,
+    packed: BufferValue,
+    slots: TensorValue,
+    *,
+    gathers: bool,
+) -> None:
+    """Gather slots of the pool into a buffer, or scatter the buffer into them.
+
+    Args:
+        state: f32[S, W], mutated unless `gathers`.
+        last_token: i32[S], mutated unless `gathers`.
+        packed: f32[P], mutated where `gathers`; P >= N * (W + 1): N states one after the other,
+            then the bits of N last tokens.
+        slots: i32[N]; none twice unless `gathers`.
+    """
+    values, parameters = [state, last_token, packed, slots], {"gathers": gathers}
+    ops.inplace_custom("srm_copy_slots", slots.device, values, parameters=parameters)
+
+
 def mix(
     state: BufferValue,
     unit: TensorValue,

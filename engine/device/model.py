@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from max.driver import Device
 from max.dtype import DType
@@ -27,7 +28,7 @@ from max.graph import (
 )
 
 from engine.config import ModelConfig
-from engine.device.kernels import edit, embed, mix, sample, score, taps
+from engine.device.kernels import copy_slots, edit, embed, mix, sample, score, taps
 from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
@@ -123,6 +124,33 @@ def build_logits_graph(
         weights = _Weights(config, dtype, on, scope)
         graph.output(_head(weights, _blocks(weights, _BatchInputs.of(graph))))
     return graph
+
+
+GATHER_SLOTS, SCATTER_SLOTS = "gather_slots", "scatter_slots"
+
+
+def build_slot_graphs(device: Device) -> tuple[Module, list[Path]]:
+    """The graphs GATHER_SLOTS and SCATTER_SLOTS, for states of any width.
+
+    Inputs: states f32[slots, W] and last_token i32[slots]; packed f32[P] and slots i32[N], as
+    `copy_slots` has them. Nothing comes out: one changes `packed`, the other the pool. With the
+    module come the kernels that it is compiled with.
+    """
+    on, module = DeviceRef.from_device(device), Module()
+    types = [
+        BufferType(DType.float32, ["slots", "width"], on),
+        BufferType(DType.int32, ["slots"], on),
+        BufferType(DType.float32, ["packed"], on),
+        TensorType(DType.int32, ["copied"], on),
+    ]
+    for name, gathers in {GATHER_SLOTS: True, SCATTER_SLOTS: False}.items():
+        with Graph(
+            name, input_types=types, custom_extensions=kernel_libraries(), module=module
+        ) as graph:
+            states, last_token, packed = (value.buffer for value in graph.inputs[:3])
+            copy_slots(states, last_token, packed, graph.inputs[3].tensor, gathers=gathers)
+            graph.output()
+    return module, graph.kernel_libraries_paths
 
 
 NUM_BATCH_INPUTS = 7

@@ -1,5 +1,5 @@
 """`python -m engine.device.precompile`: compile a step graph ahead, for a GPU also where there is
-none, and run nothing.
+none and with the graphs that copy slots, and run nothing.
 
 For a GPU the graph, Mojo kernels included, is compiled for a virtual device, so a broken GPU path
 fails where there is no GPU, and an image can ship the result in its `cache_dir`.
@@ -19,7 +19,7 @@ from max.dtype import DType
 from max.engine import InferenceSession
 
 from engine.config import AUTO_DTYPES, Mixer, ModelConfig
-from engine.device.graph_cache import cache_path, load_or_compile
+from engine.device.graph_cache import cache_path, load_or_compile, load_or_compile_slots
 from engine.device.model import graph_shape
 from engine.device.processor import level
 from engine.device.telemetry import turn_off_telemetry
@@ -99,7 +99,10 @@ def precompile(config: PrecompileConfig) -> Path:
     """Compile into `config.output`, unless it is there already; returns the file."""
     shape, device = config.shape(), open_target(config)
     dtype = DType[AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype]
-    load_or_compile(InferenceSession(devices=[device]), shape, dtype, device, config.output)
+    session = InferenceSession(devices=[device])
+    if config.device == "gpu":
+        load_or_compile_slots(session, device, config.output)
+    load_or_compile(session, shape, dtype, device, config.output)
     return cache_path("step", graph_shape(shape, dtype), device, config.output)
 
 

@@ -22,11 +22,12 @@ from max.engine import InferenceSession, Model
 
 from engine.config import EngineConfig
 from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
-from engine.device.graph_cache import load_or_compile
+from engine.device.graph_cache import load_or_compile, load_or_compile_slots
 from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import pack_linear, round_bfloat16
 from engine.device.model import MATRICES, SCALARS
 from engine.device.processor import compile_for_level
+from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
 from engine.errors import ConfigError
@@ -83,18 +84,21 @@ class ModelRunner:
             count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
         self._session = InferenceSession(devices=[self.device])
+        shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
+        folders = config.cache_dir.expanduser(), shipped
         self._compiled = load_or_compile(
-            self._session,
-            weights.config,
-            self.dtype,
-            self.device,
-            config.cache_dir.expanduser(),
-            Path(config.graphs_dir).expanduser() if config.graphs_dir else None,
+            self._session, weights.config, self.dtype, self.device, *folders
         )
+        copies = None
+        if not self.device.is_host:
+            compiled = load_or_compile_slots(self._session, self.device, *folders)
+            width = weights.config.state_width
+            copies = SlotCopies(self._session, compiled, width, self.device)
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
         num_slots = self.num_slots + config.prefix_slots
-        self._pool = StatePool(weights.config, num_slots + spare_slots(self.device), self.device)
+        num_pool_slots = num_slots + spare_slots(self.device)
+        self._pool = StatePool(weights.config, num_pool_slots, self.device, copies)
         on_gpu = not self.device.is_host
         self._gpu_steps = GpuSteps(self.device, self._pool, num_slots) if on_gpu else None
         self._no_edits = [_buffer(one) for one in edit_inputs(NO_EDITS)]

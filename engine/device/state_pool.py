@@ -6,16 +6,13 @@ Also decides how many slots there can be, which the host's memory limits too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from max.driver import CPU, Buffer, Device
+from max.driver import Buffer, Device
 from max.dtype import DType
 
 from engine.config import EngineConfig, ModelConfig
+from engine.device.slot_copies import SlotCopies
 from engine.errors import ConfigError
 from engine.memory import available_memory
 from engine.state.slots import SlotTable
@@ -27,69 +24,45 @@ CPU_SLOTS = 16_384
 """Most slots on a CPU where the number is not set: other programs use the computer too."""
 MAX_SLOTS = 2**31 - 1  # a slot is an int32
 GIB = 2**30
-_HOST = CPU()
 
 
 class StatePool:
     """`states` f32[num_slots, state_width] and `last_token` i32[num_slots], contiguous."""
 
-    def __init__(self, config: ModelConfig, num_slots: int, device: Device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_slots: int,
+        device: Device,
+        copies: SlotCopies | None = None,
+    ) -> None:
+        """`copies` is what copies slots of this width on this device; a CPU needs none."""
+        assert device.is_host or copies is not None
         shape = (num_slots, config.state_width)
         num_bytes = num_slots * slot_bytes(config)
         try:
             self.states = _zeros(shape, np.float32, DType.float32, device)
             self.last_token = _zeros((num_slots,), np.int32, DType.int32, device)
-            self._device = device
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"num_slots + prefix_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of "
                 f"memory on {device}, which is not free: {error}"
             ) from None
+        self._copies = copies
 
     def read(self, slots: I64) -> SlotStates:
-        """Copy these slots' states and last tokens to the host, neighbouring slots together."""
-        if self._device.is_host:
-            return SlotStates(self.states.to_numpy()[slots], self.last_token.to_numpy()[slots])
-        states = np.empty((len(slots), self.states.shape[1]), np.float32)
-        last_tokens = np.empty(len(slots), np.int32)
-        copies = [
-            (
-                begin,
-                end,
-                self.states[first:last, :].copy(_HOST),
-                self.last_token[first:last].copy(_HOST),
-            )
-            for begin, end, first, last in _runs(slots)
-        ]
-        self._device.synchronize()  # they may have been begun only
-        for begin, end, rows, tokens in copies:
-            states[begin:end], last_tokens[begin:end] = rows.to_numpy(), tokens.to_numpy()
-        return SlotStates(states, last_tokens)
+        """Copy these slots' states and last tokens to the host."""
+        if self._copies is not None:
+            return self._copies.read(self.states, self.last_token, slots)
+        return SlotStates(self.states.to_numpy()[slots], self.last_token.to_numpy()[slots])
 
     def write(self, slots: I64, states: SlotStates) -> None:
         """Copy these states and last tokens from the host into these slots."""
-        if self._device.is_host:
-            self.states.to_numpy()[slots] = states.states
-            self.last_token.to_numpy()[slots] = states.last_tokens
+        if self._copies is not None:
+            self._copies.write(self.states, self.last_token, slots, states)
             return
-        for begin, end, first, last in _runs(slots):
-            rows, tokens = states.states[begin:end], states.last_tokens[begin:end]
-            self.states[first:last, :].inplace_copy_from(_buffer(rows))
-            self.last_token[first:last].inplace_copy_from(_buffer(tokens))
-        self._device.synchronize()  # it may still read what the caller frees next
-
-
-def _runs(slots: I64) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the runs of consecutive slots: begin and end in the list, first slot, last slot + 1."""
-    breaks = np.flatnonzero(np.diff(slots) != 1) + 1
-    edges = [0, *breaks.tolist(), len(slots)] if len(slots) else [0]
-    for begin, end in pairwise(edges):
-        first = int(slots[begin])
-        yield begin, end, first, first + end - begin
-
-
-def _buffer(array: npt.NDArray[Any]) -> Buffer:
-    return Buffer.from_numpy(np.ascontiguousarray(array))
+        self.states.to_numpy()[slots] = states.states
+        self.last_token.to_numpy()[slots] = states.last_tokens
 
 
 def spare_slots(device: Device) -> int:

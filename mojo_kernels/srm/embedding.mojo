@@ -4,8 +4,8 @@
     x[t] = table[last_token[read_slots[t]]]     where token_ids[t] == -1: decode row t, whose only
                                                 token is token t
 
-CPU: tokens are split over the cores. GPU: a thread per (token, channel), neighbouring threads on
-neighbouring channels.
+CPU: tokens are split over the cores. GPU: a thread per 16 bytes of a row, or per channel where rows
+are no multiple of that.
 
     x           [T, d]  any float      out
     last_token  [S]     int32          in; a buffer, because `srm_sample` mutates it
@@ -18,27 +18,66 @@ import extensibility
 from extensibility import InputTensor, OutputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 from max.algorithm import sync_parallelize
-from max.gpu import global_idx
 from max.gpu.host import DeviceContext
-from std.math import ceildiv
 from std.memory import unsafe_memcpy
+from std.sys import size_of
 
-from .parallel import num_tasks
-
-comptime _BLOCK = 256  # threads of a GPU block
-
-comptime _Ints = Pointer[Int32, _]
+from .parallel import RowGrid, num_tasks
+from .values import Values, on_16_bytes, untracked
 
 
 @always_inline
 def _resolve(
-    token: Int, token_ids: _Ints, read_slots: _Ints, last_token: _Ints
+    token: Int,
+    token_ids: Values[DType.int32],
+    read_slots: Values[DType.int32],
+    last_token: Values[DType.int32],
 ) -> Int:
     """The row of the table that a token selects."""
     var id = token_ids[unsafe_offset=token]
     if id < 0:
         id = last_token[unsafe_offset=Int(read_slots[unsafe_offset=token])]
     return Int(id)
+
+
+@always_inline
+def embed_thread[
+    dtype: DType, //, width: Int
+](
+    x: Values[dtype],
+    last_token: Values[DType.int32],
+    token_ids: Values[DType.int32],
+    read_slots: Values[DType.int32],
+    table: Values[dtype],
+    num_tokens: Int64,
+    dim: Int64,
+):
+    """Copy `width` neighbouring channels of a token, what a thread of a `RowGrid` does.
+
+    Parameters:
+        dtype: Of the table.
+        width: Channels; of more than one the addresses are multiples of their size.
+
+    Args:
+        x: The vectors.
+        last_token: Last token of each slot.
+        token_ids: Tokens, or -1.
+        read_slots: Slots of the first tokens.
+        table: The vectors of all tokens of the vocabulary.
+        num_tokens: Tokens.
+        dim: Channels of a vector. An Int may not cross to the device: its width is the host's.
+    """
+    comptime ALIGNMENT = width * size_of[dtype]()
+    var token = RowGrid.row()
+    var channel = RowGrid.piece() * width
+    if token < Int(num_tokens) and channel < Int(dim):
+        var row = _resolve(token, token_ids, read_slots, last_token)
+        x.unsafe_store[alignment=ALIGNMENT](
+            token * Int(dim) + channel,
+            table.unsafe_load[width=width, alignment=ALIGNMENT](
+                row * Int(dim) + channel
+            ),
+        )
 
 
 @extensibility.register("srm_embed")
@@ -58,11 +97,11 @@ struct _Embed:
     ) raises:
         var num_tokens = x.dim_size(0)
         var dim = x.dim_size(1)
-        var out_ptr = x.unsafe_ptr()
-        var last_ptr = last_token.unsafe_ptr()
-        var ids_ptr = token_ids.unsafe_ptr()
-        var slots_ptr = read_slots.unsafe_ptr()
-        var table_ptr = table.unsafe_ptr()
+        var out_ptr = untracked(x.unsafe_ptr())
+        var last_ptr = untracked(last_token.unsafe_ptr())
+        var ids_ptr = untracked(token_ids.unsafe_ptr())
+        var slots_ptr = untracked(read_slots.unsafe_ptr())
+        var table_ptr = untracked(table.unsafe_ptr())
 
         comptime if target == "cpu":
             var tasks = num_tasks(num_tokens * dim)
@@ -81,23 +120,34 @@ struct _Embed:
 
             sync_parallelize(embed_share, tasks)
         else:
-            # An Int may not cross to the device: its width is the host's.
-            var size = Int64(num_tokens * dim)
+            if num_tokens == 0:
+                return
+            var size = Int64(num_tokens)
             var width = Int64(dim)
 
-            def embed_element() {var}:
-                var i = global_idx.x
-                if i >= Int(size):
-                    return
-                var t, c = divmod(i, Int(width))
-                var row = _resolve(t, ids_ptr, slots_ptr, last_ptr)
-                out_ptr[unsafe_offset=i] = table_ptr[
-                    unsafe_offset=row * Int(width) + c
-                ]
+            def launch[channels: Int]() raises {var}:
+                def embed_rows() {var}:
+                    embed_thread[channels](
+                        out_ptr,
+                        last_ptr,
+                        ids_ptr,
+                        slots_ptr,
+                        table_ptr,
+                        size,
+                        width,
+                    )
 
-            if num_tokens > 0:
+                var grid = RowGrid(Int(size), Int(width) // channels)
                 ctx.enqueue_function(
-                    embed_element,
-                    grid_dim=ceildiv(num_tokens * dim, _BLOCK),
-                    block_dim=_BLOCK,
+                    embed_rows, grid_dim=grid.blocks, block_dim=grid.block
                 )
+
+            comptime WIDEST = 16 // size_of[x.dtype]()
+            if (
+                dim % WIDEST == 0
+                and on_16_bytes(out_ptr)
+                and on_16_bytes(table_ptr)
+            ):
+                launch[WIDEST]()
+            else:
+                launch[1]()

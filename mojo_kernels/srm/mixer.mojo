@@ -15,8 +15,10 @@ prompt fed in any pieces leaves the same bits as one fed at once; the rest is fl
 No slot that a row writes may be read or written by another row. Many rows may read one slot.
 
 CPU: the channels are split over the cores, so that a single long prompt keeps all of them busy;
-cores left over split the rows. GPU: a thread per (row, channel), neighbouring threads on
-neighbouring channels. Both run `mix_channels`.
+cores left over split the rows. GPU: a thread takes 4 neighbouring channels in either half of a head,
+so that a state moves 16 bytes at a time and the accesses of a warp fill whole sectors; the grid has
+an axis each for rows, heads and channels, so that nothing is divided. Where a head is no multiple
+of 8 channels, or a tensor does not lie on 16 bytes, a thread takes one. All run `Unit.mix`.
 
     y            [T, d]      any float      out
     state        [S, W]      any float      mutated: columns unit * d up to (unit + 1) * d
@@ -38,15 +40,15 @@ import extensibility
 from extensibility import InputTensor, OutputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 from max.algorithm import sync_parallelize
-from max.gpu import global_idx
+from max.gpu import block_dim, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from std.math import align_down, ceildiv, exp, fma
-from std.sys import simd_width_of
+from std.sys import simd_width_of, size_of
 
-from .parallel import num_tasks
+from .parallel import BLOCK, num_tasks
 from .rows import first_row
+from .values import Values, on_16_bytes, untracked
 
-comptime _BLOCK = 256  # threads of a GPU block
 comptime _SLICE = 64  # fewest channels split off for a core: whole cache lines
 
 
@@ -66,6 +68,174 @@ def _next_state[
     """
     comptime Vector = SIMD[DType.float32, width]
     return fma(Vector(decay), s, fma(Vector(decay_rest), s, alpha_in * x))
+
+
+@always_inline
+def _load[
+    dtype: DType, //, width: Int, parts: Int
+](values: Values[dtype], at: Int, apart: Int) -> SIMD[
+    DType.float32, width * parts
+]:
+    """Read `parts` times `width` neighbours as float32."""
+    var found = SIMD[DType.float32, width * parts]()
+    comptime for part in range(parts):
+        comptime alignment = (width if parts > 1 else 1) * size_of[dtype]()
+        found = found.insert[offset=part * width](
+            values.unsafe_load[width=width, alignment=alignment](
+                at + part * apart
+            ).cast[DType.float32]()
+        )
+    return found
+
+
+@always_inline
+def _store[
+    dtype: DType, //, width: Int, parts: Int
+](
+    values: Values[dtype],
+    at: Int,
+    apart: Int,
+    found: SIMD[DType.float32, width * parts],
+):
+    """Write what `_load` would read."""
+    comptime for part in range(parts):
+        comptime alignment = (width if parts > 1 else 1) * size_of[dtype]()
+        values.unsafe_store[alignment=alignment](
+            at + part * apart,
+            found.slice[width, offset=part * width]().cast[dtype](),
+        )
+
+
+@fieldwise_init
+struct Unit[
+    dtype: DType,
+    state_dtype: DType,
+    has_gamma: Bool,
+    has_residual: Bool,
+    silu: Bool,
+](TrivialRegisterPassable):
+    """The op's tensors, each by its first value, and their shapes.
+
+    Integers are of fixed width, because a device's Int need not be the host's; of 64 bits, because a
+    pool may hold more than 2^31 values.
+    """
+
+    var y: Values[Self.dtype]
+    var state: Values[Self.state_dtype]
+    var x: Values[Self.dtype]
+    var read_slots: Values[DType.int32]
+    var write_slots: Values[DType.int32]
+    var positions: Values[DType.int32]
+    var row_offsets: Values[DType.int32]
+    var alpha_in: Values[DType.float32]
+    var alpha_out: Values[DType.float32]
+    var beta: Values[DType.float32]
+    var decay: Values[DType.float32]
+    var gamma: Values[DType.float32]
+    var residual: Values[Self.dtype]
+    var num_rows: Int64
+    var num_heads: Int64
+    var head_dim: Int64
+    var n_ctx: Int64
+    var pool_width: Int64
+    var pool_column: Int64  # where the unit's states begin in a slot
+
+    @always_inline
+    def mix[width: Int, parts: Int](self, row: Int, head: Int, channel: Int):
+        """Feed a row's tokens to some channels of a head.
+
+        Parameters:
+            width: Neighbouring channels, from `channel` on.
+            parts: 1, or 2 for as many half a head further; then their addresses are multiples of
+                their size.
+
+        Args:
+            row: Row of the batch.
+            head: Head that the channels belong to.
+            channel: The first of them, counted through all heads.
+        """
+        comptime Vector = SIMD[DType.float32, width * parts]
+        var apart = Int(self.head_dim) >> (parts - 1)
+        var dim = Int(self.num_heads * self.head_dim)
+        var column = Int(self.pool_column) + channel
+        var position = Int(self.positions[unsafe_offset=row])
+        var at = head * Int(self.n_ctx) + position
+        var s = Vector(0)
+        if position > 0:
+            s = _load[width, parts](
+                self.state,
+                Int(self.read_slots[unsafe_offset=row]) * Int(self.pool_width)
+                + column,
+                apart,
+            )
+        for t in range(
+            Int(self.row_offsets[unsafe_offset=row]),
+            Int(self.row_offsets[unsafe_offset=row + 1]),
+        ):
+            var i = t * dim + channel
+            var token = _load[width, parts](self.x, i, apart)
+            s = _next_state(
+                token,
+                s,
+                self.alpha_in[unsafe_offset=at],
+                self.decay[unsafe_offset=head],
+                self.decay[unsafe_offset=head + Int(self.num_heads)],
+            )
+            var out = Vector(self.beta[unsafe_offset=at])
+            comptime if Self.has_gamma:
+                out = fma(Vector(self.gamma[unsafe_offset=at]), token, out)
+            out = fma(Vector(self.alpha_out[unsafe_offset=at]), s, out)
+            comptime if Self.silu:
+                out = out / (1 + exp(-out))
+            comptime if Self.has_residual:
+                out += _load[width, parts](self.residual, i, apart)
+            _store[width, parts](self.y, i, apart, out)
+            s = s.cast[Self.state_dtype]().cast[DType.float32]()
+            at += 1
+        _store[width, parts](
+            self.state,
+            Int(self.write_slots[unsafe_offset=row]) * Int(self.pool_width)
+            + column,
+            apart,
+            s,
+        )
+
+    @always_inline
+    def mix_thread[width: Int, parts: Int](self):
+        """What a thread of the grid that `launch` makes does; parameters are those of `mix`.
+        """
+        var row = block_idx.x * block_dim.z + thread_idx.z
+        var head = block_idx.y * block_dim.y + thread_idx.y
+        var channel = (block_idx.z * block_dim.x + thread_idx.x) * width
+        if (
+            row < Int(self.num_rows)
+            and head < Int(self.num_heads)
+            and channel < Int(self.head_dim) >> (parts - 1)
+        ):
+            self.mix[width, parts](
+                row, head, head * Int(self.head_dim) + channel
+            )
+
+    def launch[width: Int, parts: Int](self, ctx: DeviceContext) raises:
+        """Run `mix` for all rows, heads and channels on a GPU."""
+        var unit = self
+
+        def mix_rows() {var}:
+            unit.mix_thread[width, parts]()
+
+        var lanes = Int(self.head_dim) // (width * parts)
+        var x = min(lanes, BLOCK)
+        var y = min(Int(self.num_heads), BLOCK // x)
+        var z = min(BLOCK // (x * y), 64)  # more a block may not have
+        ctx.enqueue_function(
+            mix_rows,
+            grid_dim=(
+                ceildiv(Int(self.num_rows), z),
+                ceildiv(Int(self.num_heads), y),
+                ceildiv(lanes, x),
+            ),
+            block_dim=(x, y, z),
+        )
 
 
 @extensibility.register("srm_mix")
@@ -97,73 +267,32 @@ struct _Mix:
         var dim = x.dim_size(1)
         var num_heads = decay.dim_size(1)
         var head_dim = dim // num_heads
-
-        var y_ptr = y.unsafe_ptr()
-        var x_ptr = x.unsafe_ptr()
-        var residual_ptr = residual.unsafe_ptr()
-        var state_ptr = state.unsafe_ptr()
-        var read_ptr = read_slots.unsafe_ptr()
-        var write_ptr = write_slots.unsafe_ptr()
-        var position_ptr = positions.unsafe_ptr()
-        var offset_ptr = row_offsets.unsafe_ptr()
-        var in_ptr = alpha_in.unsafe_ptr()
-        var out_ptr = alpha_out.unsafe_ptr()
-        var beta_ptr = beta.unsafe_ptr()
-        var decay_ptr = decay.unsafe_ptr()
-        var gamma_ptr = gamma.unsafe_ptr()
-        # Fixed-width, because a device's Int need not be the host's; 64 bits, because a pool may hold
-        # more than 2^31 values.
-        var d = Int64(dim)
-        var n = Int64(beta.dim_size(1))
-        var heads = Int64(num_heads)
-        var pool_width = Int64(state.dim_size(1))
-        var pool_column = Int64(Int(unit) * dim)
-
-        @always_inline
-        def mix_channels[width: Int](row: Int, channel: Int, head: Int) {var}:
-            var column = Int(pool_column) + channel
-            var at = head * Int(n) + Int(position_ptr[unsafe_offset=row])
-            var s = SIMD[DType.float32, width](0)
-            if position_ptr[unsafe_offset=row] > 0:
-                s = state_ptr.unsafe_load[width=width](
-                    Int(read_ptr[unsafe_offset=row]) * Int(pool_width) + column
-                ).cast[DType.float32]()
-            for t in range(
-                Int(offset_ptr[unsafe_offset=row]),
-                Int(offset_ptr[unsafe_offset=row + 1]),
-            ):
-                var i = t * Int(d) + channel
-                var token = x_ptr.unsafe_load[width=width](i).cast[
-                    DType.float32
-                ]()
-                s = _next_state(
-                    token,
-                    s,
-                    in_ptr[unsafe_offset=at],
-                    decay_ptr[unsafe_offset=head],
-                    decay_ptr[unsafe_offset=head + Int(heads)],
-                )
-                comptime Vector = SIMD[DType.float32, width]
-                var out = Vector(beta_ptr[unsafe_offset=at])
-                comptime if has_gamma:
-                    out = fma(Vector(gamma_ptr[unsafe_offset=at]), token, out)
-                out = fma(Vector(out_ptr[unsafe_offset=at]), s, out)
-                comptime if silu:
-                    out = out / (1 + exp(-out))
-                comptime if has_residual:
-                    out += residual_ptr.unsafe_load[width=width](i).cast[
-                        DType.float32
-                    ]()
-                y_ptr.unsafe_store(i, out.cast[y.dtype]())
-                s = s.cast[state.dtype]().cast[DType.float32]()
-                at += 1
-            state_ptr.unsafe_store(
-                Int(write_ptr[unsafe_offset=row]) * Int(pool_width) + column,
-                s.cast[state.dtype](),
-            )
+        var pool_width = state.dim_size(1)
+        var of_unit = Unit[y.dtype, state.dtype, has_gamma, has_residual, silu](
+            untracked(y.unsafe_ptr()),
+            untracked(state.unsafe_ptr()),
+            untracked(x.unsafe_ptr()),
+            untracked(read_slots.unsafe_ptr()),
+            untracked(write_slots.unsafe_ptr()),
+            untracked(positions.unsafe_ptr()),
+            untracked(row_offsets.unsafe_ptr()),
+            untracked(alpha_in.unsafe_ptr()),
+            untracked(alpha_out.unsafe_ptr()),
+            untracked(beta.unsafe_ptr()),
+            untracked(decay.unsafe_ptr()),
+            untracked(gamma.unsafe_ptr()),
+            untracked(residual.unsafe_ptr()),
+            Int64(num_rows),
+            Int64(num_heads),
+            Int64(head_dim),
+            Int64(beta.dim_size(1)),
+            Int64(pool_width),
+            Int64(Int(unit) * dim),
+        )
 
         comptime if target == "cpu":
             comptime WIDTH = simd_width_of[DType.float32]()
+            var offset_ptr = row_offsets.unsafe_ptr()
             var tasks = num_tasks(num_tokens * dim)
             var slices = max(1, min(tasks, dim // _SLICE))
             var groups = ceildiv(tasks, slices)
@@ -186,29 +315,27 @@ struct _Mix:
                         var head = channel // head_dim
                         var stop = min(end, (head + 1) * head_dim)
                         while channel + _SLICE <= stop:
-                            mix_channels[_SLICE](row, channel, head)
+                            of_unit.mix[_SLICE, 1](row, head, channel)
                             channel += _SLICE
                         while channel + WIDTH <= stop:
-                            mix_channels[WIDTH](row, channel, head)
+                            of_unit.mix[WIDTH, 1](row, head, channel)
                             channel += WIDTH
                         while channel < stop:
-                            mix_channels[1](row, channel, head)
+                            of_unit.mix[1, 1](row, head, channel)
                             channel += 1
 
             sync_parallelize(mix_share, slices * groups)
         else:
-            var size = Int64(num_rows * dim)
-            var width = Int64(head_dim)
-
-            def mix_thread() {var}:
-                var i = global_idx.x
-                if i < Int(size):
-                    var row, channel = divmod(i, Int(d))
-                    mix_channels[1](row, channel, channel // Int(width))
-
-            if num_rows > 0:
-                ctx.enqueue_function(
-                    mix_thread,
-                    grid_dim=ceildiv(num_rows * dim, _BLOCK),
-                    block_dim=_BLOCK,
-                )
+            if num_rows == 0:
+                return
+            if (
+                head_dim % 8 == 0
+                and pool_width % 8 == 0
+                and on_16_bytes(of_unit.y)
+                and on_16_bytes(of_unit.state)
+                and on_16_bytes(of_unit.x)
+                and on_16_bytes(of_unit.residual)
+            ):
+                of_unit.launch[4, 2](ctx)
+            else:
+                of_unit.launch[1, 1](ctx)

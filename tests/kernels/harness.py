@@ -157,11 +157,15 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
     taps = of(F32, "kernel_size", "n_ctx"), of(F32, "n_ctx")
     sampling = (of(dtype, "decode") for dtype in (F32, I32, F32, F32, U64))
     scoring = (of(I32, dim) for dim in ("decode", "head", "scored", "scored"))
+    pool = BufferType(F32, ["slots", "pool_width"], on)
+    copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), of(I32, "copied")]
     found: dict[str, tuple[Callable[..., Any], Inputs]] = {
         "embed": (
             kernels.embed,
             [last_token, of(I32, "tokens"), rows, of(F32, "vocab", "width")],
         ),
+        "gather": (partial(kernels.copy_slots, gathers=True), copied),
+        "scatter": (partial(kernels.copy_slots, gathers=False), copied),
         "mix": (kernels.mix, mix()),
         "mix_gamma": (kernels.mix, [*mix(), per_position]),
         "mix_silu": (partial(kernels.mix, silu=True), mix()),

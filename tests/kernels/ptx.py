@@ -6,14 +6,35 @@ Stricter than a GPU: an error is raised for an access outside the arrays given, 
 that two threads touch, one of them writing, without a barrier between, for a warp that exchanges
 values without all its lanes, and for a barrier that not all threads reach. Shared memory begins as
 NaN. Approximate functions are exact here.
+
+What ran is counted: instructions of threads and of warps, and the bytes that warps moved, in whole
+sectors, since that is what memory gives and takes.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
 import numpy as np
 
-from tests.kernels.ptx_steps import WARP, Array, Steps
+from engine.device.linear import KERNELS
+from tests.kernels.ptx_memory import WARP
+from tests.kernels.ptx_steps import Array, Steps
 from tests.kernels.ptx_text import Program, PTXError
+
+Axes = tuple[int, ...]
+
+
+class Counts(NamedTuple):
+    """What a launch took."""
+
+    instructions: int  # each once for every thread that got to it, guarded ones too
+    warp_instructions: int
+    moved: list[int]  # bytes of sectors of each array that warps read and wrote, without a cache
 
 
 class Kernel:
@@ -23,21 +44,46 @@ class Kernel:
         """Raises PTXError for a text without a kernel, or with one that needs local memory."""
         self.program = Program(text)
 
-    def launch(self, blocks: int, threads: int, *arguments: Array | int) -> None:
-        """Run blocks one after the other; arrays are global memory, and changed in place."""
+    def launch(self, blocks: int | Axes, threads: int | Axes, *arguments: Array | int) -> Counts:
+        """Run blocks one after the other; arrays are global memory, and changed in place.
+
+        Blocks and threads are numbers of them, or up to three: along x, y and z.
+        """
         if len(arguments) != len(self.program.params):
             raise PTXError(f"{len(self.program.params)} arguments wanted, got {len(arguments)}")
-        processor = _Processor(self.program, blocks, threads, arguments)
-        for block in range(blocks):
-            processor.run(block)
+        grid, block = _axes(blocks), _axes(threads)
+        processor = _Processor(self.program, grid, block, arguments)
+        for z, y, x in np.ndindex(grid[::-1]):
+            processor.run((x, y, z))
+        return Counts(*processor.ran, processor.memory.moved)
+
+
+def compiled(source: str, folder: Path) -> dict[str, Kernel]:
+    """The kernels that a Mojo program beside this file prints, by name; built in `folder`."""
+    mojo, program = Path(sys.executable).with_name("mojo"), folder / "program"
+    path = Path(__file__).with_name(source)
+    build = map(str, [mojo, "build", "-I", KERNELS.parent, path, "-o", program])
+    subprocess.run(list(build), check=True, capture_output=True)
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    texts = re.split(r"^=== (.*)\n", printed, flags=re.M)[1:]
+    return {name: Kernel(text) for name, text in zip(texts[::2], texts[1::2], strict=True)}
+
+
+def _axes(given: int | Axes) -> Axes:
+    """Three numbers of one to three."""
+    return (*((given,) if isinstance(given, int) else given), 1, 1)[:3]
 
 
 class _Processor(Steps):
     """The threads of a block, at work."""
 
-    def run(self, block: int) -> None:
+    ran = (0, 0)
+    """Instructions of threads, and of warps."""
+
+    def run(self, block: Axes) -> None:
         """Run a block to its end."""
-        self._register("%ctaid.x")[:] = block
+        for axis, place in zip("xyz", block, strict=True):
+            self._register(f"%ctaid.{axis}")[:] = place
         self.memory.begin_block()
         self.counter = np.zeros(self.threads, np.int64)
         self.waits = np.zeros(self.threads, np.bool_)
@@ -69,7 +115,9 @@ class _Processor(Steps):
     def _advance(self, group: Array, at: int, until: int) -> None:
         """Run threads that stand together up to a branch, a barrier or where others stand."""
         chosen = slice(None) if len(group) == self.threads else group
+        warps = len(np.unique(group // WARP))
         while True:
+            self.ran = self.ran[0] + len(group), self.ran[1] + warps
             guard, opcode, operands = self.program.code[at]
             acting = group
             if guard is not None:

@@ -12,6 +12,8 @@ from tests.kernels.ptx_text import PTXError
 Array = npt.NDArray[Any]
 
 STRIDE = 40  # bits of an address inside a global array
+WARP = 32
+SECTOR = 32  # bytes that global memory gives and takes at once
 
 
 class Memory:
@@ -20,6 +22,7 @@ class Memory:
     def __init__(self, arrays: list[Array], shared_bytes: int) -> None:
         self._arrays = [array.reshape(-1).view(np.uint8) for array in arrays]
         self._shared_bytes = shared_bytes
+        self.moved = [0] * len(arrays)
         self.begin_block()
 
     def begin_block(self) -> None:
@@ -43,6 +46,13 @@ class Memory:
         if (place < 0).any() or (place + size > len(memory)).any() or (place % size).any():
             raise PTXError(f"an address outside of its array or not aligned: {place.tolist()}")
         return memory, place
+
+    def count(self, threads: Array, address: Array, size: int) -> None:
+        """Add what an access of `size` bytes a thread moves. Raises PTXError if not aligned."""
+        if (address % size).any():
+            raise PTXError(f"an access of {size} bytes that is not aligned")
+        sectors = np.unique(np.stack([threads // WARP, address // SECTOR]), axis=1)
+        self.moved[int(address[0] >> STRIDE) - 1] += SECTOR * sectors.shape[1]
 
     def touch(self, threads: Array, address: Array, size: int, writes: bool) -> None:
         """Keep who touched which word of shared memory. Raises PTXError where that is a race."""

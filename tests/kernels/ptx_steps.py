@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.kernels.ptx_memory import STRIDE, Memory
+from engine.device.linear import round_bfloat16
+from tests.kernels.ptx_memory import STRIDE, WARP, Memory
 from tests.kernels.ptx_text import Program, PTXError, names
 
 Array = npt.NDArray[Any]
@@ -19,7 +20,6 @@ Read = Callable[[Threads], Any]
 Kind = np.dtype[Any]
 Step = Callable[[Threads], None]
 
-WARP = 32
 BOOL, U32, BF16 = np.dtype(np.bool_), np.dtype(np.uint32), np.dtype("V2")
 REGISTERS = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64}
 KINDS: dict[str, Kind] = {"pred": BOOL, "bf16": BF16, "f32": np.dtype("f4"), "f64": np.dtype("f8")}
@@ -60,13 +60,20 @@ def same(a: Any) -> Any:
     return a
 
 
+def pair(high: Any, low: Any) -> Any:
+    """Two numbers as bfloat16 in one register."""
+    return round_bfloat16(high).astype(np.uint32) << 16 | round_bfloat16(low)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.fmin, "max": np.fmax,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
+    "min": np.fmin, "max": np.fmax,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shl": shift_left, "shr": shift_right, "neg": np.negative, "abs": np.abs,
     "mov": same, "cvta": same, "cvt": same,
     "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "rcp": lambda a: 1 / a,
     "selp": lambda a, b, condition: np.where(condition, a, b),
+    "mad": lambda a, b, c: a * b + c,
     "fma": lambda a, b, c: (np.asarray(a, np.float64) * b + c).astype(a.dtype),
 }  # fmt: skip
 
@@ -75,9 +82,13 @@ class Steps:
     """Registers, memory, and a step for every instruction but those that move the counters."""
 
     def __init__(
-        self, program: Program, blocks: int, threads: int, arguments: tuple[Array | int, ...]
+        self,
+        program: Program,
+        blocks: tuple[int, ...],
+        threads: tuple[int, ...],
+        arguments: tuple[Array | int, ...],
     ) -> None:
-        self.program, self.threads = program, threads
+        self.program, self.threads = program, int(np.prod(threads))
         arrays = [given for given in arguments if isinstance(given, np.ndarray)]
         self.memory = Memory(arrays, program.shared_bytes)
         numbers = iter(range(1, len(arguments) + 1))
@@ -85,13 +96,13 @@ class Steps:
             name: next(numbers) << STRIDE if isinstance(given, np.ndarray) else given
             for name, given in zip(program.params, arguments, strict=True)
         }
-        thread = np.arange(threads, dtype=np.uint32)
-        self.registers: dict[str, Array] = {"%tid.x": thread, "%laneid": thread % WARP}
-        for name, value in {"%ntid.x": threads, "%nctaid.x": blocks}.items():
-            self.registers[name] = np.full_like(thread, value)
-        for axis in "yz":
-            self.registers[f"%tid.{axis}"] = np.zeros_like(thread)
-            self.registers[f"%ntid.{axis}"] = np.ones_like(thread)
+        number = np.arange(self.threads, dtype=np.uint32)
+        self.registers: dict[str, Array] = {"%laneid": number % WARP}
+        places = np.unravel_index(number, threads[::-1])[::-1]
+        for axis, place, many, grid in zip("xyz", places, threads, blocks, strict=True):
+            self.registers[f"%tid.{axis}"] = place.astype(np.uint32)
+            self.registers[f"%ntid.{axis}"] = np.full_like(number, many)
+            self.registers[f"%nctaid.{axis}"] = np.full_like(number, grid)
         self.steps = [self._compile(opcode, operands) for _, opcode, operands in program.code]
 
     def _register(self, name: str) -> Array:
@@ -124,6 +135,9 @@ class Steps:
         """Sets a register to values of a type; one that is wider extends them."""
         if name == "_":
             return lambda chosen, values: None
+        if kind == BF16:
+            narrow = self._assign(name, KINDS["u16"])
+            return lambda chosen, values: narrow(chosen, round_bfloat16(values))
         target = self._register(name)
         if target.dtype.itemsize == kind.itemsize:
             view = target.view(kind)
@@ -150,13 +164,15 @@ class Steps:
             return self._compile_pieces(operands, kinds[0])
         is_comparison = name in {"set", "setp"}
         function = COMPARISONS.get(parts[0]) if is_comparison else FUNCTIONS.get(name)
-        if function is None:
+        if function is None or (name == "div" and kinds[0].kind != "f"):
             raise PTXError(f"unknown instruction {opcode}")
         sources, to = [kinds[-1]] * (len(operands) - 1), BOOL if name == "setp" else kinds[0]
         if name in {"shl", "shr"}:
             sources[1] = U32
         if name == "selp":
             sources[2] = BOOL
+        if "bf16x2" in parts:
+            sources, to, function = [KINDS["f32"]] * 2, U32, pair
         if "wide" in parts:
             to = np.dtype(f"{to.kind}{2 * to.itemsize}")
             function = partial(np.multiply, dtype=to)
@@ -234,6 +250,8 @@ class Steps:
         def step(chosen: Threads) -> None:
             threads = np.arange(self.threads)[chosen]
             first = np.broadcast_to(np.asarray(start(chosen)).astype(np.int64), threads.shape)
+            if not shared:
+                self.memory.count(threads, first + places[0], len(places) * kind.itemsize)
             for i, place in enumerate(places):
                 memory, address = self.memory.find(shared, first + place, kind.itemsize)
                 if shared:

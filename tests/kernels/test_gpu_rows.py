@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.device.linear import KERNELS, round_bfloat16
+from engine.device.linear import round_bfloat16
 from engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import odd_rows, widened
-from tests.kernels.ptx import Kernel
+from tests.kernels.ptx import Kernel, compiled
 from tests.kernels.test_sampler import GREEDY, Settings, columns, random_settings
 from tests.kernels.test_sampler import check as check_tokens
 
@@ -29,14 +25,7 @@ TOP = 5
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
     """Kernels by op, dtype of the logits and logits to a thread."""
-    program = tmp_path_factory.mktemp("rows") / "row_kernels"
-    source = Path(__file__).with_name("row_kernels.mojo")
-    mojo = Path(sys.executable).with_name("mojo")
-    build = map(str, [mojo, "build", "-I", KERNELS.parent, source, "-o", program])
-    subprocess.run(list(build), check=True, capture_output=True)
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    texts = re.split(r"^=== (.*)\n", printed, flags=re.M)[1:]
-    return {name: Kernel(text) for name, text in zip(texts[::2], texts[1::2], strict=True)}
+    return compiled("row_kernels.mojo", tmp_path_factory.mktemp("rows"))
 
 
 def kernel_for(kernels: dict[str, Kernel], op: str, vocab: int, dtype: str = "bfloat16") -> Kernel:

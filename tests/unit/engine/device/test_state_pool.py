@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,9 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 from max.driver import CPU, Device
+from max.engine import CompiledModel, InferenceSession
 
 from engine import memory
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelConfig
+from engine.device.graph_cache import load_or_compile_slots
+from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import (
     CPU_SLOTS,
     StatePool,
@@ -117,8 +121,24 @@ def test_a_container_has_less_and_a_system_that_does_not_say_has_what_it_has(
         assert memory.available_memory() == left
 
 
-def test_slots_are_read_and_written_in_any_order() -> None:
-    pool, rng = StatePool(TINY, 10, CPU()), np.random.default_rng(0)
+@cache
+def slot_graphs() -> tuple[InferenceSession, CompiledModel]:
+    """Those that a GPU has, for a CPU."""
+    session = InferenceSession(devices=[CPU()])
+    folder = EngineConfig().cache_dir.expanduser()
+    return session, load_or_compile_slots(session, CPU(), folder)
+
+
+def copies(model: ModelConfig, slots_at_once: int) -> SlotCopies:
+    width = model.state_width
+    return SlotCopies(*slot_graphs(), width, CPU(), staged_bytes=slots_at_once * 4 * (width + 1))
+
+
+@pytest.mark.parametrize("slots_at_once", [None, 2, 5, 100])
+def test_slots_are_read_and_written_in_any_order(slots_at_once: int | None) -> None:
+    """As a processor does, and by the kernel that a GPU packs them with."""
+    how = copies(TINY, slots_at_once) if slots_at_once else None
+    pool, rng = StatePool(TINY, 10, CPU(), how), np.random.default_rng(0)
     written = SlotStates(
         rng.random((5, TINY.state_width), np.float32), np.arange(5, dtype=np.int32)
     )
@@ -134,9 +154,11 @@ def test_slots_are_read_and_written_in_any_order() -> None:
     assert len(pool.read(np.empty(0, np.int64))) == 0
 
 
-def test_what_is_written_may_be_freed_at_once() -> None:
+@pytest.mark.parametrize("slots_at_once", [None, 64])
+def test_what_is_written_may_be_freed_at_once(slots_at_once: int | None) -> None:
     model = msgspec.structs.replace(TINY, d_model=1024)  # enough that a copy would take its time
-    pool, rng = StatePool(model, 1_100, CPU()), np.random.default_rng(0)
+    how = copies(model, slots_at_once) if slots_at_once else None
+    pool, rng = StatePool(model, 1_100, CPU(), how), np.random.default_rng(0)
     expected = rng.random((1_000, model.state_width), np.float32)
     for begin in range(5):
         slots = np.arange(begin, begin + 1_000)

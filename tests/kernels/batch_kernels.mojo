@@ -1,0 +1,107 @@
+"""Prints the PTX of the ops over rows of activations and states, with plain pointers for tensors.
+
+A name tells the op, the dtype of activations, and how many values a thread has.
+"""
+
+from max.gpu.host import get_gpu_target
+from srm.embedding import embed_thread
+from srm.mixer import Unit
+from srm.slots import SlotCopy
+from srm.values import Values
+from std.compile import compile_info
+from std.sys import size_of
+
+comptime TARGET = get_gpu_target["sm_90a"]()
+
+
+def mix[
+    dtype: DType, width: Int, parts: Int, all: Bool
+](
+    y: Values[dtype],
+    state: Values[DType.float32],
+    x: Values[dtype],
+    read_slots: Values[DType.int32],
+    write_slots: Values[DType.int32],
+    positions: Values[DType.int32],
+    row_offsets: Values[DType.int32],
+    alpha_in: Values[DType.float32],
+    alpha_out: Values[DType.float32],
+    beta: Values[DType.float32],
+    decay: Values[DType.float32],
+    gamma: Values[DType.float32],
+    residual: Values[dtype],
+    num_rows: Int64,
+    num_heads: Int64,
+    head_dim: Int64,
+    n_ctx: Int64,
+    pool_width: Int64,
+    pool_column: Int64,
+):
+    """`all` is with gamma, SiLU and residual; else none of them."""
+    var unit = Unit[dtype, DType.float32, all, all, all](
+        y,
+        state,
+        x,
+        read_slots,
+        write_slots,
+        positions,
+        row_offsets,
+        alpha_in,
+        alpha_out,
+        beta,
+        decay,
+        gamma,
+        residual,
+        num_rows,
+        num_heads,
+        head_dim,
+        n_ctx,
+        pool_width,
+        pool_column,
+    )
+    unit.mix_thread[width, parts]()
+
+
+def copy_slots[
+    gathers: Bool, values: Int
+](
+    state: Values[DType.float32],
+    last_token: Values[DType.int32],
+    packed: Values[DType.float32],
+    slots: Values[DType.int32],
+    num_slots: Int64,
+    width: Int64,
+):
+    var all = SlotCopy[gathers](
+        state, last_token, packed, slots, num_slots, width
+    )
+    all.copy_thread[values]()
+
+
+def main():
+    comptime for dtype in [DType.bfloat16, DType.float32]:
+        comptime for parts in [2, 1]:
+            comptime for all in [False, True]:
+                comptime width = 4 if parts == 2 else 1
+                var mixer = compile_info[
+                    mix[dtype, width, parts, all],
+                    emission_kind="asm",
+                    target=TARGET,
+                ]()
+                print("=== mix" + ("_all" if all else ""), dtype, parts * width)
+                print(mixer.asm)
+        comptime for width in [16 // size_of[dtype](), 1]:
+            var embedder = compile_info[
+                embed_thread[dtype=dtype, width],
+                emission_kind="asm",
+                target=TARGET,
+            ]()
+            print("=== embed", dtype, width)
+            print(embedder.asm)
+    comptime for values in [4, 1]:
+        comptime for gathers in [True, False]:
+            var copier = compile_info[
+                copy_slots[gathers, values], emission_kind="asm", target=TARGET
+            ]()
+            print("===", "gather" if gathers else "scatter", values)
+            print(copier.asm)

@@ -1,0 +1,162 @@
+"""The GPU's own code for mixer, embedding and copies of slots, run without a GPU: results against
+the oracle, instructions and bytes against budgets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engine.device.linear import round_bfloat16
+from engine.steps.batch import F32
+from tests.kernels import oracle
+from tests.kernels.harness import widened
+from tests.kernels.ptx import Counts, Kernel, compiled
+from tests.kernels.test_mixer import (
+    N_CTX,
+    Rows,
+    make_rows,
+    make_state,
+    make_unit,
+    residual_of,
+)
+
+BLOCK = 256
+Array = npt.NDArray[Any]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    """Kernels by op, dtype of activations and values to a thread."""
+    return compiled("batch_kernels.mojo", tmp_path_factory.mktemp("batches"))
+
+
+def stored(values: F32, dtype: str) -> Array:
+    return round_bfloat16(values) if dtype == "bfloat16" else values.copy()
+
+
+def read(values: Array) -> F32:
+    return widened(values) if values.dtype == np.uint16 else values
+
+
+def mix(kernels: dict[str, Kernel], op: str, dtype: str, rows: Rows, heads: int, by: int) -> Counts:
+    """Run a unit, `by` channels to a thread, as `Unit.launch` does, and compare all it wrote."""
+    rng = np.random.default_rng(len(rows.positions))
+    width, count = rows.x.shape[1], len(rows.positions)
+    state, unit, index = make_state(rng, rows), make_unit(rng, heads), 1
+    x, residual = stored(rows.x, dtype), stored(residual_of(rows), dtype)
+    y, before = np.full_like(x, 7), state.copy()
+    head_dim = width // heads
+    lanes = head_dim // by
+    along = min(lanes, BLOCK), min(heads, BLOCK // min(lanes, BLOCK))
+    block = (*along, min(BLOCK // (along[0] * along[1]), 64))
+    grid = tuple(-(-a // b) for a, b in zip((count, heads, lanes), block[::-1], strict=True))
+    ran = kernels[f"{op} {dtype} {by}"].launch(
+        *(grid, block, y, state, x, *rows[1:], *unit, residual),
+        *(count, heads, head_dim, N_CTX, state.shape[1], index * width),
+    )
+    *scalars, gamma = (a.astype(np.float64) for a in unit)
+    everything = op == "mix_all"
+    exact = before.astype(np.float64), index, read(x).astype(np.float64)
+    arguments: list[Any] = [*exact, *rows[1:], *scalars, gamma if everything else None, everything]
+    y_expected, expected = oracle.mix(*arguments)
+    if everything:
+        y_expected += read(residual)
+    rounding = 2**-8 if dtype == "bfloat16" else 1e-5
+    np.testing.assert_allclose(read(y), y_expected, rtol=rounding, atol=1e-4)
+    np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-4)
+    columns = slice(index * width, (index + 1) * width)
+    before[rows.write_slots, columns] = state[rows.write_slots, columns]
+    np.testing.assert_array_equal(state, before)
+    return ran
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("op", ["mix", "mix_all"])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "by"),
+    [(4, 256, 8), (3, 8, 8), (300, 8, 8), (2, 2056, 8), (5, 24, 8), (4, 17, 1), (1, 300, 1)],
+)
+def test_ragged_rows(
+    kernels: dict[str, Kernel], op: str, dtype: str, heads: int, head_dim: int, by: int
+) -> None:
+    positions = [0, 1, N_CTX - 1, 9, 700]
+    rng = np.random.default_rng(head_dim)
+    rows = make_rows(rng, [1, 4, 1, 0, 2], positions, heads * head_dim)
+    mix(kernels, op, dtype, rows, heads, by)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "most"),
+    [("mix", "bfloat16", 25), ("mix", "float32", 25), ("mix_all", "bfloat16", 35)],
+)
+def test_decoding_takes_few_instructions_and_moves_what_it_must(
+    kernels: dict[str, Kernel], op: str, dtype: str, most: int
+) -> None:
+    count, width = 4, 1024
+    rows = make_rows(np.random.default_rng(0), [1] * count, [1, 9, 700, N_CTX - 1], width)
+    ran = mix(kernels, op, dtype, rows, 4, by=8)
+    y, state, x, *scalars, residual = ran.moved
+    assert ran.instructions <= most * count * width
+    assert state == 2 * 4 * count * width  # every byte is of use
+    assert y == x == count * width * (2 if dtype == "bfloat16" else 4)
+    assert residual == (x if op == "mix_all" else 0)
+    assert sum(scalars) < 0.15 * sum(ran.moved)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "by"),
+    [
+        *(("bfloat16", 1024, 8), ("bfloat16", 8, 8), ("bfloat16", 2056, 8), ("bfloat16", 7, 1)),
+        *(("float32", 512, 4), ("float32", 257, 1)),
+    ],
+)
+def test_embedding(kernels: dict[str, Kernel], dtype: str, width: int, by: int) -> None:
+    rng = np.random.default_rng(width)
+    count, slots, vocab = 9, 30, 50
+    table = stored(rng.standard_normal((vocab, width)).astype(np.float32), dtype)
+    last_token = rng.integers(vocab, size=slots, dtype=np.int32)
+    token_ids = np.array([-1, -1, 3, -1, 0, vocab - 1, 7, 7, 1], np.int32)
+    read_slots = rng.permutation(slots)[:5].astype(np.int32)
+    x = np.zeros((count, width), table.dtype)
+    grid, block = row_grid(count, width // by)
+    given = x, last_token, token_ids, read_slots, table, count, width
+    ran = kernels[f"embed {dtype} {by}"].launch(grid, block, *given)
+    np.testing.assert_array_equal(x, oracle.embed(last_token, token_ids, read_slots, table))
+    if width == 1024:
+        assert ran.instructions <= 6.5 * count * width
+        assert ran.moved[0] == ran.moved[4] == x.nbytes
+
+
+def row_grid(rows: int, pieces: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """As `RowGrid` has it."""
+    block = min(pieces, BLOCK), BLOCK // min(pieces, BLOCK)
+    return (-(-rows // block[1]), -(-pieces // block[0])), block
+
+
+@pytest.mark.parametrize(("width", "by"), [(2048, 4), (8, 4), (1028, 4), (9, 1), (259, 1)])
+def test_copies_of_slots(kernels: dict[str, Kernel], width: int, by: int) -> None:
+    rng = np.random.default_rng(width)
+    state = rng.standard_normal((20, width)).astype(np.float32)
+    last_token = rng.integers(-(2**31), 2**31, 20, dtype=np.int32)  # bits of any number, NaN too
+    slots = rng.permutation(20)[:7].astype(np.int32)
+    packed = np.full(len(slots) * (width + 1) + 3, 9, np.float32)
+    grid, block = row_grid(len(slots), width // by)
+    given = packed, slots, len(slots), width
+
+    ran = kernels[f"gather {by}"].launch(grid, block, state, last_token, *given)
+    values, tokens = packed[: slots.size * width], packed[slots.size * width : -3]
+    np.testing.assert_array_equal(values.reshape(-1, width), state[slots])
+    np.testing.assert_array_equal(tokens.view(np.int32), last_token[slots])
+    assert (packed[-3:] == 9).all()
+    if width == 2048:
+        assert ran.moved[0] == state[slots].nbytes
+
+    empty, no_token = np.zeros_like(state), np.zeros_like(last_token)
+    kernels[f"scatter {by}"].launch(grid, block, empty, no_token, *given)
+    np.testing.assert_array_equal(empty[slots], state[slots])
+    np.testing.assert_array_equal(no_token[slots], last_token[slots])
+    others = np.setdiff1d(np.arange(20), slots)
+    assert not empty[others].any() and not no_token[others].any()
