@@ -120,7 +120,7 @@ class StepBuffers:
         sizes = [one.num_elements * one.element_size for one in outputs]
         begins, size = _places(sizes)
         if size > self._results.num_elements:
-            self._results = _pinned(self._device, size)
+            self._results = _pinned(self._device, 2 * size)
         self._read = [
             self._results[begin : begin + own].view(one.dtype, one.shape)
             for one, begin, own in zip(outputs, begins, sizes, strict=True)

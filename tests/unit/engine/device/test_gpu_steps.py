@@ -3,8 +3,9 @@ a stub does all as late as it can, and MAX's CPU computes from views of one pack
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from max.dtype import DType
 from max.graph import BufferType
 
 from engine.config import EngineConfig
-from engine.device import gpu_steps
+from engine.device import gpu_steps, runner
 from engine.device.gpu_steps import GpuSteps, padded_inputs
 from engine.device.model import build_step_graph
+from engine.device.runner import open_device
 from engine.messages import SamplingParams
 from engine.process.engine import Engine
 from engine.steps.batch import Batch, padded
@@ -133,12 +135,12 @@ class OnCpu:
 
 def test_the_graph_runs_on_views_of_one_packed_upload() -> None:
     with engine_on_max(tiny_weights(), prefix_slots=3, **SIZES) as plain:
-        runner: Any = plain._runner
+        on_cpu: Any = plain._runner
         config = EngineConfig(prefix_slots=2, **SIZES)  # the last slot is nobody's
-        expected = ask(Engine(TINY, runner, config))
-        runner._gpu_steps = GpuSteps(runner.device, runner._pool, 6)
-        runner._model = OnCpu(runner._model)
-        assert ask(Engine(TINY, runner, config)) == expected
+        expected = ask(Engine(TINY, on_cpu, config))
+        on_cpu._gpu_steps = GpuSteps(on_cpu.device, on_cpu._pool, 6)
+        on_cpu._model = OnCpu(on_cpu._model)
+        assert ask(Engine(TINY, on_cpu, config)) == expected
 
 
 def test_steps_fail_where_the_device_does(late: LateRunner, weights: Weights) -> None:
@@ -150,6 +152,18 @@ def test_steps_fail_where_the_device_does(late: LateRunner, weights: Weights) ->
     with pytest.raises(RuntimeError, match="the device is lost"):
         engine.generate([[5]], SamplingParams(max_tokens=3))
     assert not late.steps._unused
+
+
+def test_max_is_told_its_share_of_a_gpus_memory_before_it_opens_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT"
+    monkeypatch.setattr(runner, "accelerator_count", lambda: 1)
+    monkeypatch.setattr(runner, "Accelerator", lambda: os.environ[name])
+    monkeypatch.setenv(name, "50")
+    assert cast(str, open_device("gpu")) == "50", "whoever runs it may say otherwise"
+    monkeypatch.delenv(name)
+    assert cast(str, open_device("gpu")) == "97"
 
 
 def test_pinned_memory_of_max_is_the_arrays_that_are_written() -> None:
