@@ -264,7 +264,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         rows, tokens = self.max_step_rows, self.max_step_tokens
         widest = max(4 * model.d_model, model.vocab_size)  # an inner activation, or the logits
-        most = GPU_VALUES // widest
+        most = GPU_VALUES // widest - 1  # and one row that `engine.steps.batch.padded` may add
         if rows == 0:
             gpu_rows = max(1, min(GPU_STEP_VALUES // model.d_model, GPU_STEP_ROWS, most // 2))
             rows = CPU_STEP_ROWS if self.device == "cpu" else gpu_rows

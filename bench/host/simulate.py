@@ -14,13 +14,12 @@ import time
 from itertools import cycle, product
 from typing import Any
 
-from max.driver import CPU
-
 from bench.frame import Record, Settings, run, table
 from bench.host.load import LEAST_STEPS, Load
 from engine.config import ModelConfig
 from engine.device.gpu_steps import StepBuffers, padded_inputs
 from engine.device.libc import keep_freed_memory
+from engine.device.runner import open_device
 from engine.steps.batch import Batch
 
 HOST = ("add", "schedule", "enqueue", "complete")
@@ -82,7 +81,7 @@ class Uploads:
 
     def __init__(self, config: SimulationConfig) -> None:
         self._config = config
-        self._sets = cycle([StepBuffers(CPU()) for _ in range(2)])
+        self._sets = cycle([StepBuffers(open_device("cpu")) for _ in range(2)])
 
     def enqueue(self, batch: Batch) -> tuple[float, float]:
         """Return the seconds that launching takes besides, and those of the copies."""

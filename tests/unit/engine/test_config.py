@@ -115,7 +115,7 @@ def test_limits_of_a_step_are_chosen_where_they_are_not_set(
 
 def test_a_gpu_can_count_the_values_of_a_step() -> None:
     model = ModelConfig(d_model=1_024, num_layers=1, num_heads=2, n_ctx=8, vocab_size=2**17)
-    most = 2**14 - 1  # of them fewer than 2**31 logits
+    most = 2**14 - 2  # of them, and of one more, fewer than 2**31 logits
     assert EngineConfig(device="gpu").step_limits(model) == (4_096, 8_192)
     assert EngineConfig(device="gpu", max_step_tokens=most).step_limits(model)[1] == most
     assert EngineConfig(max_step_tokens=most + 1).step_limits(model)[1] == most + 1
