@@ -322,7 +322,8 @@ def test_a_request_says_which_samples_it_is_for(weights: Weights) -> None:
     request = request_of("a", **{**LENGTHY, "n": len(odd)})
     own = msgspec.structs.replace(request, samples=odd.astype("<i4").tobytes())
     found = alone(own, weights)
-    assert [found[i].token_ids for i in range(len(odd))] == [both[i].token_ids for i in odd.tolist()]
+    for index, sample in enumerate(odd.tolist()):
+        assert found[index].token_ids == both[sample].token_ids
 
 
 @pytest.mark.parametrize(
