@@ -12,15 +12,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from engine.client.client import EngineClient
 from engine.client.spread import MAX_RUNS, PART_SAMPLES
 from engine.client.streams import Stream
 from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
-from engine.messages import PROMPT, Output, Request, join
+from engine.messages import PROMPT, Columns, Output, Outputs, Request, ToEngine, join
 from engine.steps.batch import Batch
 from engine.weights.weights import Weights
-from tests.engines.making import request_of
+from tests.engines.making import IDLE, request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.run_engine import alone
 from tests.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
@@ -194,6 +195,56 @@ async def test_what_a_broken_engine_had_is_run_by_another(
         assert client.status is not None and client.losses == 1
     assert broken.join() == StepFailed.exit_code
     assert other.engine.num_steps and not other.engine.has_work
+
+
+async def test_a_frozen_engine_that_goes_on_says_nothing_more(
+    serve: Serve, endpoint: str, weights: Weights
+) -> None:
+    """Its tokens would be among those of the engine that runs its samples by then."""
+    serve(number=1)
+    request = request_of("a", **LENGTHY, emit="columns")
+    expected = once(alone(msgspec.structs.replace(request, emit="final"), weights))
+    context = zmq.Context()
+    frozen = context.socket(zmq.ROUTER)
+    frozen.bind(endpoint)
+
+    def heard() -> tuple[bytes, Any]:
+        client, data = frozen.recv_multipart()
+        return client, msgspec.msgpack.decode(data, type=ToEngine)
+
+    client = EngineClient(f"{endpoint},{endpoint_of(endpoint, 1)}", 0.02, 120)
+    await client.connect()
+    try:
+        identity, _ = await asyncio.to_thread(heard)
+        status = msgspec.structs.replace(IDLE, fingerprint=weights.fingerprint)
+        frozen.send_multipart([identity, msgspec.msgpack.encode(status)])
+        await until(lambda: client.status is not None)
+        with client.open([request]) as stream:
+            found = asyncio.create_task(columns(stream))
+            message: Any = None
+            while not isinstance(message, Request):
+                _, message = await asyncio.to_thread(heard)
+            own = np.frombuffer(message.samples, "<i4")
+            assert len(own) == N // 2
+
+            def say(place: int) -> None:
+                """A token of each of its samples."""
+                tokens = [expected[one][0][4 * place :][:4] for one in own.tolist()]
+                streams = (message.stream + own.astype("<i8")).tobytes()
+                said = Columns(streams, b"".join(tokens), bytes(len(own)))
+                frozen.send_multipart([identity, msgspec.msgpack.encode(Outputs([], said))])
+
+            for place in range(3):
+                say(place)
+            await until(lambda: bool(stream.first_version))
+            client.engines[0].engine_timeout_s = 0.1
+            await until(lambda: client.engines[0].status is None)
+            for place in range(3, 9):
+                say(place)
+            assert await found == expected
+    finally:
+        await client.close()
+        context.destroy(linger=0)
 
 
 async def test_what_breaks_every_engine_is_given_up(serve: Serve, endpoint: str) -> None:
