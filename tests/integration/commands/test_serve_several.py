@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines.held_engine import held
+from tests.chaos.jobs import completion_line, results, submit, wait_for
+from tests.engines.held_engine import held, release
 from tests.serving import (
     SERVER_FLAGS,
     Server,
@@ -137,7 +139,28 @@ def test_what_a_killed_engine_had_is_run_again_and_nobody_notices(
     assert [one["text"] for one in complete(two, **MANY)["choices"]] == expected
 
 
+def test_a_batch_is_answered_as_by_one_engine_though_one_is_killed(
+    text_model: Path, tmp_path: Path
+) -> None:
+    lines = [completion_line(number, n=1 + 40 * (number % 5 == 0)) for number in range(40)]
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    batch = submit(alone, lines)
+    shutil.copytree(alone, both)
+    with Server(text_model, *SERVER_FLAGS, f"--data-dir={alone}"):
+        expected = results(alone, wait_for(alone, batch, 600))
+    flags = (*SERVER_FLAGS, "--engines=2", f"--data-dir={both}")
+    with (
+        held(text_model, steps=6),
+        Server(text_model, *flags, engine_module="tests.engines.held_engine") as server,
+    ):
+        wait_until(lambda: have_sampled(server, {"0": 0, "1": 0}))
+        os.kill(engine_pids(server)[0], signal.SIGKILL)
+        release(text_model)
+        assert results(both, wait_for(both, batch, 600)) == expected
+    assert len(expected["output"]) == len(lines) and not expected["error"]
+
+
 def have_sampled(server: Server, before: dict[str, float]) -> bool:
     """Whether each engine has sampled something since."""
     now = labels(server, "srm_engine_decode_tokens_total")
-    return all(now[engine] > before[engine] for engine in before)
+    return all(now.get(engine, 0) > before[engine] for engine in before)
