@@ -32,9 +32,9 @@ class Part:
     place: int
     """Place of the whole request in its stream."""
     engine: int
-    samples: I64 | None = None
+    samples: I64 | None
     """i64[n] which of the request's samples these are, ascending; None: all."""
-    runs: int = 1
+    runs: int
 
     def local(self, samples: I64) -> I64:
         """Return the places here of those of the request's samples that are in this part."""
@@ -85,7 +85,7 @@ class Spread:
         whose prompt is scored is not divided: scores come once, and before any sample.
         """
         if self.count == 1:
-            return [Part(request, place, 0)]
+            return [Part(request, place, 0, None, 1)]
         params = request.params
         most = max(1, params.n // PART_SAMPLES) if params.prompt_logprobs is None else 1
         if request.durable:
@@ -94,12 +94,12 @@ class Spread:
         else:
             engines = self.choose(request, most) or [0]  # which then refuses it
         if len(engines) == 1:
-            return [Part(request, place, engines[0])]
+            return [Part(request, place, engines[0], None, 1)]
         divided = []
         for part, engine in enumerate(engines):
             samples = np.arange(part, params.n, len(engines))
             name = f"{request.id}#{part}" if part else request.id
-            divided.append(Part(_only(request, name, samples), place, engine, samples))
+            divided.append(Part(_only(request, name, samples), place, engine, samples, 1))
         return divided
 
     def choose(self, request: Request, most: int, without: int = -1) -> list[int]:

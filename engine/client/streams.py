@@ -8,7 +8,6 @@ engine runs what is for `Spread` to say; what an engine that is lost had, anothe
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -61,7 +60,7 @@ class Stream:
         self._number = number
         self._size = self.unfinished
         self._first = streams.table.open(self._size, number)
-        self._told: Counter[tuple[int, int]] = Counter()  # tokens in Outputs, by place and index
+        self._told: dict[tuple[int, int], int] = {}  # tokens in Outputs, by place and index
         self._skipped: dict[tuple[int, int], int] = {}  # of these, those that come again
         self._is_durable = all(request.durable for request in requests)
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
@@ -214,7 +213,7 @@ class Stream:
             return False  # other weights would go on with other tokens
         streams.table.skip_read(first, left)
         for index in (PROMPT, *left.tolist()):
-            self._skipped[part.place, index] = self._told[part.place, index]
+            self._skipped[part.place, index] = self._told.get((part.place, index), 0)
         again = part.again(left, found[0])
         own = self._parts[part.place]
         own[own.index(part)] = again
@@ -230,7 +229,7 @@ class Stream:
         if skipped:
             self._skipped[key] -= skipped
             output = without_first(output, skipped)
-        self._told[key] += count - skipped
+        self._told[key] = self._told.get(key, 0) + count - skipped
         return msgspec.structs.replace(output, index=index)
 
     def wake(self) -> None:
