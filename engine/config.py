@@ -164,7 +164,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Path = DEMO_MODEL
     """Folder with config.json, model.safetensors and tokenizer.json."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """What the model runs on: the processor, or the first GPU."""
+    """What the model runs on: the processor, or a GPU."""
+    devices: tuple[int, ...] = ()
+    """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as are needed."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights and activations; auto is float32 on a processor, bfloat16 (all there is) on a GPU."""
     num_slots: int = 0
@@ -229,6 +231,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name in names:
                 if not getattr(self, name) >= least:  # nor NaN
                     raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.devices and self.device == "cpu":
+            raise ValueError(f"devices must be empty where device is cpu, got {self.devices}")
+        if len(set(self.devices)) < len(self.devices) or any(one < 0 for one in self.devices):
+            raise ValueError(f"devices must be different numbers from 0 on, got {self.devices}")
         if (self.device, self.dtype) == ("gpu", "float32"):
             raise ValueError("dtype must be auto or bfloat16 where device is gpu, got float32")
         if self.device == "gpu" and self.max_step_rows > GPU_STEP_ROWS:

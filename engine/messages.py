@@ -119,6 +119,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     durable: bool = False
     """Its caller sends it again under this id until it has been answered: its sequences go on
     where a snapshot, or the caller's predecessor, left them. Not with `emit` = "columns"."""
+    samples: bytes = b""
+    """int32 little-endian, `params.n` numbers that ascend: where several engines share a request,
+    completion i here is sample `samples[i]` of it, which decides its random stream and its stream
+    number. Empty: sample i."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
@@ -168,6 +172,16 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     running: Running = "finish"
     """How running sequences are treated. `continue`: they go on from their states; `drop`: all
     requests end with an error; `finish`: nothing starts until they have ended."""
+    is_staged: bool = False
+    """Of several engines, all change or none does: the Done says that this one can, and it does
+    when PutWeights comes. An Abort of this id, or that its sender is gone, drops the change."""
+
+
+class PutWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="put_weights"):
+    """Put weights to use that are staged. Answered with a Done, or a Refusal if they are not."""
+
+    id: str
+    """That of the LoadWeights."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -214,6 +228,17 @@ def join(outputs: list[Output]) -> Output:
     parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
     joined = {name: b"".join(getattr(output, name) for output in outputs) for name in parts}
     return msgspec.structs.replace(outputs[-1], **joined)
+
+
+def without_first(output: Output, count: int) -> Output:
+    """Return the Output without its first `count` tokens, at most all of them."""
+    total = len(output.token_ids) // 4
+    if not count:
+        return output
+    parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
+    whole = {name: getattr(output, name) for name in parts}
+    rest = {name: data[len(data) // total * count :] for name, data in whole.items()}
+    return msgspec.structs.replace(output, **rest)
 
 
 REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
@@ -323,5 +348,5 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Device and dtype of the computation, such as "cpu float32"."""
 
 
-ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | LoadWeights | Hello
+ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | LoadWeights | PutWeights | Hello
 FromEngine = Outputs | Refusal | Done | Status

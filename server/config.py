@@ -19,6 +19,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 """Browser extensions and desktop programs have schemes of their own."""
 
 MAX_API_PROCESSES = 256
+MAX_ENGINES = 64
 _DATA = Path("~/.local/share/srm")
 _WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(?::(\d{1,5}))?")
 
@@ -38,8 +39,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TCP port to listen on; 0 takes any free one."""
     api_processes: int = 1
     """Processes that answer requests, all on the same socket; each takes a core at most."""
+    engines: int = 1
+    """Engine processes, each with the whole model; samples of requests are spread over them."""
     endpoint: str = EngineConfig().endpoint
-    """Where the engine listens, as ZeroMQ spells it."""
+    """Where the engine listens, as ZeroMQ spells it; with commas between those of several."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body, in bytes."""
     max_waiting_bytes: int = EngineConfig().max_waiting_bytes
@@ -155,6 +158,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"stall_s must be at least {2 * HEARTBEAT_S:g}, got {self.stall_s}: the engine is "
                 f"asked every {HEARTBEAT_S:g} s"
             )
+        if not 1 <= self.engines <= MAX_ENGINES:
+            raise ValueError(f"engines must be 1 … {MAX_ENGINES}, got {self.engines}")
         if not 1 <= self.api_processes <= MAX_API_PROCESSES:
             raise ValueError(
                 f"api_processes must be 1 … {MAX_API_PROCESSES}, got {self.api_processes}"

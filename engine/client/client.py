@@ -1,4 +1,4 @@
-"""EngineClient: requests and aborts from an API process's event loop to the engine process.
+"""EngineClient: requests and aborts from an API process's event loop to the engine processes.
 
 Keeps: a request ends in all its terminal Outputs or in an error, never in silence; and leaving
 `generate` early, however it happens, aborts the request. There is no other cancellation code.
@@ -7,46 +7,45 @@ Keeps: a request ends in all its terminal Outputs or in an error, never in silen
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
-import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
 
+from engine.client.connection import EngineConnection
 from engine.client.streams import Stream, Streams
-from engine.errors import UNDECODABLE, EngineUnavailable, InvalidRequest, SRMError
+from engine.errors import EngineUnavailable, InvalidRequest
 from engine.messages import (
+    Abort,
     Done,
-    FromEngine,
-    Hello,
     LoadWeights,
     Output,
     Outputs,
+    PutWeights,
     Refusal,
     Request,
     Running,
     Status,
     TakeSnapshot,
-    ToEngine,
     error_of,
 )
-from engine.tasks import beside
+from engine.tasks import task_group
 
-logger = logging.getLogger(__name__)
-
-MAX_INBOX = 64  # messages handled before others get their turn
 HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
-"""Seconds without an answer to a heartbeat after which the engine counts as gone."""
+"""Seconds without an answer to a heartbeat after which an engine counts as gone; and for which
+engines that start are waited for once another one is there."""
 
 
 class EngineClient:
-    """One API process's connection to the engine. Belongs to one event loop."""
+    """One API process's connections to the engines. Belongs to one event loop.
+
+    Of several engines, each with the same weights, one that is lost takes nothing along: another
+    one runs again what it had.
+    """
 
     def __init__(
         self,
@@ -54,61 +53,42 @@ class EngineClient:
         heartbeat_s: float = HEARTBEAT_S,
         engine_timeout_s: float = ENGINE_TIMEOUT_S,
     ) -> None:
-        self._endpoint = endpoint
-        self._heartbeat_s = heartbeat_s
-        self._engine_timeout_s = engine_timeout_s
-        self._is_connected = False
+        """`endpoint` has that of each engine, with commas between them."""
+        endpoints = endpoint.split(",")
+        self.engines = [
+            EngineConnection(
+                *(one, heartbeat_s, engine_timeout_s),
+                *(self._receive, partial(self._change, number), len(endpoints) > 1),
+            )
+            for number, one in enumerate(endpoints)
+        ]
         self.is_closed = False
         """Whether `close` was called: nothing is received any more."""
-        self.losses = 0
-        """How often the engine became unreachable."""
         self.status: Status | None = None
-        """The engine's last Status; None while it cannot be reached."""
+        """What all engines that can be reached last said, together; None while there is none, and
+        at first until all have answered, or ENGINE_TIMEOUT_S after one."""
+        self._heard_at: float | None = None  # when the first engine answered
+        self._has_begun = False
         self._fingerprints: dict[int, str] = {}  # by weights_version
-        self._status_at = 0.0
-        self._stepped_at = 0.0  # when it last stepped or was idle
-        self._asked_at: float | None = None  # when the first unanswered question was asked
         self._has_status = asyncio.Event()
-        self._streams = Streams(self._send)
-        self._asked: dict[str, asyncio.Future[Done]] = {}  # by message id
-        self._talk: asyncio.Task[None] | None = None
-        self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._streams = Streams(*(one.send for one in self.engines))
+
+    @property
+    def losses(self) -> int:
+        """How often an engine became unreachable."""
+        return sum(one.losses for one in self.engines)
 
     def fingerprint(self, weights_version: int) -> str | None:
-        """Return the fingerprint of a version that the engine uses or has used; else None."""
+        """Return the fingerprint of a version that the engines use or have used; else None."""
         return self._fingerprints.get(weights_version)
 
-    @property
-    def silent_s(self) -> float:
-        """Seconds for which the engine has owed an answer, not those since its last one: a client
-        that was suspended has not asked. 0 if it owes none."""
-        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
-
-    @property
-    def stalled_s(self) -> float:
-        """Seconds for which the engine has reported work but made no step. It answers only between
-        steps: one that hangs inside a step is silent instead."""
-        return self._status_at - self._stepped_at
-
     async def connect(self) -> None:
-        """Start talking to the engine, which need not be there yet."""
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        # No high-water mark, so that sending never waits; the engine bounds what it accepts.
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        # The same socket, read without a future.
-        self._inbox: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
-        self._socket.connect(self._endpoint)
-        self._talk = asyncio.create_task(self._keep_talking(), name="engine client")
-        self._talk.add_done_callback(self._say_why)
+        """Start talking to the engines, which need not be there yet."""
+        for one in self.engines:
+            await one.connect()
 
     async def wait_until_ready(self, timeout_s: float) -> Status:
-        """The engine's first Status; EngineUnavailable if it takes longer than `timeout_s`."""
+        """The first status; EngineUnavailable if it takes longer than `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_status.wait()
@@ -121,12 +101,10 @@ class EngineClient:
         """Stop talking. Requests still running raise EngineUnavailable; no Abort is sent for them:
         durable ones go on, for whoever sends them again."""
         self.is_closed = True
-        if self._talk is not None:
-            self._talk.cancel()
-            await asyncio.gather(self._talk, return_exceptions=True)
-        self._lose("the connection to the engine was closed")
-        self._socket.disable_monitor()
-        self._context.destroy(linger=0)
+        for number in range(len(self.engines)):
+            self._streams.spread.hear(number, None)  # none of them is to run anything again
+        for one in self.engines:
+            await one.close()
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         """Run a request; yields its Outputs until each of its n completions has ended.
@@ -159,124 +137,97 @@ class EngineClient:
             stream.close()
 
     async def snapshot(self) -> Done:
-        """Have the engine write a snapshot of durable requests; returns when it is on disk. Raises
-        SnapshotError if it cannot be, and EngineUnavailable."""
-        return await self.ask(TakeSnapshot(uuid.uuid4().hex))
+        """Have every engine write a snapshot of durable requests; returns when all are on disk.
+        Raises SnapshotError if one cannot be, and EngineUnavailable."""
+        return _together(await self._ask_all(TakeSnapshot(uuid.uuid4().hex)))
 
     async def load_weights(self, path: str, running: Running) -> Done:
-        """Have the engine go on with the weights in this folder; returns when it does. Raises the
-        error that it refuses them with, SwapInProgress, and EngineUnavailable."""
-        return await self.ask(LoadWeights(uuid.uuid4().hex, path, running))
-
-    async def ask(self, message: TakeSnapshot | LoadWeights) -> Done:
-        """Send a message that is not a request and wait for its answer, as long as it takes.
-
-        Raises the error that the engine refuses it with, and EngineUnavailable where there is none.
-        """
-        if self.status is None:
-            raise EngineUnavailable("the engine is not ready")
-        answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._asked[message.id] = answer
-        self._send(message)
+        """Have all engines go on with the weights in this folder; returns when they do. Raises the
+        error that one refuses them with, SwapInProgress, and EngineUnavailable; then none does."""
+        message = LoadWeights(uuid.uuid4().hex, path, running, is_staged=len(self.engines) > 1)
+        if not message.is_staged:
+            return await self.engines[0].ask(message)
         try:
-            return await answer
-        finally:
-            del self._asked[message.id]
+            await self._ask_all(message)
+        except BaseException:
+            for one in self.engines:
+                one.send(Abort(message.id))
+            raise
+        # From here on nothing stops it, not even that nobody waits any more.
+        return _together(await asyncio.shield(self._ask_all(PutWeights(message.id))))
 
-    def _send(self, message: ToEngine) -> None:
-        """Queue a message. Messages that a lost engine never received go to the next one in order:
-        the Abort of a lost request follows the request."""
-        if not self._socket.closed:
-            self._socket.send(self._encoder.encode(message))
+    async def _ask_all(self, message: TakeSnapshot | LoadWeights | PutWeights) -> list[Done]:
+        """Ask every engine, none of which may be away. Raises the first error."""
+        for number, one in enumerate(self.engines):
+            if one.status is None and len(self.engines) > 1:
+                raise EngineUnavailable(f"engine {number} does not answer: it is starting, or gone")
+        async with task_group() as group:
+            tasks = [group.create_task(one.ask(message)) for one in self.engines]
+        return [task.result() for task in tasks]
 
-    def _ask(self) -> None:
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-        self._send(Hello())
-
-    async def _keep_talking(self) -> None:
-        async with beside(self._keep_alive()):
-            await self._read()
-
-    def _say_why(self, talk: asyncio.Task[None]) -> None:
-        if not talk.cancelled() and (error := talk.exception()):
-            logger.error("nothing is heard of the engine any more", exc_info=error)
-            self._lose(f"what listens to it failed: {error}")
-
-    async def _read(self) -> None:
-        """Hand out what arrives, and notice when the connection comes and goes."""
-        inbox = self._inbox
-        poller = zmq.asyncio.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        while True:
-            ready = dict(await poller.poll())
-            # Messages first: what the engine said before it hung up is worth more than that it did.
-            while not inbox.closed and int(inbox.get(zmq.EVENTS)) & zmq.POLLIN:
-                for _ in range(MAX_INBOX):
-                    try:
-                        message = self._decoder.decode(inbox.recv(zmq.NOBLOCK))
-                    except zmq.Again:
-                        break
-                    except UNDECODABLE as error:
-                        self._lose(f"the engine said what is no message: {error}")
-                    else:
-                        self._receive(message)
-                await asyncio.sleep(0)
-            if self._monitor in ready:
-                event = (await recv_monitor_message(self._monitor))["event"]
-                if event == zmq.EVENT_DISCONNECTED:
-                    # The engine knows us by this connection: it cannot answer over another one.
-                    self._is_connected = False
-                    self._lose("the connection to the engine was lost")
-                else:
-                    self._is_connected = True
-                    self._asked_at = None  # a question that was lost is not answered
-                    self._ask()
-
-    def _receive(self, message: FromEngine) -> None:
+    def _receive(self, message: Outputs | Refusal) -> None:
         if isinstance(message, Outputs):
             self._streams.receive(message)
-        elif isinstance(message, Refusal):
-            if message.id in self._asked:
-                self._fail_asked([message.id], error_of(message))
-            else:
-                self._streams.refuse(message.id, error_of(message))
-        elif isinstance(message, Done):
-            if (answer := self._asked.get(message.id)) is not None and not answer.done():
-                answer.set_result(message)
         else:
-            self._asked_at, self._status_at = None, time.monotonic()
-            if self._has_progressed(message):
-                self._stepped_at = self._status_at
-            self.status = message
-            self._fingerprints[message.weights_version] = message.fingerprint
+            self._streams.refuse(message.id, error_of(message))
+
+    def _change(self, number: int, why: str) -> None:
+        """Take in a status, or the reason why an engine is lost."""
+        status = self.engines[number].status
+        self._streams.spread.hear(number, None if self.is_closed else status)
+        found = [one.status for one in self.engines if one.status is not None]
+        if status is not None:
+            self._fingerprints[status.weights_version] = status.fingerprint
+            self._has_begun = self._has_begun or self._may_begin(len(found))
+        self.status = _sum(found) if found and self._has_begun else None
+        if self.status is not None:
             self._has_status.set()
+        else:
+            self._has_status.clear()
+        if status is None:
+            self._streams.lose(number, lambda: EngineUnavailable(why))
 
-    def _has_progressed(self, status: Status) -> bool:
-        """Whether the engine stepped since the last Status, or was idle then or is idle now."""
-        last = self.status
-        is_idle = [one is None or not (one.running or one.waiting) for one in (last, status)]
-        return any(is_idle) or last is None or status.steps != last.steps
+    def _may_begin(self, num_heard: int) -> bool:
+        now = time.monotonic()
+        self._heard_at = self._heard_at or now
+        return num_heard == len(self.engines) or now - self._heard_at >= ENGINE_TIMEOUT_S
 
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(self._heartbeat_s)
-            silent = self.status is not None and self.silent_s > self._engine_timeout_s
-            # We may be the slow one: an answer that waits to be read is an answer.
-            if silent and not int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
-                self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
-            if self._is_connected:
-                self._ask()
 
-    def _lose(self, why: str) -> None:
-        self.losses += self.status is not None
-        self.status = None
-        self._has_status.clear()
-        self._streams.fail(lambda: EngineUnavailable(why))
-        self._fail_asked(self._asked, EngineUnavailable(why))
+def _sum(found: list[Status]) -> Status:
+    """Return the status of all these engines together."""
+    if len(found) == 1:
+        return found[0]
+    totals = {
+        name: sum(getattr(one, name) for one in found)
+        for name in ("num_slots", "running", "waiting", "max_waiting", "steps", "sampled")
+    }
+    best = next((one for one in found if one.state == "ready"), found[0])
+    retry_after_s = max(one.retry_after_s for one in found)
+    version = max(found, key=lambda one: one.weights_version)
+    return msgspec.structs.replace(
+        best,
+        retry_after_s=retry_after_s,
+        weights_version=version.weights_version,
+        fingerprint=version.fingerprint,
+        **totals,
+    )
 
-    def _fail_asked(self, ids: Iterable[str], error: SRMError) -> None:
-        for answer in [self._asked[one] for one in ids]:
-            if not answer.done():
-                answer.set_exception(error)
+
+_ADDED = {"requests", "sequences", "bytes"}
+"""Facts of a Done that are the sum of the engines'; of seconds the longest counts, and else what
+the first engine says."""
+
+
+def _together(answers: list[Done]) -> Done:
+    """Return the answers of several engines as one."""
+    if len(answers) == 1:
+        return answers[0]
+    detail: dict[str, str | int | float] = {}
+    for name in dict.fromkeys(name for one in answers for name in one.detail):
+        found = [one.detail[name] for one in answers if name in one.detail]
+        numbers = [value for value in found if not isinstance(value, str)]
+        if name in _ADDED:
+            detail[name] = sum(numbers)
+        else:
+            detail[name] = max(numbers) if numbers else found[0]
+    return Done(answers[0].id, detail)

@@ -1,20 +1,23 @@
 """Streams: the new tokens of an API process's requests, and which readers to wake for them.
 
 A Stream is one caller's requests of n completions each: one cursor over all of them. A step's
-tokens go into a TokenTable at once, and only streams that have not been told yet are woken.
+tokens go into a TokenTable at once, and only streams that have not been told yet are woken. Which
+engine runs what is for `Spread` to say; what an engine that is lost had, another runs again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from engine.client.spread import MAX_RUNS, Part, Spread
 from engine.client.token_table import NOBODY, TokenTable
-from engine.errors import EngineError, SRMError
+from engine.errors import EngineError, SRMError, StepFailed
 from engine.messages import (
     PROMPT,
     Abandon,
@@ -25,6 +28,7 @@ from engine.messages import (
     Request,
     StopSamples,
     ToEngine,
+    without_first,
 )
 from engine.steps.batch import I64
 from engine.steps.token_deltas import TokenDeltas, merge, of_outputs
@@ -56,22 +60,31 @@ class Stream:
         self._number = number
         self._size = self.unfinished
         self._first = streams.table.open(self._size, number)
-        self._ids = [request.id for request in requests]
+        self._told: dict[tuple[int, int], int] = {}  # tokens in Outputs, by place and index
+        self._skipped: dict[tuple[int, int], int] = {}  # of these, those that come again
         self._is_durable = all(request.durable for request in requests)
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
         self._outputs: list[tuple[int, Output]] = []
         self._error: SRMError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._parts: list[list[Part]] = []  # by place of their request
         for place, request in enumerate(requests):
             if request.emit == "columns":
                 number = self._first + place * self.n
                 request = msgspec.structs.replace(request, stream=number)  # noqa: PLW2901
-            streams.send(request)
+            self._parts.append(streams.spread.parts(request, place))
+        for part in self.parts:
+            streams.give(self, part)
 
     @property
     def first_version(self) -> int:
         """Oldest weights version that made anything received so far; 0 if nothing was received."""
         return int(self._streams.first_versions[self._number])
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """All that engines were given of it."""
+        return chain.from_iterable(self._parts)
 
     async def wait(self) -> None:
         """Wait until there is something to take.
@@ -116,8 +129,10 @@ class Stream:
         running = indices[~is_ended[indices]]
         for place in np.unique(running // n).tolist():
             own = running[running // n == place] - place * n
-            message = StopSamples(self._ids[place], own.astype("<i4").tobytes())
-            self._streams.send(message)
+            for part in self._parts[place]:
+                if len(local := part.local(own)):
+                    message = StopSamples(part.request.id, local.astype("<i4").tobytes())
+                    self._streams.send(part.engine, message)
         self.unfinished -= len(indices)
         table.mute(self._first, indices)
 
@@ -137,7 +152,10 @@ class Stream:
             else:
                 self._outputs.append((at, output))
         if not table.ended(first, size).all():
-            self._streams.send(StopSamples(self._ids[place], b"", cut=end))
+            for part in self._parts[place]:
+                if (cut := part.first_from(end)) < part.request.params.n:
+                    message = StopSamples(part.request.id, b"", cut=cut)
+                    self._streams.send(part.engine, message)
         # The end of one that came as an Output counts as told as soon as it is here.
         self.unfinished -= int(np.count_nonzero(~table.told(first, size)))
         self.unfinished -= sum(output.finish_reason is not None for output in dropped)
@@ -145,8 +163,11 @@ class Stream:
         self.wake()  # somebody may wait for what does not come any more
         return unread + sum(len(output.token_ids) // 4 for output in dropped)
 
-    def add_output(self, place: int, output: Output) -> None:
+    def add_output(self, part: Part, output: Output) -> None:
         """Take in an Output of one of the requests."""
+        place = part.place
+        if self._streams.spread.count > 1:
+            output = self._of_whole(part, output)
         if output.index != PROMPT:
             table, index = self._streams.table, place * self.n + output.index
             if table.has_ended(self._first, index):  # stopped; this was on its way
@@ -162,13 +183,54 @@ class Stream:
 
     def abandon(self, is_alone: bool) -> None:
         """Tell the engine that nobody waits for these requests now, or that somebody does again."""
-        for request_id in self._ids:
-            self._streams.send(Abandon(request_id, is_alone))
+        for part in self.parts:
+            self._streams.send(part.engine, Abandon(part.request.id, is_alone))
 
     def fail(self, error: SRMError) -> None:
         """End all requests of the stream with this error."""
         self._error = error
         self.wake()
+
+    def lose(self, engine: int, error: SRMError) -> None:
+        """Have another engine run what is left of what this one had, or end with the error."""
+        for part in [one for one in self.parts if one.engine == engine]:
+            if not self.run_again(part):
+                self.fail(error)
+
+    def run_again(self, part: Part) -> bool:
+        """Give what is left of a part to another engine, if one may have it; tokens that came are
+        not delivered again. Durable requests are their sender's to send again."""
+        streams, first = self._streams, self._first + part.place * self.n
+        samples = np.arange(self.n) if part.samples is None else part.samples
+        left = samples[~streams.table.ended(first, self.n)[samples]]
+        if not len(left):
+            return True
+        found = streams.spread.choose(part.request, 1, without=part.engine)
+        if self._is_durable or part.runs == MAX_RUNS or not found:
+            return False
+        status = streams.spread.statuses[found[0]]
+        if status is None or self.first_version not in {0, status.weights_version}:
+            return False  # other weights would go on with other tokens
+        streams.table.skip_read(first, left)
+        for index in (PROMPT, *left.tolist()):
+            self._skipped[part.place, index] = self._told.get((part.place, index), 0)
+        again = part.again(left, found[0])
+        own = self._parts[part.place]
+        own[own.index(part)] = again
+        streams.take_back(part)
+        streams.give(self, again)
+        return True
+
+    def _of_whole(self, part: Part, output: Output) -> Output:
+        """Return the Output as one of the whole request's, without tokens that were told before."""
+        index = output.index if output.index == PROMPT else part.sample(output.index)
+        key, count = (part.place, index), len(output.token_ids) // 4
+        skipped = min(count, self._skipped.get(key, 0))
+        if skipped:
+            self._skipped[key] -= skipped
+            output = without_first(output, skipped)
+        self._told[key] = self._told.get(key, 0) + count - skipped
+        return msgspec.structs.replace(output, index=index)
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -181,24 +243,30 @@ class Stream:
         is_ended = self._streams.table.ended(self._first, self._size)
         runs = ~is_ended.reshape(-1, self.n).all(axis=1)
         self._streams.table.close(self._first, self._size)
-        self._streams.forget(self._number, self._ids)
+        self._streams.forget(self._number)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
-            self._streams.send(Abort(self._ids[place]))
+            for part in self._parts[place]:
+                self._streams.send(part.engine, Abort(part.request.id))
 
 
 class Streams:
     """All streams of an API process."""
 
-    def __init__(self, send: Send) -> None:
-        self.send = send
-        self.table = TokenTable()
+    def __init__(self, *sends: Send) -> None:
+        """`sends` has one for each engine."""
+        self._sends = sends
+        self.spread = Spread(len(sends))
+        self.table = TokenTable(counts=len(sends) > 1)
         self.has_news = np.zeros(64, np.bool_)  # bool by stream: told, and not taken yet
         self.versions = np.zeros(64, np.int64)  # i64 by stream: of the weights of its last news
         self.first_versions = np.zeros(64, np.int64)  # i64 by stream: of its first; 0: none came
         self._streams: dict[int, Stream] = {}
         self._unused = list(range(63, -1, -1))
-        self._places: dict[str, tuple[Stream, int]] = {}
+        self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
+
+    def send(self, engine: int, message: ToEngine) -> None:
+        self._sends[engine](message)
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self._places
@@ -220,24 +288,32 @@ class Streams:
         except SRMError:
             self._unused.append(number)
             raise
-        for place, request in enumerate(requests):
-            self._places[request.id] = stream, place
         return stream
 
-    def forget(self, number: int, request_ids: list[str]) -> None:
+    def give(self, stream: Stream, part: Part) -> None:
+        """Have an engine run this."""
+        self._places[part.request.id] = stream, part
+        self.spread.count_given(part, 1)
+        self.send(part.engine, part.request)
+
+    def take_back(self, part: Part) -> None:
+        """Wait no more for what an engine was given."""
+        del self._places[part.request.id]
+        self.spread.count_given(part, -1)
+
+    def forget(self, number: int) -> None:
         """Remove a stream that nobody reads any more."""
-        del self._streams[number]
+        for part in self._streams.pop(number).parts:
+            self.take_back(part)
         self._unused.append(number)
-        for request_id in request_ids:
-            del self._places[request_id]
 
     def receive(self, message: Outputs) -> None:
         """Hand out a step's tokens; those that nobody reads any more are dropped."""
         for output in message.outputs:
             found = self._places.get(output.id)
             if found is not None:
-                stream, place = found
-                stream.add_output(place, output)
+                stream, part = found
+                stream.add_output(part, output)
                 self._note_version(stream._number, output.first_version, message.weights_version)
                 if not self.has_news[stream._number]:
                     self.has_news[stream._number] = True
@@ -248,13 +324,16 @@ class Streams:
     def refuse(self, request_id: str, error: SRMError) -> None:
         """End the stream of this request with this error."""
         if request_id in self._places:
-            stream, _ = self._places[request_id]
-            stream.fail(error)
+            stream, part = self._places[request_id]
+            # An engine that breaks says so to all whose requests it had.
+            if not (isinstance(error, StepFailed) and stream.run_again(part)):
+                stream.fail(error)
 
-    def fail(self, make: Callable[[], SRMError]) -> None:
-        """End all streams, each with an error of its own."""
-        for stream in self._streams.values():
-            stream.fail(make())
+    def lose(self, engine: int, make: Callable[[], SRMError]) -> None:
+        """Note that an engine has gone; streams that end by that get an error each."""
+        self.spread.hear(engine, None)
+        for stream in list(self._streams.values()):
+            stream.lose(engine, make())
 
     def _note_version(self, number: int, first: int, version: int) -> None:
         """Note tokens made with `version`, of a request that began with `first`; 0: the same."""

@@ -75,7 +75,9 @@ NOBODY = -1
 class TokenTable:
     """Rows of tokens: appended by the step, read and forgotten by the reader."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: bool = False) -> None:
+        """`counts`: it is to know what was delivered, for `skip_read`."""
+        self._counts = counts
         self._queues = TokenQueues()
         self._stretches = Stretches()
         self._unused: deque[int] = deque()
@@ -87,6 +89,8 @@ class TokenTable:
         # By row.
         self._reason = np.zeros(0, np.uint8)
         self._is_told = np.zeros(0, np.bool_)  # its end has been read
+        self._num_come = np.zeros(0, np.int32)  # tokens ever appended, if they are counted
+        self._num_skipped = np.zeros(0, np.int32)  # tokens still to come that came before
         self._add_rows(64)
 
     @property
@@ -150,14 +154,35 @@ class TokenTable:
             rows, numbers, tokens = rows[is_open], numbers[is_open], tokens[is_open]
             reasons = reasons[is_open]
             logprobs = logprobs[is_open] if len(logprobs) else logprobs
+        if self._counts:
+            tokens = self._not_come(rows, tokens)
         self._reason[rows] = reasons
         said, speakers = np.flatnonzero(tokens >= 0), rows
         if len(said) < len(rows):
             speakers, tokens = rows[said], tokens[said]
             logprobs = logprobs[said] if len(logprobs) else logprobs
         self._queues.append(speakers, tokens, logprobs)
+        if self._counts and len(said) < len(rows):
+            has_news = reasons != 0
+            has_news[said] = True
+            numbers = numbers[has_news]
         readers: I64 = self._reader[numbers]
         return readers
+
+    def skip_read(self, first: int, indices: I64) -> None:
+        """Deliver no token again of these completions, all of whose tokens come once more."""
+        if self._row_of(first) >= 0:
+            rows = self._row_of(first) + indices
+            self._num_skipped[rows] = self._num_come[rows]
+
+    def _not_come(self, rows: I64, tokens: I32) -> I32:
+        """Return a step's tokens with -1 in place of those that came before."""
+        comes_again = self._num_skipped[rows] > 0
+        if comes_again.any():
+            self._num_skipped[rows[comes_again]] -= 1
+            tokens = np.where(comes_again, np.int32(-1), tokens)
+        self._num_come[rows] += tokens >= 0
+        return tokens
 
     def take(self, first: int, size: int, only_ended: bool = False) -> TokenDeltas:
         """Take new tokens of `size` completions from `first` on; `only_ended`: if they ended."""
@@ -235,12 +260,18 @@ class TokenTable:
             self._add_rows(max(more, self.num_rows))
         self._reason[row : row + size] = 0
         self._is_told[row : row + size] = False
+        if self._counts:
+            self._num_come[row : row + size] = self._num_skipped[row : row + size] = 0
         self._row[number] = row
 
     def _add_rows(self, count: int) -> None:
         self._queues.add_rows(count)
         self._reason = np.append(self._reason, np.zeros(count, np.uint8))
         self._is_told = np.append(self._is_told, np.zeros(count, np.bool_))
+        if self._counts:
+            more = np.zeros(count, np.int32)
+            self._num_come = np.append(self._num_come, more)
+            self._num_skipped = np.append(self._num_skipped, more)
 
 
 _INDEX = (1 << INDEX_BITS) - 1

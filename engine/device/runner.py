@@ -79,7 +79,7 @@ class ModelRunner:
 
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
         keep_freed_memory()
-        self.device = open_device(config.device)
+        self.device = open_device(config.device, *config.devices)
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
@@ -143,16 +143,23 @@ class ModelRunner:
         return StepResult(tokens.to_numpy(), logprobs.to_numpy(), found)
 
 
-def open_device(kind: str) -> Device:
-    """Return the CPU or the first GPU. Raises ConfigError where there is none."""
+def open_device(kind: str, *numbers: int) -> Device:
+    """Return the CPU, the GPU of this number, or the first one. Raises ConfigError where there is
+    none, and for several numbers."""
     turn_off_telemetry()
     if kind == "cpu":
         compile_for_level()
         return CPU()
     os.environ.setdefault(*GPU_MEMORY)
-    if accelerator_count() == 0:
+    if (count := accelerator_count()) == 0:
         raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
-    return Accelerator()
+    if len(numbers) > 1:
+        raise ConfigError(f"devices = {numbers}: only srm serve starts several engines")
+    if not numbers:
+        return Accelerator()
+    if numbers[0] >= count:
+        raise ConfigError(f"devices = {numbers[0]}: MAX finds the GPUs 0 … {count - 1} here")
+    return Accelerator(id=numbers[0])
 
 
 def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:

@@ -42,6 +42,7 @@ from engine.messages import (
     LoadWeights,
     Output,
     Outputs,
+    PutWeights,
     Request,
     StopSamples,
     TakeSnapshot,
@@ -185,6 +186,7 @@ class EngineProcess:
             self._refuse_malformed(client, payload, error)
             return
         if isinstance(message, Hello):
+            self._swaps.check_note()
             self._send_status(client)
         elif isinstance(message, Abort):
             if self._owner.get(message.id) == client:
@@ -197,13 +199,16 @@ class EngineProcess:
             self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):
             self._stop_samples(client, message)
-        elif isinstance(message, LoadWeights):
-            self._begin_swap(client, message)
+        elif isinstance(message, LoadWeights | PutWeights):
+            self._swap(client, message)
         else:
             self._add(client, message)
 
-    def _begin_swap(self, client: bytes, message: LoadWeights) -> None:
+    def _swap(self, client: bytes, message: LoadWeights | PutWeights) -> None:
         try:
+            if isinstance(message, PutWeights):
+                self._swaps.commit(message.id)
+                return
             if self._deadline is not None:
                 raise EngineUnavailable("the engine is draining and keeps its weights")
             self._swaps.begin(message)
@@ -216,8 +221,14 @@ class EngineProcess:
         if (message := self._swaps.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
+        if message.is_staged and client is None:
+            self._swaps.drop()
+            return
         try:
+            was_prepared = self._swaps.is_prepared
             if not self._swaps.is_due():
+                if self._swaps.is_prepared and not was_prepared:
+                    self._send(self._owner[message.id], Done(message.id))
                 return
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)

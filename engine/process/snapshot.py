@@ -226,8 +226,9 @@ class _LoadedChunk(NamedTuple):
 
 
 def digest(request: Request) -> bytes:
-    """Return a digest of prompt and parameters: with the model they determine the tokens."""
+    """Return a digest of prompt, parameters and samples: with the model they determine tokens."""
     known = hashlib.blake2b(request.prompt_token_ids, digest_size=_DIGEST_SIZE)
     biases = dict(sorted(request.params.logit_bias.items()))  # whatever order they came in
     known.update(encoder.encode(msgspec.structs.replace(request.params, logit_bias=biases)))
+    known.update(request.samples)
     return known.digest()

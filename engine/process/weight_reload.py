@@ -20,9 +20,11 @@ from engine.config import EngineConfig, ModelConfig, parse_model_config
 from engine.errors import (
     UNDECODABLE,
     CheckpointError,
+    EngineUnavailable,
     InvalidRequest,
     NotFound,
     SRMError,
+    StepFailed,
     SwapInProgress,
 )
 from engine.messages import Done, LoadWeights
@@ -56,6 +58,10 @@ class Swaps:
         self._message: LoadWeights | None = None
         self._loading: Future[Weights] | None = None
         self._asked = 0.0
+        self.is_prepared = False
+        """Whether the change can be made; one that is staged is not, before it is committed."""
+        self._is_committed = False
+        self._note_seen = 0  # when the note was last written, in nanoseconds
 
     @property
     def current(self) -> LoadWeights | None:
@@ -76,8 +82,15 @@ class Swaps:
             load_weights, self._load, Path(message.path), self._engine.model
         )
 
+    def commit(self, message_id: str) -> None:
+        """Have the staged change of this id made. Raises EngineUnavailable where there is none."""
+        if self._message is None or self._message.id != message_id or not self.is_prepared:
+            raise EngineUnavailable("there are no weights of this id to put to use")
+        self._is_committed = True
+
     def is_due(self) -> bool:
-        """Whether `make` is to be called, now that a step is over.
+        """Whether `make` is to be called, now that a step is over; of what is staged, not before it
+        is committed.
 
         Raises an error, and drops the change, if the folder is unusable or the note cannot be
         written.
@@ -92,8 +105,36 @@ class Swaps:
             self._engine.scheduler.is_held = True
             if not self._engine.scheduler.is_quiet:
                 return False
-        self._prepare(self._message, self._loading.result())
-        return True
+        if not self.is_prepared:
+            self._prepare(self._message, self._loading.result())
+            self.is_prepared = True
+        return self._is_committed or not self._message.is_staged
+
+    def drop(self) -> None:
+        """Forget a staged change, since another engine cannot make it."""
+        logger.warning("other weights are not put to use: not all engines can")
+        self._end("refused")
+        if self._note:
+            self._prepared.unlink(missing_ok=True)
+
+    def check_note(self) -> None:
+        """Raise StepFailed if the engines beside this one use newer weights, as when it started
+        while they changed: its successor begins with these."""
+        path = Path(self._note)
+        if self._message is not None or not self._note or not path.exists():
+            return
+        if (written := path.stat().st_mtime_ns) == self._note_seen:
+            return
+        self._note_seen = written
+        try:
+            note = msgspec.json.decode(path.read_bytes(), type=Note)
+        except UNDECODABLE:
+            return  # whoever starts next says so
+        if note.weights_version > self._engine.weights_version:
+            raise StepFailed(
+                f"the other engines use weights version {note.weights_version}, and this one has "
+                f"{self._engine.weights_version}: it starts again"
+            )
 
     def make(self) -> Done:
         """Put the loaded weights to use; the engine must be settled."""
@@ -132,6 +173,7 @@ class Swaps:
         metrics.WEIGHT_SWAPS.labels(result).inc()
         self._engine.scheduler.is_held = False
         self._message = self._loading = None
+        self.is_prepared = self._is_committed = False
 
 
 def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights:

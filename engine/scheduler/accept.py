@@ -17,7 +17,7 @@ from engine.messages import (
     SamplingParams,
 )
 from engine.state.sequence import STREAMS, SequenceGroup
-from engine.steps.batch import I32
+from engine.steps.batch import I32, I64
 from engine.steps.token_edits import check_ids, check_ranges, plan_edits
 
 GROUP_BYTES = 2_048  # about how many bytes a group takes besides what its caller sent
@@ -34,7 +34,9 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         )
     if request.durable and request.emit == "columns":
         raise InvalidRequest("durable must be false where emit is columns, got true", "durable")
-    if request.stream < 0 or request.stream % STREAMS + params.n > STREAMS:
+    samples = _samples(request)
+    last = params.n - 1 if samples is None else int(samples[-1])
+    if request.stream < 0 or request.stream % STREAMS + last >= STREAMS:
         raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
     prompt = _prompt(request.prompt_token_ids, model)
     _check_scoring(request, len(prompt))
@@ -49,9 +51,22 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
         edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model),
         unfinished=params.n,
+        samples=samples,
         to_start=params.n,
         num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
     )
+
+
+def _samples(request: Request) -> I64 | None:
+    if not request.samples:
+        return None
+    n, size = request.params.n, len(request.samples)
+    if size != 4 * n:
+        raise InvalidRequest(f"samples must be n = {n} int32, got {size} bytes", "samples")
+    samples = np.frombuffer(request.samples, "<i4").astype(np.int64)
+    if samples[0] < 0 or (np.diff(samples) <= 0).any():
+        raise InvalidRequest("samples must ascend, and begin at 0 or above", "samples")
+    return samples
 
 
 def _prompt(data: bytes, model: ModelConfig) -> I32:

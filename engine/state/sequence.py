@@ -34,6 +34,8 @@ class SequenceGroup:
     is scored, and no sequence ever starts."""
     edits: EditPlan | None  # edits of its sequences' logits, if any
     unfinished: int  # sequences without a terminal Output
+    samples: I64 | None = None
+    """i64[n] which samples of a request that engines share its sequences are; None: 0, 1, 2, …"""
     num_bytes: int = 0  # about how many bytes remembering the request takes
     to_start: int = 0
     """Sequences that start anew: all n, but for a cut and for those that were parked."""
@@ -82,6 +84,10 @@ class SequenceGroup:
     def reach(self) -> int:
         """Index from which on no sample has ever been given a slot."""
         return len(self.slots) if self.fresh is not None else self.started
+
+    def samples_at(self, indices: I64) -> I64:
+        """Numbers, i64, that these of its sequences have among the samples of the whole request."""
+        return indices if self.samples is None else self.samples[indices]
 
     def unstarted_from(self, index: int) -> int:
         """Samples from this one on that are still to start."""

@@ -145,7 +145,7 @@ class SlotTable:
         slots = self._free[self.num_free : self.num_free + count].copy()
         # A slice of one is many times faster than an array of one.
         at = slots if count > 1 else slice(slots[0], slots[0] + 1)
-        params = group.request.params
+        params, samples = group.request.params, group.samples_at(indices)
         self.sequence_id[at] = group.first_id + indices
         self.first_id[at] = group.first_id
         if self._has_shares or group.share.place:
@@ -161,12 +161,12 @@ class SlotTable:
         self.top_k[at] = params.top_k
         self.top_p[at] = max(params.top_p, LEAST_TOP_P)
         self.min_p[at] = params.min_p
-        self.seed[at] = sample_seeds(params.seed, indices)
+        self.seed[at] = sample_seeds(params.seed, samples)
         self.stop_row[at] = group.stop_row
         emit = EMITS[group.request.emit]
         self.emit[at] = emit
         self.num_streaming += count if emit != FINAL else 0
-        self.stream[at] = group.request.stream + indices
+        self.stream[at] = group.request.stream + samples
         self.num_logprobs[at] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_asking += count if params.logprobs else 0
         if group.edits is not None:

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar, get_args
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from engine.client.client import EngineClient
@@ -73,8 +73,8 @@ class SnapshotReply(msgspec.Struct, kw_only=True):
     """Part of `seconds` in which the file was written, while steps were made."""
 
 
-class EngineState(msgspec.Struct, kw_only=True):
-    """The engine's last report of its state, at most a second old."""
+class OneEngine(msgspec.Struct, kw_only=True):
+    """An engine's last report of its state, at most a second old."""
 
     state: str
     """`ready` or `draining`."""
@@ -86,6 +86,14 @@ class EngineState(msgspec.Struct, kw_only=True):
     waiting: int
     """Sequences accepted and not yet started."""
     steps: int
+
+
+class EngineState(OneEngine, kw_only=True):
+    """The engine's last report of its state, at most a second old."""
+
+    engines: list[OneEngine | None] | UnsetType = UNSET
+    """Of each engine, where there are several; null for one that cannot be reached. Then the others
+    here are sums, and `weights_version` and `fingerprint` those of the newest weights."""
 
 
 OPERATIONS = (
@@ -127,7 +135,11 @@ class Admin:
         status = self._client.status
         if status is None:
             raise EngineUnavailable("the engine does not answer: it is starting, or gone")
-        return msgspec.convert(status, EngineState, from_attributes=True)
+        state = msgspec.convert(status, EngineState, from_attributes=True)
+        if len(self._client.engines) > 1:
+            each = [engine.status for engine in self._client.engines]
+            state.engines = msgspec.convert(each, list[OneEngine | None], from_attributes=True)
+        return state
 
     def _checked_folder(self, path: str) -> Path:
         """Return the folder, if it may be used and has the served model's text files."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from engine.client.client import EngineClient
+from engine.client.connection import EngineConnection
 from engine.errors import EngineUnavailable
 from server.http.bodies import json_reply
 from server.http.draining import Draining
@@ -26,6 +28,8 @@ VERSION = "0.2.0"
 class Health(msgspec.Struct):
     status: str
     """`ok` or `ready`."""
+    engines: list[str] | UnsetType = UNSET
+    """Of each engine, where there are several: `ready`, or why it would not answer."""
 
 
 class Version(msgspec.Struct):
@@ -53,24 +57,40 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def check_ready(client: EngineClient, stall_s: float) -> None:
-    """Raise EngineUnavailable with the reason if completions would not be answered."""
-    status = client.status
+_AWAY = "the engine does not answer: it is starting, or gone"
+
+
+def check_ready(client: EngineClient, stall_s: float) -> Health:
+    """Return what there is to say. Raises EngineUnavailable with the reason if completions would
+    not be answered, by any engine."""
+    reasons = [_why_not(engine, stall_s) for engine in client.engines]
+    if client.status is None:
+        raise EngineUnavailable(next(filter(None, reasons), _AWAY))
+    if all(reasons):
+        raise EngineUnavailable(reasons[0])
+    states = [reason or "ready" for reason in reasons]
+    return Health("ready", states if len(states) > 1 else UNSET)
+
+
+def _why_not(engine: EngineConnection, stall_s: float) -> str:
+    """Return the reason why an engine would not answer; empty if it would."""
+    status = engine.status
     if status is None:
-        raise EngineUnavailable("the engine does not answer: it is starting, or gone")
+        return _AWAY
     if status.state != "ready":
-        raise EngineUnavailable(f"the engine is {status.state}")
-    if client.silent_s > stall_s:
-        raise EngineUnavailable(
-            f"the engine is stalled: it has not answered for {client.silent_s:.1f} s, and "
+        return f"the engine is {status.state}"
+    if engine.silent_s > stall_s:
+        return (
+            f"the engine is stalled: it has not answered for {engine.silent_s:.1f} s, and "
             f"stall_s = {stall_s:g}; it is stopped, or hangs in the step after number "
             f"{status.steps}"
         )
-    if client.stalled_s > stall_s:
-        raise EngineUnavailable(
+    if engine.stalled_s > stall_s:
+        return (
             f"the engine is stalled: {status.running} sequences run and {status.waiting} wait, and "
-            f"it has made no step for {client.stalled_s:.1f} s, and stall_s = {stall_s:g}"
+            f"it has made no step for {engine.stalled_s:.1f} s, and stall_s = {stall_s:g}"
         )
+    return ""
 
 
 def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRouter:
@@ -84,8 +104,7 @@ def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRoute
     @router.get("/ready")
     async def ready() -> Response:
         draining.check()
-        check_ready(client, stall_s)
-        return json_reply(Health("ready"))
+        return json_reply(check_ready(client, stall_s))
 
     @router.get("/version")
     async def version() -> Response:

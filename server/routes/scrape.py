@@ -2,8 +2,9 @@
 
 With `PROMETHEUS_MULTIPROC_DIR` set, all processes write to that folder and any API process answers
 for all of them, the engine included; without it a process answers for itself. Everything is
-measured once: the second names are given here, while answering. The event loop does not wait: one
-thread reads for all who ask at the same time.
+measured once: the second names are given here, while answering. Of several engines each writes to
+a folder of its own, and its samples have its number as the label `engine`. The event loop does not
+wait: one thread reads for all who ask at the same time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -94,9 +96,24 @@ def read_families() -> list[Metric]:
     """Everything measured, merged over processes."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return list(REGISTRY.collect())
+    folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    families = {family.name: family for family in _read_folder(folder)}
+    for own in sorted(folder.glob("engine-*")):  # there are none where there is one engine
+        label = {"engine": own.name.removeprefix("engine-")}
+        for family in _read_folder(own):
+            samples = [one._replace(labels={**one.labels, **label}) for one in family.samples]
+            if family.name not in families:
+                families[family.name] = Metric(family.name, family.documentation, family.type)
+            families[family.name].samples += samples
+    return list(families.values())
+
+
+def _read_folder(folder: Path) -> Iterable[Metric]:
+    """Everything that processes measured and wrote into this folder."""
     merged = CollectorRegistry()
-    multiprocess.MultiProcessCollector(merged)  # type: ignore[no-untyped-call]  # untyped library
-    return list(merged.collect())
+    collect = multiprocess.MultiProcessCollector
+    collect(merged, str(folder))  # type: ignore[no-untyped-call]  # untyped library
+    return merged.collect()
 
 
 def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]:
@@ -107,17 +124,15 @@ def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]
     for name, source in VLLM_NAMES.items():
         if source in by_name:
             found.append(_renamed(by_name[source], name, labels))
-    blocks = [
-        _value(by_name, name) for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
-    ]
-    if None not in blocks:
-        config = Metric(VLLM_CACHE_CONFIG, "A slot as a block: it holds one context.", "gauge")
-        sizes = zip(("num_gpu_blocks", "block_size"), blocks, strict=True)
-        config.add_sample(
-            VLLM_CACHE_CONFIG, labels | {name: f"{size:.0f}" for name, size in sizes}, 1
-        )
-        found.append(config)
-    return found
+    slots, contexts = (
+        by_name[name].samples if name in by_name else []
+        for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
+    )
+    config = Metric(VLLM_CACHE_CONFIG, "A slot as a block: it holds one context.", "gauge")
+    for slot, context in zip(slots, contexts, strict=False):  # of each engine
+        sizes = {"num_gpu_blocks": f"{slot.value:.0f}", "block_size": f"{context.value:.0f}"}
+        config.add_sample(VLLM_CACHE_CONFIG, {**labels, **slot.labels, **sizes}, 1)
+    return [*found, config] if config.samples else found
 
 
 def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
@@ -128,12 +143,6 @@ def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
             own = {VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
             renamed.add_sample(name + suffix, {**labels, **own}, sample.value)
     return renamed
-
-
-def _value(families: Mapping[str, Metric], name: str) -> float | None:
-    """Return the value of a gauge without labels; None while no process has it."""
-    samples = families[name].samples if name in families else []
-    return samples[0].value if samples else None
 
 
 class _Read(Collector):

@@ -82,21 +82,19 @@ def _supervisor(
 ) -> Supervisor:
     metrics = folder / "metrics"
     metrics.mkdir()
-    endpoint = f"ipc://{folder}/engine"
+    numbers = range(server.engines)
+    endpoints = [f"ipc://{folder}/engine{number or ''}" for number in numbers]
     why_no_jobs = folder / "why_no_jobs"
     server = msgspec.structs.replace(
         server,
-        endpoint=endpoint,
+        endpoint=",".join(endpoints),
         listen_fd=listeners[0].fileno(),
         limits_fd=memory(),
         model_id=model_id(server.model),
         why_no_jobs=str(why_no_jobs),
     )
-    heartbeat = folder / "heartbeat"
     engine = msgspec.structs.replace(
         engine,
-        endpoint=endpoint,
-        heartbeat=str(heartbeat),
         weights_note=str(folder / "weights"),
         snapshot_dir=engine.snapshot_dir or str(server.data_folder / "snapshots"),
     )
@@ -107,15 +105,9 @@ def _supervisor(
     frugal = {**without_keys, "MALLOC_ARENA_MAX": "1"}
     api, jobs = (python_module("server", server, name) for name in ("api", "jobs"))
     return Supervisor(
-        engine=Child(
-            "engine",
-            python_module(engine_module, engine),
-            without_keys,
-            metrics,
-            heartbeat=heartbeat,
-            # The engine detects a hanging step itself, first, and says where.
-            silence_s=engine.step_timeout_s and engine.step_timeout_s + _MARGIN_S,
-        ),
+        engines=[
+            _engine(engine, engine_module, number, endpoints, without_keys) for number in numbers
+        ],
         apis=[
             Child(f"api {number}", api, environment, metrics, listeners, fds=(server.limits_fd,))
             for number in range(server.api_processes)
@@ -125,6 +117,34 @@ def _supervisor(
         snapshot_s=engine.snapshot_s,
         passes_hangups=bool(server.api_keys_file),
     )
+
+
+def _engine(
+    config: EngineConfig,
+    module: str,
+    number: int,
+    endpoints: list[str],
+    environment: dict[str, str],
+) -> Child:
+    """Return one of the engines, which all have the same weights, and the same note of them."""
+    name, metrics = "engine", Path(environment["PROMETHEUS_MULTIPROC_DIR"])
+    heartbeat = metrics.parent / f"heartbeat{number or ''}"
+    own: dict[str, object] = {"endpoint": endpoints[number], "heartbeat": str(heartbeat)}
+    if len(endpoints) > 1:
+        name, metrics = f"engine {number}", metrics / f"engine-{number}"
+        metrics.mkdir()
+        environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+        if number:
+            own["snapshot_dir"] = str(Path(config.snapshot_dir) / f"engine-{number}")
+        if config.device == "cpu":
+            own["memory_fraction"] = config.memory_fraction / len(endpoints)
+        else:
+            own["devices"] = ((*config.devices, *range(len(endpoints)))[number],)
+    config = msgspec.structs.replace(config, **own)
+    # The engine detects a hanging step itself, first, and says where.
+    silence_s = config.step_timeout_s and config.step_timeout_s + _MARGIN_S
+    command = python_module(module, config)
+    return Child(name, command, environment, metrics, heartbeat=heartbeat, silence_s=silence_s)
 
 
 def python_module(module: str, config: msgspec.Struct, *arguments: str) -> list[str]:
@@ -145,7 +165,11 @@ def child_environment(metrics: Path) -> dict[str, str]:
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
     """Read both structs from one set of sources. Raises ConfigError for a setting of neither."""
     settings = read_settings((EngineConfig, ServerConfig), argv, prog="srm serve", private=_PRIVATE)
-    return build(ServerConfig, settings), build(EngineConfig, settings)
+    server, engine = build(ServerConfig, settings), build(EngineConfig, settings)
+    count = len(engine.devices)
+    if count and settings.get("engines", count) != count:
+        raise ConfigError(f"engines must be {count}, one for each of devices, got {server.engines}")
+    return msgspec.structs.replace(server, engines=count or server.engines), engine
 
 
 def flags(config: msgspec.Struct) -> list[str]:

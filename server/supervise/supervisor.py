@@ -202,13 +202,13 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 @dataclass
 class Supervisor:
-    """An engine process, API processes that share a listening socket, and others that need it."""
+    """Engine processes, API processes that share a listening socket, and others that need them."""
 
-    engine: Child
+    engines: list[Child]
     apis: list[Child]
     drain_s: float
     snapshot_s: float = 0.0
-    """Further seconds the engine may take to stop, once nobody asks it any more."""
+    """Further seconds an engine may take to stop, once nobody asks it any more."""
     others: list[Child] = field(default_factory=list)
     """They are stopped together with the API processes, and must not need their whole `drain_s`."""
     passes_hangups: bool = False
@@ -222,7 +222,7 @@ class Supervisor:
         if self.passes_hangups:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         stop = asyncio.create_task(stopped.wait())
-        children = (self.engine, *self.apis, *self.others)
+        children = (*self.engines, *self.apis, *self.others)
         keepers = [asyncio.create_task(one.keep_running()) for one in children]
         beside = [stop, asyncio.create_task(meanwhile)]
         try:
@@ -236,7 +236,8 @@ class Supervisor:
                 listener.close()  # or new connections would wait for an answer in vain
             askers = (*self.apis, *self.others)
             await asyncio.gather(*(one.stop(self.drain_s + _KILL_AFTER_S) for one in askers))
-            await self.engine.stop(self.snapshot_s + _KILL_AFTER_S)
+            stop_s = self.snapshot_s + _KILL_AFTER_S
+            await asyncio.gather(*(engine.stop(stop_s) for engine in self.engines))
         return ended[0] if ended else 0
 
     def _on_hangup(self) -> None:
@@ -245,7 +246,7 @@ class Supervisor:
 
     def _on_signal(self, stopped: asyncio.Event) -> None:
         if stopped.is_set():  # the second one: leave at once
-            for child in (*self.apis, *self.others, self.engine):
+            for child in (*self.apis, *self.others, *self.engines):
                 child.kill()
         else:
             log.info(

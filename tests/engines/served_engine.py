@@ -41,6 +41,11 @@ class Served:
 Serve = Callable[..., Served]
 
 
+def endpoint_of(endpoint: str, number: int) -> str:
+    """Where the engine of this number listens, if the first one does at `endpoint`."""
+    return f"{endpoint}.{number}" if number else endpoint
+
+
 @asynccontextmanager
 async def connected(
     endpoint: str, ready_s: float = 120, **settings: float

@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.process.engine import Engine
 from engine.weights.weights import Weights
 from tests.engines.numpy_runner import NumpyRunner
-from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, Served
+from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, Served, endpoint_of
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
-    """serve(BrokenRunner, max_waiting=3, drain_s=0): starts one; all are drained at the end."""
+    """serve(BrokenRunner, max_waiting=3, drain_s=0): starts one; all are drained at the end. Of
+    several each has a `number`, and listens at `endpoint_of` it."""
     started = []
 
     def start(
@@ -33,6 +34,7 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
         drain_s: float = 120,
         request_timeout_s: float = 0,
         make_engine: type[Engine] = Engine,
+        number: int = 0,
         **settings: Any,
     ) -> Served:
         config = EngineConfig(
@@ -40,7 +42,7 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
             max_step_rows=8,
             max_step_tokens=32,
             max_waiting=max_waiting,
-            endpoint=endpoint,
+            endpoint=endpoint_of(endpoint, number),
             drain_s=drain_s,
             request_timeout_s=request_timeout_s,
             **settings,

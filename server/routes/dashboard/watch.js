@@ -106,11 +106,12 @@ function show(samples) {
 }
 
 function showPool(samples, running) {
-  const usage = total(samples, "srm_engine_slot_usage");
+  const slots = total(samples, "srm_engine_num_slots");
+  const usage = slots ? running / slots : undefined;
   const percent = usage === undefined ? 0 : 100 * usage;
   const isTrace = percent > 0 && percent < 0.1;
   put("occupancy", usage === undefined ? "–" : isTrace ? "< 0.1 %" : `${amount(percent)} %`);
-  put("slots", `${count(running)} of ${count(total(samples, "srm_engine_num_slots"))} slots`);
+  put("slots", `${count(running)} of ${count(slots)} slots`);
   byId("occupancy-bar").style.width = `${percent}%`;
 }
 

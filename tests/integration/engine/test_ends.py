@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import zmq
 
-from engine.client.client import MAX_INBOX, EngineClient
+from engine.client.client import EngineClient
+from engine.client.connection import MAX_INBOX
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
 from engine.messages import Hello, Refusal, Status
@@ -151,7 +152,7 @@ async def test_an_engine_that_stops_answering_is_taken_for_gone(
     async with heard_once(endpoint, heartbeat_s=0.02) as (client, _):
         asked = asyncio.create_task(collect(client, make_request()))
         await asyncio.sleep(0)  # lets it send
-        client._engine_timeout_s = 0.1
+        client.engines[0].engine_timeout_s = 0.1
         with pytest.raises(EngineUnavailable, match="not answered"):
             await asked
         assert client.status is None
@@ -159,14 +160,14 @@ async def test_an_engine_that_stops_answering_is_taken_for_gone(
 
 async def test_an_engine_whose_answer_is_not_read_yet_is_not_taken_for_gone(endpoint: str) -> None:
     async with heard_once(endpoint, heartbeat_s=0.05) as (client, say):
-        while client.silent_s == 0:
+        while client.engines[0].silent_s == 0:
             await asyncio.sleep(0.001)
         # Behind much else that the engine said, in a loop with much else to do.
         for _ in range(5 * MAX_INBOX):
             say(Refusal("of nobody", "timed_out", ""))
         answer = msgspec.structs.replace(STATUS, state="draining")
         say(answer)
-        client._engine_timeout_s = 0.2
+        client.engines[0].engine_timeout_s = 0.2
         while client.status != answer:
             assert client.status == STATUS
             time.sleep(0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine.client import client as client_module
+from engine.client import connection
 from engine.client.client import EngineClient
 from engine.errors import EngineUnavailable
 from server.routes.health import check_ready
@@ -20,16 +20,17 @@ class Heard:
     def __init__(self) -> None:
         self.now = 1_000.0
         self.client = EngineClient("tcp://127.0.0.1:1")
-        self.client._send = lambda message: None  # type: ignore[method-assign]
+        (self.engine,) = self.client.engines
+        self.engine.send = lambda message: None  # type: ignore[method-assign]
 
     def monotonic(self) -> float:
         return self.now
 
     def hear(self, after_s: float, **fields: object) -> str:
         """Why it is not ready once this is said; empty if it is."""
-        self.client._ask()
+        self.engine._ask()
         self.now += after_s
-        self.client._receive(msgspec.structs.replace(IDLE, **fields))
+        self.engine._receive(msgspec.structs.replace(IDLE, **fields))
         return self.reason()
 
     def reason(self) -> str:
@@ -43,7 +44,7 @@ class Heard:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     heard = Heard()
-    monkeypatch.setattr(client_module, "time", heard)
+    monkeypatch.setattr(connection, "time", heard)
     return heard
 
 
@@ -84,7 +85,7 @@ def test_silence_is_a_stall_after_a_while(heard: Heard, fields: dict[str, int]) 
     heard.now += 100
     assert not heard.reason(), "nobody asked: we were stopped ourselves"
     for _ in range(6):
-        heard.client._ask()
+        heard.engine._ask()
         assert not heard.reason()
         heard.now += 1
     heard.now -= 0.9

@@ -41,6 +41,13 @@ BAD = {
     "--port=x": "port = 'x'",
     "--port=65536": "port must lie in",
     "--api-processes=0": "api_processes must be 1 … 256, got 0",
+    "--engines=0": "engines must be 1 … 64, got 0",
+    "--engines=65": "engines must be 1 … 64, got 65",
+    "--devices=0": "devices must be empty where device is cpu",
+    "--device=gpu --devices=1,1": "devices must be different numbers from 0 on",
+    "--device=gpu --devices=-1": "devices must be different numbers from 0 on",
+    "--device=gpu --devices=0,1 --engines=3": "engines must be 2, one for each of devices, got 3",
+    "--device=gpu --devices=0,1 --engines=1": "engines must be 2, one for each of devices, got 1",
     "--max-body-bytes=0": "max_body_bytes must be",
     "--num-slots=-1": "num_slots must be",
     "--memory-fraction=0": "memory_fraction must be",
@@ -63,7 +70,7 @@ def test_a_bad_setting_is_named(tmp_path: Path) -> None:
     in_file = {f"--config={tmp_path}/srm.toml": "unknown setting 'slots'"}
     for flag, message in (BAD | in_file).items():
         with pytest.raises(ConfigError) as refused:
-            load_settings([flag])
+            load_settings(flag.split())
         assert message in refused.value.message
     for flag in ("--nonsense=1", "--endpoint=tcp://127.0.0.1:1", "--listen-fd=3"):
         with pytest.raises(SystemExit) as left:

@@ -1,0 +1,389 @@
+"""Requests to several engines: the same tokens, each once, whatever becomes of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from engine.client.client import EngineClient
+from engine.client.spread import MAX_RUNS, PART_SAMPLES
+from engine.client.streams import Stream
+from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
+from engine.messages import PROMPT, Columns, Output, Outputs, Request, ToEngine, join
+from engine.steps.batch import Batch
+from engine.weights.weights import Weights
+from tests.engines.making import IDLE, request_of
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.engines.run_engine import alone
+from tests.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
+
+N = 3 * PART_SAMPLES
+LENGTHY: dict[str, Any] = {"n": N, "max_tokens": 12, "seed": 7}
+
+
+@pytest.fixture
+def two(serve: Serve, endpoint: str) -> tuple[Served, Served]:
+    return serve(), serve(number=1)
+
+
+@asynccontextmanager
+async def client_of(endpoint: str, count: int = 2) -> AsyncIterator[EngineClient]:
+    endpoints = (endpoint_of(endpoint, number) for number in range(count))
+    async with connected(",".join(endpoints), heartbeat_s=0.02) as client:
+        await until(lambda: all(one.status for one in client.engines))
+        yield client
+
+
+def whole(outputs: list[Output]) -> dict[int, Output]:
+    """All that is said of the prompt and of each sample, in order."""
+    said = defaultdict(list)
+    for output in outputs:
+        said[output.index].append(output)
+    return {index: join(own) for index, own in said.items()}
+
+
+def assert_same(found: dict[int, Output], expected: dict[int, Output]) -> None:
+    """But for ids and for what was cached, which say nothing of the text."""
+    assert found.keys() == expected.keys()
+    for index, output in expected.items():
+        bare = msgspec.structs.replace(found[index], id=output.id, cached_tokens=0)
+        assert bare == msgspec.structs.replace(output, cached_tokens=0)
+
+
+def once(expected: dict[int, Output]) -> dict[int, tuple[bytes, int]]:
+    """What `columns` returns of these."""
+    samples = [(index, one) for index, one in expected.items() if index != PROMPT]
+    return {index: (one.token_ids, 1) for index, one in samples}
+
+
+async def columns(stream: Stream) -> dict[int, tuple[bytes, int]]:
+    """The tokens of each completion, and how often it ended."""
+    tokens: defaultdict[int, bytes] = defaultdict(bytes)
+    ends: defaultdict[int, int] = defaultdict(int)
+    while stream.unfinished:
+        await stream.wait()
+        news = stream.take().news
+        for entry, index in enumerate(news.indices.tolist()):
+            tokens[index] += news.tokens_of(entry)
+            ends[index] += bool(news.reasons[entry])
+    return {index: (tokens[index], ends[index]) for index in tokens}
+
+
+@pytest.mark.parametrize("emit", ["final", "delta", "columns"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"n": 1},
+        {"n": N},
+        {"n": N + 1, "logprobs": 0, "prompt": [4] * 40},
+        {"n": N, "prompt_logprobs": 2},
+        {"n": N, "ignore_eos": False, "min_tokens": 2, "frequency_penalty": 1.0},
+    ],
+)
+async def test_two_engines_say_what_one_does(
+    two: tuple[Served, Served], endpoint: str, weights: Weights, emit: Any, params: dict[str, Any]
+) -> None:
+    request = request_of("a", **{**LENGTHY, **params}, emit=emit)
+    expected = alone(msgspec.structs.replace(request, emit="final"), weights)
+    async with client_of(endpoint) as client:
+        if emit == "columns":
+            with client.open([request]) as stream:
+                found = await columns(stream)
+            assert found == once(expected)
+        else:
+            assert_same(whole(await collect(client, request)), expected)
+    is_shared = params["n"] > 1 and "prompt_logprobs" not in params
+    assert sum(one.engine.num_steps > 0 for one in two) == 1 + is_shared
+
+
+async def test_many_requests_are_spread_over_both(
+    two: tuple[Served, Served], serve: Serve, endpoint: str
+) -> None:
+    requests = [
+        request_of(f"{number}", [number % 30 + 1, 5], max_tokens=2, seed=number)
+        for number in range(100)
+    ]
+    serve(number=2)
+    async with client_of(endpoint) as client, connected(endpoint_of(endpoint, 2)) as one:
+        found = await asyncio.gather(*(collect(client, request) for request in requests))
+        expected = await asyncio.gather(*(collect(one, request) for request in requests))
+    assert found == expected
+    assert all(one.engine.num_steps for one in two)
+
+
+async def test_stops_and_cuts_reach_the_engines_that_have_them(
+    two: tuple[Served, Served], endpoint: str, weights: Weights
+) -> None:
+    request = request_of("a", **{**LENGTHY, "n": 64, "max_tokens": 40}, emit="columns")
+    expected = alone(msgspec.structs.replace(request, emit="final"), weights)
+    async with client_of(endpoint) as client:
+        with client.open([request]) as stream:
+            stream.stop(np.array([0, 3]))
+            stream.cut(0, 7)
+            found = await columns(stream)
+            await until(lambda: not any(one.engine.has_work for one in two))
+    # Those that waited for a slot when they were stopped run on, and nobody hears of it.
+    assert found == {index: (expected[index].token_ids, 1) for index in (1, 2, 4, 5, 6)}
+
+
+async def test_leaving_aborts_it_everywhere(two: tuple[Served, Served], endpoint: str) -> None:
+    async with client_of(endpoint) as client:
+        with client.open([request_of("a", n=100, max_tokens=50, emit="columns")]) as stream:
+            await stream.wait()
+            await until(lambda: all(one.engine.has_work for one in two))
+        await until(lambda: not any(one.engine.has_work for one in two))
+
+
+async def test_what_one_engine_refuses_is_over_everywhere(serve: Serve, endpoint: str) -> None:
+    served = serve(), serve(number=1, max_waiting=30)
+    async with client_of(endpoint) as client:
+        assert client.status is not None and client.status.max_waiting == 130
+        with pytest.raises(InvalidRequest, match="max_waiting = 30"):
+            await collect(client, request_of("a", n=100, max_tokens=50))
+        running = asyncio.create_task(collect(client, request_of("b", n=60, max_tokens=50)))
+        await until(lambda: all(one.engine.scheduler.num_waiting for one in served))
+        with pytest.raises(Overloaded):
+            await collect(client, request_of("c", n=60, max_tokens=50))
+        await until(lambda: all(one.engine.scheduler.num_requests == 1 for one in served))
+        running.cancel()
+
+
+class Breaks(NumpyRunner):
+    """A device that fails on the sixth step."""
+
+    steps = 0
+
+    def launch(self, batch: Batch) -> NumpyLaunched:
+        self.steps += 1
+        if self.steps == 6:
+            raise RuntimeError("the device fell off the bus")
+        return super().launch(batch)
+
+
+@pytest.mark.parametrize(
+    ("emit", "params"),
+    [
+        ("delta", {"logprobs": 2}),
+        *((emit, {}) for emit in ("final", "delta", "columns")),
+        *((emit, {"logprobs": 0, "prompt_logprobs": 2}) for emit in ("final", "delta", "columns")),
+    ],
+)
+async def test_what_a_broken_engine_had_is_run_by_another(
+    serve: Serve, endpoint: str, weights: Weights, emit: Any, params: dict[str, Any]
+) -> None:
+    broken, other = serve(Breaks), serve(number=1)
+    request = request_of("a", **LENGTHY, **params, emit=emit)
+    bare = msgspec.structs.replace(request, emit="delta" if params.get("logprobs") else "final")
+    expected = alone(bare, weights)
+    async with client_of(endpoint) as client:
+        if emit == "columns":
+            with client.open([request]) as stream:
+                found = await columns(stream)
+            assert found == once(expected)
+        else:
+            assert_same(whole(await collect(client, request)), expected)
+        await until(lambda: client.engines[0].status is None)
+        assert client.status is not None and client.losses == 1
+    assert broken.join() == StepFailed.exit_code
+    assert other.engine.num_steps and not other.engine.has_work
+
+
+async def test_a_frozen_engine_that_goes_on_says_nothing_more(
+    serve: Serve, endpoint: str, weights: Weights
+) -> None:
+    """Its tokens would be among those of the engine that runs its samples by then."""
+    serve(number=1)
+    request = request_of("a", **LENGTHY, emit="columns")
+    expected = once(alone(msgspec.structs.replace(request, emit="final"), weights))
+    context = zmq.Context()
+    frozen = context.socket(zmq.ROUTER)
+    frozen.bind(endpoint)
+
+    def heard() -> tuple[bytes, Any]:
+        client, data = frozen.recv_multipart()
+        return client, msgspec.msgpack.decode(data, type=ToEngine)
+
+    client = EngineClient(f"{endpoint},{endpoint_of(endpoint, 1)}", 0.02, 120)
+    await client.connect()
+    try:
+        identity, _ = await asyncio.to_thread(heard)
+        status = msgspec.structs.replace(IDLE, fingerprint=weights.fingerprint)
+        frozen.send_multipart([identity, msgspec.msgpack.encode(status)])
+        await until(lambda: client.status is not None)
+        with client.open([request]) as stream:
+            found = asyncio.create_task(columns(stream))
+            message: Any = None
+            while not isinstance(message, Request):
+                _, message = await asyncio.to_thread(heard)
+            own = np.frombuffer(message.samples, "<i4")
+            assert len(own) == N // 2
+
+            def say(place: int) -> None:
+                """A token of each of its samples."""
+                tokens = [expected[one][0][4 * place :][:4] for one in own.tolist()]
+                streams = (message.stream + own.astype("<i8")).tobytes()
+                said = Columns(streams, b"".join(tokens), bytes(len(own)))
+                frozen.send_multipart([identity, msgspec.msgpack.encode(Outputs([], said))])
+
+            for place in range(3):
+                say(place)
+            await until(lambda: bool(stream.first_version))
+            client.engines[0].engine_timeout_s = 0.1
+            await until(lambda: client.engines[0].status is None)
+            for place in range(3, 9):
+                say(place)
+            assert await found == expected
+    finally:
+        await client.close()
+        context.destroy(linger=0)
+
+
+async def test_what_breaks_every_engine_is_given_up(serve: Serve, endpoint: str) -> None:
+    for number in range(MAX_RUNS):
+        serve(Breaks, number=number)
+    left = serve(number=MAX_RUNS)
+    async with client_of(endpoint, MAX_RUNS + 1) as client:
+        spread = client._streams.spread
+        spread._given[MAX_RUNS] = 10**6
+        with pytest.raises((StepFailed, EngineUnavailable)):
+            await collect(client, request_of("a", max_tokens=40))
+        spread._given[MAX_RUNS] = 0
+        assert len(await collect(client, request_of("c", max_tokens=9))) == 1
+    assert not left.engine.has_work
+
+
+async def test_durable_requests_are_their_senders_to_send_again(
+    serve: Serve, endpoint: str, weights: Weights
+) -> None:
+    broken, other = serve(Breaks), serve(number=1)
+    request = request_of("a", **LENGTHY, durable=True)
+    async with client_of(endpoint) as client:
+        with pytest.raises(SRMError):
+            await collect(client, request)
+        broken.join()
+        await until(lambda: client.engines[0].status is None)
+        again = asyncio.create_task(collect(client, request))
+        await until(lambda: not other.engine.has_work)
+        serve()
+        assert_same(whole(await again), alone(request, weights))
+
+
+async def test_a_snapshot_is_all_engines_or_none(
+    serve: Serve, endpoint: str, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for number, folder in enumerate(folders):
+        serve(number=number, snapshot_dir=str(folder), snapshot_interval_s=0)
+    async with client_of(endpoint) as client:
+        request = request_of("a", n=64, max_tokens=50, durable=True)
+        running = asyncio.create_task(collect(client, request))
+        await until(lambda: all(one.status and one.status.running for one in client.engines))
+        done = await client.snapshot()
+        assert done.detail["requests"] == 2 and int(done.detail["sequences"]) >= 2
+        assert all(list(folder.iterdir()) for folder in folders)
+        running.cancel()
+
+
+def model_folder(tmp_path: Path, weights: Weights, seed: int) -> str:
+    folder = tmp_path / f"seed {seed}"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(msgspec.json.encode(weights.config))
+    (folder / "seed").write_text(str(seed))
+    return str(folder)
+
+
+def weights_in_use(served: tuple[Served, Served]) -> list[tuple[int, str]]:
+    return [(one.engine.weights_version, one.engine.status().fingerprint) for one in served]
+
+
+@pytest.mark.parametrize("running", ["finish", "continue", "drop"])
+async def test_weights_change_on_all_engines(
+    two: tuple[Served, Served], endpoint: str, weights: Weights, tmp_path: Path, running: Any
+) -> None:
+    before = weights_in_use(two)
+    async with client_of(endpoint) as client:
+        asked = asyncio.create_task(collect(client, request_of("a", n=64, max_tokens=50)))
+        await until(lambda: all(one.status and one.status.running for one in client.engines))
+        done = await client.load_weights(model_folder(tmp_path, weights, 3), running)
+        if running == "drop":
+            with pytest.raises(EngineUnavailable, match="other weights"):
+                await asked
+        else:
+            assert len(await asked) == 64
+        (one, other) = weights_in_use(two)
+        assert one == other and one[0] == 2 and one != before[0]
+        assert (done.detail["weights_version"], done.detail["fingerprint"]) == one
+        assert client.status is not None and client.status.weights_version == 2
+        assert client.fingerprint(2) == one[1]
+
+
+async def test_weights_that_one_engine_cannot_use_are_used_by_none(
+    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
+) -> None:
+    two = serve(), serve(number=1, weights_note="/no/such/folder/note")
+    before = weights_in_use(two)
+    async with client_of(endpoint) as client:
+        folder = model_folder(tmp_path, weights, 3)
+        for _ in range(2):
+            with pytest.raises(SRMError, match="cannot write /no/such/folder"):
+                await client.load_weights(folder, "continue")
+            await until(lambda: not any(one.process._swaps.current for one in two))
+        assert weights_in_use(two) == before
+        assert len(await collect(client, request_of("a", n=64, max_tokens=5))) == 64
+
+
+async def test_weights_stay_while_an_engine_is_away(
+    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
+) -> None:
+    broken, other = serve(Breaks), serve(number=1)
+    async with client_of(endpoint) as client:
+        await collect(client, request_of("a", **LENGTHY))
+        broken.join()
+        await until(lambda: client.engines[0].status is None)
+        with pytest.raises(EngineUnavailable, match="engine 0 does not answer"):
+            await client.load_weights(model_folder(tmp_path, weights, 3), "continue")
+    assert other.engine.weights_version == 1
+
+
+async def test_an_engine_that_missed_a_change_starts_again(
+    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path
+) -> None:
+    note = str(tmp_path / "note")
+    one, late = serve(weights_note=note), serve(number=1, weights_note=note)
+    unaware = connected(endpoint_of(endpoint, 1), heartbeat_s=0.02)
+    async with connected(endpoint) as client, unaware as away:
+        await client.load_weights(model_folder(tmp_path, weights, 3), "continue")
+        await until(lambda: away.status is None)
+    assert late.join() == StepFailed.exit_code
+    assert one.engine.weights_version == 2
+
+
+def test_a_request_says_which_samples_it_is_for(weights: Weights) -> None:
+    both = alone(request_of("a", **LENGTHY), weights)
+    odd = np.arange(1, N, 2)
+    request = request_of("a", **{**LENGTHY, "n": len(odd)})
+    own = msgspec.structs.replace(request, samples=odd.astype("<i4").tobytes())
+    found = alone(own, weights)
+    for index, sample in enumerate(odd.tolist()):
+        assert found[index].token_ids == both[sample].token_ids
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [([1], "n = 2 int32, got 4 bytes"), ([3, 3], "ascend"), ([-1, 2], "begin at 0")],
+)
+def test_samples_that_are_none_are_refused(weights: Weights, samples: list[int], why: str) -> None:
+    request: Request = msgspec.structs.replace(
+        request_of("a", n=2), samples=np.array(samples, "<i4").tobytes()
+    )
+    with pytest.raises(InvalidRequest, match=why):
+        alone(request, weights)

@@ -1,0 +1,110 @@
+"""Which engine is to have what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.client.spread import PART_SAMPLES, PREFIX_BYTES, Part, Spread
+from engine.messages import Request
+from tests.engines.making import IDLE, request_of
+
+
+def spread_of(count: int, *busy: int) -> Spread:
+    """Engines of 8 slots, which run so many sequences of others."""
+    spread = Spread(count)
+    for engine in range(count):
+        running = busy[engine] if engine < len(busy) else 0
+        spread.hear(engine, msgspec.structs.replace(IDLE, running=running))
+    return spread
+
+
+@given(
+    st.integers(1, 64),
+    st.integers(1, 1_000),
+    st.booleans(),
+    st.sampled_from([None, 0]),
+)
+def test_each_sample_is_in_one_part_and_no_engine_has_two(
+    count: int, n: int, durable: bool, prompt_logprobs: int | None
+) -> None:
+    request = request_of("a", n=n, durable=durable, prompt_logprobs=prompt_logprobs)
+    parts = spread_of(count).parts(request, 3)
+    if len(parts) == 1:
+        assert parts[0].request == request
+    else:
+        assert np.array_equal(np.sort(np.concatenate([own(part) for part in parts])), range(n))
+        assert min(part.request.params.n for part in parts) >= PART_SAMPLES
+        assert prompt_logprobs is None
+    assert len({part.engine for part in parts}) == len({part.request.id for part in parts})
+    for part in parts:
+        assert part.place == 3 and part.request.params.n == len(own(part, n))
+        samples = own(part, n)
+        assert part.local(samples).tolist() == list(range(len(samples)))
+        for cut in (0, n // 2, n):
+            assert part.first_from(cut) == np.count_nonzero(samples < cut)
+
+
+def own(part: Part, n: int = 0) -> Any:
+    """The samples that its engine is told it has."""
+    sent = np.frombuffer(part.request.samples, "<i4")
+    return sent if len(sent) else np.arange(n)
+
+
+def engine_of(spread: Spread, request: Request) -> int:
+    (part,) = spread.parts(request, 0)
+    spread.count_given(part, 1)
+    return part.engine
+
+
+def test_the_engine_with_the_least_to_do_is_next() -> None:
+    spread = spread_of(3, 2, 0, 1)
+    found = [engine_of(spread, request_of(f"{number}")) for number in range(6)]
+    assert found == [1, 1, 2, 0, 1, 2]
+    spread.hear(1, None)
+    assert engine_of(spread, request_of("b")) != 1
+    draining = msgspec.structs.replace(IDLE, state="draining")
+    spread.hear(0, draining)
+    assert {engine_of(spread, request_of(f"c{number}")) for number in range(9)} == {2}
+
+
+def test_sequences_of_this_process_are_not_counted_twice() -> None:
+    spread = spread_of(2)
+    assert [engine_of(spread, request_of(f"{number}")) for number in range(4)] == [0, 1, 0, 1]
+    spread.hear(0, msgspec.structs.replace(IDLE, running=2))
+    assert engine_of(spread, request_of("a")) == 0
+
+
+def test_prompts_that_begin_alike_meet_unless_that_costs_balance() -> None:
+    spread = spread_of(4)
+    for engine in range(4):
+        spread.hear(engine, msgspec.structs.replace(IDLE, num_slots=160))
+    header = [7] * (PREFIX_BYTES // 4)
+    found = [engine_of(spread, request_of(f"{one}", [*header, one])) for one in range(22)]
+    assert len(set(found[:11])) == 1, "1/16 of 160 slots more than another, and the next one"
+    assert len(set(found)) == 4 or len(set(found)) == 3
+    assert len({engine_of(spread_of(4), request_of("a", [one])) for one in range(9)}) == 1
+
+
+def test_a_durable_request_has_the_same_engines_each_time() -> None:
+    quiet, busy = spread_of(3), spread_of(3, 9, 9)
+    busy.hear(2, None)
+    request = request_of("line 7", n=30, durable=True)
+    assert [one.engine for one in quiet.parts(request, 0)] == [
+        one.engine for one in busy.parts(request, 0)
+    ]
+    single = {engine_of(quiet, request_of(f"{one}", durable=True)) for one in range(50)}
+    assert single == {0, 1, 2}
+
+
+def test_what_is_left_of_a_part_has_an_id_of_its_own() -> None:
+    (part, _) = spread_of(2).parts(request_of("a~b", n=20), 0)
+    again = part.again(np.array([2, 6]), 1)
+    third = again.again(np.array([6]), 0)
+    assert [one.request.id for one in (part, again, third)] == ["a~b", "a~b~2", "a~b~3"]
+    assert (third.runs, third.engine, third.request.params.n) == (3, 0, 1)
+    assert own(third).tolist() == [6] and third.sample(0) == 6
