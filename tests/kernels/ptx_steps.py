@@ -158,8 +158,8 @@ class Steps:
             return self._compile_access(name, parts[0].split("::")[0], operands, kinds[0])
         if name == "shfl":
             return self._compile_shuffle(parts[1], operands)
-        if (name, *parts[:2]) == ("redux", "sync", "add"):
-            return self._compile_warp_sum(operands)
+        if (name, *parts[:1]) == ("redux", "sync"):
+            return self._compile_warp_reduction(parts[1], operands)
         if operands[0].startswith("{"):
             return self._compile_pieces(operands, kinds[0])
         is_comparison = name in {"set", "setp"}
@@ -226,12 +226,14 @@ class Steps:
             raise PTXError("a warp exchanges values without all its lanes")
         return threads
 
-    def _compile_warp_sum(self, operands: list[str]) -> Step:
+    def _compile_warp_reduction(self, mode: str, operands: list[str]) -> Step:
+        """Of 32-bit integers; the largest of unsigned ones."""
         assign, values = self._assign(operands[0], U32), self._operand(operands[1], U32)
+        reduce = {"add": np.add, "max": np.maximum}[mode].reduce
 
         def step(chosen: Threads) -> None:
             warps = np.broadcast_to(values(chosen), self._whole_warps(chosen).shape)
-            assign(chosen, np.repeat(warps.reshape(-1, WARP).sum(1, dtype=U32), WARP))
+            assign(chosen, np.repeat(reduce(warps.reshape(-1, WARP), axis=1, dtype=U32), WARP))
 
         return step
 

@@ -12,7 +12,7 @@ from engine.device.linear import round_bfloat16
 from engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import odd_rows, widened
-from tests.kernels.ptx import Kernel, compiled
+from tests.kernels.ptx import Counts, Kernel, compiled
 from tests.kernels.test_sampler import GREEDY, Settings, columns, random_settings
 from tests.kernels.test_sampler import check as check_tokens
 
@@ -41,15 +41,22 @@ def rounded(logits: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.uint1
 
 def draw(kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]) -> tuple[I32, F32]:
     """Sample; row i has seed 100 + i."""
+    return counted(kernel, logits, rows)[:2]
+
+
+def counted(
+    kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]
+) -> tuple[I32, F32, Counts]:
+    """Sample, and count what that took."""
     count, vocab = logits.shape
     tokens, logprobs = np.full(count, -9, np.int32), np.full(count, 9, np.float32)
-    kernel.launch(
+    ran = kernel.launch(
         *(count, THREADS, np.ascontiguousarray(logits), vocab),
         *columns(rows),
         np.arange(100, 100 + count, dtype=np.uint64),
         *(tokens, logprobs),
     )
-    return tokens, logprobs
+    return tokens, logprobs, ran
 
 
 def check(logits: F32, rows: list[Settings], tokens: I32, logprobs: F32) -> None:
@@ -71,6 +78,27 @@ def test_tokens_and_logprobs(kernels: dict[str, Kernel], vocab: int, dtype: str)
     given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
     rows = [Settings(top_p=0.9), *(random_settings(rng, vocab) for _ in range(count - 1))]
     check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        (Settings(), 4_600),
+        (GREEDY, 5_000),
+        (Settings(top_k=50), 21_000),
+        (Settings(top_p=0.9), 25_000),
+    ],
+)
+def test_a_row_takes_few_instructions_of_warps(
+    kernels: dict[str, Kernel], settings: Settings, most: int
+) -> None:
+    """4,600 take an H200 5 ns where it issues one in every cycle. A row is read once."""
+    count, vocab = 4, 8192
+    bits, _ = rounded(np.random.default_rng(0).normal(0, 2, (count, vocab)))
+    rows = [settings] * count
+    *_, ran = counted(kernel_for(kernels, "sample", vocab), bits, rows)
+    assert ran.warp_instructions <= most * count
+    assert ran.moved[0] <= 1.02 * bits.nbytes  # and the token's logit once by every warp
 
 
 @pytest.mark.parametrize("vocab", [300, 8192])

@@ -1,16 +1,16 @@
 """A row of logits in the registers of one block of threads: `RegisterRow`.
 
-The row is read from memory once. A warp has neighbouring tokens, its lanes taking turns, so that it
-reads whole lines. Once a search has left few tokens undecided, they are dealt to the threads anew
-and the looks that follow cost little. Weights are added in float32 within a warp, in float64 across,
-always in the same order. Every thread calls every method and gets the same answer; every method
-leaves the shared memory free for the next one.
+The row is read from memory once. A warp has neighbouring tokens, its lanes taking turns with 8 each,
+so that a lane reads 16 bytes of bfloat16 and a warp whole lines. Once a search has left few tokens
+undecided, they are dealt to the threads anew and the looks that follow cost little. Weights are
+added in float32 within a warp, in float64 across, always in the same order. Every thread calls every
+method and gets the same answer; every method leaves the shared memory free for the next one.
 """
 
 from max.gpu import WARP_SIZE, barrier, lane_id, thread_idx, warp_id
 from max.gpu.memory import AddressSpace
 from max.gpu.primitives import block, warp
-from std.math import exp2, fma, iota
+from std.math import exp2, fma
 from std.memory import stack_allocation
 from std.sys._assembly import inlined_assembly
 from std.utils.numerics import inf, neg_inf
@@ -22,11 +22,14 @@ from ._logit_row import (
     is_after,
     rank,
     unrank,
-    walk,
 )
+from ..values import on_16_bytes
 
 
-comptime SHORT = 8
+comptime TURN = 8
+"""Neighbouring tokens of a lane."""
+
+comptime SHORT = TURN
 """Logits to a thread in most small vocabularies."""
 
 comptime LONG = 32
@@ -55,6 +58,40 @@ def add_in_warp(value: Int32) -> Int32:
     ](value)
 
 
+@always_inline
+def largest_in_warp(value: UInt32) -> UInt32:
+    """The largest of the lanes' values, in one instruction."""
+    return inlined_assembly[
+        "redux.sync.max.u32 $0, $1, 0xffffffff;",
+        UInt32,
+        constraints="=r,r",
+        has_side_effect=True,
+    ](value)
+
+
+@always_inline
+def passing[
+    width: SIMDLength
+](
+    masses: SIMD[DType.float32, width], before: Float64, target: Float64
+) -> Tuple[Int, Float64]:
+    """Add masses up until the sum, `before` at the first, passes a target: as `walk`, without a loop.
+    """
+    var up_to = SIMD[DType.float64, width]()
+    var sum = before
+    comptime for i in range(Int(width)):
+        sum += Float64(masses[i])
+        up_to[i] = sum
+    var at = 0
+    var before_it = before
+    comptime for i in range(Int(width) - 1):
+        # Where rounding lets none pass, it is the last with a mass: the first at the whole sum.
+        if up_to[i] <= target and up_to[i] < sum:
+            at = i + 1
+            before_it = up_to[i]
+    return (at, before_it)
+
+
 struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
     """A row of 1 up to `block_size * share` logits, `share` to a thread."""
 
@@ -79,9 +116,10 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
     var num_dealt: Int  # undecided tokens; 0 while none are dealt
     var above: Tally  # of tokens that every threshold asked for keeps
     var top: Float32  # the largest logit
-    var least: Float32  # the smallest finite one
+    var warp_mass: Float32  # of the weights of this thread's warp
     var sums: Self.Shared[DType.float32]  # [warps, 2] counts and masses
     var dealt: Self.Shared[DType.float32]  # [span, 2] logits and weights
+    var maxima: Self.Shared[DType.uint32]  # [warps]
     var place: Self.Shared[DType.int32]  # [1] where `draw` ends
 
     def __init__(
@@ -98,27 +136,25 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         self.num_dealt = 0
         self.above = Tally(0, 0)
         self.top = 0
-        self.least = 0
+        self.warp_mass = 0
         self.sums = Self.allocate[DType.float32, 2 * Self.warps]()
         self.dealt = Self.allocate[DType.float32, 2 * Self.span]()
+        self.maxima = Self.allocate[DType.uint32, Self.warps]()
         self.place = Self.allocate[DType.int32, 1]()
 
-        var least: Float32
         var first = Self.first_token()
-        if (
-            warp_id() + 1
-        ) * Self.span <= vocab:  # all of the warp's tokens are there
-            comptime for i in range(Self.share):
-                self.logits[i] = self.logit(first + i * WARP_SIZE)
-            least = self.logits.reduce_min()
+        var all_there = (warp_id() + 1) * Self.span <= vocab
+        if all_there and on_16_bytes(source):
+            comptime for turn in range(Self.share // TURN):
+                var there = source.unsafe_load[width=TURN, alignment=16](
+                    first + turn * TURN * WARP_SIZE
+                ).cast[DType.float32]()
+                self.logits = self.logits.insert[offset=turn * TURN](there)
         else:
             comptime for i in range(Self.share):
-                if first + i * WARP_SIZE < vocab:
-                    self.logits[i] = self.logit(first + i * WARP_SIZE)
-            var there = self.logits.gt(neg_inf[DType.float32]())
-            least = there.select(self.logits, inf[DType.float32]()).reduce_min()
-        self.top = unrank(Self.max(rank(self.logits.reduce_max())))
-        self.least = max(unrank(~Self.max(~rank(least))), Float32.MIN_FINITE)
+                if first + Self.apart(i) < vocab:
+                    self.logits[i] = self.logit(first + Self.apart(i))
+        self.top = unrank(self.max(rank(self.logits.reduce_max())))
 
     @staticmethod
     def allocate[type: DType, size: Int]() -> Self.Shared[type]:
@@ -132,40 +168,35 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
 
     @staticmethod
     def first_token() -> Int:
-        """The first of this thread's tokens; they lie WARP_SIZE apart."""
-        return warp_id() * Self.span + lane_id()
+        """The first of this thread's tokens; the others lie `apart` from it."""
+        return warp_id() * Self.span + lane_id() * TURN
+
+    @staticmethod
+    def apart(i: Int) -> Int:
+        """How far the thread's token i lies from its first."""
+        return i // TURN * TURN * WARP_SIZE + i % TURN
 
     @staticmethod
     def tokens() -> SIMD[DType.int32, Self.share]:
         """This thread's tokens, past the end too."""
-        return Int32(Self.first_token()) + Int32(WARP_SIZE) * iota[
-            DType.int32, Self.share
-        ](0)
+        var tokens = SIMD[DType.int32, Self.share](Int32(Self.first_token()))
+        comptime for i in range(Self.share):
+            tokens[i] += Int32(Self.apart(i))
+        return tokens
 
-    @staticmethod
-    def max[type: DType, //](value: Scalar[type]) -> Scalar[type]:
+    def max(self, value: UInt32) -> UInt32:
         """The largest of the threads' values."""
-        var result = block.max[block_size=Self.block_size](value)
-        barrier()  # the next reduction may use the same shared memory
-        return result
+        var most = largest_in_warp(value)
+        if lane_id() == 0:
+            self.maxima[unsafe_offset=warp_id()] = most
+        barrier()
+        var maxima = self.maxima.unsafe_load[width=Self.warps, alignment=16](0)
+        barrier()
+        return maxima.reduce_max()
 
-    @staticmethod
-    def min(value: Int32) -> Int32:
-        """The smallest of the threads' values, of which none is the very smallest integer.
-        """
-        return -Self.max(-value)
-
-    @staticmethod
-    def prefix_sum[
-        type: DType, //, exclusive: Bool
-    ](value: Scalar[type]) -> Scalar[type]:
-        """The sum of the values of the threads before this one, and unless `exclusive` its own.
-        """
-        var result = block.prefix_sum[
-            exclusive=exclusive, block_size=Self.block_size
-        ](value)
-        barrier()  # the next reduction may use the same shared memory
-        return result
+    def min(self, value: UInt32) -> UInt32:
+        """The smallest of the threads' values."""
+        return ~self.max(~value)
 
     def tally_of[
         width: SIMDLength, //, by_mass: Bool
@@ -208,7 +239,9 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         return self.top
 
     def smallest(self) -> Float32:
-        return self.least
+        var there = self.logits.gt(neg_inf[DType.float32]())
+        var least = there.select(self.logits, inf[DType.float32]()).reduce_min()
+        return max(unrank(self.min(rank(least))), Float32.MIN_FINITE)
 
     def grain(self) -> UInt32:
         return grain_of[Self.dtype]()
@@ -219,13 +252,14 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         self.weights = exp2(
             (self.logits - top) * min(scale * LOG2_E, Float32.MAX_FINITE)
         )
-        var mass = warp.sum(self.weights.reduce_add())
-        return Tally(self.vocab, self.total(0, mass).mass)
+        self.warp_mass = warp.sum(self.weights.reduce_add())
+        return Tally(self.vocab, self.total(0, self.warp_mass).mass)
 
     def keep(mut self, threshold: Float32):
         var kept = self.logits.ge(threshold)
         self.logits = kept.select(self.logits, neg_inf[DType.float32]())
         self.weights = kept.select(self.weights, 0)
+        self.warp_mass = warp.sum(self.weights.reduce_add())
         self.num_dealt = 0
 
     def kept(self) -> Tally:
@@ -252,7 +286,9 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         comptime for i in range(Self.share):
             count += at_least(self.logits[i], low)
             count -= at_least(self.logits[i], high)
-        var at = Self.prefix_sum[exclusive=True](Int32(count))
+        var at = block.prefix_sum[exclusive=True, block_size=Self.block_size](
+            Int32(count)
+        )
         comptime for i in range(Self.hand):
             self.dealt.unsafe_store(
                 2 * (thread_idx.x + i * Self.block_size),
@@ -283,56 +319,55 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
     def lowest(self, among: SIMD[DType.bool, Self.share]) -> Int:
         """The lowest token among some of each thread's."""
         var tokens = among.select(Self.tokens(), Int32.MAX)
-        return Int(Self.min(tokens.reduce_min()))
+        return Int(self.min(UInt32(tokens.reduce_min())))
 
     def draw(self, u: Float64) -> Int:
-        # First the warp whose tokens hold the target, then of these the thread that is dealt it.
-        var warp_mass = warp.sum(self.weights.reduce_add())
+        # The warp whose tokens hold the target, of these the lanes' turn, of that the lane.
         if lane_id() == 0:
-            self.sums[unsafe_offset=warp_id()] = warp_mass
+            self.sums[unsafe_offset=warp_id()] = self.warp_mass
         barrier()
-        var masses = self.sums
-        var weights = self.dealt
-
-        def mass_of(i: Int) {imm} -> Float64:
-            return Float64(masses[unsafe_offset=i])
-
+        var masses = self.sums.unsafe_load[width=Self.warps, alignment=16](0)
         var total = Float64(0)
-        for i in range(Self.warps):
-            total += mass_of(i)
-        var target = u * total
-        var chosen, before = walk(mass_of, 0, Self.warps, 0, target)
+        comptime for i in range(Self.warps):
+            total += Float64(masses[i])
+        var chosen, before = passing(masses, 0, u * total)
         if warp_id() == chosen:
-            comptime for i in range(Self.share):
-                weights[unsafe_offset=lane_id() + i * WARP_SIZE] = self.weights[
-                    i
-                ]
-        barrier()
-
-        def weight_of(i: Int) {imm} -> Float64:
-            return Float64(weights[unsafe_offset=i])
-
-        var begin = thread_idx.x * Self.hand
-        var end = begin + Self.hand
-        var mass = Float64(0)
-        for i in range(begin, end):
-            mass += weight_of(i)
-        var up_to = before + Self.prefix_sum[exclusive=False](mass)
-        # The first thread that passes the target; where rounding lets none, the last with a weight.
-        comptime LAST = Int32(2 * Self.block_size)
-        var thread = Int32(thread_idx.x)
-        var order = LAST
-        if mass > 0:
-            order = thread if up_to > target else LAST - 1 - thread
-        var first = Self.min(order)
-        if thread == min(first, LAST - 1 - first):
-            self.place[unsafe_offset=0] = Int32(
-                walk(weight_of, begin, end, up_to - mass, target)[0]
-            )
+            self.draw_in_warp(before, u * total)
         barrier()
         var place = Int(self.place[unsafe_offset=0])
         barrier()
         return chosen * Self.span + place
+
+    def draw_in_warp(self, before_warp: Float64, target: Float64):
+        """Leave in `place` which of the warp's tokens passes the target."""
+        comptime TURNS = Self.share // TURN
+        var of_turns = SIMD[DType.float32, TURNS]()
+        comptime for i in range(TURNS):
+            of_turns[i] = warp.sum(
+                self.weights.slice[TURN, offset=i * TURN]().reduce_add()
+            )
+        var turn, before_turn = passing(of_turns, before_warp, target)
+        var weights = SIMD[DType.float32, TURN]()
+        comptime for i in range(TURNS):
+            if i == turn:
+                weights = self.weights.slice[TURN, offset=i * TURN]()
+        var mass = Float64(0)
+        comptime for i in range(TURN):
+            mass += Float64(weights[i])
+        var before = before_turn + warp.prefix_sum[exclusive=True](mass)
+        # The first lane that passes the target; where rounding lets none, the last with a weight.
+        var lane = UInt32(lane_id())
+        var order = UInt32(0)
+        if mass > 0:
+            order = (
+                UInt32(3 * WARP_SIZE) - lane if before + mass
+                > target else 1 + lane
+            )
+        if order == largest_in_warp(order):
+            var token, _ = passing(weights, before, target)
+            self.place[unsafe_offset=0] = Int32(
+                turn * TURN * WARP_SIZE + Int(lane) * TURN + token
+            )
 
     def logit(self, token: Int) -> Float32:
         return self.source[unsafe_offset=token].cast[DType.float32]()
@@ -350,5 +385,5 @@ struct RegisterRow[dtype: DType, block_size: Int, share: Int](LogitRow):
         var logit = self.logit(token) if token >= 0 else inf[DType.float32]()
         var later = is_after(self.logits, Self.tokens(), logit, token)
         var best = later.select(self.logits, neg_inf[DType.float32]())
-        var next = unrank(Self.max(rank(best.reduce_max())))
+        var next = unrank(self.max(rank(best.reduce_max())))
         return self.lowest(later & self.logits.eq(next))

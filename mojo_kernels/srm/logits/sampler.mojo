@@ -60,7 +60,8 @@ def _uniform(seed: UInt64, position: Int) -> Float64:
     """A number in [0, 1), the same for the same arguments on every device."""
     var generator = Random(seed=seed, offset=UInt64(position))
     var bits = generator.step().cast[DType.uint64]()
-    return Float64((bits[0] >> 5) << 26 | bits[1] >> 6) * 2.0**-53
+    comptime STEP = Float64(1) / Float64(1 << 53)
+    return Float64((bits[0] >> 5) << 26 | bits[1] >> 6) * STEP
 
 
 def _smallest_set[
