@@ -27,9 +27,10 @@ from max.engine import CompiledModel, InferenceSession, read
 
 from engine import messages
 from engine.config import ModelConfig
-from engine.device import kernels, linear, model, processor
+from engine.device import kernels, linear, model, processor, products
 from engine.device.linear import KERNELS
 from engine.device.model import build_step_graph, graph_shape
+from engine.device.products import Product
 from engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -53,20 +54,25 @@ def load_or_compile(
     device: Device,
     folder: Path,
     shipped: Path | None = None,
+    product: Product | None = None,
 ) -> CompiledModel:
     """Return this model shape's step graph for this device, from `shipped`, a folder that is only
     read, or from `folder` if it is there."""
-    shape = graph_shape(config, dtype)
+    shape = graph_shape(config, dtype, product)
     if shipped and (found := _read(cache_path("step", shape, device, shipped))) is not None:
         return found
-    compile_it = partial(_compile_step, session, config, dtype, device)
+    compile_it = partial(_compile_step, session, config, dtype, device, product)
     return cached("step", shape, compile_it, device, folder)
 
 
 def _compile_step(
-    session: InferenceSession, config: ModelConfig, dtype: DType, device: Device
+    session: InferenceSession,
+    config: ModelConfig,
+    dtype: DType,
+    device: Device,
+    product: Product | None,
 ) -> CompiledModel:
-    return session.compile(build_step_graph(config, dtype, device))
+    return session.compile(build_step_graph(config, dtype, device, product=product))
 
 
 def cached(
@@ -154,7 +160,9 @@ def describe_device(device: Device) -> str:
 
 def _digest(facts: str) -> str:
     digest = hashlib.sha256(facts.encode())
-    sources = [Path(module.__file__ or "") for module in (kernels, linear, messages, model)]
+    sources = [
+        Path(module.__file__ or "") for module in (kernels, linear, messages, model, products)
+    ]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:20]

@@ -24,6 +24,7 @@ from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import pack_linear, round_bfloat16
 from engine.device.model import EDIT_INPUTS, MATRICES, SAMPLING_INPUTS, SCALARS, SCORING_INPUTS
 from engine.device.processor import compile_for_level
+from engine.device.products import choose_product
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
 from engine.errors import ConfigError
@@ -65,6 +66,8 @@ class ModelRunner:
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
+        product = choose_product(config.product, weights.config, self.dtype, self.device)
+        self.arithmetic = " ".join(filter(None, (config.device, self.dtype.name, product)))
         self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
             self._session,
@@ -73,6 +76,7 @@ class ModelRunner:
             self.device,
             config.cache_dir.expanduser(),
             Path(config.graphs_dir).expanduser() if config.graphs_dir else None,
+            product,
         )
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
@@ -153,7 +157,9 @@ def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffe
     kind = name.rsplit(".", maxsplit=1)[-1]
     if kind in SCALARS:
         return _buffer(value)
-    if device.is_host and kind in MATRICES:
+    if kind in MATRICES and not device.is_host:
+        value = value.T
+    if kind in MATRICES and device.is_host:
         value = pack_linear(value, dtype)
     elif dtype == DType.bfloat16:
         value = round_bfloat16(value)

@@ -349,7 +349,8 @@ class AsyncSteps(Steps):
         at = start + np.arange(first, first + rows)[:, None] * ROW_BYTES + np.arange(DEPTH_BYTES)
         at ^= (at >> 7 & 7) << 4  # the hardware swizzles bits of the address
         bits = self.memory.shared[at].view(np.uint16).astype(np.uint32) << 16
-        return bits.view(np.float32)
+        found: Array = bits.view(np.float32)
+        return found
 
 
 def _one(values: Any) -> int:

@@ -45,12 +45,13 @@ def check(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -
     """Run a kernel and hold all that it writes to float64."""
     rng = np.random.default_rng([rows, depth])
     shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
-    x, weight, *added = (rng.standard_normal(shape, np.float32) for shape in shapes)
-    given = [round_bfloat16(one) for one in (x, weight / np.sqrt(depth), *added)]
+    drawn = [rng.standard_normal(shape, np.float32) for shape in shapes]
+    drawn[1] /= np.sqrt(depth)
+    given = [round_bfloat16(one) for one in drawn]
     x, weight, bias, residual = (widened(one).astype(np.float64) for one in given)
     out = np.full((rows, columns), 0x7FC0, np.uint16)
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
-    factors = (TensorMap(one, 128) for one in given[:2])
+    factors = TensorMap(given[0], 128), TensorMap(given[1], 128)
     arguments = (*factors, out, *given[2:], slices, rows)
     Cluster(text, THREADS, SHARED_BYTES, arguments, seed=rows).run()
 
