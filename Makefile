@@ -15,7 +15,7 @@ SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide gpu-kit image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -101,6 +101,9 @@ kernels: .venv/dev  ## compiles every op for an H100 or H200, without one
 kernels-wide: .venv/dev  ## the bfloat16 step graphs of widths 512 and 1,024, minutes each
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024
+
+kernels-all: .venv/dev  ## runs the PTX of every product of both benchmark widths in numpy, minutes
+	$(BIN)/python -m pytest -q -m slow tests/kernels/test_products.py
 
 gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs included, into build/gpu-kit
 	BIN=$(BIN) deploy/gpu/pack.sh

@@ -141,6 +141,7 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
 
 
 Dtype = Literal["float32", "bfloat16"]
+ProductSetting = Literal["auto", "own", "linalg", "max"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """The dtype that `auto` stands for on each device."""
 CPU_STEP_ROWS = 2_048
@@ -169,6 +170,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as are needed."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights and activations; auto is float32 on a processor, bfloat16 (all there is) on a GPU."""
+    product: ProductSetting = "auto"
+    """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is ours if it fits."""
     num_slots: int = 0
     """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
     max_slots: int = 0
@@ -256,11 +259,6 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def compute_dtype(self) -> Dtype:
         """Dtype of weights and activations; states, sums and logits on a CPU are float32 always."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
-
-    @property
-    def arithmetic(self) -> str:
-        """Device and dtype of the computation, such as "cpu float32"."""
-        return f"{self.device} {self.compute_dtype}"
 
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:
         """Most rows and most tokens of a step: as set, or chosen where the setting is 0; then rows

@@ -345,7 +345,7 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     sampled: int = 0
     """Tokens sampled since the engine started, with those that snapshots had."""
     arithmetic: str = ""
-    """Device and dtype of the computation, such as "cpu float32"."""
+    """Device, dtype and a GPU's product, such as "cpu float32" and "gpu bfloat16 own"."""
 
 
 ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | LoadWeights | PutWeights | Hello

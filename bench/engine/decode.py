@@ -81,6 +81,7 @@ def settings_for(
     return EngineConfig(
         device=config.device,
         dtype=dtype,
+        product=config.product,
         cache_dir=config.cache_dir,
         num_slots=running,
         prefix_cache=False,

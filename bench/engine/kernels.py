@@ -22,6 +22,7 @@ from bench.frame import Record, run, table
 from bench.peaks.rates import limit, peak_line, peak_tables, runs_of
 from bench.peaks.timing import seconds_per_call
 from engine.config import Dtype, ModelConfig
+from engine.device.products import choose_product
 from engine.device.runner import open_device
 
 NAMES = {
@@ -60,7 +61,8 @@ def _measure_model(path: Path, config: KernelsBenchConfig) -> dict[str, Any]:
 
 def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig) -> dict[str, Any]:
     device = open_device(config.device)
-    ops = Ops(model, DType[dtype], device, config.cache_dir.expanduser())
+    product = choose_product(config.product, model, DType[dtype], device)
+    ops = Ops(model, DType[dtype], device, config.cache_dir.expanduser(), product)
 
     def timed(name: str, rows: int) -> dict[str, Any]:
         call = ops.prepare(name, rows)

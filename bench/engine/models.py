@@ -17,7 +17,7 @@ from bench.frame import Record, Settings
 from bench.peaks.gemm import GemmPeak
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak, peaks
-from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig
+from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig, ProductSetting
 from engine.device.libc import keep_freed_memory
 from engine.weights.random_model import write_random_model
 
@@ -33,6 +33,8 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """What is measured: the processor, or the first GPU."""
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     """What matrices and activations are kept in; each is measured."""
+    product: ProductSetting = "auto"
+    """Matrix product of a GPU, as the engine's setting of that name."""
     repetitions: int = 5
     """Measurements of each figure; the median is reported, the record has them all."""
     seconds: float = 1.0

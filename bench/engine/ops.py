@@ -27,6 +27,7 @@ from engine.device import kernels
 from engine.device.graph_cache import cached
 from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape, pack_linear
 from engine.device.model import graph_shape
+from engine.device.products import Product
 
 I32, U64, F32 = DType.int32, DType.uint64, DType.float32
 HOST = DeviceRef.CPU()
@@ -51,10 +52,17 @@ class Op:
 class Ops:
     """The ops of a model of this shape and dtype, compiled once."""
 
-    def __init__(self, model: ModelConfig, dtype: DType, device: Device, folder: Path) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        dtype: DType,
+        device: Device,
+        folder: Path,
+        by: Product | None,
+    ) -> None:
         self.device, session = device, InferenceSession(devices=[device])
-        self.ops = build_ops(model, dtype, DeviceRef.from_device(device))
-        shape = () if device.is_host else graph_shape(model, dtype)
+        self.ops = build_ops(model, dtype, DeviceRef.from_device(device), by)
+        shape = () if device.is_host else graph_shape(model, dtype, by)
         compiled = cached(
             "kernels",
             (dtype.name, tuple(self.ops), *shape),
@@ -107,8 +115,9 @@ def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
     return session.compile(module, custom_extensions=kernel_libraries())
 
 
-def build_ops(model: ModelConfig, dtype: DType, on: DeviceRef) -> dict[str, Op]:
-    """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op."""
+def build_ops(model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None) -> dict[str, Op]:
+    """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op. On a
+    GPU products are computed `by` one of those that there are."""
     d, vocab, state = model.d_model, model.vocab_size, model.state_width
     made = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
 
@@ -133,11 +142,12 @@ def build_ops(model: ModelConfig, dtype: DType, on: DeviceRef) -> dict[str, Op]:
         def call(x: TensorValue, weight: TensorValue, bias: TensorValue, *rest: TensorValue) -> Any:
             how["out_dtype"] = logits.dtype if is_head else None
             how["residual"] = rest[0] if rest else None
-            return linear(x, weight, bias.shape[0], bias=None if is_head else bias, **how)
+            bias_or_none = None if is_head else bias
+            return linear(x, weight, bias.shape[0], bias=bias_or_none, product=by, **how)
 
         def feed(rows: int) -> list[Array]:
             plain = made.values(inner, columns)
-            laid_out = made.narrowed(plain) if on.is_gpu() else pack_linear(plain, dtype)
+            laid_out = made.narrowed(plain.T) if on.is_gpu() else pack_linear(plain, dtype)
             residual = [made.stored(rows, columns)] * has_residual
             return [made.stored(rows, inner), laid_out, made.stored(columns), *residual]
 

@@ -29,6 +29,8 @@ DEFAULT_SLOTS = 65_536
 class InstantRunner:
     """Samples from a row of made-up tokens; scores nothing."""
 
+    arithmetic = "none"
+
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
         self.num_slots = config.num_slots or DEFAULT_SLOTS
         rng = np.random.default_rng(0)

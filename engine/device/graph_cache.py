@@ -26,9 +26,10 @@ from max.engine import CompiledModel, InferenceSession, read
 
 from engine import messages
 from engine.config import ModelConfig
-from engine.device import kernels, linear, model, processor
+from engine.device import kernels, linear, model, processor, products
 from engine.device.linear import KERNELS
 from engine.device.model import build_slot_graphs, build_step_graph, graph_shape
+from engine.device.products import Product
 from engine.errors import UNDECODABLE, ConfigError
 
 log = logging.getLogger(__name__)
@@ -53,14 +54,16 @@ def load_or_compile(
     device: Device,
     folder: Path,
     shipped: Path | None = None,
+    product: Product | None = None,
 ) -> CompiledModel:
     """Return this model shape's step graph for this device, from `shipped`, a folder that is only
     read, or from `folder` if it is there."""
 
     def compile_step() -> CompiledModel:
-        return session.compile(build_step_graph(config, dtype, device))
+        return session.compile(build_step_graph(config, dtype, device, product=product))
 
-    return cached("step", graph_shape(config, dtype), compile_step, device, folder, shipped)
+    shape = graph_shape(config, dtype, product)
+    return cached("step", shape, compile_step, device, folder, shipped)
 
 
 def load_or_compile_slots(
@@ -174,7 +177,9 @@ def describe_device(device: Device) -> str:
 
 def _digest(facts: str) -> str:
     digest = hashlib.sha256(facts.encode())
-    sources = [Path(module.__file__ or "") for module in (kernels, linear, messages, model)]
+    sources = [
+        Path(module.__file__ or "") for module in (kernels, linear, messages, model, products)
+    ]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:20]

@@ -2,8 +2,9 @@
 
 On a CPU they are the Mojo ops `srm_linear` and `srm_layer_norm`: float32 or bfloat16 with float32
 sums, weights packed once on the host, and each output element's bits independent of the other rows
-of the batch. On a GPU they are MAX's own kernels on plain [in, out] weights. The graph must have
-been made with `custom_extensions=kernel_libraries()`.
+of the batch. On a GPU the product is one of those of `engine.device.products`, on [out, in]
+weights, and the norm is MAX's. The graph must have been made with
+`custom_extensions=kernel_libraries()`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, DimLike, Graph, TensorType, TensorValue, ops
+from max.graph import DeviceRef, DimLike, Graph, TensorType, TensorValue, ops
 
+from engine.device.products import Product, multiply
 from engine.steps.batch import F32
 
 U16 = npt.NDArray[np.uint16]
@@ -59,9 +61,9 @@ def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
 def linear_shape(
     in_features: int, out_features: int, on: DeviceRef, dtype: DType = DType.float32
 ) -> tuple[int, ...]:
-    """Return the shape that `linear` wants of a weight: `pack_linear`'s on a CPU, else plain."""
+    """Return the shape that `linear` wants of a weight: `pack_linear`'s, on a GPU [out, in]."""
     if on.is_gpu():
-        return (in_features, out_features)
+        return (out_features, in_features)
     pair = 4 // dtype.size_in_bytes
     return (-(-out_features // PANEL), -(-in_features // pair), PANEL, pair)
 
@@ -77,6 +79,7 @@ def linear(
     rows: DimLike | None = None,
     out_dtype: DType | None = None,
     widen: bool = False,
+    product: Product | None = None,
 ) -> TensorValue:
     """act(x @ weight + bias) + residual, act being SiLU or nothing.
 
@@ -90,20 +93,17 @@ def linear(
         rows: M, where only the first M <= T rows are wanted; a dimension of the graph's inputs.
         out_dtype: of the result; that of x unless given.
         widen: whether a CPU that multiplies bfloat16 works as one that cannot; for tests.
+        product: of a GPU, which must be told; a CPU has one alone.
 
     Returns:
         [M, N], M = T unless `rows` is given.
     """
     assert residual is None or not silu
     wanted = x.shape[0] if rows is None else rows
-    if x.device.is_gpu():
-        if rows is not None:
-            x = ops.slice_tensor(x, [(slice(0, TensorValue(Dim(rows))), rows), slice(None)])
-        y = ops.matmul(x, weight)
-        y = y if bias is None else y + bias
-        y = ops.silu(y) if silu else y
-        y = y if out_dtype is None else ops.cast(y, out_dtype)
-        return y if residual is None else y + residual
+    assert x.device.is_gpu() == (product is not None)
+    if product is not None:
+        assert out_dtype in {None, x.dtype} and not widen
+        return multiply(product, x, weight, wanted, bias, residual, silu)
     # The op does not read a tensor it has been told is absent: any will do in its place.
     operands = [x, weight, x if bias is None else bias, x if residual is None else residual]
     return ops.custom(

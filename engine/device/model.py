@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from max.driver import Device
 from max.dtype import DType
@@ -30,6 +31,7 @@ from max.graph import (
 from engine.config import ModelConfig
 from engine.device.kernels import copy_slots, edit, embed, mix, sample, score, taps
 from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape
+from engine.device.products import Product
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
 """Weights of matrix products, in the layout of `linear`."""
@@ -57,8 +59,11 @@ EDIT_INPUTS = {
 the scoring inputs."""
 
 
-def graph_shape(config: ModelConfig, dtype: DType) -> tuple[object, ...]:
-    """Return all but the device that a graph depends on; models that agree in it share one."""
+def graph_shape(
+    config: ModelConfig, dtype: DType, product: Product | None = None
+) -> tuple[object, ...]:
+    """Return all but the device that a graph depends on; models that agree in it share one. On a
+    GPU `product` is its matrix product, on a CPU there is none to choose."""
     has_own_graph = config.mixer in {"diagonal", "kernel", "combined", "expanded"}
     return (
         config.d_model,
@@ -70,13 +75,20 @@ def graph_shape(config: ModelConfig, dtype: DType) -> tuple[object, ...]:
         config.mixer if has_own_graph else "one unit a layer",
         config.kernel_size,
         dtype.name,
+        *([product] if product else []),
     )
 
 
 def build_step_graph(
-    config: ModelConfig, dtype: DType, device: Device, scope: str = "", module: Module | None = None
+    config: ModelConfig,
+    dtype: DType,
+    device: Device,
+    scope: str = "",
+    module: Module | None = None,
+    product: Product | None = None,
 ) -> Graph:
-    """The step of a model of this shape, with weights and activations of this dtype.
+    """The step of a model of this shape, with weights and activations of this dtype, and on a GPU
+    this product, `choose_product`'s.
 
     Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets i32[rows +
@@ -98,7 +110,7 @@ def build_step_graph(
         given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
         sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
         scoring = given[len(sampling) : -len(EDIT_INPUTS)]
-        weights = _Weights(config, dtype, on, scope)
+        weights = _Weights(config, dtype, on, product, scope)
         logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
         edits = given[-len(EDIT_INPUTS) :]
         edit(batch.last_token, logits, batch.token_ids, batch.read_slots, *edits)
@@ -110,7 +122,12 @@ def build_step_graph(
 
 
 def build_logits_graph(
-    config: ModelConfig, dtype: DType, device: Device, scope: str = "", module: Module | None = None
+    config: ModelConfig,
+    dtype: DType,
+    device: Device,
+    scope: str = "",
+    module: Module | None = None,
+    product: Product | None = None,
 ) -> Graph:
     """The same step without the sampler: logits float[tokens, V] of every token fed. Its inputs are
     the first, up to `row_offsets`; `last_token` is not changed."""
@@ -121,7 +138,7 @@ def build_logits_graph(
         custom_extensions=kernel_libraries(),
         module=module,
     ) as graph:
-        weights = _Weights(config, dtype, on, scope)
+        weights = _Weights(config, dtype, on, product, scope)
         graph.output(_head(weights, _blocks(weights, _BatchInputs.of(graph))))
     return graph
 
@@ -201,7 +218,8 @@ def _head(weights: _Weights, x: TensorValue, rows: Dim | None = None) -> TensorV
     """Logits: float32 on a CPU; on a GPU of the activations' dtype, which MAX's product gives."""
     width, vocab = weights.config.d_model, weights.config.vocab_size
     dtype = x.dtype if weights.on.is_gpu() else DType.float32
-    return linear(x, weights.matrix("head", width, vocab), vocab, rows=rows, out_dtype=dtype)
+    matrix = weights.matrix("head", width, vocab)
+    return linear(x, matrix, vocab, rows=rows, out_dtype=dtype, product=weights.product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +229,7 @@ class _Weights:
     config: ModelConfig
     dtype: DType
     on: DeviceRef
+    product: Product | None
     prefix: str = ""
 
     def layer(self, index: int) -> _Weights:
@@ -244,7 +263,8 @@ class _Weights:
     ) -> TensorValue:
         matrix = self.matrix(f"{name}_weight", int(x.shape[1]), columns)
         bias = self.table(f"{name}_bias", columns)
-        return linear(x, matrix, columns, bias=bias, silu=silu, residual=residual)
+        epilogue: dict[str, Any] = {"bias": bias, "silu": silu, "residual": residual}
+        return linear(x, matrix, columns, product=self.product, **epilogue)
 
     def _declare(self, name: str, dtype: DType, *shape: int) -> TensorValue:
         return Weight(self.prefix + name, dtype, shape, device=self.on)

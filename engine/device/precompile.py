@@ -18,10 +18,11 @@ from max import driver
 from max.dtype import DType
 from max.engine import InferenceSession
 
-from engine.config import AUTO_DTYPES, Mixer, ModelConfig
+from engine.config import AUTO_DTYPES, Mixer, ModelConfig, ProductSetting
 from engine.device.graph_cache import cache_path, load_or_compile, load_or_compile_slots
 from engine.device.model import graph_shape
 from engine.device.processor import level
+from engine.device.products import choose_product
 from engine.device.telemetry import turn_off_telemetry
 from engine.settings import load
 from engine.weights.checkpoint import read_model
@@ -52,6 +53,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A GPU, which need not be here, or processors."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights and activations; auto is float32 on a processor, bfloat16 on a GPU."""
+    product: ProductSetting = "auto"
+    """Matrix product of a GPU, as the engine's setting of that name."""
     gpu_arch: str = "sm_90a"
     """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
     host_cpu: str = ""
@@ -99,11 +102,12 @@ def precompile(config: PrecompileConfig) -> Path:
     """Compile into `config.output`, unless it is there already; returns the file."""
     shape, device = config.shape(), open_target(config)
     dtype = DType[AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype]
+    product = choose_product(config.product, shape, dtype, device)
     session = InferenceSession(devices=[device])
     if config.device == "gpu":
         load_or_compile_slots(session, device, config.output)
-    load_or_compile(session, shape, dtype, device, config.output)
-    return cache_path("step", graph_shape(shape, dtype), device, config.output)
+    load_or_compile(session, shape, dtype, device, config.output, product=product)
+    return cache_path("step", graph_shape(shape, dtype, product), device, config.output)
 
 
 def leave(status: int) -> NoReturn:

@@ -27,6 +27,7 @@ from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import pack_linear, round_bfloat16
 from engine.device.model import MATRICES, SCALARS
 from engine.device.processor import compile_for_level
+from engine.device.products import choose_product
 from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
@@ -83,11 +84,13 @@ class ModelRunner:
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
+        product = choose_product(config.product, weights.config, self.dtype, self.device)
+        self.arithmetic = " ".join(filter(None, (config.device, self.dtype.name, product)))
         self._session = InferenceSession(devices=[self.device])
         shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
         folders = config.cache_dir.expanduser(), shipped
         self._compiled = load_or_compile(
-            self._session, weights.config, self.dtype, self.device, *folders
+            self._session, weights.config, self.dtype, self.device, *folders, product
         )
         copies = None
         if not self.device.is_host:
@@ -174,7 +177,9 @@ def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffe
     kind = name.rsplit(".", maxsplit=1)[-1]
     if kind in SCALARS:
         return _buffer(value)
-    if device.is_host and kind in MATRICES:
+    if kind in MATRICES and not device.is_host:
+        value = value.T
+    if kind in MATRICES and device.is_host:
         value = pack_linear(value, dtype)
     elif dtype == DType.bfloat16:
         value = round_bfloat16(value)

@@ -266,9 +266,10 @@ class Durable:
             log.warning("it stays where it is: %s", failure)
 
     def _stamp(self) -> Stamp:
+        status = self._engine.status()
         return Stamp(
-            fingerprint=self._engine.status().fingerprint,
-            arithmetic=self._config.arithmetic,
+            fingerprint=status.fingerprint,
+            arithmetic=status.arithmetic,
             state_width=self._width,
             state_dtype=self._dtype,
         )

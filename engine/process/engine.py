@@ -57,7 +57,7 @@ class Engine:
         self._fingerprint = fingerprint
         self.weights_version = weights_version
         self._max_waiting = config.max_waiting
-        self._arithmetic = config.arithmetic
+        self._arithmetic = runner.arithmetic
         self._runner = runner
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None

@@ -39,7 +39,7 @@ class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The conditions under which sequences can go on: another value of any gives other tokens."""
 
     fingerprint: str  # fingerprint of config and weights, hexadecimal
-    arithmetic: str  # device and dtype of the computation, such as "cpu float32"
+    arithmetic: str  # as the engine's `Status` has it
     state_width: int  # values of a sequence's state
     state_dtype: str  # dtype of these values, as numpy writes it
 

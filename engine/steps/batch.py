@@ -244,6 +244,11 @@ class Runner(Protocol):
         """Slots of its pool: batches read and write slots 0 … num_slots - 1."""
         ...
 
+    @property
+    def arithmetic(self) -> str:
+        """All that decides how a sum is rounded: device, dtype and a GPU's matrix product."""
+        ...
+
     def launch(self, batch: Batch) -> Launched:
         """Enqueue a step and return at once; steps run in the order launched."""
         ...

@@ -50,6 +50,8 @@ def tiny_weights(seed: int = 0, config: ModelConfig = TINY) -> Weights:
 class NumpyRunner:
     """Runs batches on a pool of `num_slots` slots and `prefix_slots` more."""
 
+    arithmetic = "cpu float32"
+
     def __init__(
         self, weights: Weights, num_slots: int, prefix_slots: int = EngineConfig().prefix_slots
     ) -> None:

@@ -17,6 +17,7 @@ from max.graph import Module
 from engine.device.graph_cache import cached
 from engine.device.model import build_step_graph, graph_shape
 from engine.device.precompile import PrecompileConfig, leave, open_target
+from engine.device.products import choose_product
 from engine.settings import load
 
 LAYERS = (8, 16)
@@ -27,16 +28,17 @@ def main(argv: list[str]) -> int:
     config = load(PrecompileConfig, argv, prog="python -m tests.kernels.compile_steps")
     shapes = [msgspec.structs.replace(config.shape(), num_layers=count) for count in LAYERS]
     device, dtype = open_target(config), DType.bfloat16
+    product = choose_product(config.product, shapes[0], dtype, device)
 
     def compile_graphs() -> CompiledModel:
         module = Module()
         for shape in shapes:
             scope = f"layers_{shape.num_layers}."
-            graph = build_step_graph(shape, dtype, device, scope, module)
+            graph = build_step_graph(shape, dtype, device, scope, module, product)
         session = InferenceSession(devices=[device])
         return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
 
-    key = tuple(graph_shape(shape, dtype) for shape in shapes)
+    key = tuple(graph_shape(shape, dtype, product) for shape in shapes)
     cached("steps", key, compile_graphs, device, config.output)
     return 0
 

@@ -19,15 +19,15 @@ SECTOR = 32  # bytes that global memory gives and takes at once
 class Memory:
     """Arrays at addresses of their own, and a block's shared bytes."""
 
-    def __init__(self, arrays: list[Array], shared_bytes: int) -> None:
+    def __init__(self, arrays: list[Array], shared_bytes: int, shared_start: int = 0) -> None:
         self._arrays = [array.reshape(-1).view(np.uint8) for array in arrays]
-        self._shared_bytes = shared_bytes
+        self._shared_bytes, self._shared_start = shared_bytes, shared_start
         self.moved = [0] * len(arrays)
         self.begin_block()
 
     def begin_block(self) -> None:
         """Shared memory is anew, and NaN."""
-        self._shared = np.full(self._shared_bytes, 0xFF, np.uint8)
+        self.shared = np.full(self._shared_bytes, 0xFF, np.uint8)
         self.pass_barrier()
 
     def pass_barrier(self) -> None:
@@ -37,7 +37,7 @@ class Memory:
 
     def find(self, shared: bool, address: Array, size: int) -> tuple[Array, Array]:
         """Memory and offsets in it. Raises PTXError where they lie outside or are not aligned."""
-        memory, place = self._shared, address & 0xFFFFFFFF
+        memory, place = self.shared, (address & 0xFFFFFFFF) - self._shared_start
         if not shared:
             number = address >> STRIDE
             if (number != number[0]).any() or not 1 <= number[0] <= len(self._arrays):

@@ -20,6 +20,7 @@ from max.dtype import DType
 from engine.config import Mixer, ModelConfig
 from engine.device.model import build_logits_graph, build_step_graph
 from engine.device.precompile import PrecompileConfig, leave, open_target
+from engine.device.products import choose_product
 from engine.device.runner import host_weights
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
@@ -70,10 +71,11 @@ def main() -> None:
             }
             # The graph that gives logits has the weights of the step's.
             for build in BUILDERS if dtype == DType.float32 else BUILDERS[:1]:
+                product = choose_product("auto", model, dtype, device)
                 graph = f"{build.__name__} {model.mixer} {model.use_projections} {dtype.name}"
                 declared = {
                     name: (str(w.value.device), w.value.dtype, tuple(map(int, w.value.shape)))
-                    for name, w in build(model, dtype, device)._weights.items()
+                    for name, w in build(model, dtype, device, product=product)._weights.items()
                 }
                 compared.append(graph)
                 wrong += [

@@ -1,1 +1,1 @@
-"""Matrix products on a CPU: the op, a block of it, a tile in registers, and what follows a sum."""
+"""Matrix products: on a CPU (`linear.mojo`), and on an H100 or H200 (`sm90.mojo`, `linalg_sm90.mojo`)."""

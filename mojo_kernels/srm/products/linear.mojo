@@ -144,7 +144,7 @@ struct Linear:
         """
         comptime assert (
             target == "cpu"
-        ), "srm_linear is for CPUs; GPUs have MAX's own"
+        ), "srm_linear is for CPUs; GPUs have srm_linear_sm90"
         comptime assert not has_residual or residual.dtype == output.dtype
         multiply[x.dtype, output.dtype, HAS_DOT and not widen](
             x.unsafe_ptr().unsafe_origin_cast[Untracked](),

@@ -1,0 +1,133 @@
+"""Which matrix product a GPU computes a model's layers with, and the ops of ours and of MAX's.
+
+Three are there, because two of them round otherwise and none is right and fastest everywhere: "own"
+is `srm_linear_sm90`, "linalg" is MAX's sm_90 kernel with our epilogue, "max" is what MAX makes of a
+plain product. One model has one of them for all its layers and any number of rows: a token does not
+depend on how many others are computed beside it. All take weights as [out, in].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from max.driver import Device
+from max.dtype import DType
+from max.graph import Dim, DimLike, TensorType, TensorValue, ops
+
+from engine.config import ModelConfig, ProductSetting
+from engine.errors import ConfigError
+
+Product = Literal["own", "linalg", "max"]
+MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}
+"""What in_features and out_features must be multiples of."""
+OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg"}
+SLICE = 256
+"""Columns of a slice of the head: BN of _sm90_epilogue.mojo."""
+
+
+def choose_product(
+    wanted: ProductSetting, model: ModelConfig, dtype: DType, device: Device
+) -> Product | None:
+    """Return the product for a GPU, None for a CPU, which has one alone.
+
+    "auto" is "own" wherever that can be. Raises ConfigError where what is wanted cannot be.
+    """
+    if device.is_host:
+        if wanted != "auto":
+            raise ConfigError(f"product = {wanted}: it is of a GPU; use product = auto on a CPU")
+        return None
+    if wanted == "max":
+        return "max"
+    product: Product = "own" if wanted == "auto" else wanted
+    obstacle = _obstacle(product, model, dtype, device)
+    if obstacle and wanted != "auto":
+        raise ConfigError(f"product = {wanted}: {obstacle}; use product = max or auto")
+    return "max" if obstacle else product
+
+
+def _obstacle(product: Product, model: ModelConfig, dtype: DType, device: Device) -> str:
+    """Say why a model cannot have this product; empty if it can."""
+    architecture = str(device.architecture_name)
+    if architecture.rstrip("a") != "sm_90":
+        return f"it is for an H100 or H200 (sm_90), the GPU is {architecture}"
+    if dtype != DType.bfloat16:
+        return f"it multiplies bfloat16, dtype is {dtype.name}"
+    depth, columns = MULTIPLES[product]
+    for inner, outer in _shapes(model):
+        if inner % depth or outer % columns:
+            return (
+                f"it wants multiples of {depth} inputs and {columns} outputs, "
+                f"the model has a matrix of {inner} x {outer}"
+            )
+    return ""
+
+
+def _shapes(model: ModelConfig) -> Iterator[tuple[int, int]]:
+    """In and out of every matrix of a model; a square one only with projections."""
+    d = model.d_model
+    yield from ((d, 4 * d), (4 * d, d), (d, model.vocab_size))
+    if model.use_projections:
+        yield d, d
+
+
+def multiply(
+    product: Product,
+    x: TensorValue,
+    weight: TensorValue,
+    rows: DimLike,
+    bias: TensorValue | None,
+    residual: TensorValue | None,
+    silu: bool,
+) -> TensorValue:
+    """act(x @ weight^T + bias) + residual of the first `rows` rows of x, as `linear` has it."""
+    if product == "max":
+        if rows != x.shape[0]:
+            x = ops.slice_tensor(x, [(slice(0, TensorValue(Dim(rows))), rows), slice(None)])
+        y = ops.matmul(x, ops.transpose(weight, 0, 1))
+        y = y if bias is None else y + bias
+        y = ops.silu(y) if silu else y
+        return y if residual is None else y + residual
+    columns, depth = map(int, weight.shape)
+    # The op does not read a tensor it has been told is absent: any will do in its place.
+    return ops.custom(
+        OPS[product],
+        x.device,
+        [x, weight, x if bias is None else bias, x if residual is None else residual],
+        [TensorType(x.dtype, [rows, columns], x.device)],
+        {
+            "N": columns,
+            "K": depth,
+            "has_bias": bias is not None,
+            "has_residual": residual is not None,
+            "silu": silu,
+        },
+    )[0].tensor
+
+
+def head_with_slices(
+    x: TensorValue, weight: TensorValue, rows: DimLike
+) -> tuple[TensorValue, TensorValue]:
+    """The "own" product without bias, and the softmax of its slices.
+
+    Args:
+        x: bfloat16[T, K].
+        weight: bfloat16[N, K].
+        rows: M, where only the first M <= T rows are wanted.
+
+    Returns:
+        bfloat16[M, N], and float32[M, N / SLICE, 2]: of each slice of a row the largest value, and
+        the sum of exp(value - largest).
+    """
+    columns, depth = map(int, weight.shape)
+    y, slices = ops.custom(
+        "srm_head_sm90",
+        x.device,
+        [x, weight],
+        [
+            TensorType(x.dtype, [rows, columns], x.device),
+            TensorType(DType.float32, [rows, columns // SLICE, 2], x.device),
+        ],
+        {"N": columns, "K": depth},
+    )
+    return y.tensor, slices.tensor

@@ -1,0 +1,212 @@
+"""The kernel of `sm90.mojo`: `product_kernel`.
+
+A block of three warpgroups stays on its processor and takes tiles of BM x BN; the two blocks of a
+cluster take tiles below each other. Warpgroup 0 loads, 1 and 2 multiply 64 rows each. A ring of
+STAGES lies between them: a stage holds BK columns of the BM rows of x and of the BN rows of w, and
+each block loads half of those of w for both. `full` of a stage counts the bytes that have come,
+`empty` the consumers of both blocks that are done with it.
+
+No consumer waits for another one: each warp finishes its own sums (`_sm90_epilogue.mojo`), while the
+other consumer multiplies, as far as the ring lets them drift apart.
+"""
+
+from layout import Coord, Idx, TileTensor, row_major
+from layout.tma_async import SharedMemBarrier, TMATensorTile
+from max.gpu import (
+    MAX_THREADS_PER_BLOCK_METADATA,
+    block_idx,
+    grid_dim,
+    thread_idx,
+)
+from max.gpu.compute.mma import (
+    WGMMADescriptor,
+    wgmma_async,
+    wgmma_commit_group_sync,
+    wgmma_fence_aligned,
+    wgmma_wait_group_sync,
+)
+from max.gpu.host.nvidia.tma import TensorMapSwizzle
+from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
+from max.gpu.memory import external_memory, fence_mbarrier_init
+from max.gpu.primitives.cluster import cluster_sync
+from std.math import ceildiv
+from std.utils.static_tuple import StaticTuple
+
+from ._sm90_epilogue import (
+    BF16,
+    BN,
+    F32,
+    PATCH_BYTES,
+    Parts,
+    Sums,
+    Tensors,
+    Values,
+    finish_sums,
+)
+
+comptime BM = 128
+"""Rows of a tile."""
+comptime BK = 64
+"""Depth of a stage: 128 bytes, what the swizzle spans."""
+comptime STAGES = 4
+"""Stages of the ring."""
+comptime PAIR = 2
+"""Blocks of a cluster."""
+comptime ROW_BYTES = BK * 2
+"""Of a row of a stage."""
+comptime STAGE_BYTES = (BM + BN) * ROW_BYTES
+"""Of a stage."""
+comptime PATCHES = STAGES * STAGE_BYTES
+"""Where the patches of the eight consuming warps begin."""
+comptime BARRIERS = PATCHES + 8 * PATCH_BYTES
+"""Where the barriers begin, `full` before `empty`."""
+comptime SHARED_BYTES = BARRIERS + 2 * STAGES * 8
+"""Shared memory of a block."""
+comptime THREADS = 384
+"""Threads of a block."""
+comptime X_TILE = Coord(Idx[BM], Idx[BK])
+"""What a block loads of x for a stage."""
+comptime W_TILE = Coord(Idx[BN // PAIR], Idx[BK])
+"""What it loads of w."""
+
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
+    `nvvm.cluster_dim`=StaticTuple[Int32, 3](Int32(PAIR), 1, 1),
+)
+@__llvm_arg_metadata(x_tiles, `nvvm.grid_constant`)
+@__llvm_arg_metadata(w_tiles, `nvvm.grid_constant`)
+def product_kernel[
+    N: Int, K: Int, parts: Parts
+](
+    x_tiles: TMATensorTile[BF16, X_TILE],
+    w_tiles: TMATensorTile[BF16, W_TILE],
+    out_: Values[BF16],
+    bias: Values[BF16],
+    residual: Values[BF16],
+    slices: Values[F32],
+    rows: Int32,
+):
+    """Multiply, on a grid of any even number of blocks.
+
+    Parameters:
+        N: Columns of the output.
+        K: Length of the sums.
+        parts: What else goes into the output.
+
+    Args:
+        x_tiles: Describes x, [M, K].
+        w_tiles: Describes w, [N, K].
+        out_: The output, [M, N].
+        bias: The bias, [N]; as all that follow it may point anywhere where `parts` has it not.
+        residual: The residual, [M, N].
+        slices: Largest outputs and sums of exponentials, [M, N / BN, 2].
+        rows: M.
+    """
+    comptime assert K % (BK * STAGES) == 0 and N % BN == 0
+    comptime turns = K // BK // STAGES
+    comptime tiles_n = N // BN
+    var shared = external_memory[
+        UInt8, address_space=AddressSpace.SHARED, alignment=1024
+    ]()
+    var full = shared.unsafe_offset(BARRIERS).unsafe_bitcast[SharedMemBarrier]()
+    var empty = full.unsafe_offset(STAGES)
+    var rank = Int(block_idx.x) % PAIR
+    if thread_idx.x == 0:
+        comptime for s in range(STAGES):
+            full[unsafe_offset=s].init(1)
+            empty[unsafe_offset=s].init(2 * PAIR)
+    fence_mbarrier_init()
+    cluster_sync()
+
+    var pairs = ceildiv(Int(rows), BM * PAIR) * tiles_n
+    var stride = Int(grid_dim.x) // PAIR
+    var group = Int(thread_idx.x) // 128
+    if group == 0:
+        warpgroup_reg_dealloc[40]()
+        if thread_idx.x == 0:
+            var phase = UInt32(1)  # an empty ring
+            for pair in range(Int(block_idx.x) // PAIR, pairs, stride):
+                var m = (pair // tiles_n * PAIR + rank) * BM
+                var n = pair % tiles_n * BN + rank * (BN // PAIR)
+                for turn in range(turns):
+                    comptime for s in range(STAGES):
+                        empty[unsafe_offset=s].wait(phase)
+                        full[unsafe_offset=s].expect_bytes(Int32(STAGE_BYTES))
+                        var k = (turn * STAGES + s) * BK
+                        var x_to = shared.unsafe_offset(s * STAGE_BYTES)
+                        var w_to = x_to.unsafe_offset(
+                            (BM + rank * (BN // PAIR)) * ROW_BYTES
+                        )
+                        # A multicast to this block alone: MAX 26.7 clears a bit of the barrier's
+                        # address in a plain load, which may be the block's rank in its cluster.
+                        x_tiles.async_multicast_load(
+                            TileTensor(
+                                x_to.unsafe_bitcast[Scalar[BF16]](),
+                                row_major[BM, BK](),
+                            ),
+                            full[unsafe_offset=s],
+                            (k, m),
+                            UInt16(1 << rank),
+                        )
+                        w_tiles.async_multicast_load(
+                            TileTensor(
+                                w_to.unsafe_bitcast[Scalar[BF16]](),
+                                row_major[BN // PAIR, BK](),
+                            ),
+                            full[unsafe_offset=s],
+                            (k, n),
+                            UInt16((1 << PAIR) - 1),
+                        )
+                    phase ^= 1
+    else:
+        warpgroup_reg_alloc[232]()
+        var consumer = group - 1
+        var in_group = Int(thread_idx.x) % 128
+        var warp_row = consumer * 64 + in_group // 32 * 16
+        var patch = shared.unsafe_offset(
+            PATCHES + warp_row // 16 * PATCH_BYTES
+        ).unsafe_bitcast[Scalar[BF16]]()
+        var phase = UInt32(0)
+        for pair in range(Int(block_idx.x) // PAIR, pairs, stride):
+            var sums = Sums(0)
+            for turn in range(turns):
+                comptime for s in range(STAGES):
+                    full[unsafe_offset=s].wait(phase)
+                    var x_from = shared.unsafe_offset(s * STAGE_BYTES)
+                    var w_from = x_from.unsafe_offset(BM * ROW_BYTES)
+                    var x_at = WGMMADescriptor[BF16].create[
+                        64, 1, TensorMapSwizzle.SWIZZLE_128B
+                    ](
+                        x_from.unsafe_offset(
+                            consumer * 64 * ROW_BYTES
+                        ).unsafe_bitcast[Scalar[BF16]]()
+                    )
+                    var w_at = WGMMADescriptor[BF16].create[
+                        64, 1, TensorMapSwizzle.SWIZZLE_128B
+                    ](w_from.unsafe_bitcast[Scalar[BF16]]())
+                    wgmma_fence_aligned()
+                    comptime for k in range(0, ROW_BYTES, 32):
+                        sums = wgmma_async[
+                            64, BN, 16, a_type=BF16, b_type=BF16
+                        ](x_at + k, w_at + k, sums)
+                    wgmma_commit_group_sync()
+                    # The product before this one is done, and with it its stage is free.
+                    wgmma_wait_group_sync[1]()
+                    if (s > 0 or turn > 0) and in_group < PAIR:
+                        empty[
+                            unsafe_offset=(s + STAGES - 1) % STAGES
+                        ].arrive_cluster(UInt32(in_group))
+                phase ^= 1
+            wgmma_wait_group_sync[0]()
+            if in_group < PAIR:
+                empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
+            finish_sums[N, parts](
+                sums,
+                Tensors(out_, bias, residual, slices),
+                patch,
+                (pair // tiles_n * PAIR + rank) * BM + warp_row,
+                pair % tiles_n * BN,
+                Int(rows),
+            )
+    cluster_sync()  # a block that ended could not be arrived at

@@ -1,0 +1,43 @@
+"""Prints the PTX of `srm_linear_sm90` and `srm_head_sm90`, each (N, K, epilogue) under its name.
+
+With `-D wide` those of both benchmark widths, else small ones of every epilogue.
+"""
+
+from max.gpu.host import get_gpu_target
+from srm.products._sm90_epilogue import Parts
+from srm.products._sm90_kernel import product_kernel
+from std.compile import compile_info
+from std.sys import is_defined
+
+comptime TARGET = get_gpu_target["sm_90a"]()
+comptime UP = Parts(True, True, False, False)
+comptime DOWN = Parts(True, False, True, False)
+comptime PROJ_IN = Parts(True, False, False, False)
+comptime HEAD = Parts(False, False, False, False)
+comptime SLICES = Parts(False, False, False, True)
+
+
+def show[N: Int, K: Int, parts: Parts](name: String):
+    var made = compile_info[
+        product_kernel[N, K, parts], emission_kind="asm", target=TARGET
+    ]()
+    print("=== " + name, N, K)
+    print(made.asm)
+
+
+def main():
+    comptime if is_defined["wide"]():
+        comptime for d in [512, 1024]:
+            show[4 * d, d, UP]("up")
+            show[d, 4 * d, DOWN]("down")
+            show[d, d, DOWN]("down")
+            show[d, d, PROJ_IN]("proj_in")
+            show[8192, d, HEAD]("head")
+            show[8192, d, SLICES]("slices")
+    else:
+        comptime for K in [256, 512]:
+            show[512, K, UP]("up")
+            show[512, K, DOWN]("down")
+            show[512, K, PROJ_IN]("proj_in")
+            show[512, K, HEAD]("head")
+            show[512, K, SLICES]("slices")
