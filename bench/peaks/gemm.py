@@ -1,9 +1,9 @@
 """A device's peak rate of matrix products, measured in the run that it is compared with.
 
 On a CPU it times ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is installed; on a GPU
-MAX's, which are the step's, and PyTorch's. The best of a dtype is its peak, so no figure looks
-better because our own product is slow. `python -m bench.peaks.gemm` compiles the graphs ahead, with
-the settings of `engine.device.precompile`.
+MAX's and PyTorch's. The best of a dtype is its peak, so no figure looks better because our own
+product is slow. `python -m bench.peaks.gemm` compiles the graphs ahead, with the settings of
+`engine.device.precompile`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,8 +52,8 @@ def check(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -
     out = np.full((rows, columns), 0x7FC0, np.uint16)
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
     factors = TensorMap(given[0], 128), TensorMap(given[1], 128)
-    arguments: tuple[Any, ...] = (*factors, out, *given[2:], slices, rows)
-    Cluster(text, THREADS, SHARED_BYTES, arguments, seed=rows).run()
+    arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices, rows]
+    Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows).run()
 
     has_bias, silu, has_residual = EPILOGUES.get(kind, (False, False, False))
     y = x @ weight.T + (bias if has_bias else 0)
