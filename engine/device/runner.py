@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
+from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 
 from engine.config import EngineConfig
+from engine.device.gpu import open_gpu
 from engine.device.graph_cache import load_or_compile
 from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import pack_linear, round_bfloat16
@@ -26,7 +27,6 @@ from engine.device.model import EDIT_INPUTS, MATRICES, SAMPLING_INPUTS, SCALARS,
 from engine.device.processor import compile_for_level
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
-from engine.errors import ConfigError
 from engine.steps.batch import (
     I64,
     NO_EDITS,
@@ -131,14 +131,12 @@ class ModelRunner:
 
 
 def open_device(kind: str) -> Device:
-    """Return the CPU or the first GPU. Raises ConfigError where there is none."""
+    """Return the CPU or the first GPU. Raises ConfigError where there is none that could serve."""
     turn_off_telemetry()
     if kind == "cpu":
         compile_for_level()
         return CPU()
-    if accelerator_count() == 0:
-        raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
-    return Accelerator()
+    return open_gpu()
 
 
 def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
