@@ -15,7 +15,7 @@ SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -106,7 +106,12 @@ kernels-all: .venv/dev  ## runs the PTX of every product of both benchmark width
 	$(BIN)/python -m pytest -q -m slow tests/kernels/test_products.py
 
 gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs included, into build/gpu-kit
-	BIN=$(BIN) deploy/gpu/pack.sh
+	$(BIN)/python -m deploy.gpu.pack
+
+gpu-kit-rehearsal: .venv/dev  ## all calls of the kit at tiny sizes on a processor, and their report, in build/rehearsal
+	rm -rf build/rehearsal
+	@for call in 1 2 3; do $(BIN)/python -m deploy.gpu.run $$call build/rehearsal --device cpu || exit 1; done
+	$(BIN)/python -m bench.gpu.report build/rehearsal build/rehearsal
 
 image:  ## the container image, as `srm`; ENGINE=podman for another builder than docker
 	$(ENGINE) build -t srm --build-arg REVISION=$$(git rev-parse --short HEAD) .

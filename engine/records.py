@@ -7,6 +7,7 @@ table in Markdown beside it.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -91,7 +92,9 @@ def _machine() -> str:
     name = facts.get("model name", platform.processor())
     widest = next((label for flag, label in _WIDEST if flag in facts.get("flags", "").split()), "")
     cores = len(os.sched_getaffinity(0))
-    versions = f"Python {platform.python_version()}, MAX {importlib.metadata.version('max')}"
+    has_max = importlib.util.find_spec("max") is not None  # torch is also measured without it
+    versions = f"Python {platform.python_version()}, "
+    versions += f"MAX {importlib.metadata.version('max')}" if has_max else "no MAX"
     kind = ", ".join(filter(None, [f"family {facts.get('cpu family', 'unknown')}", widest]))
     return f"{name} ({kind}), {cores} cores, {versions}"
 

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 """A package's files import its own, those of the packages named here, and what these may import.
 `__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""
 MAY_IMPORT_LIBRARY = {
-    "max": ("engine.device", "bench.engine", "bench.peaks"),
+    "max": ("engine.device", "bench.engine", "bench.gpu", "bench.peaks"),
     "torch": ("training", "bench.model"),
     "ray": ("deploy.ray", "bench.ray"),
     "tokenizers": ("server", "loadtest", "training", "bench", "engine.python"),

@@ -6,10 +6,8 @@ division and exponential is one, for each value it is done to.
 
 **Bytes** of an op are those of its inputs and outputs, each read or written once, wherever they lie
 when it begins: a weight once a call, a state and an activation once a row. An op whose data is in
-the cache can thus exceed the memory's peak. **Bytes of a step** are those that no cache can be
-expected to keep: every matrix once, and for each row the embedding, the state read and written, and
-the logits written and read; activations between ops are left out, and biases, norms and the mixer's
-scalars, which are less than a hundredth.
+the cache can thus exceed the memory's peak. Bytes of a step are in
+`engine.weights.step_bytes`.
 """
 
 from __future__ import annotations
@@ -17,10 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.config import Dtype, ModelConfig
+from engine.weights.step_bytes import SIZES, STATE, logit_size
 
-SIZES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
-STATE = 4
-"""Bytes of a state's value, whatever the dtype; also of an int32."""
 KERNEL_SIZE = 4
 """Neighbouring channels that the measured `taps` mixes."""
 PROMPT = 64
@@ -34,25 +30,6 @@ class Count(NamedTuple):
 
     flops: int
     bytes: int
-
-
-class StepBytes(NamedTuple):
-    """Bytes of a step of the model: a constant part, and a part for each row."""
-
-    once: int
-    row: int
-
-
-def logit_size(dtype: Dtype, device: str) -> int:
-    """Return the bytes of a logit: float32 on a CPU, the activations' dtype on a GPU."""
-    return SIZES[dtype] if device == "gpu" else STATE
-
-
-def decode_bytes(model: ModelConfig, dtype: Dtype, device: str) -> StepBytes:
-    """Count a decode step's bytes; each weight is one multiply-add of every token."""
-    logits = 2 * logit_size(dtype, device) * model.vocab_size
-    row = SIZES[dtype] * model.d_model + 2 * STATE * model.state_width + logits
-    return StepBytes(SIZES[dtype] * model.flops_per_token // 2, row)
 
 
 def prefill_bytes(model: ModelConfig, dtype: Dtype, tokens: int, prompts: int) -> int:

@@ -1,7 +1,8 @@
 """Input arrays for the ops of `bench.engine.ops`, in the order of their inputs, as in a step.
 
 Rows use slots of their own and are in the middle of their context; prompts begin at position 0.
-Lists of edits, likeliest tokens and taps are as long as `bench.engine.counts` says.
+Lists of edits, likeliest tokens and taps are as long as `bench.engine.counts` says. Of more rows
+than DISTINCT, which take long to draw, the later ones repeat the first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.device.linear import round_bfloat16
 from engine.steps.batch import F32, I32, Span
 
 Array = npt.NDArray[Any]
+DISTINCT = 4096
 
 
 class Feeds:
@@ -26,13 +28,20 @@ class Feeds:
         self._model, self._is_narrow, self._narrow_logits = model, is_narrow, narrow_logits
         self._rng = np.random.default_rng(0)
 
+    @staticmethod
+    def drawn(*shape: int) -> F32:
+        """Return normally distributed numbers, of a shape the same every time."""
+        return np.random.default_rng(0).standard_normal(shape, np.float32)
+
     def values(self, *shape: int) -> F32:
         """Return normally distributed numbers."""
-        return self._rng.standard_normal(shape, np.float32)
+        few = self._rng.standard_normal((min(shape[0], DISTINCT), *shape[1:]), np.float32)
+        return np.resize(few, shape)
 
     def stored(self, *shape: int) -> Array:
         """Return normal numbers in the dtype of weights and activations."""
-        return self.narrowed(self.values(*shape))
+        few = self.values(min(shape[0], DISTINCT), *shape[1:])
+        return np.resize(self.narrowed(few), shape)
 
     def narrowed(self, values: F32) -> Array:
         """Convert numbers to the dtype of weights and activations."""
@@ -100,8 +109,9 @@ class Feeds:
         return [self._logits(rows), *sampled, _slots(rows), likeliest]
 
     def _logits(self, rows: int) -> Array:
-        values = 3 * self.values(rows, self._model.vocab_size)
-        return round_bfloat16(values) if self._narrow_logits else values
+        few = 3 * self.values(min(rows, DISTINCT), self._model.vocab_size)
+        shape = (rows, self._model.vocab_size)
+        return np.resize(round_bfloat16(few) if self._narrow_logits else few, shape)
 
     def _tokens(self, count: int) -> I32:
         return self._rng.integers(self._model.vocab_size, size=count, dtype=np.int32)

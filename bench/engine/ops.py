@@ -1,9 +1,11 @@
 """Every op of `mojo_kernels/srm` as a graph of its own, with its inputs, at a model's shapes.
 
 On a GPU, whose products are MAX's, the model's shapes are fixed in a graph as they are in the
-step's; our own ops do not use that, so on a CPU one compiled module serves all models. Inputs are
-those of an op in a step: rows in the middle of their context, in slots of their own, and a layer's
-weights that earlier calls have not left in the cache. Knows no time and counts nothing.
+step's and weights are bound as there: as inputs they would compile to another kernel. Our own ops
+do not use that, so on a CPU one compiled module serves all models, unless `bound` asks for what a
+GPU has. Inputs are those of an op in a step: rows in the middle of their context, in slots of their
+own, and, where weights are inputs, weights that earlier calls have not left in the cache. Knows no
+time and counts nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +20,26 @@ import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
-from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorValue
+from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorValue, Weight
 
 from bench.engine.counts import KERNEL_SIZE, PROMPT
 from bench.engine.feeds import Array, Feeds
 from engine.config import ModelConfig
 from engine.device import kernels
 from engine.device.graph_cache import cached
-from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape, pack_linear
+from engine.device.linear import (
+    kernel_libraries,
+    layer_norm,
+    linear,
+    linear_shape,
+    pack_linear,
+    round_bfloat16,
+)
 from engine.device.model import graph_shape
 from engine.device.products import Product
+from engine.steps.batch import F32
 
-I32, U64, F32 = DType.int32, DType.uint64, DType.float32
+I32, U64, FLOAT = DType.int32, DType.uint64, DType.float32
 HOST = DeviceRef.CPU()
 COLD_BYTES = 128 * 2**20
 """Total bytes of the copies of a weight that calls use in turn: more than a cache holds."""
@@ -47,10 +57,16 @@ class Op:
     call: Callable[..., Any]
     feed: Callable[[int], list[Array]]
     weight: int | None = None  # the input that is another copy in each call
+    bound: tuple[int, int] | None = None  # (K, N) of a weight that is no input, named as the op
 
 
 class Ops:
-    """The ops of a model of this shape and dtype, compiled once."""
+    """The ops of a model of this shape and dtype, compiled once.
+
+    `weights` are those that are bound, by the name of their op: f32[K, N], as the dtype keeps them.
+    `only` names ops, if not all are wanted. On a GPU products are computed `by` one of those that
+    there are.
+    """
 
     def __init__(
         self,
@@ -59,18 +75,33 @@ class Ops:
         device: Device,
         folder: Path,
         by: Product | None,
+        bound: bool | None = None,
+        only: tuple[str, ...] = (),
     ) -> None:
         self.device, session = device, InferenceSession(devices=[device])
-        self.ops = build_ops(model, dtype, DeviceRef.from_device(device), by)
-        shape = () if device.is_host else graph_shape(model, dtype, by)
-        compiled = cached(
-            "kernels",
-            (dtype.name, tuple(self.ops), *shape),
-            lambda: _compile(session, self.ops),
-            device,
-            folder,
-        )
-        self._models = session.init_all(compiled)
+        bound = not device.is_host if bound is None else bound
+        ops = build_ops(model, dtype, DeviceRef.from_device(device), by, bound)
+        self.ops = {name: op for name, op in ops.items() if name in (only or ops)}
+        compiled = load_ops(session, self.ops, model, dtype, device, folder, by, bound)
+        self.weights, registry = {}, {}
+        for name, op in self.ops.items():
+            if op.bound:
+                plain = Feeds.drawn(*op.bound) / np.float32(op.bound[0] ** 0.5)
+                kept = round_bfloat16(plain) if dtype == DType.bfloat16 else plain
+                on_gpu = np.ascontiguousarray(kept.T)
+                laid_out = pack_linear(plain, dtype) if device.is_host else on_gpu
+                self.weights[name] = widened(kept)
+                registry[name] = Buffer.from_numpy(laid_out).view(dtype, laid_out.shape)
+        self._models = session.init_all(compiled, weights_registry=registry)
+
+    def run(self, name: str, rows: int) -> tuple[list[Array], list[Array], list[Array]]:
+        """Call an op once; return its inputs, its outputs, and the inputs afterwards."""
+        op = self.ops[name]
+        arrays = op.feed(rows)
+        before = [array.copy() for array in arrays]  # a processor changes these in place
+        given = [self._upload(array, kind) for array, kind in zip(arrays, op.types, strict=True)]
+        outputs = [_array(one) for one in self._models[name].execute(*given)]
+        return before, outputs, [_array(one) for one in given]
 
     def prepare(self, name: str, rows: int) -> Callable[[], object]:
         """Return a function that calls an op on so many rows, to be called repeatedly."""
@@ -99,6 +130,33 @@ class Ops:
         return buffer.view(kind.dtype, array.shape)  # numpy has no bfloat16, only its bits
 
 
+def widened(kept: Array) -> F32:
+    """Return the float32 that stored values mean: bits of bfloat16, or float32 itself."""
+    return kept if kept.dtype == np.float32 else (kept.astype(np.uint32) << 16).view(np.float32)
+
+
+def _array(buffer: Buffer) -> Array:
+    is_narrow = buffer.dtype == DType.bfloat16
+    found: Array = (buffer.view(DType.uint16, buffer.shape) if is_narrow else buffer).to_numpy()
+    return found
+
+
+def load_ops(
+    session: InferenceSession,
+    ops: dict[str, Op],
+    model: ModelConfig,
+    dtype: DType,
+    device: Device,
+    folder: Path,
+    by: Product | None,
+    bound: bool,
+) -> CompiledModel:
+    """Return the graphs of `build_ops`, from `folder` if they are there."""
+    shape = ("bound", *graph_shape(model, dtype, by)) if bound else ()
+    key = (dtype.name, tuple(ops), *shape)
+    return cached("kernels", key, lambda: _compile(session, ops), device, folder)
+
+
 def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
     module = Module()
     for name, op in ops.items():
@@ -115,79 +173,84 @@ def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
     return session.compile(module, custom_extensions=kernel_libraries())
 
 
-def build_ops(model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None) -> dict[str, Op]:
-    """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op. On a
-    GPU products are computed `by` one of those that there are."""
+def build_ops(
+    model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None, bound: bool
+) -> dict[str, Op]:
+    """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op."""
     d, vocab, state = model.d_model, model.vocab_size, model.state_width
     made = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
 
     def size(name: str, value: int) -> str | int:
-        return value if on.is_gpu() else name
+        return value if bound else name
 
     def ints(*names: str) -> list[TensorType]:
         return [TensorType(I32, [name], on) for name in names]
 
-    def product(inner: int, columns: int, *, is_head: bool = False, **how: Any) -> Op:
+    def product(
+        name: str, inner: int, columns: int, *, is_head: bool = False, **how: Any
+    ) -> dict[str, Op]:
         has_residual = how.pop("residual", False)
-        panels = ["panels", "words", *linear_shape(inner, columns, on, dtype)[2:]]
-        weight = linear_shape(inner, columns, on, dtype) if on.is_gpu() else panels
+        laid_out = linear_shape(inner, columns, on, dtype)
         across = size("columns", columns)
         types: Inputs = [
             TensorType(dtype, ["tokens", size("inner", inner)], on),
-            TensorType(dtype, weight, on),
+            *[TensorType(dtype, ["panels", "words", *laid_out[2:]], on)] * (not bound),
             TensorType(dtype, [across], on),  # the head has no bias, but its output has a width
             *[TensorType(dtype, ["tokens", across], on)] * has_residual,
         ]
 
-        def call(x: TensorValue, weight: TensorValue, bias: TensorValue, *rest: TensorValue) -> Any:
+        def call(x: TensorValue, *rest: TensorValue) -> Any:
+            weight, *others = (Weight(name, dtype, laid_out, on), *rest) if bound else rest
             how["out_dtype"] = logits.dtype if is_head else None
-            how["residual"] = rest[0] if rest else None
-            bias_or_none = None if is_head else bias
-            return linear(x, weight, bias.shape[0], bias=bias_or_none, product=by, **how)
+            how["residual"] = others[1] if has_residual else None
+            bias = None if is_head else others[0]
+            return linear(x, weight, others[0].shape[0], bias=bias, product=by, **how)
 
         def feed(rows: int) -> list[Array]:
-            plain = made.values(inner, columns)
-            laid_out = made.narrowed(plain.T) if on.is_gpu() else pack_linear(plain, dtype)
+            weight = [] if bound else [pack_linear(made.values(inner, columns), dtype)]
             residual = [made.stored(rows, columns)] * has_residual
-            return [made.stored(rows, inner), laid_out, made.stored(columns), *residual]
+            return [made.stored(rows, inner), *weight, made.stored(columns), *residual]
 
-        return Op(types, call, feed, weight=1)
+        shape = (inner, columns) if bound else None
+        return {name: Op(types, call, feed, None if bound else 1, shape)}
 
     width = size("width", d)
     x, vector = TensorType(dtype, ["tokens", width], on), TensorType(dtype, [width], on)
     last_token, (rows, bounds) = BufferType(I32, ["slots"], on), ints("rows", "bounds")
     heads, n_ctx = size("heads", model.num_heads), size("n_ctx", model.n_ctx)
-    scalars = TensorType(F32, [heads, n_ctx], on)
-    pool = BufferType(F32, ["slots", size("state", state)], on)
+    scalars = TensorType(FLOAT, [heads, n_ctx], on)
+    pool = BufferType(FLOAT, ["slots", size("state", state)], on)
     mixed: Inputs = [
         *(pool, TensorType(I32, [], HOST), x, rows, rows, rows, bounds),
-        *(scalars, scalars, scalars, TensorType(F32, [2, heads], on)),
+        *(scalars, scalars, scalars, TensorType(FLOAT, [2, heads], on)),
     ]
-    tap = TensorType(F32, [size("kernel_size", KERNEL_SIZE), n_ctx], on)
-    tapped: Inputs = [x, rows, bounds, tap, TensorType(F32, [n_ctx], on), x]
+    tap = TensorType(FLOAT, [size("kernel_size", KERNEL_SIZE), n_ctx], on)
+    tapped: Inputs = [x, rows, bounds, tap, TensorType(FLOAT, [n_ctx], on), x]
     table = TensorType(dtype, [size("vocab", vocab), width], on)
-    logits = TensorType(dtype if on.is_gpu() else F32, ["head", size("vocab", vocab)], on)
-    draws = [TensorType(kind, ["decode"], on) for kind in (F32, I32, F32, F32, U64)]
+    logits = TensorType(dtype if on.is_gpu() else FLOAT, ["head", size("vocab", vocab)], on)
+    draws = [TensorType(kind, ["decode"], on) for kind in (FLOAT, I32, FLOAT, FLOAT, U64)]
     sampled: Inputs = [last_token, logits, *draws, rows, rows]
     edited: Inputs = [
         *(last_token, logits, *ints("tokens", "rows", "edited")),
         TensorType(I32, ["edited", "span_bounds"], on),
-        TensorType(F32, ["edited", "penalties"], on),
-        *(*ints("edit_tokens"), TensorType(F32, ["biases"], on)),
+        TensorType(FLOAT, ["edited", "penalties"], on),
+        *(*ints("edit_tokens"), TensorType(FLOAT, ["biases"], on)),
     ]
     scored: Inputs = [logits, draws[0], *ints("decode", "head", "scored", "scored")]
     return {
-        "call": Op([TensorType(F32, [1], on)], lambda x: x + 1, lambda _: [np.ones(1, np.float32)]),
+        "call": Op(
+            [TensorType(FLOAT, [1], on)], lambda x: x + 1, lambda _: [np.ones(1, np.float32)]
+        ),
         "embed": Op([last_token, *ints("tokens"), rows, table], kernels.embed, made.embed),
         "norm": Op([x, vector, vector], layer_norm, made.norm),
-        "up": product(d, 4 * d, silu=True),
-        "down": product(4 * d, d, residual=True),
-        "proj_in": product(d, d),
+        **product("up", d, 4 * d, silu=True),
+        **product("down", 4 * d, d, residual=True),
+        **product("proj_in", d, d),
         "mix": Op(mixed, kernels.mix, made.mix),
         "mix_prompts": Op(mixed, kernels.mix, partial(made.mix, length=PROMPT)),
         "taps": Op(tapped, kernels.taps, made.taps),
-        "proj_out": product(d, d, residual=True),
-        "head": product(d, vocab, is_head=True),
+        **product("proj_out", d, d, residual=True),
+        **product("head", d, vocab, is_head=True),
         "edit": Op(edited, kernels.edit, made.edit),
         "sample": Op(sampled, kernels.sample, made.sample),
         "sample_top_p": Op(sampled, kernels.sample, partial(made.sample, top_p=0.9)),

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from bench.engine.counts import decode_bytes
 from bench.engine.decode import measure_decode, measure_sampler, settings_for
 from bench.engine.models import BenchConfig, measure_models
 from bench.engine.startup import measure_startup
@@ -30,6 +29,7 @@ from bench.peaks.torch_side import ask_torch, has_torch
 from engine.config import Dtype
 from engine.device.runner import ModelRunner
 from engine.weights.checkpoint import load_checkpoint
+from engine.weights.step_bytes import decode_bytes
 from engine.weights.weights import Weights
 
 

@@ -1,7 +1,7 @@
-"""`python3 -m bench.model.gpu_peak`: a GPU's two peaks as torch reaches them.
+"""`python -m bench.model.gpu_peak TASK`: a device's two peaks as torch reaches them, as lines.
 
-Measures matrix products in bfloat16 and a copy within its memory, so that every later figure can be
-read as a fraction of them. The first part of `deploy/gpu/run.sh`.
+Matrix products in the task's dtype and a copy within the device's memory, so that every later
+figure can be read as a fraction of them. TASK is a `bench.gpu.task.Task`.
 """
 
 from __future__ import annotations
@@ -9,32 +9,46 @@ from __future__ import annotations
 import sys
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 
+from bench.gpu.task import Lines, Task, read_task
 from bench.peaks.timing import seconds_per_call
 
-COPY_BYTES = 4 * 2**30
-GEMM_SHAPES = ((65_536, 512, 2_048), (65_536, 1_024, 4_096), (8_192, 8_192, 8_192))
 
-
-def main() -> int:
-    if not torch.cuda.is_available():
-        sys.stdout.write(f"torch {torch.__version__} sees no GPU\n")
-        return 0
-    sys.stdout.write(f"torch {torch.__version__}: {torch.cuda.get_device_name()}\n")
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
-    copy = partial(torch.empty_like(source).copy_, source)
-    rate = 2 * COPY_BYTES / median(seconds_per_call(copy, torch.cuda.synchronize, 10, 0.0))
-    sys.stdout.write(f"copy: {rate / 1e12:.2f} TB/s, read and written\n")
-    for rows, inner, columns in GEMM_SHAPES:
-        x = torch.randn(rows, inner, dtype=torch.bfloat16, device="cuda")
-        weight = torch.randn(inner, columns, dtype=torch.bfloat16, device="cuda")
-        raw = seconds_per_call(partial(torch.matmul, x, weight), torch.cuda.synchronize, 10, 0.0)
-        tera = 2 * rows * inner * columns / median(raw) / 1e12
-        sys.stdout.write(f"bfloat16 {rows}x{inner}x{columns}: {tera:.0f} TFLOP/s\n")
+def main(argv: list[str]) -> int:
+    task = read_task(argv)
+    lines = Lines.of(task)
+    lines.attempt("copy", partial(_copy, task))
+    for shape in task.products:
+        lines.attempt("×".join(map(str, shape)), partial(_product, task, shape))
     return 0
 
 
+def _copy(task: Task) -> dict[str, Any]:
+    source = torch.empty(int(task.gib * 2**30), dtype=torch.uint8, device=_device(task))
+    seconds = _seconds(task, partial(torch.empty_like(source).copy_, source))
+    return {"by": "PyTorch", "stream": "copy", "gb_per_s": 2 * source.nbytes / seconds / 1e9}
+
+
+def _product(task: Task, shape: tuple[int, int, int]) -> dict[str, Any]:
+    rows, inner, columns = shape
+    dtype, device = getattr(torch, task.dtype), _device(task)
+    x = torch.randn(rows, inner, dtype=dtype, device=device)
+    weight = torch.randn(inner, columns, dtype=dtype, device=device)
+    gflops = 2 * rows * inner * columns / _seconds(task, partial(torch.matmul, x, weight)) / 1e9
+    return {"by": "PyTorch", "dtype": task.dtype, "shape": shape, "gflops": gflops}
+
+
+def _seconds(task: Task, call: Any) -> float:
+    wait = torch.cuda.synchronize if task.device == "gpu" else lambda: None
+    return median(seconds_per_call(call, wait, task.repetitions, task.seconds))
+
+
+def _device(task: Task) -> str:
+    return "cuda" if task.device == "gpu" else "cpu"
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -22,7 +22,13 @@ from matplotlib.figure import Figure
 from bench.frame import Record
 from bench.peaks.rates import bytes_moved, limit, runs_of
 
-COLOURS = {"srm": "tab:blue", "PyTorch compiled": "tab:orange", "PyTorch eager": "tab:gray"}
+COLOURS = {
+    "srm": "tab:blue",
+    "PyTorch compiled": "tab:orange",
+    "PyTorch eager": "tab:gray",
+    "PyTorch captured": "tab:green",
+    "PyTorch compiled, captured": "tab:red",
+}
 DASHES = {"float32": "--", "bfloat16": "-"}
 
 

@@ -1,7 +1,8 @@
 """`python -m bench.model.recurrence_rate TASK`: tokens a second of the PyTorch recurrence, as JSON.
 
-For `srm bench engine`, which does not import torch. TASK is JSON. Each dtype, eager and compiled,
-decodes at temperature 1 with each of the batch sizes and feeds back the sampled tokens.
+For `srm bench engine`, which does not import torch. TASK is JSON. Each dtype in each form decodes
+at temperature 1 with each of the batch sizes and feeds back the sampled tokens. Forms are eager and
+compiled, and on a GPU both also captured as a CUDA graph, which the host launches as a whole.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -18,9 +20,19 @@ import torch
 from torch import Tensor
 
 from engine.weights.checkpoint import load_checkpoint
+from engine.weights.weights import Weights
 from training.recurrence import Recurrence
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
+FORMS = {
+    "eager": "PyTorch eager",
+    "compiled": "PyTorch compiled",
+    "captured": "PyTorch captured",
+    "compiled captured": "PyTorch compiled, captured",
+}
+"""By form, its name in a record."""
+WARM_STEPS = 3
+"""Before a capture, which must not be the first step."""
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,45 +50,92 @@ def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, first_steps_s, batches}; the first steps compile."""
     task = msgspec.json.decode(argv[0], type=Task)
     weights = load_checkpoint(Path(task.model))
-    device = "cpu" if task.device == "cpu" else "cuda"
-    options: dict[str, Any] = {"freezing": task.device == "cpu"}  # packs weights for a CPU
-    found = []
-    with torch.inference_mode():
-        for dtype in task.dtypes:
-            model = Recurrence(weights, getattr(torch, dtype)).to(device)
-            found += [_rates("PyTorch eager", model, model, task) | {"dtype": dtype}]
-            compiled = torch.compile(model, fullgraph=True, options=options)
-            found += [_rates("PyTorch compiled", model, compiled, task) | {"dtype": dtype}]
+    forms = list(FORMS)[: 2 if task.device == "cpu" else None]
+    found = [_rates(weights, form, dtype, task) for dtype in task.dtypes for form in forms]
     sys.stdout.write(msgspec.json.encode(found).decode())
     return 0
 
 
-def _rates(name: str, model: Recurrence, step: Step, task: Task) -> dict[str, Any]:
-    torch.compiler.reset()
-    batches, first_steps_s = [], 0.0
+def _rates(weights: Weights, form: str, dtype: str, task: Task) -> dict[str, Any]:
+    decoder, batches, first_steps_s = Decoder(weights, form, dtype, task.device), [], 0.0
     for batch_size in task.batch_sizes:
-        started = time.perf_counter()
-        _decode(model, step, batch_size, seconds=0)
-        first_steps_s += time.perf_counter() - started
-        rates = [_decode(model, step, batch_size, task.seconds) for _ in range(task.repetitions)]
-        batches.append({"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates})
-    return {"by": name, "first_steps_s": first_steps_s, "batches": batches}
+        found = decoder.measure(batch_size, task.repetitions, task.seconds)
+        first_steps_s += found.pop("first_step_s")
+        batches.append(found)
+    by = {"by": FORMS[form], "dtype": dtype, "first_steps_s": first_steps_s}
+    return by | {"batches": batches}
 
 
-def _decode(model: Recurrence, step: Step, batch_size: int, seconds: float) -> float:
-    """Return tokens a second over at least `seconds` and at least one step."""
-    state = model.empty_state(batch_size)
-    tokens = torch.zeros(batch_size, dtype=torch.int64, device=state.device)
-    positions = torch.arange(model.config.n_ctx, device=state.device)[:, None]
-    done, started = 0, time.perf_counter()
-    while not done or time.perf_counter() - started < seconds:
-        tokens = step(tokens, state, positions[done % len(positions)])
-        done += 1
-        if state.is_cuda and done % 4 == 0:  # so that the clock sees what the device has done
+class Decoder:
+    """The recurrence in one of FORMS on a "cpu" or a "gpu"; captured ones need the latter."""
+
+    def __init__(self, weights: Weights, form: str, dtype: str, device: str) -> None:
+        torch.compiler.reset()
+        self._on = "cpu" if device == "cpu" else "cuda"
+        self._is_captured = form.endswith("captured")
+        assert not self._is_captured or self._on == "cuda", "only a GPU has such graphs"
+        with torch.inference_mode():
+            self._model = Recurrence(weights, getattr(torch, dtype)).to(self._on)
+            options: dict[str, Any] = {"freezing": device == "cpu"}  # packs weights for a CPU
+            self._step: Step = self._model
+            if form.startswith("compiled"):
+                self._step = torch.compile(self._model, fullgraph=True, options=options)
+
+    def measure(self, batch_size: int, repetitions: int, seconds: float) -> dict[str, Any]:
+        """Return tokens a second, and how long the first step took, compilation included."""
+        with torch.inference_mode():
+            started = time.perf_counter()
+            advance = (self._captured if self._is_captured else self._plain)(batch_size)
+            self._count(advance, 0)
+            first = time.perf_counter() - started
+            steps = [self._count(advance, seconds) for _ in range(repetitions)]
+        rates = [batch_size * one for one in steps]
+        found = {"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates}
+        return found | {"first_step_s": first}
+
+    def _count(self, advance: Callable[[], None], seconds: float) -> float:
+        """Return steps a second over at least `seconds` and at least one step."""
+        done, started = 0, time.perf_counter()
+        while not done or time.perf_counter() - started < seconds:
+            advance()
+            done += 1
+            if self._on == "cuda" and done % 4 == 0:  # the clock sees what the device has done
+                torch.cuda.synchronize()
+        if self._on == "cuda":
             torch.cuda.synchronize()
-    if state.is_cuda:
-        torch.cuda.synchronize()
-    return done * batch_size / (time.perf_counter() - started)
+        return done / (time.perf_counter() - started)
+
+    def _plain(self, batch_size: int) -> Callable[[], None]:
+        state, steps = self._model.empty_state(batch_size), count()
+        tokens = torch.zeros(batch_size, dtype=torch.int64, device=self._on)
+        positions = torch.arange(self._model.config.n_ctx, device=self._on)[:, None]
+
+        def advance() -> None:
+            nonlocal tokens
+            tokens = self._step(tokens, state, positions[next(steps) % len(positions)])
+
+        return advance
+
+    def _captured(self, batch_size: int) -> Callable[[], None]:
+        """Return the replay of a graph that feeds tokens back and counts its position itself."""
+        state = self._model.empty_state(batch_size)
+        tokens = torch.zeros(batch_size, dtype=torch.int64, device=self._on)
+        position = torch.zeros(1, dtype=torch.int64, device=self._on)
+
+        def advance() -> None:
+            tokens.copy_(self._step(tokens, state, position))
+            position.add_(1).remainder_(self._model.config.n_ctx)
+
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_STEPS):
+                advance()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            advance()
+        return graph.replay
 
 
 if __name__ == "__main__":

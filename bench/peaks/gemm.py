@@ -1,8 +1,9 @@
 """A device's peak rate of matrix products, measured in the run that it is compared with.
 
 On a CPU it times ours, MAX's, numpy's, and oneDNN's and PyTorch's if torch is installed; on a GPU
-MAX's and PyTorch's. The best of a dtype is its peak, so no figure looks better because our own
-product is slow. `python -m bench.peaks.gemm` compiles the graphs ahead, with the settings of
+PyTorch's and MAX's, whose weights are bound as in a step: as inputs they compile to another kernel.
+The best of a dtype is its peak, so no figure looks better because our own product is slow.
+`python -m bench.peaks.gemm` compiles the graphs ahead, with the settings of
 `engine.device.precompile`.
 """
 
@@ -21,7 +22,7 @@ import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
-from max.graph import DeviceRef, Graph, Module, TensorType, ops
+from max.graph import DeviceRef, Graph, Module, TensorType, Weight, ops
 
 from bench.peaks.timing import seconds_per_call
 from bench.peaks.torch_side import has_torch, torch_products
@@ -36,6 +37,7 @@ from engine.device.linear import (
     round_bfloat16,
 )
 from engine.device.precompile import PrecompileConfig, leave, open_target
+from engine.device.products import Product as DeviceProduct
 from engine.device.runner import open_device
 from engine.settings import load
 from engine.steps.batch import F32
@@ -50,7 +52,7 @@ KINDS = {
         "srm_bfloat16": (DType.bfloat16, "srm_linear"),
         "max": (DType.float32, "MAX matmul"),  # which has no fast bfloat16 on a CPU
     },
-    "gpu": {"max_bfloat16": (DType.bfloat16, "MAX matmul")},
+    "gpu": {"bound_bfloat16": (DType.bfloat16, "MAX matmul")},
 }
 """Graphs by device: dtype, and the name in a record."""
 
@@ -64,7 +66,19 @@ class GemmPeak:
         self._kind, self._device, self._dtypes = kind, open_device(kind), dtypes
         session = InferenceSession(devices=[self._device])
         compiled = compile_gemm(session, self._device, cache_dir.expanduser())
-        self._models = session.init_all(compiled)
+        self._models = session.init_all(compiled, weights_registry=self._bound())
+
+    def _bound(self) -> dict[str, Buffer]:
+        """Return the weights of a GPU's graphs, which lie on the host until they are bound."""
+        if self._device.is_host:
+            return {}
+        found = {}
+        for shape in SHAPES:
+            drawn = np.random.default_rng(0).standard_normal(shape[::-1], np.float32)
+            weight = round_bfloat16(drawn)
+            name = _graph_name("bound_bfloat16", *shape)
+            found[name] = Buffer.from_numpy(weight).view(DType.bfloat16, weight.shape)
+        return found
 
     def measure(self, repetitions: int) -> list[dict[str, Any]]:
         """Return a list of {by, dtype, shape [rows, inner, columns], gflops}."""
@@ -91,7 +105,8 @@ class GemmPeak:
             plain = round_bfloat16(weight) if is_narrow else weight
             laid_out = plain if by == "MAX matmul" else pack_linear(weight, dtype)
             fed = round_bfloat16(x) if is_narrow else x
-            buffers = [self._upload(fed, dtype), self._upload(laid_out, dtype)]
+            given = [fed, laid_out] if self._device.is_host else [fed]
+            buffers = [self._upload(array, dtype) for array in given]
             model = self._models[_graph_name(name, inner, columns)]
             yield by, dtype.name, partial(model.execute, *buffers)
         if self._device.is_host and "float32" in self._dtypes:
@@ -124,16 +139,20 @@ def _graph_name(name: str, inner: int, columns: int) -> str:
 def _add_graph(
     module: Module, name: str, inner: int, columns: int, dtype: DType, on: DeviceRef
 ) -> Graph:
-    is_ours = name.startswith("srm")
+    is_ours, is_bound = not name.startswith("max"), on.is_gpu()
     shape = linear_shape(inner, columns, on, dtype) if is_ours else (inner, columns)
+    name = _graph_name(name, inner, columns)
+    types = [TensorType(dtype, ["rows", inner], on), TensorType(dtype, shape, on)]
     with Graph(
-        _graph_name(name, inner, columns),
-        input_types=[TensorType(dtype, ["rows", inner], on), TensorType(dtype, shape, on)],
+        name,
+        input_types=types[:1] if is_bound else types,
         custom_extensions=kernel_libraries(),
         module=module,
     ) as graph:
-        x, weight = (value.tensor for value in graph.inputs)
-        graph.output(linear(x, weight, columns) if is_ours else ops.matmul(x, weight))
+        x = graph.inputs[0].tensor
+        weight = Weight(name, dtype, shape, on) if is_bound else graph.inputs[1].tensor
+        by: DeviceProduct | None = "max" if is_bound else None
+        graph.output(linear(x, weight, columns, product=by) if is_ours else ops.matmul(x, weight))
     return graph
 
 

@@ -15,16 +15,20 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+STEP, OPS = "engine.device.precompile", "bench.gpu.compile_ops"
 GRAPHS = {
-    "d 512, 8 layers": "engine.device.precompile --d-model 512 --num-layers 8",
-    "d 1,024, 8 layers": "engine.device.precompile --d-model 1024 --num-layers 8",
-    "the demo model": "engine.device.precompile --model models/demo",
-    "every op": "tests.kernels.compile_for_gpu",
-    "matrix products": "bench.peaks.gemm",
-    "d 512, 16 layers": "engine.device.precompile --d-model 512 --num-layers 16",
-    "d 1,024, 16 layers": "engine.device.precompile --d-model 1024 --num-layers 16",
+    "d 1,024": f"{STEP} --d-model 1024",
+    "d 512": f"{STEP} --d-model 512",
+    "ops of d 1,024": f"{OPS} --d-model 1024",
+    "ops of d 512": f"{OPS} --d-model 512",
+    "d 1,024, MAX's products": f"{STEP} --d-model 1024 --product max",
+    "d 512, MAX's products": f"{STEP} --d-model 512 --product max",
+    "ops of d 1,024, MAX's products": f"{OPS} --d-model 1024 --product max",
+    "ops of d 512, MAX's products": f"{OPS} --d-model 512 --product max",
+    "every op in float32, for the tests": "tests.kernels.compile_for_gpu",
 }
-"""By description: the module that compiles the graphs, with its own settings; all in bfloat16."""
+"""By description: the module that compiles the graphs, with its own settings: models of 8 layers in
+bfloat16, as `deploy.gpu.calls` measures them."""
 
 
 def main(argv: list[str]) -> int:

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
+from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 
 from engine.config import EngineConfig
+from engine.device.gpu import open_gpu
 from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
 from engine.device.graph_cache import load_or_compile, load_or_compile_slots
 from engine.device.libc import keep_freed_memory, let_timers_be_late
@@ -148,21 +149,15 @@ class ModelRunner:
 
 def open_device(kind: str, *numbers: int) -> Device:
     """Return the CPU, the GPU of this number, or the first one. Raises ConfigError where there is
-    none, and for several numbers."""
+    none that could serve, and for several numbers."""
     turn_off_telemetry()
     if kind == "cpu":
         compile_for_level()
         return CPU()
     os.environ.setdefault(*GPU_MEMORY)
-    if (count := accelerator_count()) == 0:
-        raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
     if len(numbers) > 1:
         raise ConfigError(f"devices = {numbers}: only srm serve starts several engines")
-    if not numbers:
-        return Accelerator()
-    if numbers[0] >= count:
-        raise ConfigError(f"devices = {numbers[0]}: MAX finds the GPUs 0 … {count - 1} here")
-    return Accelerator(id=numbers[0])
+    return open_gpu(*numbers)
 
 
 def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import math
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from engine.config import ModelConfig
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import ConfigError
 from engine.weights.checkpoint import read_model
+from engine.weights.step_bytes import decode_bytes
 from engine.weights.tensors import DECAY_RANGE
 
 GB = 10**9
+GIB = 2**30
+TFLOPS, TB_PER_S = 790.0, 4.3
+"""What torch reaches on an H200: bfloat16 products, a copy within its memory."""
 FLOAT32 = 4  # bytes of a float32
 
 
@@ -62,12 +69,67 @@ def _range(decays: np.ndarray) -> str:
     return f"{decays.size} from {decays.min():.6g} to {decays.max():.6g}{clipped}"
 
 
+def on_gpu(
+    config: ModelConfig, memory_gib: float, tflops: float, tb_per_s: float
+) -> dict[str, str]:
+    """Count what a GPU with so much memory and these rates holds, and reaches at most.
+
+    One bound is of memory traffic, one of matrix products; a step reaches neither quite. Raises
+    ConfigError if the model does not fit.
+    """
+    settings, slot = EngineConfig(device="gpu"), FLOAT32 * (config.state_width + 1)
+    rows, _ = settings.step_limits(config)
+    moved = decode_bytes(config, settings.compute_dtype, "gpu")
+    left = memory_gib * GIB - moved.once - settings.prefix_slots * slot
+    slots = int(settings.memory_fraction * left) // slot
+    by_memory = tb_per_s * 1e12 / (moved.once / rows + moved.row)
+    by_products = tflops * 1e12 / config.flops_per_token
+    if slots < 1:
+        raise ConfigError(f"device_memory_gib = {memory_gib:g} does not hold this model")
+    return {
+        "GPU slots": f"{slots:,} in {memory_gib:g} GiB: {settings.memory_fraction:.0%} of what "
+        f"weights and {settings.prefix_slots:,} prefix slots leave",
+        "GPU memory": f"{by_memory:,.0f} tok/s at most at {tb_per_s:g} TB/s, "
+        f"{moved.row + moved.once // rows:,} bytes a token in steps of {rows:,} rows",
+        "GPU products": f"{by_products:,.0f} tok/s at most at {tflops:g} TFLOP/s",
+    }
+
+
+def gpu_memory_gib() -> float:
+    """Ask nvidia-smi for the first GPU's memory. Raises ConfigError where it names none."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        return float(told.splitlines()[0]) / 1024
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
+        raise ConfigError(
+            "device_memory_gib must be given where nvidia-smi names no GPU; an H200 has "
+            "--device-memory-gib 139"
+        ) from None
+
+
 def main(argv: list[str]) -> int:
     made = argparse.ArgumentParser(
         prog="srm inspect", description="Say what a model is and what serving it takes."
     )
     made.add_argument("model", type=Path, metavar="MODEL", help="a model folder")
-    folder: Path = made.parse_args(argv).model
-    for name, value in inspect_model(folder).items():
+    made.add_argument(
+        "--device", choices=("cpu", "gpu"), default="cpu", help="gpu: what one holds and can reach"
+    )
+    made.add_argument("--device-memory-gib", type=float, help="of the GPU; else nvidia-smi says")
+    made.add_argument("--tflops", type=float, help=f"of its bfloat16 products; else {TFLOPS:g}")
+    made.add_argument("--tb-per-s", type=float, help=f"of its memory; else {TB_PER_S:g}")
+    given = made.parse_args(argv)
+    rates = (given.device_memory_gib, given.tflops, given.tb_per_s)
+    if given.device == "cpu" and rates != (None, None, None):
+        raise ConfigError("device_memory_gib, tflops and tb_per_s need device = gpu")
+    if any(one is not None and not 0 < one < math.inf for one in rates):
+        raise ConfigError("device_memory_gib, tflops and tb_per_s must be above 0")
+    facts = inspect_model(given.model)
+    if given.device == "gpu":
+        config = read_model(given.model).config
+        memory = given.device_memory_gib or gpu_memory_gib()
+        facts |= on_gpu(config, memory, given.tflops or TFLOPS, given.tb_per_s or TB_PER_S)
+    for name, value in facts.items():
         sys.stdout.write(f"{name:<12} {value}\n")
     return 0

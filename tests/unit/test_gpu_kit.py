@@ -1,34 +1,190 @@
-"""The kit for a GPU machine runs its tests beside whatever is installed there."""
+"""The kit for a GPU machine: nothing that fails costs more than itself, and all of it runs."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import deploy.gpu.run as run_module
+from bench.gpu.profile import last_step, read_kernels
+from deploy.gpu.calls import GPU, REHEARSAL, Part, calls
+from deploy.gpu.run import ENVIRONMENT, TIMED_OUT, Call, wrong_products
 from tests.serving import ROOT
 
 KIT = ROOT / "deploy" / "gpu"
+ATTEMPTS = """
+import os, sys, time
+from pathlib import Path
+from bench.gpu.task import Lines, read_task
+
+task = read_task(sys.argv[1:])
+lines = Lines.of(task)
+
+def measure(rows):
+    if rows == 2:
+        raise ValueError("2 is too many")
+    if rows == 3:
+        os.abort()  # as a process whose GPU is gone
+    if rows == 5:
+        time.sleep(600)
+    return {"ok": rows != 4}
+
+for rows in task.rows:
+    known = {"product": "max", "rows": rows}
+    lines.attempt(f"up {rows}", lambda: measure(rows), **known)
+"""
 
 
-def test_plugins_of_others_and_warnings_fail_no_test_of_the_kit(tmp_path: Path) -> None:
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A call in whose parts `attempts` is a module that fails at some sizes."""
+    (tmp_path / "attempts.py").write_text(ATTEMPTS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    return Call(1, "cpu", tmp_path / "results", str(tmp_path), time.time() + 600)
+
+
+def part(*rows: int, name: str = "a", **fields: Any) -> Part:
+    settings = {"rows": rows}
+    return Part(name=name, limit_s=300, module="attempts", settings=settings, **fields)
+
+
+def written(call: Call) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in call.lines.read_bytes().splitlines()]
+    return [line for line in lines if not line.get("begun")]
+
+
+def test_a_size_that_fails_costs_no_other(call: Call) -> None:
+    assert call.run([part(1, 2, 3, 4), part(1, name="b")]) == 1
+    *sizes, end, other, _ = written(call)
+    assert [(line["key"], line["ok"]) for line in sizes] == [
+        *(("up 1", True), ("up 2", False), ("up 3", False), ("up 4", False))
+    ]
+    assert "ValueError: 2 is too many" in sizes[1]["died"]
+    assert end["key"] == "end" and end["exit"] == 2 and other["part"] == "b"
+
+
+def test_what_was_measured_is_kept_when_time_runs_out(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(process: subprocess.Popen[bytes], timeout: float) -> int:
+        while b'"up 5"' not in call.lines.read_bytes():  # which would take ten minutes
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired([], timeout)
+
+    monkeypatch.setattr(run_module, "waited", wait)
+    assert call.run([part(1, 5)]) == 1
+    first, end = written(call)
+    assert first["ok"] and end["exit"] == TIMED_OUT
+    call.ends = time.time()
+    assert call.run([part(6, name="b")]) == 1
+    assert written(call)[-1]["left_out"] == "no time"
+
+
+def test_speed_is_not_measured_of_products_that_are_wrong(call: Call) -> None:
+    checks = part(1, 4, checks_products=True)
+    assert call.run([checks, part(6, name="b", needs_products=True), part(7, name="c")]) == 1
+    ends = {line["part"]: line for line in written(call) if line["key"] == "end"}
+    assert ends["b"]["left_out"] == "products are wrong: a: up 4" and ends["c"]["exit"] == 0
+
+
+def test_another_product_is_checked_where_the_first_is_wrong(call: Call) -> None:
+    call.device = "gpu"
+    call.run([part(1, 4, checks_products=True), part(7, name="b", needs_products=True)])
+    ends = [line["part"] for line in written(call) if line["key"] == "end"]
+    assert ends == ["a", "a by max", "b"] and call.product == "max"
+
+
+def test_one_row_and_products_that_nobody_looked_at() -> None:
+    looked = {"product": "max", "key": "up 1", "rows": 1, "ok": False}
+    assert not wrong_products("a", [looked])  # a step on a GPU has two at least
+    assert wrong_products("a", [looked, looked | {"rows": 2, "key": "up 2"}]) == ["a: up 2"]
+    assert wrong_products("a", [{"product": None, "key": "mix 2", "ok": True}])
+
+
+def test_a_program_that_is_not_there_leaves_its_part_out(call: Call) -> None:
+    assert call.run([part(1, under=("no-such-profiler",))]) == 0
+    assert written(call)[-1]["left_out"] == "no no-such-profiler here"
+
+
+def test_a_step_of_ncus_table() -> None:
+    report = (
+        "==PROF== Connected to process 7\n"
+        '"ID","Kernel Name","gpu__time_duration.sum"\n"","","us"\n'
+        '"0","srm_embed_1","1.5"\n"1","gemm","9"\n"2","srm_embed_1","2"\n'
+        '"3","gemm","1,000"\n"4","gemm","4"\n'
+    )
+    found = last_step(read_kernels(report))
+    assert found["launches"] == 3 and found["ns"] == 1_006_000
+    assert found["kernels"][0] == {"name": "gemm", "calls": 2, "ns": 1_004_000}
+    with pytest.raises(ValueError, match="no table"):
+        read_kernels("==ERROR== ERR_NVGPUCTRPERM")
+    with pytest.raises(ValueError, match="in 'fortnight'"):
+        read_kernels(report.replace('"us"', '"fortnight"'))
+
+
+def test_both_sizes_have_the_same_parts_in_every_call() -> None:
+    for number, parts in calls(GPU, "graphs").items():
+        names = {one.module for one in parts} - {"engine.device.graph_notes"}
+        assert {one.module for one in calls(REHEARSAL, "graphs")[number]} == names
+        assert all((ROOT / f"{one.replace('.', '/')}.py").exists() for one in names - {"pytest"})
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> str:
+    """A PYTHONPATH with a plugin of pytest that cannot be imported."""
     (tmp_path / "theirs-1.dist-info").mkdir()
     (tmp_path / "theirs-1.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1\n")
     (tmp_path / "theirs-1.dist-info" / "entry_points.txt").write_text("[pytest11]\na = theirs\n")
     (tmp_path / "theirs.py").write_text("raise RuntimeError('made for another version')\n")
+    return str(tmp_path)
+
+
+def test_plugins_of_others_and_warnings_fail_no_test_of_the_kit(
+    theirs: str, tmp_path: Path
+) -> None:
     test = tmp_path / "test_kit.py"
     test.write_text("import warnings\ndef test_it():\n    warnings.warn('theirs is old')\n")
-    exported = re.findall(r"PYTEST_\w+=\S+", (KIT / "run.sh").read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(KIT / "pytest.ini")]
     done = subprocess.run(
         [*command, f"--rootdir={tmp_path}", "-p", "no:cacheprovider", str(test)],
-        env=os.environ
-        | {"PYTHONPATH": str(tmp_path)}
-        | dict(variable.split("=", 1) for variable in exported),
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": theirs},
         capture_output=True,
         check=False,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
+    theirs: str, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    for number in (1, 2, 3):
+        command = [sys.executable, "-m", "deploy.gpu.run", str(number), str(results)]
+        done = subprocess.run(
+            [*command, "--device", "cpu"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": theirs},
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + (results / f"call-{number}.log").read_text()
+        lines = (results / f"call-{number}.jsonl").read_bytes().splitlines()
+        parts = calls(REHEARSAL, "")[number]
+        ended = [one["part"] for one in map(json.loads, lines) if one["key"] == "end"]
+        assert ended == [one.name for one in parts]
+        assert all(one.get("ok", True) for one in map(json.loads, lines))
+    command = [sys.executable, "-m", "bench.gpu.report", str(results), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (report,) = tmp_path.glob("*-gpu.md")
+    for shown in ("PyTorch eager | 16", "srm | 16", "proj_in | 256 | 65 | yes", "parked halfway"):
+        assert f"| {shown} |" in report.read_text().replace("random d 256 | ", "")
+    assert report.with_suffix(".svg").exists()

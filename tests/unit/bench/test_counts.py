@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.engine.counts import PROMPT, count_op, decode_bytes, prefill_bytes
+from bench.engine.counts import PROMPT, count_op, prefill_bytes
 from bench.engine.feeds import Array, Feeds
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak
 from engine.config import Dtype, ModelConfig
+from engine.weights.step_bytes import decode_bytes
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=2, n_ctx=128, vocab_size=96)
 OPS = ("embed", "norm", "up", "down", "proj_in", "proj_out", "head", "mix", "mix_prompts", "taps",

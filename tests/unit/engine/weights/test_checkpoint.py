@@ -146,6 +146,36 @@ def test_a_model_is_described_by_one_line_for_each_fact(
     assert srm.main(["inspect", str(tmp_path / "nowhere")]) == CheckpointError.exit_code
 
 
+def test_what_a_gpu_holds_and_can_reach_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"d_model": 512, "num_layers": 1, "num_heads": 4, "vocab_size": 8192}
+    write_random_model(tmp_path, msgspec.structs.replace(CONFIG, **changes))
+    given = ["inspect", str(tmp_path), "--device=gpu"]
+    assert srm.main([*given, "--device-memory-gib=1", "--tflops=100", "--tb-per-s=2"]) == 0
+    said = capsys.readouterr().out
+    slot, weights = 4 * 513, 2 * (10 * 512**2 + 512 * 8192)
+    assert f"GPU slots    {int(0.9 * (2**30 - weights - 1024 * slot)) // slot:,} in 1 GiB" in said
+    a_token = weights / 8192 + 2 * 512 + 2 * 4 * 512 + 2 * 2 * 8192  # steps of 2^22 / 512 rows
+    assert f"GPU memory   {2e12 / a_token:,.0f} tok/s at most at 2 TB/s" in said
+    assert f"GPU products {100e12 / weights:,.0f} tok/s at most at 100 TFLOP/s" in said
+    for refused in (
+        ["--device-memory-gib=0.01"],
+        ["--device-memory-gib=0"],
+        ["--device-memory-gib=141", "--device=cpu"],
+    ):
+        assert srm.main([*given, *refused]) == 2
+        assert "device_memory_gib" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert srm.main(given) == 2
+    assert "device_memory_gib must be given" in capsys.readouterr().err
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 1024\n")
+    program.chmod(0o755)
+    assert srm.main(given) == 0
+    assert "in 1 GiB" in capsys.readouterr().out
+
+
 def test_dtypes_and_decays_out_of_range_are_told(tmp_path: Path) -> None:
     model = SRM(CONFIG)
     save_model(model, tmp_path)

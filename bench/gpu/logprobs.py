@@ -1,0 +1,93 @@
+"""`python -m bench.gpu.logprobs TASK`: the likeliest tokens of a whole model against float64.
+
+`rows` says how many prompts of which length are scored. The divergence from the model in float64
+must be no more than four times that of the same model in float64 whose weights and activations are
+rounded to bfloat16 wherever a step may round them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from bench.engine.ops import widened
+from bench.gpu.steps import open_runner
+from bench.gpu.task import Lines, Task, read_task
+from engine.config import EngineConfig
+from engine.device.linear import round_bfloat16
+from engine.messages import MAX_LOGPROBS, SamplingParams
+from engine.process.engine import Engine
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import Weights, fold
+from tests.engines.numpy_runner import F64, as_it_is, feed, in_float64
+
+MOST = 4.0
+
+
+def main(argv: list[str]) -> int:
+    task = read_task(argv)
+    Lines.of(task).attempt("prompts", lambda: _measure(task))
+    return 0
+
+
+def _measure(task: Task) -> dict[str, Any]:
+    prompts, length = task.rows
+    drawn = np.random.default_rng(1).integers(task.vocab_size, size=(prompts, length))
+    top, found = _on_device(task, drawn.tolist())
+    weights = fold(task.model, random_tensors(task.model), "random")
+    exact = np.stack([_logprobs(in_float64(weights), ids) for ids in drawn.tolist()])
+    kept = _rounded if task.dtype == "bfloat16" else as_it_is
+    narrow = in_float64(weights, kept)
+    rounded = np.stack([_logprobs(narrow, ids, kept) for ids in drawn.tolist()])
+    # Of the scored tokens alone, no term of which is negative.
+    logp, logr = (np.take_along_axis(one, top, axis=2) for one in (exact, rounded))
+    ours, allowed = _divergence(logp, found), _divergence(logp, logr) + 1e-9
+    same = float((top[..., 0] == exact.argmax(2)).mean())
+    return {
+        "d_model": task.d_model,
+        "tokens": int(top.shape[0] * top.shape[1]),
+        "divergence": ours,
+        "divergence_of_rounding": allowed,
+        "largest_difference": float(np.abs(found - logp).max()),
+        "same_likeliest": same,
+        "same_likeliest_when_rounded": float((rounded.argmax(2) == exact.argmax(2)).mean()),
+        "ok": ours < MOST * allowed,
+    }
+
+
+def _on_device(task: Task, prompts: list[list[int]]) -> tuple[np.ndarray, F64]:
+    """Return the likeliest tokens at each place but the last, and their log-probabilities."""
+    runner = open_runner(task)
+    engine = Engine(task.model, runner, EngineConfig(num_slots=runner.num_slots))
+    params = SamplingParams(max_tokens=0, prompt_logprobs=min(MAX_LOGPROBS, task.vocab_size))
+    tops, logprobs = [], []
+    for found, *_ in engine.generate(prompts, params):
+        shape = (len(prompts[0]) - 1, -1)
+        tops.append(np.frombuffer(found.top_ids, "<i4").reshape(shape).astype(np.int64))
+        logprobs.append(np.frombuffer(found.top_logprobs, "<f4").reshape(shape))
+    runner.close()
+    return np.stack(tops), np.stack(logprobs).astype(np.float64)
+
+
+def _logprobs(weights: Weights, ids: list[int], kept: Any = as_it_is) -> F64:
+    """f64[len(ids) - 1, V]: of what follows each token but the last."""
+    state, rows = np.zeros(weights.config.state_width), []
+    for position, token in enumerate(ids[:-1]):
+        logits, state = feed(weights, token, position, state, kept)
+        rows.append(kept(logits) - np.logaddexp.reduce(kept(logits)))
+    return np.stack(rows)
+
+
+def _rounded(values: F64) -> F64:
+    return widened(round_bfloat16(values.astype(np.float32))).astype(np.float64)
+
+
+def _divergence(logp: F64, logq: F64) -> float:
+    p, q = np.exp(logp), np.exp(logq)
+    return float((p * (logp - logq) - p + q).sum(2).mean())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

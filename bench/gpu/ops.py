@@ -1,0 +1,228 @@
+"""`python -m bench.gpu.ops TASK`: every op of a step held against float64, then timed.
+
+Products are checked at each of `rows`, the other ops at each of `op_rows`; of many rows some are
+looked at, the first and the last among them. A line has `error`, the largest of all that was looked
+at as a part of what rounding allows, so that 1 is the limit, `ok`, and what a call takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from max.dtype import DType
+
+from bench.engine.counts import count_op
+from bench.engine.feeds import Array
+from bench.engine.ops import Ops, widened
+from bench.gpu.task import Lines, Task, read_task
+from bench.peaks.timing import seconds_per_call
+from engine.device.products import choose_product
+from engine.device.runner import open_device
+from engine.messages import MAX_LOGPROBS
+from tests.kernels import oracle
+
+F64 = npt.NDArray[np.float64]
+Found = tuple[F64, F64, F64]
+"""What an op gave, what it should have given, and how far apart rounding may take them."""
+
+PRODUCTS = {"up", "down", "proj_in", "proj_out", "head"}
+LOOKED_AT = 24
+"""Rows that are compared."""
+
+
+def main(argv: list[str]) -> int:
+    task = read_task(argv)
+    lines, device = Lines.of(task), open_device(task.device)
+    dtype = DType[task.dtype]
+    by = choose_product(task.product, task.model, dtype, device)
+    ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, bound=True, only=task.ops)
+    for name in ops.ops:
+        for rows in task.rows if name in PRODUCTS else task.op_rows if name != "call" else ():
+            known = {"op": name, "d_model": task.d_model, "rows": rows}
+            known |= {"product": (by or "cpu") if name in PRODUCTS else None}
+            lines.attempt(f"{name} {rows}", partial(_attempt, ops, task, name, rows), **known)
+    return 0
+
+
+def _attempt(ops: Ops, task: Task, name: str, rows: int) -> dict[str, Any]:
+    error = check(ops, name, rows)
+    facts: dict[str, Any] = {"error": error, "ok": error <= 1}  # NaN is not
+    if rows == 0:
+        return facts
+    wait = ops.device.synchronize
+    raw = seconds_per_call(ops.prepare(name, rows), wait, task.repetitions, task.seconds)
+    count = count_op(name, task.model, task.dtype, task.device, rows)
+    return facts | {"seconds": median(raw), "raw": raw} | count._asdict()
+
+
+def check(ops: Ops, name: str, rows: int) -> float:
+    """Return the largest error of an op on so many rows, as a part of what is allowed."""
+    before, outputs, after = ops.run(name, rows)
+    if name in ops.weights:
+        found = _product(name, ops.weights[name], before, outputs)
+    else:
+        found = CHECKS[name](before, outputs, after)
+    got, expected, allowed = found
+    if got.shape != expected.shape:
+        raise ValueError(f"{name} of {rows} rows gave {got.shape}, not {expected.shape}")
+    if not got.size:
+        return 0.0
+    return float((np.abs(got - expected) / allowed).max())
+
+
+def looked_at(rows: int) -> npt.NDArray[np.int64]:
+    """Return the rows to compare, ascending: all of a few, of more the edges and some between."""
+    drawn = np.random.default_rng(rows).integers(0, max(rows, 1), LOOKED_AT)
+    edges = [row for row in (0, 1, rows - 2, rows - 1) if 0 <= row < rows]
+    return np.unique([*edges, *(drawn if rows else [])]).astype(np.int64)
+
+
+def _wide(values: Array) -> F64:
+    return widened(values).astype(np.float64)
+
+
+def _rounding(values: Array, *magnitudes: F64) -> F64:
+    """Return what rounding to the values' dtype after each of these intermediates may change."""
+    step = 2.0**-8 if values.dtype == np.uint16 else 2.0**-23
+    total: F64 = np.abs(np.stack(magnitudes)).sum(0)
+    return 1e-6 + step * total
+
+
+def _product(name: str, weight: Array, before: list[Array], outputs: list[Array]) -> Found:
+    """Every column of some rows. A library may round after each part of the epilogue."""
+    rows = looked_at(len(before[0]))
+    x, wide = _wide(before[0][rows]), weight.astype(np.float64)
+    y = x @ wide
+    seen = [y]
+    if name != "head":
+        seen.append(y := y + _wide(before[1]))
+    if name == "up":
+        seen.append(y := y / (1 + np.exp(-y)))
+    if len(before) > 2:
+        seen.append(y := y + _wide(before[2][rows]))
+    sums = np.abs(x) @ np.abs(wide)  # in float32, in any order
+    return _wide(outputs[0][rows]), y, 1.2 * _rounding(outputs[0], *seen) + 2e-6 * sums
+
+
+def _embed(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
+    tokens, table = before[1], before[3]
+    rows = looked_at(len(tokens))
+    expected = _wide(table[tokens[rows]])
+    return _wide(outputs[0][rows]), expected, np.full(expected.shape, 1e-30)
+
+
+def _norm(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
+    rows = looked_at(len(before[0]))
+    x, weight, bias = (_wide(one) for one in (before[0][rows], *before[1:]))
+    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    allowed = 1e-4 + _rounding(outputs[0], normed * weight, normed * weight + bias)
+    return _wide(outputs[0][rows]), normed * weight + bias, allowed
+
+
+def _mix(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
+    pool, unit, x, slots, _, positions, bounds, *mixer = before
+    scalars = [one.astype(np.float64) for one in mixer]
+    rows, d = looked_at(len(slots)), x.shape[1]
+    of = slice(int(unit) * d, (int(unit) + 1) * d)
+    lengths = np.diff(bounds)[rows]
+    tokens = np.concatenate([np.arange(*bounds[row : row + 2]) for row in rows])
+    here = np.arange(len(rows))
+    y, states = oracle.mix(
+        *(pool[rows, of].astype(np.float64), 0, _wide(x[tokens]), here, here, positions[rows]),
+        np.append(0, lengths.cumsum()),
+        *(scalars[0], scalars[1], scalars[2], scalars[3]),
+    )
+    got = np.concatenate([_wide(outputs[0][tokens]).ravel(), after[0][rows, of].ravel()])
+    # Sums of a prompt's many tokens are larger than their result; other states must not change.
+    largest = 1e-5 * np.abs(y).max(initial=1.0)
+    allowed = np.concatenate(
+        [(_rounding(outputs[0], y) + largest).ravel(), (2e-6 * np.abs(states) + largest).ravel()]
+    )
+    others = np.delete(np.arange(pool.shape[1]), np.arange(of.start, of.stop))
+    if not np.array_equal(pool[rows][:, others], after[0][rows][:, others]):
+        raise ValueError("mix changed the state of another unit")
+    return got, np.concatenate([y.ravel(), states.ravel()]), allowed
+
+
+def _taps(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
+    q, positions, weight, beta, residual = before[0], before[1], *before[3:]
+    rows = looked_at(len(q))[:8]  # the oracle takes long
+    expected = oracle.taps(
+        *(_wide(q[rows]), positions[rows], np.arange(len(rows) + 1)),
+        *(weight.astype(np.float64), beta.astype(np.float64), _wide(residual[rows])),
+    )
+    return _wide(outputs[0][rows]), expected, 1e-5 + 2 * _rounding(outputs[0], expected)
+
+
+def _edit(before: list[Array], _: list[Array], after: list[Array]) -> Found:
+    logits, spans, penalties, tokens, biases = before[1], *before[5:]
+    rows = looked_at(len(logits))[:8]
+    lasts = [
+        -1 if token >= 0 else int(before[0][slot])
+        for token, slot in zip(*before[2:4], strict=False)
+    ]
+    edits = (
+        oracle.edit(_wide(logits[row]), lasts[row], spans[row], penalties[row], tokens, biases)
+        for row in rows
+    )
+    expected = np.array([*edits])
+    return _wide(after[1][rows]), expected, 2 * _rounding(logits, expected, expected)
+
+
+def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
+    """Tokens, by where their draws must lie, and log-probabilities; all in units of the limit."""
+    _, logits, temperature, top_k, top_p, min_p, seeds, positions, slots = before
+    rows = looked_at(len(temperature))
+    tokens, logprobs = outputs
+    if not np.array_equal(after[0][slots[: len(tokens)]], tokens):
+        raise ValueError("the last tokens are not those sampled")
+    errors = []
+    for row in rows:
+        values, token = _wide(logits[row]), int(tokens[row])
+        settings = float(temperature[row]), int(top_k[row]), float(top_p[row]), float(min_p[row])
+        ends = oracle.truncated(values, *settings).cumsum()
+        drawn = oracle.uniform(int(seeds[row]), int(positions[row]))
+        begin = ends[token - 1] if token else 0.0
+        outside = max(0.0, begin - drawn, drawn - ends[token])
+        logprob = float(np.log(oracle.softmax(values / settings[0])[token]))
+        errors += [outside / 1e-4, (float(logprobs[row]) - logprob) / 1e-3]
+    return np.array(errors), np.zeros(len(errors)), np.ones(len(errors))
+
+
+def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
+    logits, temperature, tokens, targets, rows, num_top = before
+    logprobs, ranks, top_ids, top_logprobs = outputs
+    got, expected = [], []
+    for place in looked_at(len(rows)):
+        row, wanted = rows[place], int(num_top[place])
+        target = int(tokens[row] if targets[row] < 0 else targets[row])
+        values = _wide(logits[row])
+        logprob, rank, top = oracle.score(values, float(temperature[row]), target, wanted)
+        got += [logprobs[place], ranks[place], *top_ids[place], *top_logprobs[place]]
+        none = MAX_LOGPROBS - len(top)
+        expected += [logprob, rank, *(one for one, _ in top), *[-1] * none]
+        expected += [*(one for _, one in top), *[0] * none]
+    return np.array(got), np.array(expected), np.full(len(got), 1e-3)
+
+
+CHECKS: dict[str, Callable[[list[Array], list[Array], list[Array]], Found]] = {
+    "embed": _embed,
+    "norm": _norm,
+    "mix": _mix,
+    "mix_prompts": _mix,
+    "taps": _taps,
+    "edit": _edit,
+    "sample": _sample,
+    "sample_top_p": _sample,
+    "score": _score,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

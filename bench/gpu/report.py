@@ -1,0 +1,218 @@
+"""`python -m bench.gpu.report RESULTS [OUTPUT]`: a record, its tables and plot of what came back.
+
+RESULTS has `call-1.jsonl` and on, of as many calls as were made. What was not measured is left out
+of the tables; what failed is named.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.frame import Record, table
+from bench.gpu.task import read_lines
+from bench.peaks.rates import byte_cells, bytes_moved, peak_line, rate_cells, runs_of
+from bench.peaks.torch_side import plot_record
+from engine.errors import ConfigError, SRMError
+from engine.records import RECORDS, write_record
+
+MOST_KERNELS = 12
+"""Of a step, those that take longest."""
+UNSHOWN = {"part", "key", "at", "call", "begun", "ok", "raw", "d_model"}
+
+
+def record_of(results: Path) -> Record:
+    """Return what came back as a record. Raises ConfigError where nothing did."""
+    lines = [
+        line | {"call": path.stem}
+        for path in sorted(results.glob("call-*.jsonl"))
+        for line in read_lines(path)
+        if not line.get("begun")
+    ]
+    machines = [line for line in lines if line["part"] == "machine" and "machine" in line]
+    if not machines:
+        raise ConfigError(f"{results} has no call-*.jsonl that says on which machine")
+    # The last call knows which MAX it was.
+    named = ("date", "time", "commit", "machine")
+    record: Record = {"command": "deploy/gpu/run.sh"} | {k: machines[-1][k] for k in named}
+    record |= {"lines": lines, "models": _models(lines), "peak_gflops": _peaks(lines)}
+    copies = [line["gb_per_s"] for line in lines if "gb_per_s" in line]
+    return record | ({"peak_gb_per_s": max(copies)} if copies else {})
+
+
+def _peaks(lines: list[Record]) -> dict[str, float]:
+    """Return the best product by dtype: torch's, or the step's own."""
+    peaks: dict[str, float] = {}
+    for line in lines:
+        if "gflops" in line:
+            peaks[line["dtype"]] = max(line["gflops"], peaks.get(line["dtype"], 0.0))
+    return peaks
+
+
+def _models(lines: list[Record]) -> list[Record]:
+    """Return models and runs in the form of `srm bench engine`, whose plot is drawn of them."""
+    decoded = [line for line in lines if line.get("top_p") == 1.0 and "tokens_per_s" in line]
+    models = []
+    for width in sorted({line["d_model"] for line in decoded}):
+        mine = [line for line in decoded if line["d_model"] == width]
+        batches = [line for line in mine if line["part"].startswith("decode")]
+        runs: list[Record] = []
+        runs += [{"by": "srm", "dtype": "bfloat16", "batches": batches}] if batches else []
+        others = [line for line in lines if "by" in line and line.get("d_model") == width]
+        others = [line for line in others if "tokens_per_s" in line]
+        runs += [
+            {
+                "by": by,
+                "dtype": "bfloat16",
+                "batches": sorted(
+                    (one for one in others if one["by"] == by), key=lambda one: one["batch_size"]
+                ),
+            }
+            for by in dict.fromkeys(one["by"] for one in others)
+        ]
+        model = {"name": f"random d {width}", "flops_per_token": mine[0]["flops_per_token"]}
+        models.append(model | {"bytes": {"bfloat16": mine[0]["bytes"]}, "runs": runs})
+    return models
+
+
+def markdown(record: Record) -> list[str]:
+    """Render the record as tables."""
+    lines = record["lines"]
+    tables: list[tuple[str, list[str]]] = [
+        ("Tokens a second, sampled at temperature 1", _rates(record)),
+        ("Many sequences in turns", _many(lines)),
+        ("Products and ops against float64", _ops(lines)),
+        ("The same wherever and beside whomever", _checks(lines)),
+        ("A step's kernels", _kernels(lines)),
+        ("The driver", _facts(lines, "probe")),
+        ("Parts", _parts(lines)),
+    ]
+    text = [peak_line(record)] if record["peak_gflops"] else []
+    for heading, shown in tables:
+        if len(shown) > 2:  # more than its head
+            text += ["", f"## {heading}", "", *shown]
+    return text
+
+
+def _rates(record: Record) -> list[str]:
+    return table(
+        "model | by | rows | step | tok/s | GFLOP/s | of the peak | GB/s | of the peak",
+        (
+            f"{model['name']} | {run['by']} | {batch['batch_size']:,} | {seconds * 1e3:.2f} ms | "
+            + rate_cells(record, run["dtype"], batch["tokens_per_s"], model["flops_per_token"])
+            + f" | {byte_cells(record, moved, seconds)}"
+            for model, run in runs_of(record)
+            for batch in run["batches"]
+            for seconds in [batch["batch_size"] / batch["tokens_per_s"]]
+            for moved in [bytes_moved(model, run["dtype"], batch["batch_size"])]
+        ),
+    )
+
+
+def _many(lines: list[Record]) -> list[str]:
+    found = [one for one in lines if one["part"].split()[1:2] == ["slots"] and "rows" in one]
+    return table(
+        "d | sequences | rows of a step | tok/s",
+        (
+            f"{one['d_model']} | {one['batch_size']:,} | {one['rows']:,} "
+            f"| {one['tokens_per_s']:,.0f}"
+            for one in found
+        ),
+    )
+
+
+def _ops(lines: list[Record]) -> list[str]:
+    return table(
+        "op | d | rows | right | error, of what rounding allows | time | GFLOP/s | GB/s",
+        (
+            f"{one['op']} | {one['d_model']} | {one['rows']:,} | {_ok(one)} | "
+            + (f"{one['error']:.2g} | " if "error" in one else f"{one['died']} | ")
+            + (_speed(one) if "seconds" in one else "– | – | –")
+            for one in lines
+            if "op" in one and "ok" in one
+        ),
+    )
+
+
+def _speed(one: Record) -> str:
+    seconds = one["seconds"]
+    rates = (f"{one[name] / seconds / 1e9:,.0f}" for name in ("flops", "bytes"))
+    return " | ".join([f"{seconds * 1e6:,.1f} µs", *rates])
+
+
+def _checks(lines: list[Record]) -> list[str]:
+    found = [one for one in lines if "ok" in one and "op" not in one and one["part"] != "probe"]
+    return table(
+        "part | what | right | found",
+        (f"{one['part']} | {one['key']} | {_ok(one)} | {_shown(one)}" for one in found),
+    )
+
+
+def _kernels(lines: list[Record]) -> list[str]:
+    return table(
+        "d | rows | kernel | calls | µs | of the step",
+        (
+            f"{one['d_model']} | {one['rows']:,} | `{kernel['name'][:80]}` | {kernel['calls']} "
+            f"| {kernel['ns'] / 1e3:,.1f} | {kernel['ns'] / one['ns']:.1%}"
+            for one in lines
+            if "kernels" in one
+            for kernel in one["kernels"][:MOST_KERNELS]
+        ),
+    )
+
+
+def _facts(lines: list[Record], part: str) -> list[str]:
+    found = [one for one in lines if one["part"].split()[0] == part and one["key"] != "end"]
+    return table("what | found", (f"{one['key']} | {_shown(one)}" for one in found))
+
+
+def _parts(lines: list[Record]) -> list[str]:
+    return table(
+        "call | part | exit | seconds | its last words",
+        (
+            f"{one['call']} | {one['part']} | {one.get('exit', 'left out')} "
+            f"| {one.get('seconds', '–')} | {_cell(one.get('left_out', one.get('last')))}"
+            for one in lines
+            if one["key"] == "end"
+        ),
+    )
+
+
+def _ok(one: Record) -> str:
+    return "yes" if one["ok"] else "**no**"
+
+
+def _shown(one: Record) -> str:
+    return ", ".join(f"{key} {_cell(value)}" for key, value in _flat(one) if key not in UNSHOWN)
+
+
+def _flat(facts: Record) -> Iterator[tuple[str, Any]]:
+    """Yield figures, those of figures within them behind their name."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield from ((f"{key} {name}", one) for name, one in _flat(value))
+        else:
+            yield key, value
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def main(argv: list[str]) -> int:
+    results, output = Path(argv[0]), Path(argv[1]) if argv[1:] else RECORDS
+    try:
+        record = record_of(results)
+    except SRMError as error:
+        sys.stderr.write(f"report: {error.message}\n")
+        return error.exit_code
+    path = write_record(record, "gpu", "\n".join(markdown(record)) + "\n", output)
+    if record["models"]:
+        plot_record("engine", path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

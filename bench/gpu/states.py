@@ -1,0 +1,117 @@
+"""`python -m bench.gpu.states TASK`: sequences say the same wherever and beside whomever they run.
+
+The same `rows[0]` sequences are decoded in the lowest slots and in the highest, which lie beyond
+2^32 values where there are `slots` enough; fewer together; and parked halfway, to go on in other
+slots. A prompt is prefilled whole and in pieces. Tokens, log-probabilities and states must agree to
+the last bit: `differing` counts those that do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.engine.decode import decode_rows, prefill_rows, random_tokens
+from bench.gpu.steps import open_runner
+from bench.gpu.task import Lines, Task, read_task
+from engine.device.runner import ModelRunner
+from engine.steps.batch import F32, FROM_DEVICE, I32
+
+STEPS = 6
+TOGETHER = (1, 2, 7, 64, 127, 128)
+"""Rows of a step that the same sequences are cut into; on a GPU one has its own product."""
+PROMPT = 48
+
+
+class Said(NamedTuple):
+    """What sequences said, by step, and their states afterwards."""
+
+    tokens: I32
+    logprobs: F32
+    states: F32
+
+    def differing(self, other: Said) -> dict[str, Any]:
+        counts = {
+            f"differing_{name}": int((mine.view(np.int32) != theirs.view(np.int32)).sum())
+            for name, mine, theirs in zip(self._fields, self, other, strict=True)
+        }
+        return counts | {"ok": not any(counts.values())}
+
+
+def main(argv: list[str]) -> int:
+    task = read_task(argv)
+    lines, rows, runner = Lines.of(task), task.rows[0], open_runner(task)
+    low = np.arange(rows, dtype=np.int32)
+    high = low + np.int32(runner.num_slots - rows)
+    expected = _say(task, runner, low)
+    values = runner.num_slots * task.model.state_width
+    facts = {"d_model": task.d_model, "slots": runner.num_slots, "values": values, "rows": rows}
+
+    def compared(how: str, **settings: Any) -> None:
+        found = partial(_say, task, runner, **settings)
+        lines.attempt(how, lambda: facts | found().differing(expected))
+
+    def prefilled(length: int) -> dict[str, Any]:
+        whole = _prefill(task, runner, low, PROMPT)
+        return facts | _prefill(task, runner, high, length).differing(whole)
+
+    different = len(np.unique(expected.tokens))
+    lines.attempt("sampled", lambda: facts | {"different": different, "ok": different > STEPS})
+    compared("again", slots=low)
+    compared("the highest slots", slots=high)
+    for together in (one for one in TOGETHER if one < rows):
+        compared(f"{together} together", slots=low, together=together)
+    compared("parked halfway", slots=low, then=high)
+    for length in (1, 7, PROMPT // 2):
+        lines.attempt(f"a prompt in pieces of {length}", partial(prefilled, length))
+    runner.close()
+    return 0
+
+
+def _say(
+    task: Task,
+    runner: ModelRunner,
+    slots: I32,
+    together: int | None = None,
+    then: I32 | None = None,
+) -> Said:
+    """Decode one sequence in each slot; with `then` they move there halfway, through the host."""
+    (first,) = random_tokens(task.model, 1, len(slots))
+    tokens, logprobs = [], []
+    for position in range(STEPS):
+        if then is not None and position == STEPS // 2:
+            runner.write_slots(then.astype(np.int64), runner.read_slots(slots.astype(np.int64)))
+            slots = then
+        fed = first if position == 0 else np.full(len(slots), FROM_DEVICE, np.int32)
+        launched = []
+        for begin in range(0, len(slots), together or len(slots)):
+            part = slice(begin, begin + (together or len(slots)))
+            batch = decode_rows(fed[part], position, top_p=0.9)
+            seeds = np.arange(len(slots), dtype=np.uint64)[part]
+            here = slots[part]
+            batch = replace(batch, read_slots=here, write_slots=here, seeds=seeds)
+            launched.append(runner.launch(batch))
+        results = [one.wait() for one in launched]
+        tokens.append(np.concatenate([one.token_ids for one in results]))
+        logprobs.append(np.concatenate([one.logprobs for one in results]))
+    states = runner.read_slots(slots.astype(np.int64)).states
+    return Said(np.stack(tokens), np.stack(logprobs), states)
+
+
+def _prefill(task: Task, runner: ModelRunner, slots: I32, length: int) -> Said:
+    """Feed every slot a prompt of PROMPT tokens, so many a step; only the states say something."""
+    prompts, none = random_tokens(task.model, len(slots), PROMPT), np.empty(0, np.int32)
+    for begin in range(0, PROMPT, length):
+        piece = np.ascontiguousarray(prompts[:, begin : begin + length])
+        batch = prefill_rows(piece, begin)
+        runner.launch(replace(batch, read_slots=slots, write_slots=slots)).wait()
+    states = runner.read_slots(slots.astype(np.int64)).states
+    return Said(none, none.astype(np.float32), states)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""What a measurement of `deploy/gpu` is told, and the lines that it writes. Knows no device.
+
+A measurement is `python -m bench.gpu.NAME TASK`, with a `Task` as JSON. It is a list of attempts,
+each with a key. An attempt that raises ends the process; when it is started again with the same
+file, what was attempted is left out. So a size that fails, even one that leaves the GPU unusable,
+costs no other size.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from engine.config import Dtype, ModelConfig, ProductSetting
+
+
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One measurement of a random model: each uses those of the settings that it needs."""
+
+    part: str
+    """Its name in the lines."""
+    lines: str
+    """The file that lines are appended to."""
+    device: Literal["cpu", "gpu"]
+    cache_dir: str
+    """Where compiled graphs are."""
+    dtype: Dtype = "bfloat16"
+    product: ProductSetting = "auto"
+    """What multiplies matrices on a GPU."""
+    d_model: int = 1024
+    num_layers: int = 8
+    num_heads: int = 4
+    n_ctx: int = 512
+    vocab_size: int = 8192
+    rows: tuple[int, ...] = ()
+    """Rows of a product, of an op or of a step."""
+    op_rows: tuple[int, ...] = ()
+    """Rows of ops that are no products."""
+    ops: tuple[str, ...] = ()
+    """The ops to measure; empty: all."""
+    slots: int = 0
+    """Of the state pool; 0: as many as rows need."""
+    products: tuple[tuple[int, int, int], ...] = ()
+    """Matrix products [rows, inner] x [inner, columns], whose peak is wanted."""
+    forms: tuple[str, ...] = ()
+    """Of the PyTorch recurrence: see `bench.model.recurrence_rate`."""
+    gib: float = 4.0
+    """Of a copy that is timed."""
+    seconds: float = 1.0
+    """Least time of a repetition."""
+    repetitions: int = 3
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            n_ctx=self.n_ctx,
+            vocab_size=self.vocab_size,
+        )
+
+
+def read_task(argv: list[str]) -> Task:
+    return msgspec.json.decode(argv[0], type=Task)
+
+
+class Lines:
+    """Appends JSON lines `{part, key, at, …}`, each on disk before the next is measured.
+
+    An attempt has two: `"begun": true` and then its result.
+    """
+
+    def __init__(self, path: Path, part: str) -> None:
+        self._file, self._part = path.open("ab"), part
+        mine = [line for line in read_lines(path) if line["part"] == part]
+        self._attempted = {line["key"] for line in mine if line.get("begun")}
+
+    @classmethod
+    def of(cls, task: Task) -> Lines:
+        return cls(Path(task.lines), task.part)
+
+    def attempt(self, key: str, measure: Callable[[], dict[str, Any]], **known: Any) -> None:
+        """Measure and write it and what is `known`, unless this was attempted before."""
+        if key not in self._attempted:
+            self.write(key, begun=True, **known)
+            self.write(key, **known, **measure())
+
+    def write(self, key: str, **facts: Any) -> None:
+        line = {"part": self._part, "key": key, "at": time.time()} | facts
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]

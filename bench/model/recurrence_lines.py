@@ -1,0 +1,34 @@
+"""`python -m bench.model.recurrence_lines TASK`: the recurrence of a random model, as lines.
+
+TASK is a `bench.gpu.task.Task`. What else it knows is in `bench.model.recurrence_rate`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from bench.gpu.task import Lines, Task, read_task
+from bench.model.recurrence_rate import FORMS, Decoder
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
+
+
+def main(argv: list[str]) -> int:
+    task = read_task(argv)
+    lines, weights = Lines.of(task), fold(task.model, random_tensors(task.model), "random")
+    for form in task.forms:
+        decoder = Decoder(weights, form, task.dtype, task.device)
+        for rows in task.rows:
+            known = {"by": FORMS[form], "dtype": task.dtype, "d_model": task.d_model}
+            lines.attempt(f"{form} {rows}", partial(_rate, decoder, rows, task), **known)
+    return 0
+
+
+def _rate(decoder: Decoder, rows: int, task: Task) -> dict[str, Any]:
+    return decoder.measure(rows, task.repetitions, task.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""What the kit measures: three calls, each a list of parts in the order of their worth.
+
+The sizes are those of a GPU, or tiny ones that rehearse every part on a processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LIMIT_S = {1: 240, 2: 540, 3: 540}
+"""Seconds of a call, unpacking included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """`python -m MODULE TASK`, the task being a `bench.gpu.task.Task` of these settings."""
+
+    name: str
+    limit_s: int
+    module: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    arguments: tuple[str, ...] | None = None  # instead of a task
+    under: tuple[str, ...] = ()  # a program that runs it; the part is left out where it is missing
+    checks_products: bool = False
+    needs_products: bool = False  # left out where a part before found one wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What differs between a GPU and a rehearsal."""
+
+    device: str
+    patience: int = 1  # by which times are multiplied
+    widths: tuple[int, ...] = (1024, 512)
+    common: Mapping[str, Any] = field(default_factory=dict)
+    product_rows: tuple[int, ...] = (0, 1, 2, 8, 64, 128, 129, 1000, 4096, 65_536)
+    op_rows: tuple[int, ...] = (2, 129, 4096)
+    ops: tuple[str, ...] = ()
+    step_rows: tuple[int, ...] = (4096, 16_384, 65_536)
+    forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",))
+    products: tuple[tuple[int, int, int], ...] = (
+        (8192, 8192, 8192),
+        (65_536, 1024, 4096),
+        (65_536, 512, 2048),
+    )
+    same_rows: tuple[int] = (1000,)  # sequences that must say the same everywhere
+    wide_slots: int = 600_000  # of d 1,024: more than 2^32 values
+    many_slots: tuple[int, ...] = (65_536, 1_048_576, 4_194_304)  # of the narrowest
+    scored: tuple[int, int] = (4, 12)  # prompts and tokens of each
+    looked_at_rows: int = 65_536
+    checked_rows: int = 64  # under a memory checker, which slows a step a hundredfold
+    tests: tuple[str, ...] = tuple(
+        f"tests/kernels/test_{name}.py"
+        for name in ("embedding", "mixer", "taps", "edits", "sampler", "score")
+    )
+
+
+GPU = Sizes(device="gpu")
+REHEARSAL = Sizes(
+    device="cpu",
+    patience=20,  # whatever else the machine does, and it may compile
+    widths=(256,),  # with the rest the shape of the demo model, whose graph the tests compile
+    common={"vocab_size": 1802, "seconds": 0.01, "repetitions": 2, "gib": 0.01},
+    product_rows=(0, 1, 2, 65),
+    op_rows=(2, 129),
+    ops=("proj_in", "embed"),
+    step_rows=(2, 16),
+    forms=(("eager",),),
+    products=((64, 64, 64),),
+    same_rows=(12,),
+    wide_slots=100,
+    many_slots=(16, 64),
+    scored=(2, 5),
+    looked_at_rows=8,
+    checked_rows=8,
+    tests=("tests/kernels/test_embedding.py",),
+)
+SIZES = {"gpu": GPU, "cpu": REHEARSAL}
+
+
+def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
+    """Return the parts of each call."""
+    facts = Part(name="machine", limit_s=30, module="bench.gpu.machine")
+    adopt = Part(
+        name="adopt",
+        limit_s=30,
+        module="engine.device.graph_notes",
+        arguments=("adopt", cache_dir, sizes.device),
+    )
+    begin = [facts, adopt] if sizes.device == "gpu" else [facts]
+    return {1: _without_max(sizes, facts), 2: begin + _headline(sizes), 3: begin + _looks(sizes)}
+
+
+def _without_max(sizes: Sizes, facts: Part) -> list[Part]:
+    peaks = {"products": sizes.products}
+    parts = [facts, Part(name="peaks", limit_s=40, module="bench.model.gpu_peak", settings=peaks)]
+    return parts + [
+        Part(
+            name=f"pytorch {forms[0]} {width}",
+            limit_s=60,
+            module="bench.model.recurrence_lines",
+            settings={"d_model": width, "rows": sizes.step_rows[::-1], "forms": forms},
+        )
+        for forms in sizes.forms
+        for width in sizes.widths
+    ]
+
+
+def _headline(sizes: Sizes) -> list[Part]:
+    rows = {"rows": sizes.step_rows}
+    widest, narrowest = max(sizes.widths), min(sizes.widths)
+    checked = {"rows": sizes.product_rows, "op_rows": sizes.op_rows, "ops": sizes.ops}
+    return [
+        _part("probe", 60, "probe", widest, rows=sizes.step_rows[:1], ops=sizes.ops),
+        *(
+            _part("ops", 90, "ops", width, checks_products=True, **checked)
+            for width in sizes.widths
+        ),
+        *(
+            _part("decode", 70, "steps", width, needs_products=True, **rows)
+            for width in sizes.widths
+        ),
+        *(_part("logprobs", 40, "logprobs", width, rows=sizes.scored) for width in sizes.widths),
+        _part("wide pool", 60, "states", widest, rows=sizes.same_rows, slots=sizes.wide_slots),
+        *(
+            _part(f"{slots} slots", 60, "steps", narrowest, slots=slots, rows=(min(slots, most),))
+            for most in (max(sizes.step_rows),)
+            for slots in sizes.many_slots
+        ),
+    ]
+
+
+def _looks(sizes: Sizes) -> list[Part]:
+    looked, checked = {"rows": (sizes.looked_at_rows,)}, {"rows": (sizes.checked_rows,)}
+    narrowest, checker = min(sizes.widths), ("compute-sanitizer", "--error-exitcode", "9", "--tool")
+    return [
+        *(_part("launches", 30, "one_step", width, **looked) for width in sizes.widths),
+        *(
+            _part("profile", 60, "profile", width, under=("ncu",), **looked)
+            for width in sizes.widths
+        ),
+        *(
+            _part(tool, 90, "one_step", narrowest, under=(*checker, tool), **checked)
+            for tool in ("memcheck", "racecheck")
+        ),
+        _part("states", 60, "states", narrowest, rows=sizes.same_rows),
+        Part(
+            name="tests",
+            limit_s=150,
+            module="pytest",
+            arguments=(
+                *("-q", "-c", "deploy/gpu/pytest.ini", "--rootdir=.", "-p", "no:cacheprovider"),
+                *("--confcutdir=tests/kernels", "-m"),
+                "gpu and not slow" if sizes.device == "gpu" else "not gpu and not slow",
+                *sizes.tests,
+            ),
+        ),
+    ]
+
+
+def _part(name: str, limit_s: int, module: str, width: int, **settings: Any) -> Part:
+    fields = {key: settings.pop(key) for key in (*settings,) if key in Part.__dataclass_fields__}
+    given = {"d_model": width, **settings}
+    named = f"{name} {width}"
+    return Part(name=named, limit_s=limit_s, module=f"bench.gpu.{module}", settings=given, **fields)

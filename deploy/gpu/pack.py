@@ -1,0 +1,152 @@
+"""`python -m deploy.gpu.pack [DEVICE]`: what each call carries to a GPU machine without MAX.
+
+Writes build/gpu-kit/1, 2 and 3, a folder for each call with `run.sh` beside archives: the source
+tree with what torch's measurements need besides torch, MAX's runtime without its compiler, and the
+compiled graphs. Says how large each is; one above `MOST_MIB` fails. DEVICE cpu packs graphs for
+processors of this machine's model, to rehearse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+MOST_MIB = 60
+"""Of a call. MAX's libraries alone compress to 50: libmax 29, libMGPRT 10, the rest 11."""
+LEFT_OUT = ("models/demo", "docs", "requirements*.lock", "deploy/image", "tests/browser")
+"""Of the source tree: what no part reads."""
+SMALL = ("msgspec",)
+"""Packages that every call needs; of others the machine has its own."""
+MAX = ("max", "max-core", "max-shmem-libs", "mojo-compiler", "exceptiongroup", "taskgroup")
+LIBRARIES = (
+    *("libmax", "libMGPRT", "libNVPTX", "libAsyncRTMojoBindings", "libAsyncRTRuntimeGlobals"),
+    *("libKGENCompilerRTShared", "libMSupportGlobals", "libmax_profiler_shim", "libnixl"),
+)
+"""Of MAX, those that run a compiled graph; none of them is the compiler of Mojo or the debugger."""
+UNUSED = ("pipelines", "serve", "benchmark", "_entrypoints", "nn", "experimental", "include")
+"""Of the Python package `max`."""
+TREE, RUNTIME, GRAPHS = "tree.tar.xz", "max.tar.xz", "graphs.tar.xz"
+CARRIED = {1: (TREE,), 2: (TREE, RUNTIME, GRAPHS), 3: (TREE, RUNTIME, GRAPHS)}
+XZ = ["xz", "--threads=1", "--x86", "--lzma2=preset=9e,dict=256MiB"]
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5)]
+PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
+
+
+def fetch(packages: Iterable[str], site: Path, python_version: str) -> None:
+    """Put packages of the locks' versions, for that Python, side by side into a folder."""
+    pins = "\n".join((ROOT / name).read_text() for name in LOCKS)
+    for package in packages:
+        name = package.replace("-", "[-_]")
+        pinned = re.search(rf"^{name}==[^ \n]+", pins, re.MULTILINE | re.IGNORECASE)
+        wanted = [f"--platform={platform}" for platform in PLATFORMS]
+        wanted += ["--implementation=cp", f"--python-version={python_version}"]
+        # pip replaces a folder that two packages share, so each gets a folder of its own first.
+        with tempfile.TemporaryDirectory() as one:
+            subprocess.run(
+                [
+                    *(sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-compile"),
+                    *("--disable-pip-version-check", "--only-binary=:all:", "--target", one),
+                    *(*wanted, pinned[0] if pinned else package),
+                ],
+                check=True,
+            )
+            shutil.copytree(one, site, dirs_exist_ok=True)
+
+
+def slim(site: Path) -> None:
+    """Leave of MAX what runs a compiled graph."""
+    libraries = site / "modular" / "lib"
+    for path in (site / "modular").iterdir():
+        if path != libraries:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kept = {f"{name}.so" for name in LIBRARIES}
+    for path in libraries.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name in UNUSED:
+        shutil.rmtree(site / "max" / name)
+    # The SDK's root is found by this file, which is never run.
+    (site / "modular" / "bin").mkdir()
+    (site / "modular" / "bin" / "mojo").touch(0o755)
+
+
+def put_tree(into: Path) -> None:
+    """Put the source tree of HEAD there, and which commit that is."""
+    left_out = [f":!{pattern}" for pattern in LEFT_OUT]
+    archive = subprocess.run(
+        ["git", "archive", "HEAD", "--", ".", *left_out], cwd=ROOT, check=True, capture_output=True
+    ).stdout
+    into.mkdir(parents=True)
+    subprocess.run(["tar", "-x", "-C", into], input=archive, check=True)
+    (into / "COMMIT").write_text(_git("rev-parse", "--short", "HEAD"))
+
+
+def compress(folder: Path, archive: Path) -> None:
+    """Archive what a folder holds, without what Python compiled."""
+    tar = ["tar", "-C", str(folder), "--sort=name", "--exclude=__pycache__", "-c", "."]
+    with archive.open("wb") as file, subprocess.Popen(tar, stdout=subprocess.PIPE) as packing:
+        subprocess.run(XZ, stdin=packing.stdout, stdout=file, check=True)
+    if packing.returncode:
+        raise SystemExit(f"tar of {folder} failed")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def pack(output: Path, device: str, python_version: str, graphs: Path) -> int:
+    """Write the folders of all calls; return 1 if one is too large."""
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        fetch(SMALL, work / "tree" / "site", python_version)
+        put_tree(work / "tree" / "source")
+        fetch(MAX, work / "max" / "site", python_version)
+        slim(work / "max" / "site")
+        kept = work / "graphs" / "graphs"
+        shutil.copytree(graphs, kept, ignore=shutil.ignore_patterns("*.lock", "*.partial"))
+        output.mkdir(parents=True, exist_ok=True)
+        for archive in (TREE, RUNTIME, GRAPHS):
+            compress(work / archive.partition(".")[0], output / archive)
+    too_large = 0
+    for call, archives in CARRIED.items():
+        folder = output / str(call)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for path in [output / one for one in archives] + [ROOT / "deploy" / "gpu" / "run.sh"]:
+            shutil.copy(path, folder)
+        mib = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
+        too_large += mib > MOST_MIB
+        sizes = ", ".join(f"{one} {(output / one).stat().st_size / 2**20:.1f}" for one in archives)
+        sys.stdout.write(f"call {call}: {mib:.1f} of {MOST_MIB} MiB ({sizes}) for the {device}\n")
+    return min(too_large, 1)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deploy.gpu.pack", allow_abbrev=False)
+    parser.add_argument("device", nargs="?", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument("--python-version", default="3.12", help="of the machine")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu-kit")
+    parser.add_argument("--graphs", type=Path, help="folder of graphs compiled before")
+    given = parser.parse_args(argv)
+    if _git("status", "--porcelain", "--untracked-files=no"):
+        sys.stderr.write("Commit your changes first: the kit holds HEAD, and graphs of that.\n")
+        return 2
+    graphs = given.graphs or given.output / f"graphs-{given.device}"
+    compiled = ["deploy.gpu.graphs", "--device", given.device, "--output", str(graphs)]
+    for module in (compiled, ["engine.device.graph_notes", "prune", str(graphs)]):
+        if status := subprocess.run([sys.executable, "-m", *module], check=False).returncode:
+            return status
+    return pack(given.output, given.device, given.python_version, graphs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""`python3 -m deploy.gpu.run CALL RESULTS`: runs one call of the kit; knows no measurement.
+
+Appends to RESULTS/call-N.jsonl the lines of all parts, each written by the part itself as soon as
+it is known, and to call-N.log what they print. A part ends at its limit or the call's; one that
+died while it tried something is started again without that, as long as it gets further. The exit
+status counts the parts that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deploy.gpu.calls import LIMIT_S, SIZES, Part, calls
+
+ENVIRONMENT = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # others' plugins may not even import there
+    "PYTHONUNBUFFERED": "1",
+    "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "97",
+}
+ALTERNATIVE = "max"
+"""The product that is measured if the one that a GPU gets by itself is wrong."""
+TIMED_OUT = 124
+"""The exit status of a part that took too long, as of timeout(1)."""
+LEAST_S = 5
+"""No part begins with less time left."""
+PADDED = 2
+"""Rows that a step on a GPU has at least: what products of fewer give ends nothing."""
+SECONDS_TO_END = 5
+HEADING = "\n=== "
+"""Before each command in the log."""
+
+
+class Call:
+    """One call: its files and its time."""
+
+    def __init__(
+        self, number: int, device: str, results: Path, cache_dir: str, ends: float
+    ) -> None:
+        results = results.resolve()
+        results.mkdir(parents=True, exist_ok=True)
+        self._patience = SIZES[device].patience
+        self.device, self.cache_dir, self.ends = device, cache_dir, ends
+        self.product = "auto"
+        self.lines, self.log = (results / f"call-{number}.{kind}" for kind in ("jsonl", "log"))
+        self.lines.touch()
+
+    def run(self, parts: Iterable[Part]) -> int:
+        """Run the parts; return how many failed or found no time."""
+        failed = 0
+        wrong: list[str] = []
+        left_to_do = deque(parts)
+        while left_to_do:
+            part = left_to_do.popleft()
+            left, started = self.ends - time.time(), time.time()
+            if part.under and shutil.which(part.under[0]) is None:
+                self._write(part, left_out=f"no {part.under[0]} here")
+                continue
+            if part.needs_products and wrong:
+                self._write(part, left_out=f"products are wrong: {', '.join(wrong)}")
+                failed += 1
+                continue
+            if left < LEAST_S:
+                self._write(part, left_out="no time")
+                failed += 1
+                continue
+            status = self._run_part(part, min(left, part.limit_s * self._patience))
+            lasted = round(time.time() - started, 1)
+            self._write(part, exit=status, seconds=lasted, last=last_line(self.log))
+            failed += status != 0
+            if part.checks_products:
+                found = wrong_products(part.name, self._lines_of(part))
+                if found and self.device == "gpu" and self.product != ALTERNATIVE:
+                    self.product = ALTERNATIVE  # from here on
+                    left_to_do.appendleft(replace(part, name=f"{part.name} by {ALTERNATIVE}"))
+                else:
+                    wrong += found
+        return failed
+
+    def _run_part(self, part: Part, limit_s: float) -> int:
+        """Run it, again while it dies of something new; TIMED_OUT if its time ran out."""
+        ends, deaths = time.time() + limit_s, 0
+        while True:
+            status = self._run_process(self._command(part), ends - time.time())
+            died_of = tried(self._lines_of(part))
+            if status in {0, TIMED_OUT} or died_of is None or time.time() > ends - LEAST_S:
+                return status or deaths
+            deaths += 1
+            why = f"exit {status}: {last_line(self.log)}"
+            self._append(died_of | {"begun": False, "at": time.time(), "ok": False, "died": why})
+
+    def _run_process(self, command: list[str], limit_s: float) -> int:
+        with self.log.open("ab") as log:
+            log.write(f"{HEADING}{' '.join(command)}\n".encode())
+            log.flush()
+            process = subprocess.Popen(
+                command,
+                env=os.environ | ENVIRONMENT | {"SRM_CACHE_DIR": self.cache_dir},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that its children end with it
+            )
+            try:
+                return waited(process, limit_s)
+            except subprocess.TimeoutExpired:
+                return TIMED_OUT
+            finally:
+                end_group(process)
+
+    def _command(self, part: Part) -> list[str]:
+        task = {"part": part.name, "lines": str(self.lines), "device": self.device}
+        task |= {"cache_dir": self.cache_dir, "product": self.product}
+        task |= {**SIZES[self.device].common, **part.settings}
+        arguments = [json.dumps(task)] if part.arguments is None else part.arguments
+        # A part that runs a program itself finds it.
+        under = part.under if len(part.under) > 1 else ()
+        return [*under, sys.executable, "-m", part.module, *arguments]
+
+    def _lines_of(self, part: Part) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.lines.read_bytes().splitlines()]
+        return [line for line in lines if line["part"] == part.name]
+
+    def _write(self, part: Part, **facts: Any) -> None:
+        self._append({"part": part.name, "key": "end", "at": time.time(), **facts})
+        sys.stdout.write(f"{part.name}: {', '.join(f'{k} {v}' for k, v in facts.items())}\n")
+        sys.stdout.flush()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self.lines.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def waited(process: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Return the exit status; raises TimeoutExpired when it takes longer."""
+    return process.wait(max(limit_s, 0.1))
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End what a part left running, and wait for the part."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def tried(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the line of what a part had begun and not ended."""
+    return lines[-1] if lines and lines[-1].get("begun") else None
+
+
+def wrong_products(part: str, lines: list[dict[str, Any]]) -> list[str]:
+    """Return what a part found wrong of products, at as many rows as occur in a step.
+
+    A part that looked at none has found something wrong too.
+    """
+    looked_at = [line for line in lines if line.get("product") and not line.get("begun")]
+    if not looked_at:
+        return [f"{part} looked at none"]
+    wrong = [line for line in looked_at if not line["ok"] and line["rows"] >= PADDED]
+    return [f"{part}: {line['key']}" for line in wrong]
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that the last command printed, cut to 200 characters."""
+    printed = log.read_text(errors="replace").rpartition(HEADING)[2].splitlines()[1:]
+    return next((line.strip()[:200] for line in reversed(printed) if line.strip()), "")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m deploy.gpu.run", allow_abbrev=False)
+    parser.add_argument("call", type=int, choices=LIMIT_S)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--device", choices=SIZES, default="gpu", help="cpu: a rehearsal")
+    kept = os.environ.get("SRM_CACHE_DIR", str(Path("~/.cache/srm").expanduser()))
+    parser.add_argument("--cache-dir", default=kept, help="folder of compiled graphs")
+    parser.add_argument("--began", type=float, default=time.time(), help="seconds since 1970")
+    given = parser.parse_args(argv)
+    ends = given.began + SIZES[given.device].patience * LIMIT_S[given.call] - SECONDS_TO_END
+    call = Call(given.call, given.device, given.results, given.cache_dir, ends)
+    return call.run(calls(SIZES[given.device], given.cache_dir)[given.call])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Opens a GPU, or says in one line why not and what to do.
+
+MAX's own errors are several lines about every kind of GPU that there may be.
+"""
+
+from __future__ import annotations
+
+import re
+
+from max.driver import Accelerator, Device, accelerator_count
+
+from engine.errors import ConfigError
+
+OLDEST = 80
+"""The architecture `sm_80` of NVIDIA's GPUs: earlier ones do not multiply bfloat16."""
+LEAST_FREE = 0.1
+"""Of a GPU's memory: with less, others are meant to have it."""
+GIB = 2**30
+
+
+def open_gpu(number: int | None = None) -> Device:
+    """Return the GPU of this number, or the first one. Raises ConfigError if there is none that
+    could serve."""
+    try:
+        count = accelerator_count()
+        if number is not None and number >= count > 0:
+            raise ConfigError(f"devices = {number}: MAX finds the GPUs 0 … {count - 1} here")
+        device = Accelerator(-1 if number is None else number) if count else _no_gpu()
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"device = gpu: {_reason(str(error))}") from None
+    architecture = str(device.architecture_name)
+    version = re.match(r"sm_(\d+)", architecture)
+    if not device.is_compatible or (version and int(version[1]) < OLDEST):
+        raise ConfigError(
+            f"device = gpu: this one is of architecture {architecture}, and NVIDIA's from "
+            f"sm_{OLDEST} on (A100, H100, …) are supported; use device = cpu"
+        )
+    free, total = (int(device.stats[f"{name}_memory"]) for name in ("free", "total"))
+    if free < LEAST_FREE * total:
+        raise ConfigError(
+            f"device = gpu: only {free / GIB:.1f} of its {total / GIB:.1f} GiB of memory are free; "
+            "end the processes that nvidia-smi lists, or choose another GPU with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return device
+
+
+def _no_gpu() -> Device:
+    """Have MAX say why it counts none."""
+    Accelerator()
+    raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
+
+
+def _reason(said: str) -> str:
+    """Return of MAX's error what a user can do something about."""
+    if "driver version is not supported" in said:
+        wanted = re.search(r"driver version >= *([\w.]+)", said)
+        least = f" to {wanted[1]} or newer" if wanted else ""
+        return f"the GPU's driver is too old; update it{least}, or use device = cpu"
+    if "OUT_OF_MEMORY" in said or "out of memory" in said:
+        return (
+            "its memory is in use; end the processes that nvidia-smi lists, or choose another "
+            "GPU with CUDA_VISIBLE_DEVICES"
+        )
+    first = next((line.strip() for line in said.splitlines() if "CUDA information" in line), "")
+    seen = first or said.splitlines()[0] if said else "no reason given"
+    return (
+        f"MAX finds no GPU here ({seen}); if nvidia-smi lists one, look whether this process may "
+        "see it (container, CUDA_VISIBLE_DEVICES), else use device = cpu"
+    )
