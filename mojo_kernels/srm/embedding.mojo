@@ -23,7 +23,7 @@ from std.memory import unsafe_memcpy
 from std.sys import size_of
 
 from .parallel import RowGrid, num_tasks
-from .values import Values, on_16_bytes, untracked
+from ._values import Values, on_16_bytes, untracked
 
 
 @always_inline

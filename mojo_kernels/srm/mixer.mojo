@@ -18,7 +18,7 @@ CPU: the channels are split over the cores, so that a single long prompt keeps a
 cores left over split the rows. GPU: a thread takes 4 neighbouring channels in either half of a head,
 so that a state moves 16 bytes at a time and the accesses of a warp fill whole sectors; the grid has
 an axis each for rows, heads and channels, so that nothing is divided. Where a head is no multiple
-of 8 channels, or a tensor does not lie on 16 bytes, a thread takes one. All run `Unit.mix`.
+of 8 channels, or a tensor does not lie on 16 bytes, a thread takes one. All run `_Unit.mix`.
 
     y            [T, d]      any float      out
     state        [S, W]      any float      mutated: columns unit * d up to (unit + 1) * d
@@ -47,7 +47,7 @@ from std.sys import simd_width_of, size_of
 
 from .parallel import BLOCK, num_tasks
 from .rows import first_row
-from .values import Values, on_16_bytes, untracked
+from ._values import Values, on_16_bytes, untracked
 
 comptime _SLICE = 64  # fewest channels split off for a core: whole cache lines
 
@@ -107,7 +107,7 @@ def _store[
 
 
 @fieldwise_init
-struct Unit[
+struct _Unit[
     dtype: DType,
     state_dtype: DType,
     has_gamma: Bool,
@@ -268,7 +268,9 @@ struct _Mix:
         var num_heads = decay.dim_size(1)
         var head_dim = dim // num_heads
         var pool_width = state.dim_size(1)
-        var of_unit = Unit[y.dtype, state.dtype, has_gamma, has_residual, silu](
+        var of_unit = _Unit[
+            y.dtype, state.dtype, has_gamma, has_residual, silu
+        ](
             untracked(y.unsafe_ptr()),
             untracked(state.unsafe_ptr()),
             untracked(x.unsafe_ptr()),

@@ -51,11 +51,19 @@ struct RowGrid:
     @staticmethod
     @always_inline
     def row() -> Int:
-        """The row of this thread, which may lie past the last."""
+        """Find the row of this thread.
+
+        Returns:
+            The row, which may lie past the last.
+        """
         return block_idx.x * block_dim.y + thread_idx.y
 
     @staticmethod
     @always_inline
     def piece() -> Int:
-        """The piece of this thread, which may lie past the last."""
+        """Find the piece of this thread.
+
+        Returns:
+            The piece, which may lie past the last.
+        """
         return block_idx.y * block_dim.x + thread_idx.x

@@ -23,11 +23,11 @@ from max.gpu.host import DeviceContext
 from std.memory import bitcast
 
 from .parallel import RowGrid, num_tasks
-from .values import Values, on_16_bytes, untracked
+from ._values import Values, on_16_bytes, untracked
 
 
 @fieldwise_init
-struct SlotCopy[gathers: Bool](TrivialRegisterPassable):
+struct _SlotCopy[gathers: Bool](TrivialRegisterPassable):
     """The op's tensors, each by its first value, and their shapes."""
 
     var state: Values[DType.float32]
@@ -106,7 +106,7 @@ struct _CopySlots:
     ) raises:
         var num_slots = slots.dim_size(0)
         var width = state.dim_size(1)
-        var all = SlotCopy[gathers](
+        var all = _SlotCopy[gathers](
             untracked(state.unsafe_ptr()),
             untracked(last_token.unsafe_ptr()),
             untracked(packed.unsafe_ptr()),

@@ -5,9 +5,9 @@ A name tells the op, the dtype of activations, and how many values a thread has.
 
 from max.gpu.host import get_gpu_target
 from srm.embedding import embed_thread
-from srm.mixer import Unit
-from srm.slots import SlotCopy
-from srm.values import Values
+from srm.mixer import _Unit
+from srm.slots import _SlotCopy
+from srm._values import Values
 from std.compile import compile_info
 from std.sys import size_of
 
@@ -38,7 +38,7 @@ def mix[
     pool_column: Int64,
 ):
     """`all` is with gamma, SiLU and residual; else none of them."""
-    var unit = Unit[dtype, DType.float32, all, all, all](
+    var unit = _Unit[dtype, DType.float32, all, all, all](
         y,
         state,
         x,
@@ -72,7 +72,7 @@ def copy_slots[
     num_slots: Int64,
     width: Int64,
 ):
-    var all = SlotCopy[gathers](
+    var all = _SlotCopy[gathers](
         state, last_token, packed, slots, num_slots, width
     )
     all.copy_thread[values]()

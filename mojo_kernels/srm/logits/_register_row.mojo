@@ -23,7 +23,7 @@ from ._logit_row import (
     rank,
     unrank,
 )
-from ..values import on_16_bytes
+from .._values import on_16_bytes
 
 
 comptime TURN = 8
