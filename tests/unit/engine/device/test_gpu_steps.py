@@ -158,8 +158,7 @@ def test_max_is_told_its_share_of_a_gpus_memory_before_it_opens_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT"
-    monkeypatch.setattr(runner, "accelerator_count", lambda: 1)
-    monkeypatch.setattr(runner, "Accelerator", lambda: os.environ[name])
+    monkeypatch.setattr(runner, "open_gpu", lambda: os.environ[name])
     monkeypatch.setenv(name, "50")
     assert cast(str, open_device("gpu")) == "50", "whoever runs it may say otherwise"
     monkeypatch.delenv(name)
