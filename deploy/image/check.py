@@ -341,7 +341,7 @@ def main(argv: list[str]) -> int:
     if given.output is None:
         sys.stdout.write(table)
     else:
-        record = new_record("make deploy-check-all")
+        record = new_record(" ".join(["python -m deploy.image.check", *argv]))
         write_record(
             {**record, "figures": check.figures, "failed": failed}, "image", table, given.output
         )
