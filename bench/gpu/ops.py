@@ -30,7 +30,7 @@ from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
 Found = tuple[F64, F64, F64]
-"""What an op gave, what it should have given, and how far apart rounding may take them."""
+"""An op's output, the expected output, and how far rounding may move one from the other."""
 
 PRODUCTS = {"up", "down", "proj_in", "proj_out", "head"}
 LOOKED_AT = 24

@@ -70,7 +70,7 @@ def _memory(device: Device, size: int) -> dict[str, Any]:
 
 
 def _zero_bytes(device: Device) -> dict[str, Any]:
-    """What a step without scores or edits uploads."""
+    """Say whether buffers of no bytes can be made, copied and read."""
     made = Buffer.zeros((0,), DType.int32, device).to_numpy()
     sent = Buffer.from_numpy(np.empty((0, 3), np.float32)).to(device).to_numpy()
     return {"ok": made.shape == (0,) and sent.shape == (0, 3)}

@@ -19,7 +19,7 @@ from engine.errors import ConfigError, SRMError
 from engine.records import RECORDS, write_record
 
 MOST_KERNELS = 12
-"""Of a step, those that take longest."""
+"""Number of kernels that the report lists: those that take longest of a step."""
 UNSHOWN = {"part", "key", "at", "call", "begun", "ok", "raw", "d_model"}
 
 

@@ -28,7 +28,7 @@ PROMPT = 48
 
 
 class Said(NamedTuple):
-    """What sequences said, by step, and their states afterwards."""
+    """The tokens of some sequences, by step, and their states afterwards."""
 
     tokens: I32
     logprobs: F32

@@ -1,4 +1,4 @@
-"""What a measurement of `deploy/gpu` is told, and the lines that it writes. Knows no device.
+"""The settings of a measurement of `deploy/gpu`, and the lines that it writes. Knows no device.
 
 A measurement is `python -m bench.gpu.NAME TASK`, with a `Task` as JSON. It is a list of attempts,
 each with a key. An attempt that raises ends the process; when it is started again with the same
@@ -31,7 +31,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Where compiled graphs are."""
     dtype: Dtype = "bfloat16"
     product: ProductSetting = "auto"
-    """What multiplies matrices on a GPU."""
+    """The engine's setting of this name: which kernel multiplies matrices on a GPU."""
     d_model: int = 1024
     num_layers: int = 8
     num_heads: int = 4
@@ -44,11 +44,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ops: tuple[str, ...] = ()
     """The ops to measure; empty: all."""
     slots: int = 0
-    """Of the state pool; 0: as many as rows need."""
+    """Slots of the state pool; 0: as many as rows need."""
     products: tuple[tuple[int, int, int], ...] = ()
     """Matrix products [rows, inner] x [inner, columns], whose peak is wanted."""
     forms: tuple[str, ...] = ()
-    """Of the PyTorch recurrence: see `bench.model.recurrence_rate`."""
+    """Forms of the PyTorch recurrence to time: see `bench.model.recurrence_rate`."""
     gib: float = 4.0
     """Of a copy that is timed."""
     seconds: float = 1.0
