@@ -78,6 +78,16 @@ async def columns(stream: Stream) -> dict[int, tuple[bytes, int]]:
     return {index: (tokens[index], ends[index]) for index in tokens}
 
 
+async def assert_answers(client: EngineClient, request: Request, expected: Any) -> None:
+    """Ask, and compare what comes in the form that the request asks for."""
+    if request.emit == "columns":
+        with client.open([request]) as stream:
+            found = await columns(stream)
+        assert found == once(expected)
+    else:
+        assert_same(whole(await collect(client, request)), expected)
+
+
 @pytest.mark.parametrize("emit", ["final", "delta", "columns"])
 @pytest.mark.parametrize(
     "params",
@@ -95,12 +105,7 @@ async def test_two_engines_say_what_one_does(
     request = request_of("a", **{**LENGTHY, **params}, emit=emit)
     expected = alone(msgspec.structs.replace(request, emit="final"), weights)
     async with client_of(endpoint) as client:
-        if emit == "columns":
-            with client.open([request]) as stream:
-                found = await columns(stream)
-            assert found == once(expected)
-        else:
-            assert_same(whole(await collect(client, request)), expected)
+        await assert_answers(client, request, expected)
     is_shared = params["n"] > 1 and "prompt_logprobs" not in params
     assert sum(one.engine.num_steps > 0 for one in two) == 1 + is_shared
 
@@ -185,12 +190,7 @@ async def test_what_a_broken_engine_had_is_run_by_another(
     bare = msgspec.structs.replace(request, emit="delta" if params.get("logprobs") else "final")
     expected = alone(bare, weights)
     async with client_of(endpoint) as client:
-        if emit == "columns":
-            with client.open([request]) as stream:
-                found = await columns(stream)
-            assert found == once(expected)
-        else:
-            assert_same(whole(await collect(client, request)), expected)
+        await assert_answers(client, request, expected)
         await until(lambda: client.engines[0].status is None)
         assert client.status is not None and client.losses == 1
     assert broken.join() == StepFailed.exit_code
