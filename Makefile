@@ -95,15 +95,17 @@ test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm, LangChai
 agreement: .venv/dev .venv-clients/ready  ## load tests beside guidellm, and of a server that stalls; writes docs/benchmarks/
 	$(BIN)/python -m tests.clients.agreement
 
-kernels: .venv/dev  ## compiles every op for an H100 or H200, without one
+kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills
 	$(BIN)/python -m tests.kernels.compile_for_gpu
+	$(BIN)/python -m tests.kernels.cubin build/graphs/*.mef
 
 kernels-wide: .venv/dev  ## the bfloat16 step graphs of widths 512 and 1,024, minutes each
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024
+	$(BIN)/python -m tests.kernels.cubin build/graphs/*.mef
 
 kernels-all: .venv/dev  ## runs the PTX of every product of both benchmark widths in numpy, minutes
-	$(BIN)/python -m pytest -q -m slow tests/kernels/test_products.py
+	$(BIN)/python -m pytest -q -m slow tests/kernels/test_products.py tests/kernels/test_cubin.py
 
 gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs included, into build/gpu-kit
 	$(BIN)/python -m deploy.gpu.pack

@@ -9,9 +9,10 @@ from srm.mixer import _Unit
 from srm.slots import _SlotCopy
 from srm._values import Values
 from std.compile import compile_info
-from std.sys import size_of
+from std.sys import is_defined, size_of
 
 comptime TARGET = get_gpu_target["sm_90a"]()
+comptime KIND = "object" if is_defined["object"]() else "asm"
 
 
 def mix[
@@ -85,7 +86,7 @@ def main():
                 comptime width = 4 if parts == 2 else 1
                 var mixer = compile_info[
                     mix[dtype, width, parts, all],
-                    emission_kind="asm",
+                    emission_kind=KIND,
                     target=TARGET,
                 ]()
                 print("=== mix" + ("_all" if all else ""), dtype, parts * width)
@@ -93,7 +94,7 @@ def main():
         comptime for width in [16 // size_of[dtype](), 1]:
             var embedder = compile_info[
                 embed_thread[dtype=dtype, width],
-                emission_kind="asm",
+                emission_kind=KIND,
                 target=TARGET,
             ]()
             print("=== embed", dtype, width)
@@ -101,7 +102,7 @@ def main():
     comptime for values in [4, 1]:
         comptime for gathers in [True, False]:
             var copier = compile_info[
-                copy_slots[gathers, values], emission_kind="asm", target=TARGET
+                copy_slots[gathers, values], emission_kind=KIND, target=TARGET
             ]()
             print("===", "gather" if gathers else "scatter", values)
             print(copier.asm)

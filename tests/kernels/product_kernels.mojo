@@ -10,6 +10,7 @@ from std.compile import compile_info
 from std.sys import is_defined
 
 comptime TARGET = get_gpu_target["sm_90a"]()
+comptime KIND = "object" if is_defined["object"]() else "asm"
 comptime UP = Parts(True, True, False, False)
 comptime DOWN = Parts(True, False, True, False)
 comptime PROJ_IN = Parts(True, False, False, False)
@@ -19,7 +20,7 @@ comptime SLICES = Parts(False, False, False, True)
 
 def show[N: Int, K: Int, parts: Parts](name: String):
     var made = compile_info[
-        product_kernel[N, K, parts], emission_kind="asm", target=TARGET
+        product_kernel[N, K, parts], emission_kind=KIND, target=TARGET
     ]()
     print("=== " + name, N, K)
     print(made.asm)

@@ -59,14 +59,20 @@ class Kernel:
 
 
 def compiled(source: str, folder: Path) -> dict[str, Kernel]:
-    """The kernels that a Mojo program beside this file prints, by name; built in `folder`."""
+    """The kernels of a Mojo program beside this file, by name; it is built in `folder`."""
+    return {name: Kernel(text.decode()) for name, text in printed(source, folder).items()}
+
+
+def printed(source: str, folder: Path, *defines: str) -> dict[str, bytes]:
+    """What such a program prints of each kernel: PTX, or machine code where "object" is defined."""
     mojo, program = Path(sys.executable).with_name("mojo"), folder / "program"
+    given = [part for name in defines for part in ("-D", name)]
     path = Path(__file__).with_name(source)
-    build = map(str, [mojo, "build", "-I", KERNELS.parent, path, "-o", program])
+    build = map(str, [mojo, "build", *given, "-I", KERNELS.parent, path, "-o", program])
     subprocess.run(list(build), check=True, capture_output=True)
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    texts = re.split(r"^=== (.*)\n", printed, flags=re.M)[1:]
-    return {name: Kernel(text) for name, text in zip(texts[::2], texts[1::2], strict=True)}
+    output = subprocess.run([program], check=True, capture_output=True).stdout
+    texts = re.split(rb"^=== (.*)\n", output, flags=re.M)[1:]
+    return {name.decode(): text for name, text in zip(texts[::2], texts[1::2], strict=True)}
 
 
 def _axes(given: int | Axes) -> Axes:

@@ -11,6 +11,7 @@ from srm.logits._register_row import LONG, SHORT, RegisterRow
 from srm.logits.sampler import _sample_row, _uniform
 from srm.logits.score import _score_row
 from std.compile import compile_info
+from std.sys import is_defined
 from std.utils.static_tuple import StaticTuple
 
 comptime BLOCK = 256
@@ -105,21 +106,22 @@ def score[
 
 def main():
     comptime TARGET = get_gpu_target["sm_90a"]()
+    comptime KIND = "object" if is_defined["object"]() else "asm"
     comptime BF16 = DType.bfloat16
     comptime F32 = DType.float32
     comptime for share in [SHORT, LONG, 0]:
         var sampler = compile_info[
-            sample[BF16, share], emission_kind="asm", target=TARGET
+            sample[BF16, share], emission_kind=KIND, target=TARGET
         ]()
         print("=== sample bfloat16", share)
         print(sampler.asm)
         var scorer = compile_info[
-            score[BF16, share], emission_kind="asm", target=TARGET
+            score[BF16, share], emission_kind=KIND, target=TARGET
         ]()
         print("=== score bfloat16", share)
         print(scorer.asm)
     var wide = compile_info[
-        sample[F32, LONG], emission_kind="asm", target=TARGET
+        sample[F32, LONG], emission_kind=KIND, target=TARGET
     ]()
     print("=== sample float32", LONG)
     print(wide.asm)

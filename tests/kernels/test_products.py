@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.device.linear import KERNELS, round_bfloat16
+from engine.device.linear import round_bfloat16
 from tests.kernels.harness import EPILOGUES, Array, widened
+from tests.kernels.ptx import printed
 from tests.kernels.ptx_async import TensorMap
 from tests.kernels.ptx_cluster import Cluster
 from tests.kernels.ptx_text import PTXError
@@ -32,13 +32,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def compile_kernels(folder: Path, *defines: str) -> dict[str, str]:
-    source, program = Path(__file__).with_name("product_kernels.mojo"), folder / "product_kernels"
-    mojo = Path(sys.executable).with_name("mojo")
-    build = map(str, [mojo, "build", *defines, "-I", KERNELS.parent, source, "-o", program])
-    subprocess.run(list(build), check=True, capture_output=True)
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    texts = re.split(r"^=== (.*)\n", printed, flags=re.M)[1:]
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+    found = printed("product_kernels.mojo", folder, *defines)
+    return {name: text.decode() for name, text in found.items()}
 
 
 def check(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -> None:
@@ -104,7 +99,7 @@ def test_mistakes_are_told(kernels: dict[str, str], part: str, instead: str, err
 @pytest.mark.slow
 def test_every_product_of_the_benchmarks_is_right(tmp_path: Path) -> None:
     """In a tile with rows beyond it, and one more."""
-    for name, text in compile_kernels(tmp_path, "-D", "wide").items():
+    for name, text in compile_kernels(tmp_path, "wide").items():
         kind, columns, depth = name.split()
         check(text, kind, 257 if int(columns) < 8192 else 100, int(depth), int(columns))
 
@@ -119,13 +114,6 @@ def test_nothing_spills(kernels: dict[str, str], tmp_path: Path) -> None:
     for kind in KINDS:
         name = f"{kind} {COLUMNS} 512"
         check_registers(name, kernels[name], tmp_path)
-
-
-@needs_ptxas
-@pytest.mark.slow
-def test_nothing_of_the_benchmarks_spills(tmp_path: Path) -> None:
-    for name, text in compile_kernels(tmp_path, "-D", "wide").items():
-        check_registers(name, text, tmp_path)
 
 
 def check_registers(name: str, text: str, folder: Path) -> None:
