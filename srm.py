@@ -31,7 +31,8 @@ USAGE = """usage: srm COMMAND [options]
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `prefix`, `snapshot`, `http`, `fleet` or `scale`; `srm bench table` shows the records
+            `counted`, `prefix`, `snapshot`, `http`, `fleet` or `scale`; `srm bench table`
+            shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -57,6 +58,7 @@ BENCHMARKS = {
     "prefill": "bench.engine.prefill",
     "host": "bench.host.host",
     "simulate": "bench.host.simulate",
+    "counted": "bench.gpu.counted",
     "prefix": "bench.engine.prefix",
     "snapshot": "bench.engine.snapshot",
     "http": "bench.server.http",

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from bench.frame import Record, table
+from bench.gpu import counted_table
 from bench.peaks.rates import (
     byte_cells,
     bytes_moved,
@@ -297,6 +298,7 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "peers": ("peers", _peers),
     "router": ("router-vllm", _router),
     "fleet": ("fleet", fleet.markdown),
+    "counted": ("counted", counted_table.markdown),
     "scale-costs": ("scale", scale_table.assumptions),
     "scale-plan": ("scale", scale_table.plan),
     "scale-losses": ("scale", scale_table.losses),

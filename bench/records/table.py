@@ -25,6 +25,7 @@ from engine.settings import load
 PAGES = (
     *(ROOT / "README.md", DEMO_MODEL / "README.md"),
     *(ROOT / "docs" / f"{page}.md" for page in ("performance", "scale", "ray", "kubernetes")),
+    ROOT / "docs" / "performance" / "gpu.md",
 )
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)

@@ -19,18 +19,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
-MOST_MIB = 60
-"""Of a call. MAX's libraries alone compress to 50: libmax 29, libMGPRT 10, the rest 11."""
+MOST_MIB = 50
+"""Of a call. MAX's libraries alone compress to 44: libmax 29, libMGPRT 10, its Python part 4."""
 LEFT_OUT = ("models/demo", "docs", "requirements*.lock", "deploy/image", "tests/browser")
 """Of the source tree: what no part reads."""
 SMALL = ("msgspec",)
 """Packages that every call needs; of others the machine has its own."""
 MAX = ("max", "max-core", "max-shmem-libs", "mojo-compiler", "exceptiongroup", "taskgroup")
 LIBRARIES = (
-    *("libmax", "libMGPRT", "libNVPTX", "libAsyncRTMojoBindings", "libAsyncRTRuntimeGlobals"),
+    *("libmax", "libMGPRT", "libAsyncRTMojoBindings", "libAsyncRTRuntimeGlobals"),
     *("libKGENCompilerRTShared", "libMSupportGlobals", "libmax_profiler_shim", "libnixl"),
 )
-"""Of MAX, those that run a compiled graph; none of them is the compiler of Mojo or the debugger."""
+"""Of MAX, those that run a compiled graph. Left out are the compiler of Mojo, the debugger, and the
+assembler of PTX, libNVPTX: a compiled graph holds machine code, and nothing asks for it."""
 UNUSED = ("pipelines", "serve", "benchmark", "_entrypoints", "nn", "experimental", "include")
 """Of the Python package `max`."""
 TREE, RUNTIME, GRAPHS = "tree.tar.xz", "max.tar.xz", "graphs.tar.xz"

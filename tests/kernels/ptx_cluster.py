@@ -51,6 +51,11 @@ class Cluster:
         if self._copies:
             raise PTXError("the blocks ended before their copies")
 
+    @property
+    def epilogue(self) -> int:
+        """The most instructions of a thread behind its last product."""
+        return max(warp.epilogue for warp in self._warps)
+
     def arrive(self) -> None:
         """A warp is at the cluster's barrier."""
         self._arrived += 1
@@ -67,6 +72,8 @@ class _Warp:
         self._counter = np.zeros(WARP, np.int64)
         self.ended = np.zeros(WARP, np.bool_)
         self._generation = 0
+        self._products = False
+        self.epilogue = 0
 
     def run(self) -> bool:
         """Run as far as it goes; whether that was at all."""
@@ -97,6 +104,7 @@ class _Warp:
             if opcode.startswith("bra"):
                 self._counter[group] = at + 1
                 self._counter[acting] = self._block.program.labels[operands[0]]
+                self.epilogue += self._products
                 return True
             if opcode == "ret":
                 self._counter[group] = at + 1
@@ -111,6 +119,8 @@ class _Warp:
             step = self._block.steps[at]
             if step is not None:
                 step(chosen)
+            self._products |= opcode.startswith("wgmma.mma")
+            self.epilogue = 0 if opcode.startswith("wgmma.mma") else self.epilogue + self._products
             at += 1
         self._counter[group] = at
         return at != start

@@ -88,6 +88,12 @@ def test_ragged_rows(
     mix(kernels, op, dtype, rows, heads, by)
 
 
+def decode_counts(kernels: dict[str, Kernel], op: str, dtype: str, width: int) -> Counts:
+    """What one unit takes for four rows that decode."""
+    rows = make_rows(np.random.default_rng(0), [1] * 4, [1, 9, 700, N_CTX - 1], width)
+    return mix(kernels, op, dtype, rows, 4, by=8)
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "most"),
     [("mix", "bfloat16", 25), ("mix", "float32", 25), ("mix_all", "bfloat16", 35)],
@@ -96,8 +102,7 @@ def test_decoding_takes_few_instructions_and_moves_what_it_must(
     kernels: dict[str, Kernel], op: str, dtype: str, most: int
 ) -> None:
     count, width = 4, 1024
-    rows = make_rows(np.random.default_rng(0), [1] * count, [1, 9, 700, N_CTX - 1], width)
-    ran = mix(kernels, op, dtype, rows, 4, by=8)
+    ran = decode_counts(kernels, op, dtype, width)
     y, state, x, *scalars, residual = ran.moved
     assert ran.instructions <= most * count * width
     assert state == 2 * 4 * count * width  # every byte is of use

@@ -36,8 +36,8 @@ def compile_kernels(folder: Path, *defines: str) -> dict[str, str]:
     return {name: text.decode() for name, text in found.items()}
 
 
-def check(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -> None:
-    """Run a kernel and hold all that it writes to float64."""
+def check(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -> int:
+    """Run a kernel and hold all that it writes to float64; return `Cluster.epilogue`."""
     rng = np.random.default_rng([rows, depth])
     shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
     drawn = [rng.standard_normal(shape, np.float32) for shape in shapes]
@@ -48,7 +48,8 @@ def check(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
     factors = TensorMap(given[0], 128), TensorMap(given[1], 128)
     arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices, rows]
-    Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows).run()
+    cluster = Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows)
+    cluster.run()
 
     has_bias, silu, has_residual = EPILOGUES.get(kind, (False, False, False))
     y = x @ weight.T + (bias if has_bias else 0)
@@ -59,6 +60,7 @@ def check(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -
     assert (out != rounded_once).sum() <= 2 + out.size // 1000
     if kind == "slices":
         check_slices(slices, widened(out))
+    return cluster.epilogue
 
 
 def check_slices(found: Array, outputs: Array) -> None:

@@ -1,0 +1,184 @@
+"""`srm bench counted`: what a step on a GPU takes by count, from its compiled code and its shapes.
+
+Nothing here is measured. What a step launches comes from the graph as MAX lowers it, instructions
+and bytes from the kernels' own code, run by the interpreter of the tests:
+
+- A product takes what its operations take at the rate that the device reaches, divided by two
+  shares. One is that of the tensor cores' time in a tile: CLOCKS_A_TERM clocks for each term of its
+  sums, beside CLOCKS_AN_INSTRUCTION for each instruction of a thread after its last product, none
+  of which is counted as hidden. The other is that of the rounds of tiles that are full.
+- Anything takes at least what its bytes take, as if no activation stayed in the cache, and its
+  instructions, one a clock in each of a processor's four schedulers.
+- From one kernel's end to the next one's start there is a gap.
+
+Edits and scores are launched and do nothing; host and uploads are under the step before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from bench.engine.counts import count_op
+from bench.frame import Record, Settings, run
+from bench.gpu.counted_table import markdown
+from engine.config import ModelConfig
+from tests.kernels.harness import EPILOGUES
+from tests.kernels.lowered import LAYERS, Launch, lower
+from tests.kernels.ptx import compiled
+from tests.kernels.test_gpu_batches import decode_counts
+from tests.kernels.test_gpu_rows import row_counts
+from tests.kernels.test_products import COLUMNS, check, compile_kernels
+from tests.kernels.test_sampler import Settings as Sampling
+
+TILE = (128, 256)
+"""Rows and columns of a product's tile."""
+PAIR = 2
+"""Tiles, one below the other, that two processors compute together."""
+CLOCKS_A_TERM, CLOCKS_AN_INSTRUCTION, SCHEDULERS = 16, 2, 4
+DECODED = 4
+"""Rows of `decode_counts`."""
+PRODUCT = "srm_linear_sm90"
+NAMES = {
+    **{f"srm_{name}": name for name in ("embed", "mix", "edit", "sample", "score")},
+    "reduce.layer_norm": "norm",
+}
+IDLE = {"edit", "score"}
+SAMPLERS = {"temperature 1": Sampling(), "top-p 0.9": Sampling(top_p=0.9)}
+
+
+class CountedConfig(Settings, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench counted`. The defaults are an H200 as measured by torch."""
+
+    widths: tuple[int, ...] = (1024, 512)
+    """d_model of the models, of 8 layers and 8,192 tokens."""
+    step_rows: tuple[int, ...] = (65_536, 4_096)
+    """Rows of a step."""
+    tflops: float = 790.0
+    """Matrix products in bfloat16 that the device does, in TFLOP/s."""
+    tb_per_s: float = 4.3
+    """Bytes that its memory moves, in TB/s."""
+    processors: int = 132
+    """Multiprocessors of the device."""
+    ghz: float = 1.755
+    """Clocks of one, in GHz."""
+    gap_us: float = 1.0
+    """Between a kernel and the next, in microseconds: assumed."""
+
+
+class Code(NamedTuple):
+    """What was counted in compiled code."""
+
+    epilogues: dict[str, int]  # of each of EPILOGUES: instructions of a thread, of a full tile
+    mix: tuple[float, float]  # of a channel of a row: instructions of warps, and bytes
+    samplers: dict[str, tuple[float, float]]  # of a row: likewise
+
+
+def main(argv: list[str]) -> int:
+    """Count, write a record, print its tables."""
+    return run(CountedConfig, argv, "counted", measure, markdown)
+
+
+def measure(config: CountedConfig) -> Record:
+    """Return what the code says, and a case for each width and number of rows."""
+    code = read_code()
+    graphs = lower(*(f"own:{width}" for width in config.widths))
+    cases = [
+        count_step(width, rows, graphs[f"own:{width}"].execute.launches, code, config)
+        for width in config.widths
+        for rows in config.step_rows
+    ]
+    return {"code": code._asdict(), "cases": cases}
+
+
+def read_code() -> Code:
+    """Run the kernels whose instructions count."""
+    depth, width = 256, 1024
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        products = compile_kernels(folder)
+        rows = compiled("row_kernels.mojo", folder)
+        mixed = decode_counts(compiled("batch_kernels.mojo", folder), "mix", "bfloat16", width)
+    return Code(
+        epilogues={
+            kind: check(products[f"{kind} {COLUMNS} {depth}"], kind, PAIR * TILE[0], depth)
+            for kind in EPILOGUES
+        },
+        mix=(mixed.warp_instructions / DECODED / width, sum(mixed.moved) / DECODED / width),
+        samplers={name: row_counts(rows, settings) for name, settings in SAMPLERS.items()},
+    )
+
+
+def count_step(
+    width: int, rows: int, launches: list[Launch], code: Code, config: CountedConfig
+) -> dict[str, Any]:
+    """Count a step of a model of that width, whose LAYERS layers launch what `launches` has."""
+    model = ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
+    names = [_kind(launch) for launch in launches]
+    head = names.index("head")
+    layer = names[1 : 1 + (head - 1) // LAYERS]
+    step = [names[0], *layer * model.num_layers, *names[head:]]
+    kernels: list[dict[str, Any]] = []
+    for name, calls in Counter(step).items():
+        launch = launches[names.index(name)]
+        for kind in SAMPLERS if name == "sample" else [name]:
+            moved, busy_ns = _row(kind, launch, model, rows, code, config)
+            memory_ns = moved / config.tb_per_s / 1e3
+            kernels.append(
+                {
+                    "name": kind,
+                    "launches": calls,
+                    "bytes": calls * moved,
+                    "ns": calls * max(busy_ns, memory_ns),
+                    "bound": "memory" if memory_ns > busy_ns else "processors",
+                }
+            )
+    gaps_ns = len(step) * config.gap_us * 1e3 / rows
+    ns = gaps_ns + sum(one["ns"] for one in kernels if one["name"] not in SAMPLERS)
+    return {
+        "width": width,
+        "rows": rows,
+        "launches": len(step),
+        "launches_a_layer": len(layer),
+        "gaps_ns": gaps_ns,
+        "kernels": kernels,
+        "tokens_per_s": {
+            one["name"]: 1e9 / (ns + one["ns"]) for one in kernels if one["name"] in SAMPLERS
+        },
+    }
+
+
+def _kind(launch: Launch) -> str:
+    """Return the name of what is launched, as `bench.engine.counts` has it."""
+    if launch.name != PRODUCT:
+        return NAMES[launch.name]
+    parts = tuple(launch.settings[name] == "True" for name in ("has_bias", "silu", "has_residual"))
+    kind = next(kind for kind, given in EPILOGUES.items() if given == parts)
+    return "proj_out" if kind == "down" and launch.settings["N"] == launch.settings["K"] else kind
+
+
+def _row(
+    kind: str, launch: Launch, model: ModelConfig, rows: int, code: Code, config: CountedConfig
+) -> tuple[float, float]:
+    """Return bytes that a kernel moves for a row, and nanoseconds that it has the processors."""
+    issued_per_ns = config.processors * SCHEDULERS * config.ghz
+    if kind in code.samplers:
+        instructions, moved = code.samplers[kind]
+        return moved, instructions / issued_per_ns
+    if kind == "mix":
+        instructions, moved = (model.d_model * one for one in code.mix)
+        return moved, instructions / issued_per_ns
+    if kind in IDLE:
+        return 0.0, 0.0
+    flops, moved = count_op(kind, model, "bfloat16", "gpu", rows)
+    if launch.name != PRODUCT:
+        return moved / rows, 0.0
+    inner, outer = int(launch.settings["K"]), int(launch.settings["N"])
+    clocks = CLOCKS_A_TERM * inner
+    epilogue = code.epilogues["down" if kind == "proj_out" else kind]
+    rounds = rows / TILE[0] * outer / TILE[1] / config.processors
+    shares = clocks / (clocks + CLOCKS_AN_INSTRUCTION * epilogue) * rounds / ceil(rounds)
+    return moved / rows, flops / rows / config.tflops / 1e3 / shares

@@ -1,0 +1,68 @@
+"""What a step is counted to take, from launches and code that are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.gpu.counted import Code, CountedConfig, count_step
+from tests.kernels.lowered import LAYERS, Launch
+
+CONFIG = CountedConfig(tflops=100.0, tb_per_s=2.0, processors=64, ghz=1.0, gap_us=1.0)
+WIDTH = 512
+CODE = Code(
+    epilogues={"up": 512, "down": 0, "proj_in": 0, "head": 0},
+    mix=(0.0, 20.0),
+    samplers={"temperature 1": (2560.0, 0.0), "top-p 0.9": (25600.0, 0.0)},
+)
+
+
+def product(outer: int, inner: int, *parts: str) -> Launch:
+    settings = {name: str(name in parts) for name in ("has_bias", "silu", "has_residual")}
+    return Launch("gpu", "srm_linear_sm90", settings | {"N": str(outer), "K": str(inner)})
+
+
+def plain(name: str) -> Launch:
+    return Launch("gpu", name, {})
+
+
+LAYER = [
+    plain("reduce.layer_norm"),
+    product(4 * WIDTH, WIDTH, "has_bias", "silu"),
+    product(WIDTH, 4 * WIDTH, "has_bias", "has_residual"),
+    plain("srm_mix"),
+]
+STEP = [
+    *(plain("srm_embed"), *LAYER * LAYERS, product(8192, WIDTH)),
+    *(plain(f"srm_{name}") for name in ("edit", "sample", "score")),
+]
+
+
+def test_a_step_takes_what_its_kernels_take() -> None:
+    rows = 64 * 128
+    case = count_step(WIDTH, rows, STEP, CODE, CONFIG)
+    found = {one["name"]: one for one in case["kernels"]}
+    assert (case["launches"], case["launches_a_layer"]) == (8 * 4 + 5, 4)
+    assert case["gaps_ns"] == pytest.approx(37 * 1000 / rows)
+    # 8 rounds of 64 tiles, each as long again by an eighth: 1,024 clocks beside 8,192.
+    up_ns = 2 * 4 * WIDTH**2 / 100e3 * 9 / 8
+    assert found["up"]["ns"] == pytest.approx(8 * up_ns) and found["up"]["bound"] == "processors"
+    # Two rounds.
+    assert found["down"]["ns"] == pytest.approx(8 * 2 * 4 * WIDTH**2 / 100e3)
+    assert found["mix"]["ns"] == pytest.approx(8 * 20 * WIDTH / 2e3)
+    assert found["mix"]["bound"] == "memory" and found["edit"]["ns"] == 0
+    assert found["temperature 1"]["ns"] == pytest.approx(2560 / (64 * 4))
+    others = sum(one["ns"] for one in case["kernels"] if one["name"] not in CODE.samplers)
+    ns = others + case["gaps_ns"] + found["top-p 0.9"]["ns"]
+    assert case["tokens_per_s"]["top-p 0.9"] == pytest.approx(1e9 / ns)
+
+
+def test_rounds_that_are_not_full_cost_as_much_as_those_that_are() -> None:
+    rows = 16 * 128  # 32 tiles of the down product, on 64 processors
+    case = count_step(WIDTH, rows, STEP, CODE, CONFIG)
+    (down,) = (one for one in case["kernels"] if one["name"] == "down")
+    assert down["ns"] == pytest.approx(2 * 8 * 2 * 4 * WIDTH**2 / 100e3)
+
+
+def test_an_unknown_kernel_is_not_counted_as_nothing() -> None:
+    with pytest.raises(KeyError, match="srm_new"):
+        count_step(WIDTH, 128, [plain("srm_new"), *STEP[1:]], CODE, CONFIG)
