@@ -88,6 +88,7 @@ SETTINGS = """
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s gb_per_s launch_us efficiencies
+  processors ghz gap_us
   sequences folder lines
   requests n max_tokens streams prompts header_tokens engines line_rates
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price

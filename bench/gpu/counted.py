@@ -68,6 +68,11 @@ class CountedConfig(Settings, frozen=True, forbid_unknown_fields=True):
     gap_us: float = 1.0
     """Between a kernel and the next, in microseconds: assumed."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(width % TILE[1] for width in self.widths):
+            raise ValueError(f"widths must be multiples of {TILE[1]}, got {self.widths}")
+
 
 class Code(NamedTuple):
     """What was counted in compiled code."""
