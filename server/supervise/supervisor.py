@@ -2,9 +2,10 @@
 
 A child that crashes is started again, after a pause if it has not come to work before; one that
 says that its settings or files are wrong, or that keeps crashing like that, ends the whole, unless
-the others can do without it, as an engine's can while one of them serves. One that has a heartbeat is killed when it falls silent. A stop is in
-order: first the API, which lets running requests finish, and whoever else asks the engine, then the
-engine they need. Knows nothing of what the children do.
+the others can do without it, as an engine's can while one of them serves. One that has a heartbeat
+is killed when it falls silent. A stop is in order: first the API, which lets running requests
+finish, and whoever else asks the engine, then the engine they need. Knows nothing of what the
+children do.
 """
 
 from __future__ import annotations
