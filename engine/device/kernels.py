@@ -13,6 +13,7 @@ from __future__ import annotations
 from max.dtype import DType
 from max.graph import BufferValue, TensorType, TensorValue, ops
 
+from engine.device.products import Stream, stream_types
 from engine.messages import MAX_LOGPROBS
 
 
@@ -32,8 +33,25 @@ def embed(
         "srm_embed",
         table.device,
         [last_token, token_ids, read_slots, table],
-        out_types=[TensorType(table.dtype, [token_ids.shape[0], table.shape[1]], table.device)],
+        out_types=[_embedded(token_ids, table)],
     )[0].tensor
+
+
+def embed_stream(
+    last_token: BufferValue, token_ids: TensorValue, read_slots: TensorValue, table: TensorValue
+) -> Stream:
+    """`embed` on a GPU, of bfloat16, with moments."""
+    values, moments = ops.inplace_custom(
+        "srm_embed_stream",
+        table.device,
+        [last_token, token_ids, read_slots, table],
+        out_types=stream_types(_embedded(token_ids, table)),
+    )
+    return Stream(values.tensor, moments.tensor)
+
+
+def _embedded(token_ids: TensorValue, table: TensorValue) -> TensorType:
+    return TensorType(table.dtype, [token_ids.shape[0], table.shape[1]], table.device)
 
 
 def copy_slots(

@@ -47,6 +47,28 @@ def round_bfloat16(values: F32) -> U16:
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
+def widen_bfloat16(bits: U16) -> F32:
+    """Return what bits of bfloat16 mean."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def fold_norm(weight: F32, bias: F32, gain: F32, shift: F32) -> tuple[F32, F32]:
+    """Fold gain and shift of a layer norm into the product behind it.
+
+    Args:
+        weight: f32[K, N].
+        bias: f32[N].
+        gain, shift: f32[K], of the norm.
+
+    Returns:
+        Weights f32[K, N] that are bfloat16, and f32[N, 2]: their sums over K, and biases.
+    """
+    folded = widen_bfloat16(round_bfloat16(weight * gain[:, None]))
+    sums = folded.sum(axis=0, dtype=np.float64)
+    biases = bias + shift.astype(np.float64) @ weight
+    return folded, np.stack([sums, biases], axis=1).astype(np.float32)
+
+
 def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
     """Pack weights [K, N] as panels [ceil(N / PANEL), ceil(K / pair), PANEL, pair], padded with
     zeros. `pair` is 1 in float32, and 2 in bfloat16, of which these are the bits."""

@@ -29,15 +29,33 @@ from max.graph import (
 )
 
 from engine.config import ModelConfig
-from engine.device.kernels import copy_slots, edit, embed, mix, sample, score, taps
+from engine.device.kernels import (
+    copy_slots,
+    edit,
+    embed,
+    embed_stream,
+    mix,
+    sample,
+    score,
+    taps,
+)
 from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape
-from engine.device.products import Product
+from engine.device.products import (
+    Product,
+    Stream,
+    folds_norms,
+    multiply_into_stream,
+    multiply_normed,
+)
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
 """Weights of matrix products, in the layout of `linear`."""
 PER_POSITION = ("alpha_in", "alpha_out", "beta")
 SCALARS = {*PER_POSITION, "gamma", "decay", "taps", "taps_beta"}
 """Weights of the mixer, always float32, since 0.999 is 1.0 in bfloat16."""
+NORMED = {"up": "channel_norm", "proj_in": "token_norm"}
+"""Products and the norms before them. Where `folds_norms` says so, a product has `<name>_columns`
+of `fold_norm`, always float32, instead of a bias and of the norm's two weights."""
 SAMPLING_INPUTS = {
     "temperature": DType.float32,
     "top_k": DType.int32,
@@ -206,12 +224,14 @@ def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
     """Return the residual stream [tokens, d] after all blocks."""
     config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
-    x = embed(batch.last_token, batch.token_ids, batch.read_slots, table)
+    tokens = batch.last_token, batch.token_ids, batch.read_slots, table
+    has_moments = folds_norms(weights.product, config)
+    stream = embed_stream(*tokens) if has_moments else Stream(embed(*tokens))
     for index in range(config.num_layers):
         layer = weights.layer(index)
-        x = _mix_channels(layer, x)
-        x = _mix_tokens(layer, x, batch, index)
-    return x
+        stream = _mix_channels(layer, stream)
+        stream = _mix_tokens(layer, stream, batch, index)
+    return stream.values
 
 
 def _head(weights: _Weights, x: TensorValue, rows: Dim | None = None) -> TensorValue:
@@ -254,36 +274,48 @@ class _Weights:
         return layer_norm(x, weight, bias)
 
     def project(
-        self,
-        name: str,
-        x: TensorValue,
-        columns: int,
-        silu: bool = False,
-        residual: TensorValue | None = None,
+        self, name: str, x: TensorValue, columns: int, **epilogue: bool | TensorValue | None
     ) -> TensorValue:
         matrix = self.matrix(f"{name}_weight", int(x.shape[1]), columns)
         bias = self.table(f"{name}_bias", columns)
-        epilogue: dict[str, Any] = {"bias": bias, "silu": silu, "residual": residual}
-        return linear(x, matrix, columns, product=self.product, **epilogue)
+        how: dict[str, Any] = epilogue
+        return linear(x, matrix, columns, product=self.product, bias=bias, **how)
+
+    def project_normed(
+        self, name: str, stream: Stream, columns: int, silu: bool = False
+    ) -> TensorValue:
+        """The product behind a norm."""
+        if stream.moments is None:
+            return self.project(name, self.norm(NORMED[name], stream.values), columns, silu=silu)
+        matrix = self.matrix(f"{name}_weight", self.config.d_model, columns)
+        return multiply_normed(stream, matrix, self.scalars(f"{name}_columns", columns, 2), silu)
+
+    def project_into(self, name: str, x: TensorValue, stream: Stream) -> Stream:
+        """The product that is added to the stream."""
+        width = self.config.d_model
+        if stream.moments is None:
+            return Stream(self.project(name, x, width, residual=stream.values))
+        matrix = self.matrix(f"{name}_weight", int(x.shape[1]), width)
+        return multiply_into_stream(x, matrix, self.table(f"{name}_bias", width), stream)
 
     def _declare(self, name: str, dtype: DType, *shape: int) -> TensorValue:
         return Weight(self.prefix + name, dtype, shape, device=self.on)
 
 
-def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
-    width = layer.config.d_model
-    inner = layer.project("up", layer.norm("channel_norm", x), 4 * width, silu=True)
-    return layer.project("down", inner, width, residual=x)
+def _mix_channels(layer: _Weights, stream: Stream) -> Stream:
+    inner = layer.project_normed("up", stream, 4 * layer.config.d_model, silu=True)
+    return layer.project_into("down", inner, stream)
 
 
-def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int) -> TensorValue:
-    """Return x + the layer's units, joined as the mixer joins them."""
-    config = layer.config
+def _mix_tokens(layer: _Weights, stream: Stream, batch: _BatchInputs, index: int) -> Stream:
+    """Return the stream + the layer's units, joined as the mixer joins them."""
+    config, x = layer.config, stream.values
     unit = partial(_run_unit, layer, batch, index)
-    y = layer.norm("token_norm", x)
     residual = None if config.use_projections else x
     if config.use_projections:
-        y = layer.project("proj_in", y, config.d_model)
+        y = layer.project_normed("proj_in", stream, config.d_model)
+    else:
+        y = layer.norm("token_norm", x)
     match config.mixer:
         case "combined":  # side by side, their outputs added
             y = unit(1, y, residual=unit(0, y))
@@ -295,7 +327,7 @@ def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int
             y = taps(unit(0, y), batch.positions, batch.row_offsets, weight, beta, residual=x)
         case _:
             y = unit(0, y, residual=residual)
-    return layer.project("proj_out", y, config.d_model, residual=x) if config.use_projections else y
+    return layer.project_into("proj_out", y, stream) if config.use_projections else Stream(y)
 
 
 def _run_unit(

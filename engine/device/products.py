@@ -3,13 +3,14 @@
 Three are there, because two of them round otherwise and none is right and fastest everywhere: "own"
 is `srm_linear_sm90`, "linalg" is MAX's sm_90 kernel with our epilogue, "max" is what MAX makes of a
 plain product. One model has one of them for all its layers and any number of rows: a token does not
-depend on how many others are computed beside it. All take weights as [out, in].
+depend on how many others are computed beside it. All take weights as [out, in]. "own" does the work
+of a norm too, where a product follows it: see `folds_norms`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from max.driver import Device
 from max.dtype import DType
@@ -23,7 +24,14 @@ MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}
 """What in_features and out_features must be multiples of."""
 OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg"}
 SLICE = 256
-"""Columns of a slice of the head: BN of _sm90_epilogue.mojo."""
+"""Columns of a slice of the head, and of what moments are of: BN of _sm90_epilogue.mojo."""
+
+
+class Stream(NamedTuple):
+    """The residual stream, and of each row and SLICE columns mean and sum of squares about it."""
+
+    values: TensorValue  # [tokens, d]
+    moments: TensorValue | None = None  # f32[tokens, d / SLICE, 2] where norms are folded
 
 
 def choose_product(
@@ -71,6 +79,13 @@ def _shapes(model: ModelConfig) -> Iterator[tuple[int, int]]:
         yield d, d
 
 
+def folds_norms(product: Product | None, model: ModelConfig) -> bool:
+    """Whether norms are folded into the products behind them, and who writes the residual stream
+    writes moments. Without projections a mixer follows a norm, and writes the stream: norms stay.
+    """
+    return product == "own" and model.use_projections
+
+
 def multiply(
     product: Product,
     x: TensorValue,
@@ -103,6 +118,36 @@ def multiply(
             "silu": silu,
         },
     )[0].tensor
+
+
+def multiply_normed(
+    x: Stream, weight: TensorValue, columns: TensorValue, silu: bool
+) -> TensorValue:
+    """act(norm(x) @ weight^T + columns[:, 1]), the "own" product. The norm has neither gain nor
+    shift: they are in weight and columns f32[N, 2], whose first are the sums of each weight[n]."""
+    assert x.moments is not None
+    wide, depth = map(int, weight.shape)
+    inputs = [x.values, weight, columns, x.moments]
+    types = [TensorType(x.values.dtype, [x.values.shape[0], wide], x.values.device)]
+    how: dict[str, int | str | bool] = {"N": wide, "K": depth, "silu": silu}
+    return ops.custom("srm_normed_sm90", x.values.device, inputs, types, how)[0].tensor
+
+
+def multiply_into_stream(
+    x: TensorValue, weight: TensorValue, bias: TensorValue, stream: Stream
+) -> Stream:
+    """x @ weight^T + bias + stream, the "own" product, with its moments."""
+    wide, depth = map(int, weight.shape)
+    inputs, types = [x, weight, bias, stream.values], stream_types(stream.values.type)
+    found = ops.custom("srm_stream_sm90", x.device, inputs, types, {"N": wide, "K": depth})
+    return Stream(*(one.tensor for one in found))
+
+
+def stream_types(values: TensorType) -> list[TensorType]:
+    """The types of a stream with moments."""
+    tokens, width = values.shape
+    moments = TensorType(DType.float32, [tokens, int(width) // SLICE, 2], values.device)
+    return [values, moments]
 
 
 def head_with_slices(

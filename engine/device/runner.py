@@ -6,6 +6,7 @@ One thread beside the caller's runs steps in the order launched, or on a GPU enq
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -25,10 +26,10 @@ from engine.device.gpu import open_gpu
 from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
 from engine.device.graph_cache import load_or_compile, load_or_compile_slots
 from engine.device.libc import keep_freed_memory, let_timers_be_late
-from engine.device.linear import pack_linear, round_bfloat16
-from engine.device.model import MATRICES, SCALARS
+from engine.device.linear import fold_norm, pack_linear, round_bfloat16
+from engine.device.model import MATRICES, NORMED, SCALARS
 from engine.device.processor import compile_for_level
-from engine.device.products import choose_product
+from engine.device.products import Product, choose_product, folds_norms
 from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
@@ -86,6 +87,7 @@ class ModelRunner:
             count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
         product = choose_product(config.product, weights.config, self.dtype, self.device)
+        self._product = product
         self.arithmetic = " ".join(filter(None, (config.device, self.dtype.name, product)))
         self._session = InferenceSession(devices=[self.device])
         shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
@@ -126,7 +128,7 @@ class ModelRunner:
         """Use these weights, of the compiled shape, from the next step on; compiles nothing. States
         of the old ones stay in the pool, which `Engine.load_weights` takes care of."""
         started = time.monotonic()
-        registry = host_weights(weights, self.dtype, self.device)
+        registry = host_weights(weights, self.dtype, self.device, self._product)
         self._model: Model = self._session.init(self._compiled, weights_registry=registry)
         self.device.synchronize()  # it may still read what is freed next
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
@@ -160,17 +162,24 @@ def open_device(kind: str, *numbers: int) -> Device:
     return open_gpu(*numbers)
 
 
-def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
-    """Return every weight by name, in the layout and dtype that the graph for this device declares;
-    on the host, from where MAX copies them when it initialises a graph."""
-    return {
-        name: _host_weight(name, value, dtype, device) for name, value in named_tensors(weights)
-    }
+def host_weights(
+    weights: Weights, dtype: DType, device: Device, product: Product | None = None
+) -> dict[str, Buffer]:
+    """Return every weight by name, in the layout and dtype that the graph for this device and
+    product declares; on the host, from where MAX copies them when it initialises a graph."""
+    named = dict(named_tensors(weights))
+    if folds_norms(product, weights.config):
+        for layer, (name, norm) in itertools.product(range(len(weights.layers)), NORMED.items()):
+            parts = f"{name}_weight", f"{name}_bias", f"{norm}_weight", f"{norm}_bias"
+            folded, columns = fold_norm(*(named.pop(f"layers.{layer}.{part}") for part in parts))
+            named |= {f"layers.{layer}.{name}_weight": folded}
+            named |= {f"layers.{layer}.{name}_columns": columns}
+    return {name: _host_weight(name, value, dtype, device) for name, value in named.items()}
 
 
 def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
-    if kind in SCALARS:
+    if kind in SCALARS or kind.endswith("_columns"):
         return _buffer(value)
     if kind in MATRICES and not device.is_host:
         value = value.T

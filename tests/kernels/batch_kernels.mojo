@@ -98,6 +98,13 @@ def main():
             ]()
             print("=== embed", dtype, width)
             print(embedder.asm)
+    var streamer = compile_info[
+        embed_thread[dtype=DType.bfloat16, 8, True],
+        emission_kind="asm",
+        target=TARGET,
+    ]()
+    print("=== embed_stream bfloat16 8")
+    print(streamer.asm)
     comptime for values in [4, 1]:
         comptime for gathers in [True, False]:
             var copier = compile_info[

@@ -27,6 +27,19 @@ def embed(last_token: Array, token_ids: Array, read_slots: Array, table: Array) 
     ).reshape(len(token_ids), table.shape[1])
 
 
+def moments(x: F64, columns: int = 256) -> F64:
+    """Of each row and so many columns of x[T, d] the mean, and the sum of squares about it."""
+    parts = x.reshape(len(x), -1, columns)
+    return np.stack([parts.mean(-1), parts.var(-1) * columns], axis=-1)
+
+
+def layer_norm(x: F64) -> F64:
+    """Each row of x[T, d] without gain and shift."""
+    centred = x - x.mean(axis=1, keepdims=True)
+    normed: F64 = centred / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5)
+    return normed
+
+
 def mix(
     state: F64,
     unit: int,

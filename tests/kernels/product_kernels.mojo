@@ -1,4 +1,4 @@
-"""Prints the PTX of `srm_linear_sm90` and `srm_head_sm90`, each (N, K, epilogue) under its name.
+"""Prints the PTX of the products of `sm90.mojo`, each (N, K, epilogue) under its name.
 
 With `-D wide` those of both benchmark widths, else small ones of every epilogue.
 """
@@ -10,11 +10,14 @@ from std.compile import compile_info
 from std.sys import is_defined
 
 comptime TARGET = get_gpu_target["sm_90a"]()
-comptime UP = Parts(True, True, False, False)
-comptime DOWN = Parts(True, False, True, False)
-comptime PROJ_IN = Parts(True, False, False, False)
-comptime HEAD = Parts(False, False, False, False)
-comptime SLICES = Parts(False, False, False, True)
+comptime UP = Parts(True, True, False, False, False, False)
+comptime DOWN = Parts(True, False, True, False, False, False)
+comptime PROJ_IN = Parts(True, False, False, False, False, False)
+comptime HEAD = Parts(False, False, False, False, False, False)
+comptime SLICES = Parts(False, False, False, True, False, False)
+comptime NORMED_UP = Parts(False, True, False, False, True, False)
+comptime NORMED_PROJ_IN = Parts(False, False, False, False, True, False)
+comptime MEASURED_DOWN = Parts(True, False, True, False, False, True)
 
 
 def show[N: Int, K: Int, parts: Parts](name: String):
@@ -29,9 +32,12 @@ def main():
     comptime if is_defined["wide"]():
         comptime for d in [512, 1024]:
             show[4 * d, d, UP]("up")
+            show[4 * d, d, NORMED_UP]("normed_up")
             show[d, 4 * d, DOWN]("down")
-            show[d, d, DOWN]("down")
+            show[d, 4 * d, MEASURED_DOWN]("measured_down")
+            show[d, d, MEASURED_DOWN]("measured_down")
             show[d, d, PROJ_IN]("proj_in")
+            show[d, d, NORMED_PROJ_IN]("normed_proj_in")
             show[8192, d, HEAD]("head")
             show[8192, d, SLICES]("slices")
     else:
@@ -41,3 +47,6 @@ def main():
             show[512, K, PROJ_IN]("proj_in")
             show[512, K, HEAD]("head")
             show[512, K, SLICES]("slices")
+            show[512, K, NORMED_UP]("normed_up")
+            show[512, K, NORMED_PROJ_IN]("normed_proj_in")
+            show[512, K, MEASURED_DOWN]("measured_down")

@@ -107,13 +107,18 @@ def test_decoding_takes_few_instructions_and_moves_what_it_must(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "by"),
+    ("op", "dtype", "width", "by"),
     [
-        *(("bfloat16", 1024, 8), ("bfloat16", 8, 8), ("bfloat16", 2056, 8), ("bfloat16", 7, 1)),
-        *(("float32", 512, 4), ("float32", 257, 1)),
+        *(("embed_stream", "bfloat16", width, 8) for width in (256, 768, 1024, 2304)),
+        *(
+            ("embed", "bfloat16", 1024, 8),
+            ("embed", "bfloat16", 8, 8),
+            ("embed", "bfloat16", 2056, 8),
+        ),
+        *(("embed", "bfloat16", 7, 1), ("embed", "float32", 512, 4), ("embed", "float32", 257, 1)),
     ],
 )
-def test_embedding(kernels: dict[str, Kernel], dtype: str, width: int, by: int) -> None:
+def test_embedding(kernels: dict[str, Kernel], op: str, dtype: str, width: int, by: int) -> None:
     rng = np.random.default_rng(width)
     count, slots, vocab = 9, 30, 50
     table = stored(rng.standard_normal((vocab, width)).astype(np.float32), dtype)
@@ -122,12 +127,16 @@ def test_embedding(kernels: dict[str, Kernel], dtype: str, width: int, by: int) 
     read_slots = rng.permutation(slots)[:5].astype(np.int32)
     x = np.zeros((count, width), table.dtype)
     grid, block = row_grid(count, width // by)
-    given = x, last_token, token_ids, read_slots, table, count, width
-    ran = kernels[f"embed {dtype} {by}"].launch(grid, block, *given)
+    moments = np.full((count, max(width // 256, 1), 2), np.nan, np.float32)
+    given = x, moments, last_token, token_ids, read_slots, table, count, width
+    ran = kernels[f"{op} {dtype} {by}"].launch(grid, block, *given)
     np.testing.assert_array_equal(x, oracle.embed(last_token, token_ids, read_slots, table))
+    if op == "embed_stream":
+        expected = oracle.moments(read(x).astype(np.float64))
+        np.testing.assert_allclose(moments, expected, rtol=2e-6, atol=1e-7)
     if width == 1024:
-        assert ran.instructions <= 6.5 * count * width
-        assert ran.moved[0] == ran.moved[4] == x.nbytes
+        assert ran.instructions <= (6.5 if op == "embed" else 15) * count * width
+        assert ran.moved[0] == ran.moved[5] == x.nbytes
 
 
 def row_grid(rows: int, pieces: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -20,7 +20,7 @@ from max.dtype import DType
 from engine.config import Mixer, ModelConfig
 from engine.device.model import build_logits_graph, build_step_graph
 from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import choose_product
+from engine.device.products import Product, choose_product
 from engine.device.runner import host_weights
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
@@ -33,7 +33,7 @@ def test_weights_are_bound_as_a_gpu_graph_declares_them() -> None:
     done = subprocess.run(command, check=True, capture_output=True)
     report = json.loads(done.stdout)
     mixers = {graph.split()[1] for graph in report["compared"]}
-    assert mixers == set(get_args(Mixer)) and len(report["compared"]) >= 3 * len(mixers)
+    assert mixers == set(get_args(Mixer)) and len(report["compared"]) >= 4 * len(mixers)
     assert not report["wrong"]
 
 
@@ -44,17 +44,24 @@ class _Gpu:
 
 
 BUILDERS = (build_step_graph, build_logits_graph)
+KINDS: tuple[tuple[DType, Product], ...] = (
+    (DType.float32, "max"),
+    (DType.bfloat16, "max"),
+    (DType.bfloat16, "own"),
+)
 
 
 def models() -> Iterator[ModelConfig]:
-    """One of every mixer, with and without projections where it may be."""
+    """One of every mixer, with and without projections where it may be; of widths that our own
+    product can be for."""
+    wide = msgspec.structs.replace(TINY, d_model=256, vocab_size=256)
     for mixer in get_args(Mixer):
         for projected in (False, True):
             heads, taps = 1 if mixer in HEADLESS else 2, 3 if mixer == "kernel" else 1
             changes = {"num_heads": heads, "use_projections": projected, "kernel_size": taps}
             changes["decay"] = False  # the same graph as with decay, and allowed for every mixer
             try:
-                yield msgspec.structs.replace(TINY, mixer=mixer, **changes)
+                yield msgspec.structs.replace(wide, mixer=mixer, **changes)
             except ValueError:
                 continue  # not one that there can be
 
@@ -64,15 +71,17 @@ def main() -> None:
     compared, wrong = [], []
     for model in models():
         weights = fold(model, random_tensors(model, 0), "")
-        for dtype in (DType.float32, DType.bfloat16):
+        for dtype, product in KINDS:
+            host = host_weights(weights, dtype, cast(Device, _Gpu()), product)
             bound = {
                 name: (f"{buffer.device.label}:{buffer.device.id}", buffer.dtype, buffer.shape)
-                for name, buffer in host_weights(weights, dtype, cast(Device, _Gpu())).items()
+                for name, buffer in host.items()
             }
             # The graph that gives logits has the weights of the step's.
             for build in BUILDERS if dtype == DType.float32 else BUILDERS[:1]:
-                product = choose_product("auto", model, dtype, device)
-                graph = f"{build.__name__} {model.mixer} {model.use_projections} {dtype.name}"
+                choose_product(product, model, dtype, device)  # refuses what cannot be
+                how = f"{model.mixer} {model.use_projections} {dtype.name} {product}"
+                graph = f"{build.__name__} {how}"
                 declared = {
                     name: (str(w.value.device), w.value.dtype, tuple(map(int, w.value.shape)))
                     for name, w in build(model, dtype, device, product=product)._weights.items()

@@ -10,9 +10,11 @@ import max.gpu.primitives.warp as warp
 from max.gpu import lane_id
 from max.gpu.compute.mma import ld_matrix, st_matrix
 from max.gpu.sync import syncwarp
-from std.math import exp
+from std.math import exp, rsqrt
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
+
+from ..norm import EPSILON
 
 comptime BF16 = DType.bfloat16
 """Of factors, bias, residual and output."""
@@ -41,6 +43,9 @@ comptime Patch = Pointer[
 comptime Sums = SIMD[F32, BN // 2]
 """A thread's share of a tile."""
 
+comptime Outputs = SIMD[DType.uint32, BN // 4]
+"""The same, rounded: two columns in a word, the two rows by turns."""
+
 
 @fieldwise_init
 struct Parts(ImplicitlyCopyable):
@@ -54,6 +59,10 @@ struct Parts(ImplicitlyCopyable):
     """Whether a residual is added last."""
     var slices: Bool
     """Whether each row's largest output and sum of exponentials are written for each tile."""
+    var norm: Bool
+    """Whether the rows of x count as normalised; then there is no bias but that of `columns`."""
+    var moments: Bool
+    """Whether each row's mean and sum of squares about it are written for each tile."""
 
 
 @fieldwise_init
@@ -67,7 +76,20 @@ struct Tensors(ImplicitlyCopyable):
     var residual: Values[BF16]
     """The residual, [M, N]."""
     var slices: Values[F32]
-    """Largest output and sum of exp(output - largest), [M, N / BN, 2]."""
+    """Largest output and sum of exp(output - largest), or the moments; [M, N / BN, 2]."""
+    var columns: Values[F32]
+    """Sum of the column's weights, and its bias, [N, 2]."""
+    var moments: Values[F32]
+    """Of x, as who wrote it left them: [M, K / BN, 2]."""
+
+    def __init__(out self, out_: Values[BF16]):
+        """Have an output and no part.
+
+        Args:
+            out_: The output.
+        """
+        var anything = out_.unsafe_bitcast[Float32]()
+        self = Self(out_, out_, out_, anything, anything, anything)
 
 
 @always_inline
@@ -154,8 +176,97 @@ def write_slices[
 
 
 @always_inline
+def write_moments[
+    N: Int
+](outputs: Outputs, moments: Values[F32], row: Int, column: Int, rows: Int):
+    """Write the mean of a row's BN outputs and the sum of the squares of what differs from it.
+
+    Parameters:
+        N: Columns of the output.
+
+    Args:
+        outputs: The outputs as they are after rounding.
+        moments: To where.
+        row: The warp's first row.
+        column: The tile's first column.
+        rows: Rows of the output.
+    """
+
+    # Two columns of both rows that a thread has.
+    @always_inline
+    def columns(i: Int) {imm} -> Tuple[SIMD[F32, 2], SIMD[F32, 2]]:
+        var words = SIMD[DType.uint32, 2](outputs[i], outputs[i + 1])
+        return bitcast[F32, 2](words << 16), bitcast[F32, 2](
+            words & 0xFFFF_0000
+        )
+
+    @always_inline
+    def over_lanes(var total: SIMD[F32, 2]) -> SIMD[F32, 2]:
+        comptime for half in range(2):
+            comptime for step in range(2):
+                total[half] += warp.shuffle_xor(total[half], UInt32(1 << step))
+        return total
+
+    var even, odd = SIMD[F32, 2](0), SIMD[F32, 2](0)
+    comptime for i in range(0, BN // 4, 2):
+        var first, second = columns(i)
+        even += first
+        odd += second
+    var mean = over_lanes(even + odd) / BN
+    even, odd = SIMD[F32, 2](0), SIMD[F32, 2](0)
+    comptime for i in range(0, BN // 4, 2):
+        var first, second = columns(i)
+        even = (first - mean).fma(first - mean, even)
+        odd = (second - mean).fma(second - mean, odd)
+    var squares = over_lanes(even + odd)
+    comptime for half in range(2):
+        var r = row + Int(lane_id()) // 4 + half * 8
+        if lane_id() % 4 == 0 and r < rows:
+            moments.unsafe_store[alignment=8](
+                (r * (N // BN) + column // BN) * 2,
+                SIMD[F32, 2](mean[half], squares[half]),
+            )
+
+
+@always_inline
+def row_moments[K: Int](moments: Values[F32], row: Int) -> SIMD[F32, 2]:
+    """Join the moments of a row's tiles, in one order; tiles are of one size.
+
+    Parameters:
+        K: Columns of the row.
+
+    Args:
+        moments: Of all rows.
+        row: The row.
+
+    Returns:
+        Its mean, and 1 / sqrt(variance + EPSILON).
+    """
+    comptime TILES = K // BN
+
+    @always_inline
+    def of(tile: Int) {imm} -> SIMD[F32, 2]:
+        return moments.unsafe_load[width=2, alignment=8](
+            (row * TILES + tile) * 2
+        )
+
+    var total = SIMD[F32, 2](0)
+    comptime for tile in range(TILES):
+        total += of(tile)
+    var mean = total[0] * (Float32(1) / Float32(TILES))
+    var between = Float32(0)
+    comptime for tile in range(TILES):
+        var apart = of(tile)[0] - mean
+        between = apart.fma(apart, between)
+    var variance = (total[1] + between * BN) * (
+        Float32(1) / Float32(K)
+    )
+    return SIMD[F32, 2](mean, rsqrt(variance + EPSILON))
+
+
+@always_inline
 def finish_sums[
-    N: Int, parts: Parts
+    N: Int, K: Int, parts: Parts
 ](sums: Sums, to: Tensors, patch: Patch, row: Int, column: Int, rows: Int):
     """Turn a warp's sums into output.
 
@@ -164,6 +275,7 @@ def finish_sums[
 
     Parameters:
         N: Columns of the output.
+        K: Length of the sums.
         parts: What else goes into it.
 
     Args:
@@ -197,6 +309,14 @@ def finish_sums[
                 )
         return found
 
+    var mean, scale = SIMD[F32, 4](0), SIMD[F32, 4](1)
+    comptime if parts.norm:
+        comptime for half in range(2):
+            var r = min(row + lane // 4 + half * 8, rows - 1)
+            var found = row_moments[K](to.moments, r)
+            comptime for i in range(2):
+                mean[half * 2 + i], scale[half * 2 + i] = found[0], found[1]
+    var outputs = Outputs(0)
     var coming = SIMD[BF16, 4 * VECTOR](0)
     comptime if parts.residual:
         coming = fetch(0)
@@ -215,19 +335,25 @@ def finish_sums[
             var at = patch.unsafe_offset(
                 vector_at(lane % 16, eight + lane // 16)
             )
-            comptime if parts.bias:
-                comptime for i in range(2):
-                    var b = to.bias.unsafe_load[width=2, alignment=4](
-                        column + chunk * CHUNK + (eight + i) * 8 + lane % 4 * 2
-                    ).cast[F32]()
-                    y = y.insert[offset=i * 4](
-                        y.slice[4, offset=i * 4]() + b.join(b)
-                    )
+            comptime for i in range(2):
+                var of = column + chunk * CHUNK + (eight + i) * 8 + lane % 4 * 2
+                var z = y.slice[4, offset=i * 4]()
+                comptime if parts.bias:
+                    var b = to.bias.unsafe_load[width=2, alignment=4](of)
+                    z += b.join(b).cast[F32]()
+                comptime if parts.norm:
+                    var c, b = to.columns.unsafe_load[width=4, alignment=16](
+                        of * 2
+                    ).deinterleave()
+                    z = scale.fma((-mean).fma(c.join(c), z), b.join(b))
+                y = y.insert[offset=i * 4](z)
             comptime if parts.silu:
                 y = silu(y)
             comptime if parts.residual:
                 y += ld_matrix[simd_width=8](at).cast[F32]()
-            st_matrix[simd_width=4](at, bitcast[F32, 4](y.cast[BF16]()))
+            var rounded = bitcast[DType.uint32, 4](y.cast[BF16]())
+            st_matrix[simd_width=4](at, bitcast[F32, 4](rounded))
+            outputs = outputs.insert[offset=chunk * 16 + eight * 2](rounded)
         syncwarp()
         comptime for i in range(4):
             var y = patch.unsafe_load[width=VECTOR, alignment=16](
@@ -236,3 +362,5 @@ def finish_sums[
             if row + i * 4 + lane // 8 < rows:
                 to.out_.unsafe_store[alignment=16](place(chunk, i), y)
         syncwarp()
+    comptime if parts.moments:
+        write_moments[N](outputs, to.slices, row, column, rows)

@@ -85,6 +85,8 @@ def product_kernel[
     bias: Values[BF16],
     residual: Values[BF16],
     slices: Values[F32],
+    columns: Values[F32],
+    moments: Values[F32],
     rows: Int32,
 ):
     """Multiply, on a grid of any even number of blocks.
@@ -100,7 +102,9 @@ def product_kernel[
         out_: The output, [M, N].
         bias: The bias, [N]; as all that follow it may point anywhere where `parts` has it not.
         residual: The residual, [M, N].
-        slices: Largest outputs and sums of exponentials, [M, N / BN, 2].
+        slices: Largest outputs and sums of exponentials, or moments of the output, [M, N / BN, 2].
+        columns: Sums of the weights' columns, and biases, [N, 2].
+        moments: Of the rows of x, [M, K / BN, 2].
         rows: M.
     """
     comptime assert K % (BK * STAGES) == 0 and N % BN == 0
@@ -201,9 +205,9 @@ def product_kernel[
             wgmma_wait_group_sync[0]()
             if in_group < PAIR:
                 empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
-            finish_sums[N, parts](
+            finish_sums[N, K, parts](
                 sums,
-                Tensors(out_, bias, residual, slices),
+                Tensors(out_, bias, residual, slices, columns, moments),
                 patch,
                 (pair // tiles_n * PAIR + rank) * BM + warp_row,
                 pair % tiles_n * BN,

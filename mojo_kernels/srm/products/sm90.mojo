@@ -1,21 +1,33 @@
-"""Matrix product with its epilogue for the H100 and H200 (`srm_linear_sm90`, `srm_head_sm90`).
+"""Matrix products with their epilogues for the H100 and H200.
 
-    out[m, n] = act(bias[n] + sum_k x[m, k] * w[n, k]) + residual[m, n]
+    srm_linear_sm90    out = act(bias + x w^T) + residual
+    srm_normed_sm90    out = act(columns[:, 1] + norm(x) w^T)
+    srm_stream_sm90    out = bias + x w^T + residual, and moments of out
+    srm_head_sm90      out = x w^T, and slices of out
 
-act is the identity or SiLU; bias and residual may be absent, and SiLU excludes a residual. Sums and
-all that follows are float32, and are rounded once. TMA, wgmma and clusters of two blocks
-(`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on the other rows.
+act is the identity or SiLU; bias and residual of the first may be absent, and SiLU excludes a
+residual. Sums and all that follows are float32, and are rounded once. TMA, wgmma and clusters of
+two blocks (`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on the other rows.
 
-`srm_head_sm90` has neither bias nor residual, and also writes of each row and BN columns the largest
-output, and the sum of exp(output - largest): a softmax reads those, and then only the columns it
-wants. They are of the outputs as they are after rounding.
+norm(x) = (x - mean) / sqrt(variance + EPSILON), row by row. It comes after the sums, since it is the
+same for all k: norm(x) w^T = (x w^T - mean * columns[:, 0]) / sqrt(…), columns[n, 0] being the sum
+of w[n, :]. Gain and shift of a layer norm are folded into w and columns[:, 1]. Mean and variance
+come from moments: of each row and BN columns the mean, and the sum of squares of what differs from
+it. Whoever writes x writes them, of x as it is after rounding. The sums lack a little more the
+further a row's mean is from 0: about 1e-6 of it, measured in deviations.
+
+slices are of each row and BN columns the largest output, and the sum of exp(output - largest): a
+softmax reads those, and then only the columns it wants. They are of the outputs after rounding too.
 
     out        [M, N]           bfloat16  out; N % 256 == 0
+    moments    [M, N / 256, 2]  float32   out, of `srm_stream_sm90`
     slices     [M, N / 256, 2]  float32   out, of `srm_head_sm90`
     x          [T, K]           bfloat16  in; T >= M, K % 256 == 0
     w          [N, K]           bfloat16  in
     bias       [N]              bfloat16  in; any tensor when has_bias is False
     residual   [M, N]           bfloat16  in; any tensor when has_residual is False
+    columns    [N, 2]           float32   in, of `srm_normed_sm90`
+    moments    [T, K / 256, 2]  float32   in, of `srm_normed_sm90`
 """
 
 import extensibility
@@ -82,6 +94,8 @@ def enqueue[
         tensors.bias,
         tensors.residual,
         tensors.slices,
+        tensors.columns,
+        tensors.moments,
         Int32(rows),
         grid_dim=clusters * PAIR,
         block_dim=THREADS,
@@ -129,8 +143,8 @@ def anywhere[
 
 
 @extensibility.register("srm_linear_sm90")
-struct LinearSM90:
-    """The op."""
+struct _LinearSM90:
+    """The op; shapes are in the module's docstring, as those of all that follow."""
 
     @staticmethod
     def execute[
@@ -148,46 +162,68 @@ struct LinearSM90:
         residual: InputTensor[dtype=BF16, rank=2, ...],
         ctx: DeviceContext,
     ) raises:
-        """Run the op; shapes are in the module's docstring.
-
-        Parameters:
-            target: "gpu".
-            N: Columns of the output.
-            K: Length of the sums.
-            has_bias: Whether `bias` is added.
-            has_residual: Whether `residual` is added.
-            silu: Whether SiLU follows the bias.
-
-        Args:
-            output: The result.
-            x: The rows.
-            w: The weights.
-            bias: The bias.
-            residual: The values added last.
-            ctx: The device.
-
-        Raises:
-            If the device refuses.
-        """
         comptime assert target == "gpu", "srm_linear_sm90 is for sm_90 alone"
-        var out_ = anywhere(output)
-        enqueue[N, K, Parts(has_bias, silu, has_residual, False)](
-            x,
-            w,
-            Tensors(
-                out_,
-                anywhere(bias),
-                anywhere(residual),
-                out_.unsafe_bitcast[Float32](),
-            ),
-            output.dim_size(0),
-            ctx,
+        comptime parts = Parts(
+            has_bias, silu, has_residual, slices=False, norm=False, moments=False
         )
+        var to = Tensors(anywhere(output))
+        to.bias, to.residual = anywhere(bias), anywhere(residual)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_normed_sm90")
+struct _NormedSM90:
+    """The op on rows that a norm goes before, which is folded into its weights."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int, silu: Bool
+    ](
+        output: OutputTensor[dtype=BF16, rank=2, ...],
+        x: InputTensor[dtype=BF16, rank=2, ...],
+        w: InputTensor[dtype=BF16, rank=2, ...],
+        columns: InputTensor[dtype=F32, rank=2, ...],
+        moments: InputTensor[dtype=F32, rank=3, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_normed_sm90 is for sm_90 alone"
+        comptime parts = Parts(
+            False, silu, False, slices=False, norm=True, moments=False
+        )
+        var to = Tensors(anywhere(output))
+        to.columns, to.moments = anywhere(columns), anywhere(moments)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_stream_sm90")
+struct _StreamSM90:
+    """The op with bias and residual, whose output a norm reads: it also writes its moments."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int
+    ](
+        output: OutputTensor[dtype=BF16, rank=2, ...],
+        moments: OutputTensor[dtype=F32, rank=3, ...],
+        x: InputTensor[dtype=BF16, rank=2, ...],
+        w: InputTensor[dtype=BF16, rank=2, ...],
+        bias: InputTensor[dtype=BF16, rank=1, ...],
+        residual: InputTensor[dtype=BF16, rank=2, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_stream_sm90 is for sm_90 alone"
+        comptime parts = Parts(
+            True, False, True, slices=False, norm=False, moments=True
+        )
+        var to = Tensors(anywhere(output))
+        to.bias, to.residual = anywhere(bias), anywhere(residual)
+        to.slices = anywhere(moments)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
 
 
 @extensibility.register("srm_head_sm90")
-struct HeadSM90:
-    """The op."""
+struct _HeadSM90:
+    """The op of the head."""
 
     @staticmethod
     def execute[
@@ -199,29 +235,10 @@ struct HeadSM90:
         w: InputTensor[dtype=BF16, rank=2, ...],
         ctx: DeviceContext,
     ) raises:
-        """Run the op; shapes are in the module's docstring.
-
-        Parameters:
-            target: "gpu".
-            N: Columns of the output.
-            K: Length of the sums.
-
-        Args:
-            output: The result.
-            slices: Largest outputs and sums of exponentials.
-            x: The rows.
-            w: The weights.
-            ctx: The device.
-
-        Raises:
-            If the device refuses.
-        """
         comptime assert target == "gpu", "srm_head_sm90 is for sm_90 alone"
-        var out_ = anywhere(output)
-        enqueue[N, K, Parts(False, False, False, True)](
-            x,
-            w,
-            Tensors(out_, out_, out_, anywhere(slices)),
-            output.dim_size(0),
-            ctx,
+        comptime parts = Parts(
+            False, False, False, slices=True, norm=False, moments=False
         )
+        var to = Tensors(anywhere(output))
+        to.slices = anywhere(slices)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)

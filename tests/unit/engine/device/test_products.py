@@ -11,13 +11,15 @@ from max.driver import CPU, Device
 from max.dtype import DType
 
 from engine.config import ModelConfig
-from engine.device.linear import round_bfloat16
+from engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
 from engine.device.model import MATRICES, graph_shape
-from engine.device.products import choose_product
+from engine.device.products import choose_product, folds_norms
 from engine.device.runner import host_weights
 from engine.errors import ConfigError
-from engine.weights.weights import named_tensors
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold, named_tensors
 from tests.engines.numpy_runner import TINY, tiny_weights
+from tests.kernels import oracle
 
 WIDE = ModelConfig(d_model=512, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1024)
 BF16 = DType.bfloat16
@@ -93,3 +95,43 @@ def test_a_gpus_matrices_are_out_by_in() -> None:
             np.testing.assert_array_equal(found, round_bfloat16(value.T))
             matrices += 1
     assert matrices == 4 * TINY.num_layers + 1
+
+
+def test_a_folded_norm_gives_the_same_product() -> None:
+    """But for weights, which are rounded once, together with the gain."""
+    rng = np.random.default_rng(0)
+    shapes = (512, 96), (96,), (512,), (512,)
+    weight, bias, gain, shift = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    folded, columns = fold_norm(weight, bias, gain, shift)
+    np.testing.assert_array_equal(folded, widen_bfloat16(round_bfloat16(weight * gain[:, None])))
+    x = rng.normal(5, 1, (40, 512))
+    scale = 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    wide = columns.astype(np.float64)
+    y = (x @ folded - x.mean(1, keepdims=True) * wide[:, 0]) * scale + wide[:, 1]
+    normed = oracle.layer_norm(x)
+    np.testing.assert_allclose(y, normed @ folded + (bias + shift @ weight), atol=1e-3)
+    exact = (normed * gain + shift) @ weight.astype(np.float64) + bias
+    unfolded = widen_bfloat16(round_bfloat16(weight)).astype(np.float64)
+    others = (normed * gain + shift) @ unfolded + bias  # of a norm that is not folded
+    assert np.abs(y - exact).std() < 1.1 * np.abs(others - exact).std()
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_weights_of_a_folded_norm_are_those_of_its_product(projected: bool) -> None:
+    changes = {"d_model": 256, "num_heads": 2, "use_projections": projected}
+    model = msgspec.structs.replace(TINY, **changes)
+    assert folds_norms("own", model) == projected and not folds_norms("max", model)
+    weights = fold(model, random_tensors(model, 0), "")
+    plain, folded = (
+        host_weights(weights, BF16, cast(Device, Gpu()), product) for product in ("max", "own")
+    )
+    gone, new = plain.keys() - folded.keys(), folded.keys() - plain.keys()
+    kinds = {name.rsplit(".", maxsplit=1)[-1] for name in new}
+    assert kinds == ({"up_columns", "proj_in_columns"} if projected else set())
+    assert len(gone) == 3 * len(new) == 3 * 2 * model.num_layers * projected
+    for name in new:
+        columns = folded[name].to_numpy()
+        matrix = folded[name.replace("_columns", "_weight")]
+        bits = matrix.view(DType.uint16, matrix.shape).to_numpy()
+        sums = widen_bfloat16(bits).astype(np.float64).sum(1)
+        np.testing.assert_allclose(columns[:, 0], sums, rtol=1e-6, atol=1e-6)
