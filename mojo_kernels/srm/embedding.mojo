@@ -95,9 +95,7 @@ def embed_thread[
                 return total
 
             var wide = values.cast[DType.float32]()
-            var mean = over_lanes(wide.reduce_add()) / Float32(
-                LANES * width
-            )
+            var mean = over_lanes(wide.reduce_add()) / Float32(LANES * width)
             wide -= mean
             var squares = over_lanes((wide * wide).reduce_add())
             if lane_id() == 0:

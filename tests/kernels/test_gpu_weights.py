@@ -1,21 +1,25 @@
 """An engine can start on a GPU: weights are bound as its graphs declare them. Shown without a GPU.
 
 The graphs are built for a virtual GPU, which a process cannot take back: the test runs this file as
-a process of its own, which prints as JSON which graphs were looked at ("compared") and which
-weights are bound in another way than their graph declares ("wrong").
+a process of its own, which prints as JSON which graphs were looked at ("compared"), which weights
+are bound in another way than their graph declares ("wrong"), and what a layer runs ("layer").
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
+import pytest
 from max.driver import Device
 from max.dtype import DType
+from max.graph import Graph
 
 from engine.config import Mixer, ModelConfig
 from engine.device.model import build_logits_graph, build_step_graph
@@ -28,10 +32,19 @@ from tests.engines.numpy_runner import TINY
 from tests.models.variants import HEADLESS
 
 
-def test_weights_are_bound_as_a_gpu_graph_declares_them() -> None:
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.kernels.test_gpu_weights"]
     done = subprocess.run(command, check=True, capture_output=True)
-    report = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_layer_with_our_product_is_five_launches(report: dict[str, Any]) -> None:
+    assert report["layer"] == {"srm_normed_sm90": 2, "srm_stream_sm90": 2, "srm_mix": 1}
+
+
+def test_weights_are_bound_as_a_gpu_graph_declares_them(report: dict[str, Any]) -> None:
     mixers = {graph.split()[1] for graph in report["compared"]}
     assert mixers == set(get_args(Mixer)) and len(report["compared"]) >= 4 * len(mixers)
     assert not report["wrong"]
@@ -66,6 +79,13 @@ def models() -> Iterator[ModelConfig]:
                 continue  # not one that there can be
 
 
+def launches(graph: Graph) -> Counter[str]:
+    """What a graph runs, by name: all but weights, and what orders ops that change buffers."""
+    ops = re.findall(r"= (r?mo\.[\w.]+)(?: \[symbol = \"(\w+)\")?", str(graph))
+    free = {"mo.constant", "mo.constant.external", "rmo.mo.transfer", "mo.chain.create"}
+    return Counter(symbol or op for op, symbol in ops if op not in free)
+
+
 def main() -> None:
     device = open_target(PrecompileConfig())
     compared, wrong = [], []
@@ -92,7 +112,12 @@ def main() -> None:
                     for name in sorted(bound.keys() | declared.keys())
                     if bound.get(name) != declared.get(name)
                 ]
-    print(json.dumps({"compared": compared, "wrong": wrong}))
+    model = msgspec.structs.replace(TINY, d_model=256, vocab_size=256)
+    shallow, deep = (
+        launches(build_step_graph(one, DType.bfloat16, device, product="own"))
+        for one in (model, msgspec.structs.replace(model, num_layers=model.num_layers + 1))
+    )
+    print(json.dumps({"compared": compared, "wrong": wrong, "layer": deep - shallow}))
 
 
 if __name__ == "__main__":

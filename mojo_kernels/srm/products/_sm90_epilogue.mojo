@@ -258,9 +258,7 @@ def row_moments[K: Int](moments: Values[F32], row: Int) -> SIMD[F32, 2]:
     comptime for tile in range(TILES):
         var apart = of(tile)[0] - mean
         between = apart.fma(apart, between)
-    var variance = (total[1] + between * BN) * (
-        Float32(1) / Float32(K)
-    )
+    var variance = (total[1] + between * BN) * (Float32(1) / Float32(K))
     return SIMD[F32, 2](mean, rsqrt(variance + EPSILON))
 
 

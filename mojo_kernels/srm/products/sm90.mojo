@@ -144,7 +144,8 @@ def anywhere[
 
 @extensibility.register("srm_linear_sm90")
 struct _LinearSM90:
-    """The op; shapes are in the module's docstring, as those of all that follow."""
+    """The op; shapes are in the module's docstring, as those of all that follow.
+    """
 
     @staticmethod
     def execute[
@@ -164,7 +165,12 @@ struct _LinearSM90:
     ) raises:
         comptime assert target == "gpu", "srm_linear_sm90 is for sm_90 alone"
         comptime parts = Parts(
-            has_bias, silu, has_residual, slices=False, norm=False, moments=False
+            has_bias,
+            silu,
+            has_residual,
+            slices=False,
+            norm=False,
+            moments=False,
         )
         var to = Tensors(anywhere(output))
         to.bias, to.residual = anywhere(bias), anywhere(residual)
@@ -173,7 +179,7 @@ struct _LinearSM90:
 
 @extensibility.register("srm_normed_sm90")
 struct _NormedSM90:
-    """The op on rows that a norm goes before, which is folded into its weights."""
+    """The op on rows before a norm, which is folded into the weights."""
 
     @staticmethod
     def execute[
@@ -197,7 +203,7 @@ struct _NormedSM90:
 
 @extensibility.register("srm_stream_sm90")
 struct _StreamSM90:
-    """The op with bias and residual, whose output a norm reads: it also writes its moments."""
+    """The op with bias and residual, and moments for a norm behind it."""
 
     @staticmethod
     def execute[
