@@ -30,6 +30,7 @@ USAGE = """usage: srm COMMAND [options]
   evaluate  greedy accuracy and pass@k on held-out problems
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
+  tune      which matrix product is the fastest for a model on this machine's GPU
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
             `prefix`, `snapshot`, `http`, `fleet` or `scale`; `srm bench table` shows the records
 
@@ -48,6 +49,7 @@ COMMANDS = {
     "train": "training.__main__:main",
     "evaluate": "training.__main__:main",
     "loadtest": "loadtest.__main__:main",
+    "tune": "bench.gpu.tune:main",
 }
 """Subcommands and the functions that run them; `bench` has its own table."""
 
@@ -147,14 +149,20 @@ def _run(command: str, args: list[str]) -> int:
         print(USAGE, end="", file=sys.stderr)
         raise ConfigError("there is no such command")
     module, name = COMMANDS[command].split(":")
+    if module.startswith("bench."):
+        _need_source_tree()
     if command in {"train", "evaluate"}:  # one module runs both
         args = [command, *args]
     return int(getattr(import_module(module), name)(args))
 
 
-def _bench(args: list[str]) -> int:
+def _need_source_tree() -> None:
     if find_spec("bench") is None:
         raise ConfigError("benchmarks need the source tree; an installed srm has none")
+
+
+def _bench(args: list[str]) -> int:
+    _need_source_tree()
     if args[:1] and args[0] in BENCHMARKS:
         module = import_module(BENCHMARKS[args[0]])
         return int(module.main(args[1:]))

@@ -171,7 +171,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights and activations; auto is float32 on a processor, bfloat16 (all there is) on a GPU."""
     product: ProductSetting = "auto"
-    """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is ours if it fits."""
+    """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is the fastest that
+    `srm tune` found, else ours if it fits."""
     num_slots: int = 0
     """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
     max_slots: int = 0

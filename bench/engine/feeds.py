@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from bench.engine.counts import BIASED, KERNEL_SIZE, SAMPLED, TOP
 from engine.config import ModelConfig
-from engine.device.linear import round_bfloat16
+from engine.device.linear import round_bfloat16, widen_bfloat16
+from engine.device.products import SLICE
 from engine.steps.batch import F32, I32, Span
 
 Array = npt.NDArray[Any]
@@ -46,6 +47,21 @@ class Feeds:
     def narrowed(self, values: F32) -> Array:
         """Convert numbers to the dtype of weights and activations."""
         return round_bfloat16(values) if self._is_narrow else values
+
+    def weight(self, inner: int, columns: int) -> Array:
+        """Return a bound weight [inner, columns] as its dtype keeps it, the same every time."""
+        return self.narrowed(self.drawn(inner, columns) / np.float32(inner**0.5))
+
+    def normed(self, rows: int, inner: int, columns: int) -> list[Array]:
+        """Return the inputs of a product that a norm is folded into; its weight is bound."""
+        sums = widen_bfloat16(self.weight(inner, columns)).sum(0, dtype=np.float64)
+        few = self.stored(min(rows, DISTINCT), inner)
+        parts = widen_bfloat16(few).reshape(len(few), -1, SLICE)
+        moments = np.stack([parts.mean(-1), parts.var(-1) * SLICE], -1)
+        of_columns = np.stack([sums, self.drawn(columns)], 1).astype(np.float32)
+        whole = (np.resize(one, (rows, *one.shape[1:])) for one in (few, moments))
+        x, moments = whole
+        return [x, of_columns, moments]
 
     def embed(self, rows: int) -> list[Array]:
         table = self.stored(self._model.vocab_size, self._model.d_model)

@@ -33,6 +33,8 @@ Found = tuple[F64, F64, F64]
 """An op's output, the expected output, and how far rounding may move one from the other."""
 
 PRODUCTS = {"up", "down", "proj_in", "proj_out", "head"}
+RESIDUAL = {"down", "proj_out"}
+"""Those that a residual is added to."""
 LOOKED_AT = 24
 """Rows that are compared."""
 
@@ -99,29 +101,45 @@ def _product(name: str, weight: Array, before: list[Array], outputs: list[Array]
     """Every column of some rows. A library may round after each part of the epilogue."""
     rows = looked_at(len(before[0]))
     x, wide = _wide(before[0][rows]), weight.astype(np.float64)
+    bias = _wide(before[1])
+    if bias.ndim == 2:  # a folded norm's columns: sums, and biases
+        x, bias = oracle.layer_norm(x), bias[:, 1]
     y = x @ wide
     seen = [y]
     if name != "head":
-        seen.append(y := y + _wide(before[1]))
+        seen.append(y := y + bias)
     if name == "up":
         seen.append(y := y / (1 + np.exp(-y)))
-    if len(before) > 2:
+    if name in RESIDUAL:
         seen.append(y := y + _wide(before[2][rows]))
     sums = np.abs(x) @ np.abs(wide)  # in float32, in any order
-    return _wide(outputs[0][rows]), y, 1.2 * _rounding(outputs[0], *seen) + 2e-6 * sums
+    allowed = 1.2 * _rounding(outputs[0], *seen) + 2e-6 * sums
+    return _with_moments((_wide(outputs[0][rows]), y, allowed), outputs, rows)
+
+
+def _with_moments(found: Found, outputs: list[Array], rows: npt.NDArray[np.int64]) -> Found:
+    """Add the moments of these rows of the first output, where they are the second."""
+    if len(outputs) == 1:
+        return found
+    expected = oracle.moments(_wide(outputs[0][rows]))
+    moments = outputs[1][rows].astype(np.float64), expected, 1e-5 * np.abs(expected) + 1e-6
+    pairs = zip(found, moments, strict=True)
+    y, wanted, allowed = (np.concatenate([a.ravel(), b.ravel()]) for a, b in pairs)
+    return y, wanted, allowed
 
 
 def _embed(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     tokens, table = before[1], before[3]
     rows = looked_at(len(tokens))
     expected = _wide(table[tokens[rows]])
-    return _wide(outputs[0][rows]), expected, np.full(expected.shape, 1e-30)
+    found = _wide(outputs[0][rows]), expected, np.full(expected.shape, 1e-30)
+    return _with_moments(found, outputs, rows)
 
 
 def _norm(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     rows = looked_at(len(before[0]))
     x, weight, bias = (_wide(one) for one in (before[0][rows], *before[1:]))
-    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    normed = oracle.layer_norm(x)
     allowed = 1e-4 + _rounding(outputs[0], normed * weight, normed * weight + bias)
     return _wide(outputs[0][rows]), normed * weight + bias, allowed
 

@@ -35,19 +35,24 @@ class Stream(NamedTuple):
 
 
 def choose_product(
-    wanted: ProductSetting, model: ModelConfig, dtype: DType, device: Device
+    wanted: ProductSetting,
+    model: ModelConfig,
+    dtype: DType,
+    device: Device,
+    measured: Product | None = None,
 ) -> Product | None:
     """Return the product for a GPU, None for a CPU, which has one alone.
 
-    "auto" is "own" wherever that can be. Raises ConfigError where what is wanted cannot be.
+    "auto" is the one that was measured to be fastest, else "own" wherever that can be. Raises
+    ConfigError where what is wanted cannot be.
     """
     if device.is_host:
         if wanted != "auto":
             raise ConfigError(f"product = {wanted}: it is of a GPU; use product = auto on a CPU")
         return None
-    if wanted == "max":
+    product: Product = (measured or "own") if wanted == "auto" else wanted
+    if product == "max":
         return "max"
-    product: Product = "own" if wanted == "auto" else wanted
     obstacle = _obstacle(product, model, dtype, device)
     if obstacle and wanted != "auto":
         raise ConfigError(f"product = {wanted}: {obstacle}; use product = max or auto")

@@ -24,7 +24,11 @@ from max.engine import InferenceSession, Model
 from engine.config import EngineConfig
 from engine.device.gpu import open_gpu
 from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
-from engine.device.graph_cache import load_or_compile, load_or_compile_slots
+from engine.device.graph_cache import (
+    load_or_compile,
+    load_or_compile_slots,
+    measured_product,
+)
 from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import fold_norm, pack_linear, round_bfloat16
 from engine.device.model import MATRICES, NORMED, SCALARS
@@ -86,12 +90,13 @@ class ModelRunner:
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
         self.dtype = DType[config.compute_dtype]
-        product = choose_product(config.product, weights.config, self.dtype, self.device)
-        self._product = product
-        self.arithmetic = " ".join(filter(None, (config.device, self.dtype.name, product)))
-        self._session = InferenceSession(devices=[self.device])
         shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
         folders = config.cache_dir.expanduser(), shipped
+        shape = weights.config, self.dtype, self.device
+        measured = None if self.device.is_host else measured_product(*shape, folders[0])
+        self._product = product = choose_product(config.product, *shape, measured)
+        self.arithmetic = " ".join(filter(None, (config.device, self.dtype.name, product)))
+        self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
             self._session, weights.config, self.dtype, self.device, *folders, product
         )
