@@ -189,7 +189,7 @@ def build_ops(
     write them, and there is no "norm".
     """
     d, vocab, state = model.d_model, model.vocab_size, model.state_width
-    folds = folds_norms(by, model)
+    folds = folds_norms(by, model, dtype)
     assert bound or not folds
     made = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
 

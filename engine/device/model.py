@@ -225,7 +225,7 @@ def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
     config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
     tokens = batch.last_token, batch.token_ids, batch.read_slots, table
-    has_moments = folds_norms(weights.product, config)
+    has_moments = folds_norms(weights.product, config, weights.dtype)
     stream = embed_stream(*tokens) if has_moments else Stream(embed(*tokens))
     for index in range(config.num_layers):
         layer = weights.layer(index)

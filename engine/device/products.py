@@ -84,11 +84,11 @@ def _shapes(model: ModelConfig) -> Iterator[tuple[int, int]]:
         yield d, d
 
 
-def folds_norms(product: Product | None, model: ModelConfig) -> bool:
+def folds_norms(product: Product | None, model: ModelConfig, dtype: DType) -> bool:
     """Whether norms are folded into the products behind them, and who writes the residual stream
     writes moments. Without projections a mixer follows a norm, and writes the stream: norms stay.
     """
-    return product == "own" and model.use_projections
+    return product == "own" and dtype == DType.bfloat16 and model.use_projections
 
 
 def multiply(

@@ -173,7 +173,7 @@ def host_weights(
     """Return every weight by name, in the layout and dtype that the graph for this device and
     product declares; on the host, from where MAX copies them when it initialises a graph."""
     named = dict(named_tensors(weights))
-    if folds_norms(product, weights.config):
+    if folds_norms(product, weights.config, dtype):
         for layer, (name, norm) in itertools.product(range(len(weights.layers)), NORMED.items()):
             parts = f"{name}_weight", f"{name}_bias", f"{norm}_weight", f"{norm}_bias"
             folded, columns = fold_norm(*(named.pop(f"layers.{layer}.{part}") for part in parts))

@@ -228,44 +228,73 @@ def write_moments[
             )
 
 
+@fieldwise_init
+struct RowNorm(ImplicitlyCopyable):
+    """Of the two rows that a thread has, twice each as the two columns that it has of eight.
+    """
+
+    var mean: SIMD[F32, 4]
+    """Means."""
+    var scale: SIMD[F32, 4]
+    """1 / sqrt(variance + EPSILON)."""
+
+
 @always_inline
-def row_moments[K: Int](moments: Values[F32], row: Int) -> SIMD[F32, 2]:
-    """Join the moments of a row's tiles, in one order; tiles are of one size.
+def read_norm[
+    K: Int, parts: Parts
+](moments: Values[F32], row: Int, rows: Int) -> RowNorm:
+    """Join the moments of the tiles of rows, in one order; tiles are of one size.
 
     Parameters:
-        K: Columns of the row.
+        K: Columns of a row.
+        parts: Whether there is a norm; else it changes nothing.
 
     Args:
         moments: Of all rows.
-        row: The row.
+        row: The warp's first row.
+        rows: Rows of the output.
 
     Returns:
-        Its mean, and 1 / sqrt(variance + EPSILON).
+        What normalises the thread's rows.
     """
     comptime TILES = K // BN
+    var norm = RowNorm(0, 1)
+    comptime for half in range(2 if parts.norm else 0):
+        var r = min(row + Int(lane_id()) // 4 + half * 8, rows - 1)
 
-    @always_inline
-    def of(tile: Int) {imm} -> SIMD[F32, 2]:
-        return moments.unsafe_load[width=2, alignment=8](
-            (row * TILES + tile) * 2
-        )
+        @always_inline
+        def of(tile: Int) {imm} -> SIMD[F32, 2]:
+            return moments.unsafe_load[width=2, alignment=8](
+                (r * TILES + tile) * 2
+            )
 
-    var total = SIMD[F32, 2](0)
-    comptime for tile in range(TILES):
-        total += of(tile)
-    var mean = total[0] * (Float32(1) / Float32(TILES))
-    var between = Float32(0)
-    comptime for tile in range(TILES):
-        var apart = of(tile)[0] - mean
-        between = apart.fma(apart, between)
-    var variance = (total[1] + between * BN) * (Float32(1) / Float32(K))
-    return SIMD[F32, 2](mean, rsqrt(variance + EPSILON))
+        var total = SIMD[F32, 2](0)
+        comptime for tile in range(TILES):
+            total += of(tile)
+        var mean = total[0] * (Float32(1) / Float32(TILES))
+        var between = Float32(0)
+        comptime for tile in range(TILES):
+            var apart = of(tile)[0] - mean
+            between = apart.fma(apart, between)
+        var variance = (total[1] + between * BN) * (Float32(1) / Float32(K))
+        comptime for i in range(half * 2, half * 2 + 2):
+            norm.mean[i] = mean
+            norm.scale[i] = rsqrt(variance + EPSILON)
+    return norm
 
 
 @always_inline
 def finish_sums[
-    N: Int, K: Int, parts: Parts
-](sums: Sums, to: Tensors, patch: Patch, row: Int, column: Int, rows: Int):
+    N: Int, parts: Parts
+](
+    sums: Sums,
+    norm: RowNorm,
+    to: Tensors,
+    patch: Patch,
+    row: Int,
+    column: Int,
+    rows: Int,
+):
     """Turn a warp's sums into output.
 
     A chunk at a time goes through the warp's patch, so that memory is read and written 128 bytes of
@@ -273,11 +302,11 @@ def finish_sums[
 
     Parameters:
         N: Columns of the output.
-        K: Length of the sums.
         parts: What else goes into it.
 
     Args:
         sums: The thread's.
+        norm: Of the thread's rows.
         to: The tensors.
         patch: The warp's shared memory.
         row: The warp's first row.
@@ -307,13 +336,6 @@ def finish_sums[
                 )
         return found
 
-    var mean, scale = SIMD[F32, 4](0), SIMD[F32, 4](1)
-    comptime if parts.norm:
-        comptime for half in range(2):
-            var r = min(row + lane // 4 + half * 8, rows - 1)
-            var found = row_moments[K](to.moments, r)
-            comptime for i in range(2):
-                mean[half * 2 + i], scale[half * 2 + i] = found[0], found[1]
     var outputs = Outputs(0)
     var coming = SIMD[BF16, 4 * VECTOR](0)
     comptime if parts.residual:
@@ -343,7 +365,9 @@ def finish_sums[
                     var c, b = to.columns.unsafe_load[width=4, alignment=16](
                         of * 2
                     ).deinterleave()
-                    z = scale.fma((-mean).fma(c.join(c), z), b.join(b))
+                    z = norm.scale.fma(
+                        (-norm.mean).fma(c.join(c), z), b.join(b)
+                    )
                 y = y.insert[offset=i * 4](z)
             comptime if parts.silu:
                 y = silu(y)

@@ -42,6 +42,7 @@ from ._sm90_epilogue import (
     Tensors,
     Values,
     finish_sums,
+    read_norm,
 )
 
 comptime BM = 128
@@ -173,6 +174,8 @@ def product_kernel[
         ).unsafe_bitcast[Scalar[BF16]]()
         var phase = UInt32(0)
         for pair in range(Int(block_idx.x) // PAIR, pairs, stride):
+            var row = (pair // tiles_n * PAIR + rank) * BM + warp_row
+            var norm = read_norm[K, parts](moments, row, Int(rows))
             var sums = Sums(0)
             for turn in range(turns):
                 comptime for s in range(STAGES):
@@ -205,11 +208,12 @@ def product_kernel[
             wgmma_wait_group_sync[0]()
             if in_group < PAIR:
                 empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
-            finish_sums[N, K, parts](
+            finish_sums[N, parts](
                 sums,
+                norm,
                 Tensors(out_, bias, residual, slices, columns, moments),
                 patch,
-                (pair // tiles_n * PAIR + rank) * BM + warp_row,
+                row,
                 pair % tiles_n * BN,
                 Int(rows),
             )

@@ -120,7 +120,7 @@ def test_a_folded_norm_gives_the_same_product() -> None:
 def test_weights_of_a_folded_norm_are_those_of_its_product(projected: bool) -> None:
     changes = {"d_model": 256, "num_heads": 2, "use_projections": projected}
     model = msgspec.structs.replace(TINY, **changes)
-    assert folds_norms("own", model) == projected and not folds_norms("max", model)
+    assert folds_norms("own", model, BF16) == projected and not folds_norms("max", model, BF16)
     weights = fold(model, random_tensors(model, 0), "")
     plain, folded = (
         host_weights(weights, BF16, cast(Device, Gpu()), product) for product in ("max", "own")
