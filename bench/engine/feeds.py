@@ -59,8 +59,7 @@ class Feeds:
         parts = widen_bfloat16(few).reshape(len(few), -1, SLICE)
         moments = np.stack([parts.mean(-1), parts.var(-1) * SLICE], -1)
         of_columns = np.stack([sums, self.drawn(columns)], 1).astype(np.float32)
-        whole = (np.resize(one, (rows, *one.shape[1:])) for one in (few, moments))
-        x, moments = whole
+        x, moments = (np.resize(one, (rows, *one.shape[1:])) for one in (few, moments))
         return [x, of_columns, moments]
 
     def embed(self, rows: int) -> list[Array]:
