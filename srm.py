@@ -32,7 +32,8 @@ USAGE = """usage: srm COMMAND [options]
             `report` or `compare`
   tune      which matrix product is the fastest for a model on this machine's GPU
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `prefix`, `snapshot`, `http`, `fleet` or `scale`; `srm bench table` shows the records
+            `prefix`, `precision`, `snapshot`, `http`, `fleet` or `scale`; `srm bench table` shows
+            the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -60,6 +61,7 @@ BENCHMARKS = {
     "host": "bench.host.host",
     "simulate": "bench.host.simulate",
     "prefix": "bench.engine.prefix",
+    "precision": "bench.model.precision",
     "snapshot": "bench.engine.snapshot",
     "http": "bench.server.http",
     "fleet": "bench.server.fleet",
@@ -88,7 +90,7 @@ SETTINGS = """
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s gb_per_s launch_us efficiencies
-  sequences folder lines
+  sequences random_sequences folder lines
   requests n max_tokens streams prompts header_tokens engines line_rates
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
   core_price

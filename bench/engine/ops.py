@@ -37,6 +37,7 @@ from engine.device.linear import (
 )
 from engine.device.model import NORMED, graph_shape
 from engine.device.products import (
+    FLOAT8,
     Product,
     Stream,
     folds_norms,
@@ -44,6 +45,7 @@ from engine.device.products import (
     multiply_normed,
     stream_types,
 )
+from engine.errors import ConfigError
 from engine.steps.batch import F32
 
 I32, U64, FLOAT = DType.int32, DType.uint64, DType.float32
@@ -188,6 +190,8 @@ def build_ops(
     Where norms are folded, the products behind them take moments, those before them and "embed"
     write them, and there is no "norm".
     """
+    if dtype == FLOAT8:
+        raise ConfigError("dtype = float8: ops are measured alone in float32 and bfloat16")
     d, vocab, state = model.d_model, model.vocab_size, model.state_width
     folds = folds_norms(by, model, dtype)
     assert bound or not folds

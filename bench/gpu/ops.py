@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from max.dtype import DType
 
 from bench.engine.counts import count_op
 from bench.engine.feeds import Array
 from bench.engine.ops import Ops, widened
 from bench.gpu.task import Lines, Task, read_task
 from bench.peaks.timing import seconds_per_call
+from engine.device.linear import graph_dtype
 from engine.device.products import choose_product
 from engine.device.runner import open_device
 from engine.messages import MAX_LOGPROBS
@@ -42,7 +42,7 @@ LOOKED_AT = 24
 def main(argv: list[str]) -> int:
     task = read_task(argv)
     lines, device = Lines.of(task), open_device(task.device)
-    dtype = DType[task.dtype]
+    dtype = graph_dtype(task.dtype)
     by = choose_product(task.product, task.model, dtype, device)
     ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, bound=True, only=task.ops)
     for name in ops.ops:

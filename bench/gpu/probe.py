@@ -24,6 +24,7 @@ from bench.engine.ops import Ops
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Lines, Task, read_task
 from engine.device.graph_cache import describe_device
+from engine.device.linear import graph_dtype
 from engine.device.products import choose_product
 from engine.device.runner import open_device
 
@@ -89,7 +90,7 @@ def _copies(device: Device, size: int, repetitions: int) -> dict[str, Any]:
 
 
 def _execute(device: Device, task: Task) -> dict[str, Any]:
-    dtype = DType[task.dtype]
+    dtype = graph_dtype(task.dtype)
     by = choose_product(task.product, task.model, dtype, device)
     ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, True, task.ops)
     name, rows = next(name for name in ops.ops if name in ops.weights), max(task.rows)

@@ -39,11 +39,20 @@ from engine.device.kernels import (
     score,
     taps,
 )
-from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape
+from engine.device.linear import (
+    kernel_libraries,
+    layer_norm,
+    layer_norm_float8,
+    linear,
+    linear_shape,
+)
 from engine.device.products import (
+    FLOAT8,
     Product,
     Stream,
     folds_norms,
+    multiply_float8,
+    multiply_float8_into_stream,
     multiply_into_stream,
     multiply_normed,
 )
@@ -55,7 +64,8 @@ SCALARS = {*PER_POSITION, "gamma", "decay", "taps", "taps_beta"}
 """Weights of the mixer, always float32, since 0.999 is 1.0 in bfloat16."""
 NORMED = {"up": "channel_norm", "proj_in": "token_norm"}
 """Products and the norms before them. Where `folds_norms` says so, a product has `<name>_columns`
-of `fold_norm`, always float32, instead of a bias and of the norm's two weights."""
+of `fold_norm`, always float32, instead of a bias and of the norm's two weights. In FLOAT8 channel
+mixers have what `engine.weights.float8` says."""
 SAMPLING_INPUTS = {
     "temperature": DType.float32,
     "top_k": DType.int32,
@@ -106,7 +116,7 @@ def build_step_graph(
     product: Product | None = None,
 ) -> Graph:
     """The step of a model of this shape, with weights and activations of this dtype, and on a GPU
-    this product, `choose_product`'s.
+    this product, `choose_product`'s. In FLOAT8 they are those of channel mixers, others bfloat16.
 
     Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
     token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets i32[rows +
@@ -225,7 +235,9 @@ def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
     config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
     tokens = batch.last_token, batch.token_ids, batch.read_slots, table
-    has_moments = folds_norms(weights.product, config, weights.dtype)
+    # In FLOAT8 the first to read the stream is a norm.
+    folds = folds_norms(weights.product, config, weights.dtype)
+    has_moments = folds and weights.dtype != FLOAT8
     stream = embed_stream(*tokens) if has_moments else Stream(embed(*tokens))
     for index in range(config.num_layers):
         layer = weights.layer(index)
@@ -262,7 +274,8 @@ class _Weights:
         return self._declare(name, DType.float32, *shape)
 
     def table(self, name: str, *shape: int) -> TensorValue:
-        return self._declare(name, self.dtype, *shape)
+        dtype = DType.bfloat16 if self.dtype == FLOAT8 else self.dtype
+        return self._declare(name, dtype, *shape)
 
     def matrix(self, name: str, rows: int, columns: int) -> TensorValue:
         return self.table(name, *linear_shape(rows, columns, self.on, self.dtype))
@@ -298,11 +311,22 @@ class _Weights:
         matrix = self.matrix(f"{name}_weight", int(x.shape[1]), width)
         return multiply_into_stream(x, matrix, self.table(f"{name}_bias", width), stream)
 
+    def float8(self, name: str, columns: int, depth: int) -> tuple[TensorValue, TensorValue]:
+        """The weights [columns, depth] of a product in FLOAT8, and its scales and biases."""
+        weight = self._declare(f"{name}_weight", FLOAT8, columns, depth)
+        return weight, self.scalars(f"{name}_columns", columns, 2)
+
     def _declare(self, name: str, dtype: DType, *shape: int) -> TensorValue:
         return Weight(self.prefix + name, dtype, shape, device=self.on)
 
 
 def _mix_channels(layer: _Weights, stream: Stream) -> Stream:
+    if layer.dtype == FLOAT8:
+        width, x = layer.config.d_model, stream.values
+        up, down = layer.float8("up", 4 * width, width), layer.float8("down", width, 4 * width)
+        divisors = layer.scalars("up_divisors", 4 * width)
+        inner = multiply_float8(layer_norm_float8(x), *up, divisors)
+        return multiply_float8_into_stream(inner, *down, x)
     inner = layer.project_normed("up", stream, 4 * layer.config.d_model, silu=True)
     return layer.project_into("down", inner, stream)
 

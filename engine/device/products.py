@@ -23,6 +23,9 @@ Product = Literal["own", "linalg", "max"]
 MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}
 """What in_features and out_features must be multiples of."""
 OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg"}
+FLOAT8 = DType.float8_e4m3fn
+"""Of the products of channel mixers, "own" alone; all else of such a model is bfloat16."""
+FLOAT8_MULTIPLES = (512, 256)
 SLICE = 256
 """Columns of a slice of the head, and of what moments are of: BN of _sm90_epilogue.mojo."""
 
@@ -44,8 +47,10 @@ def choose_product(
     """Return the product for a GPU, None for a CPU, which has one alone.
 
     "auto" is the one that was measured to be fastest, else "own" wherever that can be. Raises
-    ConfigError where what is wanted cannot be.
+    ConfigError where what is wanted cannot be. FLOAT8 has "own" alone.
     """
+    if dtype == FLOAT8:
+        return _float8_product(wanted, model, device)
     if device.is_host:
         if wanted != "auto":
             raise ConfigError(f"product = {wanted}: it is of a GPU; use product = auto on a CPU")
@@ -59,14 +64,26 @@ def choose_product(
     return "max" if obstacle else product
 
 
+def _float8_product(wanted: ProductSetting, model: ModelConfig, device: Device) -> Product:
+    if wanted not in {"auto", "own"}:
+        raise ConfigError(f"product = {wanted}: dtype = float8 has product = own or auto alone")
+    if device.is_host:
+        raise ConfigError(
+            "dtype = float8: an H100 or H200 (sm_90) alone has it; use float32 or bfloat16 on a CPU"
+        )
+    if obstacle := _obstacle("own", model, FLOAT8, device):
+        raise ConfigError(f"dtype = float8: {obstacle}; use dtype = bfloat16")
+    return "own"
+
+
 def _obstacle(product: Product, model: ModelConfig, dtype: DType, device: Device) -> str:
     """Say why a model cannot have this product; empty if it can."""
     architecture = str(device.architecture_name)
     if architecture.rstrip("a") != "sm_90":
         return f"it is for an H100 or H200 (sm_90), the GPU is {architecture}"
-    if dtype != DType.bfloat16:
+    if dtype not in {DType.bfloat16, FLOAT8}:
         return f"it multiplies bfloat16, dtype is {dtype.name}"
-    depth, columns = MULTIPLES[product]
+    depth, columns = FLOAT8_MULTIPLES if dtype == FLOAT8 else MULTIPLES[product]
     for inner, outer in _shapes(model):
         if inner % depth or outer % columns:
             return (
@@ -88,7 +105,7 @@ def folds_norms(product: Product | None, model: ModelConfig, dtype: DType) -> bo
     """Whether norms are folded into the products behind them, and who writes the residual stream
     writes moments. Without projections a mixer follows a norm, and writes the stream: norms stay.
     """
-    return product == "own" and dtype == DType.bfloat16 and model.use_projections
+    return product == "own" and dtype in {DType.bfloat16, FLOAT8} and model.use_projections
 
 
 def multiply(
@@ -145,6 +162,28 @@ def multiply_into_stream(
     wide, depth = map(int, weight.shape)
     inputs, types = [x, weight, bias, stream.values], stream_types(stream.values.type)
     found = ops.custom("srm_stream_sm90", x.device, inputs, types, {"N": wide, "K": depth})
+    return Stream(*(one.tensor for one in found))
+
+
+def multiply_float8(
+    x: TensorValue, weight: TensorValue, columns: TensorValue, divisors: TensorValue
+) -> TensorValue:
+    """SiLU(columns[:, 1] + columns[:, 0] * x @ weight^T) / divisors, in FLOAT8 as its factors are,
+    with its columns in an order of their own."""
+    wide, depth = map(int, weight.shape)
+    types = [TensorType(FLOAT8, [x.shape[0], wide], x.device)]
+    inputs, how = [x, weight, columns, divisors], {"N": wide, "K": depth}
+    return ops.custom("srm_up_e4m3", x.device, inputs, types, how)[0].tensor
+
+
+def multiply_float8_into_stream(
+    x: TensorValue, weight: TensorValue, columns: TensorValue, residual: TensorValue
+) -> Stream:
+    """columns[:, 1] + columns[:, 0] * x @ weight^T + residual, with its moments. x and weight are
+    FLOAT8, their columns in that order."""
+    wide, depth = map(int, weight.shape)
+    inputs, types = [x, weight, columns, residual], stream_types(residual.type)
+    found = ops.custom("srm_down_e4m3", x.device, inputs, types, {"N": wide, "K": depth})
     return Stream(*(one.tensor for one in found))
 
 

@@ -30,10 +30,10 @@ from engine.device.graph_cache import (
     measured_product,
 )
 from engine.device.libc import keep_freed_memory, let_timers_be_late
-from engine.device.linear import fold_norm, pack_linear, round_bfloat16
+from engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
 from engine.device.model import MATRICES, NORMED, SCALARS
 from engine.device.processor import compile_for_level
-from engine.device.products import Product, choose_product, folds_norms
+from engine.device.products import FLOAT8, Product, choose_product, folds_norms
 from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
@@ -47,6 +47,7 @@ from engine.steps.batch import (
     SlotStates,
     StepResult,
 )
+from engine.weights.float8 import float8_tensors
 from engine.weights.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
@@ -89,13 +90,13 @@ class ModelRunner:
         self.device = open_device(config.device, *config.devices)
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
-        self.dtype = DType[config.compute_dtype]
+        self.dtype = graph_dtype(config.compute_dtype)
         shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
         folders = config.cache_dir.expanduser(), shipped
         shape = weights.config, self.dtype, self.device
         measured = None if self.device.is_host else measured_product(*shape, folders[0])
         self._product = product = choose_product(config.product, *shape, measured)
-        self.arithmetic = " ".join(filter(None, (config.device, self.dtype.name, product)))
+        self.arithmetic = " ".join(filter(None, (config.device, config.compute_dtype, product)))
         self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
             self._session, weights.config, self.dtype, self.device, *folders, product
@@ -172,9 +173,11 @@ def host_weights(
 ) -> dict[str, Buffer]:
     """Return every weight by name, in the layout and dtype that the graph for this device and
     product declares; on the host, from where MAX copies them when it initialises a graph."""
-    named = dict(named_tensors(weights))
+    in_float8 = dtype == FLOAT8
+    named = dict(float8_tensors(weights) if in_float8 else named_tensors(weights))
     if folds_norms(product, weights.config, dtype):
-        for layer, (name, norm) in itertools.product(range(len(weights.layers)), NORMED.items()):
+        norms = [(name, norm) for name, norm in NORMED.items() if not in_float8 or name != "up"]
+        for layer, (name, norm) in itertools.product(range(len(weights.layers)), norms):
             parts = f"{name}_weight", f"{name}_bias", f"{norm}_weight", f"{norm}_bias"
             folded, columns = fold_norm(*(named.pop(f"layers.{layer}.{part}") for part in parts))
             named |= {f"layers.{layer}.{name}_weight": folded}
@@ -184,14 +187,16 @@ def host_weights(
 
 def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
-    if kind in SCALARS or kind.endswith("_columns"):
+    if kind in SCALARS or kind.endswith(("_columns", "_divisors")):
         return _buffer(value)
+    if value.dtype == np.uint8:  # laid out already
+        return _buffer(value).view(FLOAT8, value.shape)
     if kind in MATRICES and not device.is_host:
         value = value.T
     if kind in MATRICES and device.is_host:
         value = pack_linear(value, dtype)
-    elif dtype == DType.bfloat16:
-        value = round_bfloat16(value)
+    elif dtype != DType.float32:
+        dtype, value = DType.bfloat16, round_bfloat16(value)
     return _buffer(value).view(dtype, value.shape)  # numpy has no bfloat16, only its bits
 
 

@@ -6,6 +6,7 @@ A name tells the op, the dtype of activations, and how many values a thread has.
 from max.gpu.host import get_gpu_target
 from srm.embedding import embed_thread
 from srm.mixer import _Unit
+from srm.norm_e4m3 import normalise_rows
 from srm.slots import _SlotCopy
 from srm._values import Values
 from std.compile import compile_info
@@ -112,3 +113,11 @@ def main():
             ]()
             print("===", "gather" if gathers else "scatter", values)
             print(copier.asm)
+    comptime for d in [512, 1024]:
+        var normaliser = compile_info[
+            normalise_rows[d, 16 * 512 // d],
+            emission_kind="asm",
+            target=TARGET,
+        ]()
+        print("=== norm_e4m3", d)
+        print(normaliser.asm)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.device.linear import round_bfloat16
+from engine.weights.float8 import round_e4m3
 from tests.kernels.ptx_memory import STRIDE, WARP, Memory
 from tests.kernels.ptx_text import Program, PTXError, names
 
@@ -63,6 +64,11 @@ def same(a: Any) -> Any:
 def pair(high: Any, low: Any) -> Any:
     """Two numbers as bfloat16 in one register."""
     return round_bfloat16(high).astype(np.uint32) << 16 | round_bfloat16(low)
+
+
+def pair_e4m3(high: Any, low: Any) -> Any:
+    """Two numbers as e4m3 in half a register."""
+    return round_e4m3(high).astype(np.uint16) << 8 | round_e4m3(low)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -174,6 +180,8 @@ class Steps:
             sources[2] = BOOL
         if "bf16x2" in parts:
             sources, to, function = [KINDS["f32"]] * 2, U32, pair
+        if "e4m3x2" in parts:
+            sources, to, function = [KINDS["f32"]] * 2, KINDS["u16"], pair_e4m3
         if "wide" in parts:
             to = np.dtype(f"{to.kind}{2 * to.itemsize}")
             function = partial(np.multiply, dtype=to)

@@ -11,6 +11,7 @@ import pytest
 
 from engine.device.linear import round_bfloat16
 from engine.steps.batch import F32
+from engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import widened
 from tests.kernels.ptx import Counts, Kernel, compiled
@@ -137,6 +138,27 @@ def test_embedding(kernels: dict[str, Kernel], op: str, dtype: str, width: int, 
     if width == 1024:
         assert ran.instructions <= (6.5 if op == "embed" else 15) * count * width
         assert ran.moved[0] == ran.moved[5] == x.nbytes
+
+
+@pytest.mark.parametrize("width", [512, 1024])
+def test_norm_in_float8(kernels: dict[str, Kernel], width: int) -> None:
+    """Of rows far from 0, of one that is all the same, and one whose largest value is the bound."""
+    rng, scale = np.random.default_rng(width), norm_scale(width)
+    x = (5 * rng.standard_normal((19, width)) + rng.normal(0, 30, (19, 1))).astype(np.float32)
+    x[3], x[4], x[5] = 7, 0, -3e4
+    x[4, 9] = 1e4
+    given = round_bfloat16(x)
+    y = np.full(x.shape, 0x7F, np.uint8)
+    ran = kernels[f"norm_e4m3 {width}"].launch(-(-len(x) // 8), BLOCK, y, given, len(x))
+    wide = widened(given).astype(np.float64)
+    centred = wide - wide.mean(axis=1, keepdims=True)
+    exact = scale * centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(from_e4m3(y), exact, rtol=2**-4 + 1e-4, atol=2**-10 + 1e-4)
+    assert (y != round_e4m3(exact.astype(np.float32))).sum() < 1e-3 * y.size
+    assert y[4, 9] == round_e4m3(np.array(scale * (width - 1) ** 0.5))
+    assert not from_e4m3(y[[3, 5]]).any()
+    assert ran.instructions <= 11 * y.size
+    assert ran.moved == [y.nbytes, given.nbytes]
 
 
 def row_grid(rows: int, pieces: int) -> tuple[tuple[int, int], tuple[int, int]]:

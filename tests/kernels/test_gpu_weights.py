@@ -24,7 +24,7 @@ from max.graph import Graph
 from engine.config import Mixer, ModelConfig
 from engine.device.model import build_logits_graph, build_step_graph
 from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import Product, choose_product
+from engine.device.products import FLOAT8, Product, choose_product
 from engine.device.runner import host_weights
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
@@ -40,14 +40,20 @@ def report() -> dict[str, Any]:
     return found
 
 
-def test_a_layer_with_our_product_is_five_launches(report: dict[str, Any]) -> None:
-    assert report["layer"] == {"srm_normed_sm90": 2, "srm_stream_sm90": 2, "srm_mix": 1}
+def test_a_layer_with_our_product_is_five_launches_in_float8_six(
+    report: dict[str, Any],
+) -> None:
+    layers, after = report["layers"], {"srm_normed_sm90": 1, "srm_mix": 1, "srm_stream_sm90": 1}
+    assert layers["bfloat16"] == after | {"srm_normed_sm90": 2, "srm_stream_sm90": 2}
+    mixer = {"srm_norm_e4m3": 1, "srm_up_e4m3": 1, "srm_down_e4m3": 1}
+    assert layers["float8_e4m3fn"] == after | mixer
 
 
 def test_weights_are_bound_as_a_gpu_graph_declares_them(report: dict[str, Any]) -> None:
     mixers = {graph.split()[1] for graph in report["compared"]}
     assert mixers == set(get_args(Mixer)) and len(report["compared"]) >= 4 * len(mixers)
     assert not report["wrong"]
+    assert "build_step_graph mixed True float8_e4m3fn own" in report["compared"]
 
 
 class _Gpu:
@@ -57,11 +63,20 @@ class _Gpu:
 
 
 BUILDERS = (build_step_graph, build_logits_graph)
+OWN: Product = "own"
 KINDS: tuple[tuple[DType, Product], ...] = (
     (DType.float32, "max"),
     (DType.bfloat16, "max"),
-    (DType.bfloat16, "own"),
+    (DType.bfloat16, OWN),
 )
+
+
+FLOAT8_MODELS = [
+    ModelConfig(
+        d_model=512, num_layers=2, num_heads=2, n_ctx=8, vocab_size=256, use_projections=projected
+    )
+    for projected in (True, False)
+]
 
 
 def models() -> Iterator[ModelConfig]:
@@ -89,9 +104,9 @@ def launches(graph: Graph) -> Counter[str]:
 def main() -> None:
     device = open_target(PrecompileConfig())
     compared, wrong = [], []
-    for model in models():
+    for model in [*models(), *FLOAT8_MODELS]:
         weights = fold(model, random_tensors(model, 0), "")
-        for dtype, product in KINDS:
+        for dtype, product in [(FLOAT8, OWN)] if model in FLOAT8_MODELS else KINDS:
             host = host_weights(weights, dtype, cast(Device, _Gpu()), product)
             bound = {
                 name: (f"{buffer.device.label}:{buffer.device.id}", buffer.dtype, buffer.shape)
@@ -112,12 +127,20 @@ def main() -> None:
                     for name in sorted(bound.keys() | declared.keys())
                     if bound.get(name) != declared.get(name)
                 ]
-    model = msgspec.structs.replace(TINY, d_model=256, vocab_size=256)
-    shallow, deep = (
-        launches(build_step_graph(one, DType.bfloat16, device, product="own"))
-        for one in (model, msgspec.structs.replace(model, num_layers=model.num_layers + 1))
-    )
-    print(json.dumps({"compared": compared, "wrong": wrong, "layer": deep - shallow}))
+    layers = {}
+    for dtype in (DType.bfloat16, FLOAT8):
+        shallow, deep = (
+            launches(
+                build_step_graph(
+                    msgspec.structs.replace(FLOAT8_MODELS[0], num_layers=layers_),
+                    *(dtype, device),
+                    product=OWN,
+                )
+            )
+            for layers_ in (2, 3)
+        )
+        layers[dtype.name] = deep - shallow
+    print(json.dumps({"compared": compared, "wrong": wrong, "layers": layers}))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from engine.device.linear import KERNELS, round_bfloat16
+from engine.weights.float8 import INNER, from_e4m3, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import EPILOGUES, Array, widened
 from tests.kernels.ptx_async import TensorMap
@@ -31,9 +32,12 @@ KINDS = {
     "normed_up": (True, True, False),
     "normed_proj_in": (True, False, False),
     "measured_down": (True, False, True),
+    "up_e4m3": (True, True, False),
+    "down_e4m3": (True, False, True),
 }
 """(has bias, has SiLU, has residual): epilogues of harness.py; the head with the softmax of each
-slice; products of normalised rows, and one that writes the moments of its rows."""
+slice; products of normalised rows, and one that writes the moments of its rows; two of factors in
+e4m3, the first into such a factor, the second with moments."""
 MEANS = 0, 3, -30, 300
 """Of every fourth row that is normalised, in deviations; in bfloat16 300 is next to 302."""
 PLAIN = {"up", "proj_in", "head", "normed_proj_in"}
@@ -75,22 +79,33 @@ def run(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -> 
     is_normed = kind.startswith("normed")
     if is_normed:
         drawn[0] += np.resize(MEANS, rows).astype(np.float32)[:, None]
-    given = [round_bfloat16(one) for one in drawn]
-    x, weight, bias, residual = (widened(one).astype(np.float64) for one in given)
-    out = np.full((rows, columns), 0x7FC0, np.uint16)
+    is_e4m3 = kind.endswith("e4m3")
+    rounded, meaning = (round_e4m3, from_e4m3) if is_e4m3 else (round_bfloat16, widened)
+    given: list[Array] = [rounded(one) for one in drawn[:2]]
+    x, weight = (meaning(one).astype(np.float64) for one in given)
+    given += [round_bfloat16(one) for one in drawn[2:]]
+    bias, residual = (widened(one).astype(np.float64) for one in given[2:])
+    out: Array = np.full((rows, columns), 0x7FC0, np.uint16)
+    if kind == "up_e4m3":
+        out = np.full((rows, columns), 0x7F, np.uint8)
+    scales, divisors = np.exp(
+        np.random.default_rng([9, depth]).standard_normal((2, columns), np.float32)
+    )
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
-    of_columns = np.stack([weight.sum(1), bias], axis=1).astype(np.float32)
+    of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
     factors = TensorMap(given[0], 128), TensorMap(given[1], 128)
     arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices]
-    arguments += [of_columns, oracle.moments(x).astype(np.float32), rows]
+    arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors, rows]
     Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows).run()
 
     has_bias, silu, has_residual = KINDS[kind]
     if is_normed:
         x = oracle.layer_norm(x)
-    y = x @ weight.T + (bias if has_bias else 0)
+    y = x @ weight.T * (scales if is_e4m3 else 1) + (bias if has_bias else 0)
     y = y / (1 + np.exp(-y)) if silu else y
     y = y + residual if has_residual else y
+    if kind == "up_e4m3":
+        y = (y / divisors).reshape(rows, -1, len(INNER))[..., INNER].reshape(y.shape)
     return Run(out, slices, y)
 
 
@@ -100,6 +115,10 @@ def check(kind: str, ran: Run) -> None:
     Of a normalised row the mean is taken off after the sums: what these lack grows with it.
     """
     out, slices, y = ran
+    if kind == "up_e4m3":
+        np.testing.assert_allclose(from_e4m3(out), y, rtol=2**-4 + 1e-5, atol=2**-10 + 1e-5)
+        assert (out != round_e4m3(y)).sum() <= 2 + out.size // 1000  # sums next to a tie
+        return
     lost = np.zeros((len(out), 1))
     if kind.startswith("normed"):
         lost = np.abs(np.resize(MEANS, len(out)))[:, None] * 1e-6
@@ -109,7 +128,7 @@ def check(kind: str, ran: Run) -> None:
     assert (out[few] != rounded_once[few]).sum() <= 2 + out[few].size // 1000
     if kind == "slices":
         check_slices(slices, widened(out))
-    if kind.startswith("measured"):
+    if kind in {"measured_down", "down_e4m3"}:
         np.testing.assert_allclose(
             slices, oracle.moments(widened(out).astype(np.float64)), rtol=2e-6, atol=1e-7
         )
@@ -125,12 +144,12 @@ def check_slices(found: Array, outputs: Array) -> None:
 
 @pytest.fixture(scope="module")
 def ran(kernels: dict[str, str]) -> Callable[[str, int], Run]:
-    """What a kind gives for so many rows, run once. The ring of stages goes round once a tile, or
-    twice with the most rows."""
+    """What a kind gives for so many rows, run once. The ring of stages, twice as deep in e4m3, goes
+    round once a tile, or twice with the most rows."""
 
     @cache
     def run_once(kind: str, rows: int) -> Run:
-        depth = 512 if rows == max(ROW_COUNTS) else 256
+        depth = (512 if rows == max(ROW_COUNTS) else 256) * (1 + kind.endswith("e4m3"))
         return run(kernels[f"{kind} {COLUMNS} {depth}"], kind, rows, depth)
 
     return run_once

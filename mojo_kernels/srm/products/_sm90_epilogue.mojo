@@ -4,6 +4,9 @@ A warp has 16 rows of BN columns. A thread of it, number t, holds columns 2 (t %
 of each eight, in rows t / 4 and t / 4 + 8: four sums that follow each other, the layout that wgmma
 leaves, and stmatrix and ldmatrix exchange with shared memory. All is float32; what is written is
 rounded once.
+
+An output in e4m3 does not go through shared memory: the 16 columns that a thread has of each 64 lie
+beside each other in it, an order that only its reader has to know (`sm90.mojo`).
 """
 
 import max.gpu.primitives.warp as warp
@@ -18,6 +21,8 @@ from ..norm import EPSILON
 
 comptime BF16 = DType.bfloat16
 """Of factors, bias, residual and output."""
+comptime E4M3 = DType.float8_e4m3fn
+"""Of factors with scales, and of an output that is to be such a factor."""
 comptime F32 = DType.float32
 """Of sums."""
 
@@ -63,6 +68,16 @@ struct Parts(ImplicitlyCopyable):
     """Whether the rows of x count as normalised; then there is no bias but that of `columns`."""
     var moments: Bool
     """Whether each row's mean and sum of squares about it are written for each tile."""
+    var factors: DType
+    """Of both factors: bfloat16, or e4m3, whose sums have scales and a bias in `columns`."""
+
+    def narrow(self) -> Bool:
+        """Tell whether the output is e4m3.
+
+        Returns:
+            Whether it is: the one of SiLU, of factors in e4m3.
+        """
+        return self.factors == E4M3 and self.silu
 
 
 @fieldwise_init
@@ -70,7 +85,7 @@ struct Tensors(ImplicitlyCopyable):
     """Where the parts are; one that is absent may point anywhere."""
 
     var out_: Values[BF16]
-    """The output, [M, N]."""
+    """The output, [M, N]; of e4m3 too."""
     var bias: Values[BF16]
     """The bias, [N]."""
     var residual: Values[BF16]
@@ -78,9 +93,11 @@ struct Tensors(ImplicitlyCopyable):
     var slices: Values[F32]
     """Largest output and sum of exp(output - largest), or the moments; [M, N / BN, 2]."""
     var columns: Values[F32]
-    """Sum of the column's weights, and its bias, [N, 2]."""
+    """Sum of the column's weights, or its scale; and its bias, [N, 2]."""
     var moments: Values[F32]
     """Of x, as who wrote it left them: [M, K / BN, 2]."""
+    var divisors: Values[F32]
+    """What an output in e4m3 is divided by, [N]."""
 
     def __init__(out self, out_: Values[BF16]):
         """Have an output and no part.
@@ -89,11 +106,13 @@ struct Tensors(ImplicitlyCopyable):
             out_: The output.
         """
         var anything = out_.unsafe_bitcast[Float32]()
-        self = Self(out_, out_, out_, anything, anything, anything)
+        self = Self(out_, out_, out_, anything, anything, anything, anything)
 
 
 @always_inline
-def silu[width: SIMDLength, //](x: SIMD[F32, width]) -> SIMD[F32, width]:
+def silu[
+    width: SIMDLength, //
+](x: SIMD[F32, width], divisor: SIMD[F32, width] = 1) -> SIMD[F32, width]:
     """Compute x / (1 + exp(-x)) by two approximate instructions a value, right to 1e-6 or so.
 
     Parameters:
@@ -101,9 +120,10 @@ def silu[width: SIMDLength, //](x: SIMD[F32, width]) -> SIMD[F32, width]:
 
     Args:
         x: The values.
+        divisor: What their SiLU is divided by.
 
     Returns:
-        Their SiLU.
+        The quotients.
     """
     comptime MINUS_LOG2_E = -1.4426950408889634
     var y = SIMD[F32, width]()
@@ -119,9 +139,37 @@ def silu[width: SIMDLength, //](x: SIMD[F32, width]) -> SIMD[F32, width]:
             Float32,
             constraints="=f,f",
             has_side_effect=False,
-        ](grown + 1)
+        ](grown.fma(divisor[i], divisor[i]))
         y[i] = x[i] * share
     return y
+
+
+@always_inline
+def to_e4m3(a: Float32, b: Float32, c: Float32, d: Float32) -> UInt32:
+    """Round to the nearest e4m3, ties to even, at most 448.
+
+    Args:
+        a: The value of the lowest byte.
+        b: That of the next one.
+        c: That of the third.
+        d: That of the highest.
+
+    Returns:
+        The four bytes.
+    """
+
+    @always_inline
+    def pair(low: Float32, high: Float32) -> UInt32:
+        return UInt32(
+            inlined_assembly[
+                "cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;",
+                UInt16,
+                constraints="=h,f,f",
+                has_side_effect=False,
+            ](high, low)
+        )
+
+    return pair(a, b) | pair(c, d) << 16
 
 
 @always_inline
@@ -350,11 +398,15 @@ def finish_sums[
             comptime if chunk + 1 < BN // CHUNK:
                 coming = fetch(chunk + 1)
             syncwarp()
+        var words = SIMD[DType.uint32, 8](
+            0
+        )  # of an e4m3 output: 4 of each of the two rows
         comptime for eight in range(0, CHUNK // 8, 2):
             var y = sums.slice[8, offset=chunk * 32 + eight * 4]()
             var at = patch.unsafe_offset(
                 vector_at(lane % 16, eight + lane // 16)
             )
+            var divisor = SIMD[F32, 8](1)
             comptime for i in range(2):
                 var of = column + chunk * CHUNK + (eight + i) * 8 + lane % 4 * 2
                 var z = y.slice[4, offset=i * 4]()
@@ -368,14 +420,35 @@ def finish_sums[
                     z = norm.scale.fma(
                         (-norm.mean).fma(c.join(c), z), b.join(b)
                     )
+                comptime if parts.factors == E4M3:
+                    var s, b = to.columns.unsafe_load[width=4, alignment=16](
+                        of * 2
+                    ).deinterleave()
+                    z = z.fma(s.join(s), b.join(b))
+                comptime if parts.narrow():
+                    var by = to.divisors.unsafe_load[width=2, alignment=8](of)
+                    divisor = divisor.insert[offset=i * 4](by.join(by))
                 y = y.insert[offset=i * 4](z)
             comptime if parts.silu:
-                y = silu(y)
+                y = silu(y, divisor)
+            comptime if parts.narrow():
+                words[eight // 2] = to_e4m3(y[0], y[1], y[4], y[5])
+                words[4 + eight // 2] = to_e4m3(y[2], y[3], y[6], y[7])
+                continue
             comptime if parts.residual:
                 y += ld_matrix[simd_width=8](at).cast[F32]()
             var rounded = bitcast[DType.uint32, 4](y.cast[BF16]())
             st_matrix[simd_width=4](at, bitcast[F32, 4](rounded))
             outputs = outputs.insert[offset=chunk * 16 + eight * 2](rounded)
+        comptime if parts.narrow():
+            comptime for half in range(2):
+                var r = row + half * 8 + lane // 4
+                if r < rows:
+                    to.out_.unsafe_bitcast[UInt32]().unsafe_store[alignment=16](
+                        (r * N + column + chunk * CHUNK) // 4 + lane % 4 * 4,
+                        words.slice[4, offset=half * 4](),
+                    )
+            continue
         syncwarp()
         comptime for i in range(4):
             var y = patch.unsafe_load[width=VECTOR, alignment=16](

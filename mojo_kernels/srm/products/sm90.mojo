@@ -4,6 +4,8 @@
     srm_normed_sm90    out = act(columns[:, 1] + norm(x) w^T)
     srm_stream_sm90    out = bias + x w^T + residual, and moments of out
     srm_head_sm90      out = x w^T, and slices of out
+    srm_up_e4m3        out = SiLU(columns[:, 1] + columns[:, 0] * x w^T) / divisors, in e4m3
+    srm_down_e4m3      out = columns[:, 1] + columns[:, 0] * x w^T + residual, and moments of out
 
 act is the identity or SiLU; bias and residual of the first may be absent, and SiLU excludes a
 residual. Sums and all that follows are float32, and are rounded once. TMA, wgmma and clusters of
@@ -19,14 +21,19 @@ further a row's mean is from 0: about 1e-6 of it, measured in deviations.
 slices are of each row and BN columns the largest output, and the sum of exp(output - largest): a
 softmax reads those, and then only the columns it wants. They are of the outputs after rounding too.
 
-    out        [M, N]           bfloat16  out; N % 256 == 0
-    moments    [M, N / 256, 2]  float32   out, of `srm_stream_sm90`
+The last two have x and w in e4m3. A tensor core keeps fewer bits of their sums than float32 has.
+What srm_up_e4m3 writes is x of srm_down_e4m3. Of each 64 columns 8 i + 2 q + b (i < 8, q < 4, b < 2)
+that one lies at 16 q + 2 i + b, and so it must in w.
+
+    out        [M, N]           bfloat16  out; N % 256 == 0; e4m3 of `srm_up_e4m3`
+    moments    [M, N / 256, 2]  float32   out, of `srm_stream_sm90` and `srm_down_e4m3`
     slices     [M, N / 256, 2]  float32   out, of `srm_head_sm90`
-    x          [T, K]           bfloat16  in; T >= M, K % 256 == 0
-    w          [N, K]           bfloat16  in
+    x          [T, K]           bfloat16  in; T >= M, K % 256 == 0; in e4m3 K % 512 == 0
+    w          [N, K]           as x      in
     bias       [N]              bfloat16  in; any tensor when has_bias is False
     residual   [M, N]           bfloat16  in; any tensor when has_residual is False
-    columns    [N, 2]           float32   in, of `srm_normed_sm90`
+    columns    [N, 2]           float32   in, of `srm_normed_sm90` and those in e4m3
+    divisors   [N]              float32   in, of `srm_up_e4m3`
     moments    [T, K / 256, 2]  float32   in, of `srm_normed_sm90`
 """
 
@@ -38,7 +45,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from std.math import ceildiv
 
-from ._sm90_epilogue import BF16, BN, F32, Parts, Tensors, Values
+from ._sm90_epilogue import BF16, BN, E4M3, F32, Parts, Tensors, Values
 from ._sm90_kernel import (
     BM,
     PAIR,
@@ -52,10 +59,10 @@ from ._sm90_kernel import (
 
 @always_inline
 def enqueue[
-    N: Int, K: Int, parts: Parts
+    dtype: DType, //, N: Int, K: Int, parts: Parts
 ](
-    x: InputTensor[dtype=BF16, rank=2, ...],
-    w: InputTensor[dtype=BF16, rank=2, ...],
+    x: InputTensor[dtype=dtype, rank=2, ...],
+    w: InputTensor[dtype=dtype, rank=2, ...],
     tensors: Tensors,
     rows: Int,
     ctx: DeviceContext,
@@ -63,6 +70,7 @@ def enqueue[
     """Enqueue a product.
 
     Parameters:
+        dtype: Of the factors.
         N: Columns of the output.
         K: Length of the sums.
         parts: What goes into the output besides.
@@ -77,14 +85,27 @@ def enqueue[
     Raises:
         If the device refuses.
     """
+    comptime assert dtype == parts.factors
     if rows == 0:
         return
     var x_tiles = create_tensor_tile[
-        X_TILE, swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
-    ](ctx, TileTensor(x.unsafe_ptr(), row_major(Coord(rows, Idx[K]))))
+        X_TILE[parts.factors], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+    ](
+        ctx,
+        TileTensor(
+            x.unsafe_ptr().unsafe_bitcast[Scalar[parts.factors]](),
+            row_major(Coord(rows, Idx[K])),
+        ),
+    )
     var w_tiles = create_tensor_tile[
-        W_TILE, swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
-    ](ctx, TileTensor(w.unsafe_ptr(), row_major(Coord(Idx[N], Idx[K]))))
+        W_TILE[parts.factors], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+    ](
+        ctx,
+        TileTensor(
+            w.unsafe_ptr().unsafe_bitcast[Scalar[parts.factors]](),
+            row_major(Coord(Idx[N], Idx[K])),
+        ),
+    )
     var clusters = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     clusters = min(clusters // PAIR, ceildiv(rows, BM * PAIR) * (N // BN))
     ctx.enqueue_function[product_kernel[N, K, parts]](
@@ -96,6 +117,7 @@ def enqueue[
         tensors.slices,
         tensors.columns,
         tensors.moments,
+        tensors.divisors,
         Int32(rows),
         grid_dim=clusters * PAIR,
         block_dim=THREADS,
@@ -171,6 +193,7 @@ struct _LinearSM90:
             slices=False,
             norm=False,
             moments=False,
+            factors=BF16,
         )
         var to = Tensors(anywhere(output))
         to.bias, to.residual = anywhere(bias), anywhere(residual)
@@ -194,7 +217,13 @@ struct _NormedSM90:
     ) raises:
         comptime assert target == "gpu", "srm_normed_sm90 is for sm_90 alone"
         comptime parts = Parts(
-            False, silu, False, slices=False, norm=True, moments=False
+            False,
+            silu,
+            False,
+            slices=False,
+            norm=True,
+            moments=False,
+            factors=BF16,
         )
         var to = Tensors(anywhere(output))
         to.columns, to.moments = anywhere(columns), anywhere(moments)
@@ -219,7 +248,13 @@ struct _StreamSM90:
     ) raises:
         comptime assert target == "gpu", "srm_stream_sm90 is for sm_90 alone"
         comptime parts = Parts(
-            True, False, True, slices=False, norm=False, moments=True
+            True,
+            False,
+            True,
+            slices=False,
+            norm=False,
+            moments=True,
+            factors=BF16,
         )
         var to = Tensors(anywhere(output))
         to.bias, to.residual = anywhere(bias), anywhere(residual)
@@ -243,8 +278,76 @@ struct _HeadSM90:
     ) raises:
         comptime assert target == "gpu", "srm_head_sm90 is for sm_90 alone"
         comptime parts = Parts(
-            False, False, False, slices=True, norm=False, moments=False
+            False,
+            False,
+            False,
+            slices=True,
+            norm=False,
+            moments=False,
+            factors=BF16,
         )
         var to = Tensors(anywhere(output))
         to.slices = anywhere(slices)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_up_e4m3")
+struct _UpE4M3:
+    """The op with SiLU, of factors in e4m3 into one."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int
+    ](
+        output: OutputTensor[dtype=E4M3, rank=2, ...],
+        x: InputTensor[dtype=E4M3, rank=2, ...],
+        w: InputTensor[dtype=E4M3, rank=2, ...],
+        columns: InputTensor[dtype=F32, rank=2, ...],
+        divisors: InputTensor[dtype=F32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_up_e4m3 is for sm_90 alone"
+        comptime parts = Parts(
+            False,
+            silu=True,
+            residual=False,
+            slices=False,
+            norm=False,
+            moments=False,
+            factors=E4M3,
+        )
+        var to = Tensors(anywhere(output).unsafe_bitcast[BFloat16]())
+        to.columns, to.divisors = anywhere(columns), anywhere(divisors)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_down_e4m3")
+struct _DownE4M3:
+    """The op with bias and residual, and moments, of factors in e4m3."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int
+    ](
+        output: OutputTensor[dtype=BF16, rank=2, ...],
+        moments: OutputTensor[dtype=F32, rank=3, ...],
+        x: InputTensor[dtype=E4M3, rank=2, ...],
+        w: InputTensor[dtype=E4M3, rank=2, ...],
+        columns: InputTensor[dtype=F32, rank=2, ...],
+        residual: InputTensor[dtype=BF16, rank=2, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_down_e4m3 is for sm_90 alone"
+        comptime parts = Parts(
+            False,
+            silu=False,
+            residual=True,
+            slices=False,
+            norm=False,
+            moments=True,
+            factors=E4M3,
+        )
+        var to = Tensors(anywhere(output))
+        to.columns, to.residual = anywhere(columns), anywhere(residual)
+        to.slices = anywhere(moments)
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)

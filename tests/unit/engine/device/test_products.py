@@ -13,7 +13,7 @@ from max.dtype import DType
 from engine.config import ModelConfig
 from engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
 from engine.device.model import MATRICES, graph_shape
-from engine.device.products import choose_product, folds_norms
+from engine.device.products import FLOAT8, choose_product, folds_norms
 from engine.device.runner import host_weights
 from engine.errors import ConfigError
 from engine.weights.random_model import random_tensors
@@ -35,7 +35,9 @@ class Gpu(NamedTuple):
 H100 = Gpu()
 
 
-def choose(wanted: Any, gpu: Gpu = H100, dtype: DType = BF16, **changes: Any) -> str | None:
+def choose(
+    wanted: Any, gpu: Gpu | Device = H100, dtype: DType = BF16, **changes: Any
+) -> str | None:
     model = msgspec.structs.replace(WIDE, **changes)
     return choose_product(wanted, model, dtype, cast(Device, gpu))
 
@@ -72,6 +74,21 @@ def test_one_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> Non
     assert choose("own", vocab_size=1280) == "own"
     with pytest.raises(ConfigError, match="multiples of 64 inputs and 512 outputs"):
         choose("linalg", vocab_size=1280)
+
+
+def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
+    assert choose("auto", dtype=FLOAT8) == choose("own", dtype=FLOAT8) == "own"
+    for wanted, gpu, changes, why in (
+        ("auto", Gpu("sm_80"), {}, r"dtype = float8: it is for .*, the GPU is sm_80; use dtype = "),
+        ("own", Gpu("sm_100a"), {}, "dtype = float8: it is for an H100 or H200"),
+        ("auto", H100, {"d_model": 768}, "dtype = float8: it wants multiples of 512 inputs"),
+        ("max", H100, {}, "product = max: dtype = float8 has product = own or auto alone"),
+        ("linalg", H100, {}, "product = linalg: dtype = float8 has"),
+        ("auto", CPU(), {}, "dtype = float8: an H100 .* use float32 or bfloat16 on a CPU"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            choose(wanted, gpu, FLOAT8, **changes)
+    assert graph_shape(WIDE, FLOAT8, "own") != graph_shape(WIDE, BF16, "own")
 
 
 def test_a_cpu_has_none_to_choose() -> None:

@@ -159,7 +159,13 @@ def test_what_a_gpu_holds_and_can_reach_is_counted(
     a_token = weights / 8192 + 2 * 512 + 2 * 4 * 512 + 2 * 2 * 8192  # steps of 2^22 / 512 rows
     assert f"GPU memory   {2e12 / a_token:,.0f} tok/s at most at 2 TB/s" in said
     assert f"GPU products {100e12 / weights:,.0f} tok/s at most at 100 TFLOP/s" in said
+    narrow = [*given, "--dtype=float8", "--device-memory-gib=1", "--tflops=100", "--tb-per-s=2"]
+    assert srm.main(narrow) == 0
+    said, mixer = capsys.readouterr().out, 8 * 512**2
+    assert f"{2e12 / (a_token - mixer / 8192):,.0f} tok/s at most at 2 TB/s" in said
+    assert f"{100e12 / (weights - mixer):,.0f} tok/s at most at 100 TFLOP/s" in said
     for refused in (
+        ["--dtype=float8", "--device=cpu"],
         ["--device-memory-gib=0.01"],
         ["--device-memory-gib=0"],
         ["--device-memory-gib=141", "--device=cpu"],
