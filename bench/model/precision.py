@@ -1,7 +1,8 @@
 """`srm bench precision`: what bfloat16 and float8 cost in tokens, emulated on a CPU.
 
 A model runs with the roundings of a GPU's step, matrices, activations and logits, but for those
-within the sums, and the same in float64 on the same tokens. Not emulated are the orders of sums.
+within the sums, and the same in float64 on the same tokens. Norms are folded into the products
+behind them, as on an H100. Not emulated are the orders of sums.
 What is said of an H100's tensor cores (DeepSeek-V3's report, arXiv 2412.19437, 3.3.2) is that they
 keep 14 bits of a sum of float8 products: a case of its own cuts sums to that after each 32 of them.
 With random weights distributions are flat, and greedy tokens tie more than in a trained model.
@@ -28,7 +29,7 @@ from engine.errors import ConfigError
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
 from engine.weights.random_model import write_random_model
-from engine.weights.tensors import is_scalar
+from engine.weights.tensors import is_scalar, projection_prefixes
 from engine.weights.weights import LayerWeights
 from training.checkpoint import load_model
 from training.data import encode
@@ -39,6 +40,7 @@ from training.tasks import problems
 DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""
 FLOAT32_BITS = 24
+PARTS = "weight", "bias"
 
 
 class Case(NamedTuple):
@@ -168,15 +170,29 @@ class RoundedModel(nn.Module):
     def __init__(self, folder: Path, case: Case) -> None:
         super().__init__()
         self._is_wide, self._model = case.dtype == "float32", load_model(folder)
+        config, folded = self._model.config, set[nn.Parameter]()
+        self._folds = config.use_projections and not self._is_wide
+        if self._folds:
+            for block in self._model.mixer_blocks:
+                assert isinstance(block, Block)
+                up = (block.channel_mixing_layer.get_parameter(f"0.{p}") for p in PARTS)
+                folded |= _fold_norm(block.channel_norm, *up)
+                given = block.token_mixing_layer.get_parameter
+                for prefix in projection_prefixes(config):
+                    pair = (given(prefix + part) for part in PARTS)
+                    folded |= _fold_norm(block.token_norm, *pair)
+                for norm in (block.channel_norm, block.token_norm):
+                    norm.weight.data.fill_(1)
+                    norm.bias.data.fill_(0)
         for name, value in self._model.named_parameters():
-            if not is_scalar(name):
+            if not is_scalar(name) and value not in folded:
                 value.data = self._keep(value.data)
         layers = load_checkpoint(folder).layers
         narrow = [Float8Mixer(layer, case.sum_bits) for layer in layers]
         self._narrow = narrow if case.dtype == "float8" else None
         for block in self._model.mixer_blocks:
             assert isinstance(block, Block)
-            mixer = RoundedMixer(self._model.config, self._keep)
+            mixer = RoundedMixer(config, self._keep)
             mixer.load_state_dict(block.token_mixing_layer.state_dict())
             block.token_mixing_layer = mixer
 
@@ -186,18 +202,30 @@ class RoundedModel(nn.Module):
         for index, block in enumerate(self._model.mixer_blocks):
             assert isinstance(block, Block)
             x = self._keep(x + self._mix_channels(index, block, x))
-            x = self._keep(x + block.token_mixing_layer(self._keep(block.token_norm(x))))
+            x = self._keep(x + block.token_mixing_layer(self._normed(block.token_norm, x)))
         return self._keep(F.linear(x, self._model.output_layer.weight))
 
     def _mix_channels(self, index: int, block: Block, x: Tensor) -> Tensor:
         if self._narrow:
             return self._narrow[index].run(x)
         up, act, down = block.channel_mixing_layer
-        mixed: Tensor = down(self._keep(act(up(self._keep(block.channel_norm(x))))))
+        mixed: Tensor = down(self._keep(act(up(self._normed(block.channel_norm, x)))))
         return mixed
+
+    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = norm(x)
+        return y if self._folds else self._keep(y)
 
     def _keep(self, x: Tensor) -> Tensor:
         return x if self._is_wide else x.bfloat16().float()
+
+
+def _fold_norm(norm: nn.LayerNorm, weight: nn.Parameter, bias: nn.Parameter) -> set[nn.Parameter]:
+    """Fold a norm's gain and shift into the product behind it, as `srm_normed_sm90` has them.
+    Return what stays float32."""
+    bias.data += weight.data @ norm.bias.data
+    weight.data *= norm.weight.data
+    return {bias}
 
 
 class RoundedMixer(TokenMixer):
@@ -208,8 +236,9 @@ class RoundedMixer(TokenMixer):
         self._keep = keep
 
     def _project(self, x: Tensor, prefixes: list[str]) -> Tensor:
-        y = super()._project(self._keep(x), prefixes)
-        return y if prefixes == ["out_proj."] else self._keep(y)
+        if prefixes == ["out_proj."]:
+            return super()._project(self._keep(x), prefixes)
+        return self._keep(super()._project(x, prefixes))
 
 
 class Float8Mixer:
