@@ -174,7 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: tuple[int, ...] = ()
     """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as are needed."""
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
-    """Weights and activations; auto is float32 on a CPU, bfloat16 on a GPU; float8 needs an H100."""
+    """Weights and activations; auto is float32 on a CPU, bfloat16 on a GPU; float8 has an H100."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is the fastest that
     `srm tune` found, else ours if it fits."""
