@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from engine.device.linear import KERNELS, round_bfloat16
-from engine.weights.float8 import INNER, from_e4m3, round_e4m3
+from engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import EPILOGUES, Array, widened
 from tests.kernels.ptx_async import TensorMap
@@ -105,7 +105,12 @@ def run(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -> 
     y = y / (1 + np.exp(-y)) if silu else y
     y = y + residual if has_residual else y
     if kind == "up_e4m3":
-        y = (y / divisors).reshape(rows, -1, len(INNER))[..., INNER].reshape(y.shape)
+        y = (
+            (y / divisors)
+            .clip(-LARGEST, LARGEST)
+            .reshape(rows, -1, len(INNER))[..., INNER]
+            .reshape(y.shape)
+        )
     return Run(out, slices, y)
 
 
