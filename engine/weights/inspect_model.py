@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
+from engine.steps.batch import SAMPLING
 from engine.weights.checkpoint import read_model
 from engine.weights.step_bytes import decode_bytes
 from engine.weights.tensors import DECAY_RANGE
@@ -77,7 +78,8 @@ def on_gpu(
     One bound is of memory traffic, one of matrix products; a step reaches neither quite. Raises
     ConfigError if the model does not fit.
     """
-    settings, slot = EngineConfig(device="gpu"), FLOAT32 * (config.state_width + 1)
+    settings = EngineConfig(device="gpu")
+    slot = FLOAT32 * (config.state_width + 1) + SAMPLING.itemsize
     rows, _ = settings.step_limits(config)
     moved = decode_bytes(config, settings.compute_dtype, "gpu")
     left = memory_gib * GIB - moved.once - settings.prefix_slots * slot
