@@ -48,7 +48,7 @@ from engine.device.products import (
 from engine.errors import ConfigError
 from engine.steps.batch import F32
 
-I32, U64, FLOAT = DType.int32, DType.uint64, DType.float32
+I32, FLOAT = DType.int32, DType.float32
 HOST = DeviceRef.CPU()
 COLD_BYTES = 128 * 2**20
 """Total bytes of the copies of a weight that calls use in turn: more than a cache holds."""
@@ -259,19 +259,23 @@ def build_ops(
     tapped: Inputs = [x, rows, bounds, tap, TensorType(FLOAT, [n_ctx], on), x]
     table = TensorType(dtype, [size("vocab", vocab), width], on)
     logits = TensorType(dtype if on.is_gpu() else FLOAT, ["head", size("vocab", vocab)], on)
-    draws = [TensorType(kind, ["decode"], on) for kind in (FLOAT, I32, FLOAT, FLOAT, U64)]
-    sampled: Inputs = [last_token, logits, *draws, rows, rows]
+    sampling = BufferType(I32, ["slots", "record"], on)
+    sampled: Inputs = [last_token, logits, sampling, *ints("decode", "decode")]
+    said = [TensorType(I32, [name, f"{name}_values"], on) for name in ("new", "prefill")]
+    expanded: Inputs = [sampling, *ints("decode", "decode"), *said, *ints("fed")]
     edited: Inputs = [
         *(last_token, logits, *ints("tokens", "rows", "edited")),
         TensorType(I32, ["edited", "span_bounds"], on),
         TensorType(FLOAT, ["edited", "penalties"], on),
         *(*ints("edit_tokens"), TensorType(FLOAT, ["biases"], on)),
     ]
-    scored: Inputs = [logits, draws[0], *ints("decode", "head", "scored", "scored")]
+    scores = ints("decode", "decode", "targets", "scored", "scored")
+    scored: Inputs = [logits, sampling, *scores]
     return {
         "call": Op(
             [TensorType(FLOAT, [1], on)], lambda x: x + 1, lambda _: [np.ones(1, np.float32)]
         ),
+        "expand": Op(expanded, kernels.expand, made.expand),
         "embed": Op(
             [last_token, *ints("tokens"), rows, table],
             kernels.embed_stream if folds else kernels.embed,

@@ -26,6 +26,7 @@ from engine.device.linear import graph_dtype
 from engine.device.products import choose_product
 from engine.device.runner import open_device
 from engine.messages import MAX_LOGPROBS
+from engine.steps.batch import SAMPLING
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
@@ -196,17 +197,17 @@ def _edit(before: list[Array], _: list[Array], after: list[Array]) -> Found:
 
 def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     """Tokens, by where their draws must lie, and log-probabilities; all in units of the limit."""
-    _, logits, temperature, top_k, top_p, min_p, seeds, positions, slots = before
-    rows = looked_at(len(temperature))
+    _, logits, sampling, positions, slots = before
+    rows = looked_at(len(slots))
     tokens, logprobs = outputs
     if not np.array_equal(after[0][slots[: len(tokens)]], tokens):
         raise ValueError("the last tokens are not those sampled")
     errors = []
     for row in rows:
         values, token = _wide(logits[row]), int(tokens[row])
-        settings = float(temperature[row]), int(top_k[row]), float(top_p[row]), float(min_p[row])
+        *settings, seed = sampling[slots[row]].view(SAMPLING).item()
         ends = oracle.truncated(values, *settings).cumsum()
-        drawn = oracle.uniform(int(seeds[row]), int(positions[row]))
+        drawn = oracle.uniform(seed, int(positions[row]))
         begin = ends[token - 1] if token else 0.0
         outside = max(0.0, begin - drawn, drawn - ends[token])
         logprob = float(np.log(oracle.softmax(values / settings[0])[token]))
@@ -215,14 +216,14 @@ def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Fo
 
 
 def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
-    logits, temperature, tokens, targets, rows, num_top = before
+    (logits, sampling, slots, tokens), (rows, num_top) = before[:4], before[5:]
     logprobs, ranks, top_ids, top_logprobs = outputs
     got, expected = [], []
     for place in looked_at(len(rows)):
         row, wanted = rows[place], int(num_top[place])
-        target = int(tokens[row] if targets[row] < 0 else targets[row])
+        temperature = sampling[slots[row]].view(SAMPLING).item()[0]
         values = _wide(logits[row])
-        logprob, rank, top = oracle.score(values, float(temperature[row]), target, wanted)
+        logprob, rank, top = oracle.score(values, temperature, int(tokens[row]), wanted)
         got += [logprobs[place], ranks[place], *top_ids[place], *top_logprobs[place]]
         none = MAX_LOGPROBS - len(top)
         expected += [logprob, rank, *(one for one, _ in top), *[-1] * none]
@@ -230,7 +231,17 @@ def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     return np.array(got), np.array(expected), np.full(len(got), 1e-3)
 
 
+def _expand(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
+    rows, sampling = oracle.expand(*before)
+    got, wanted = (
+        np.concatenate([one.ravel() for one in each]).astype(np.float64)
+        for each in ((*outputs, after[0]), (*rows, sampling))
+    )
+    return got, wanted, np.full(len(got), 0.5)
+
+
 CHECKS: dict[str, Callable[[list[Array], list[Array], list[Array]], Found]] = {
+    "expand": _expand,
     "embed": _embed,
     "norm": _norm,
     "mix": _mix,

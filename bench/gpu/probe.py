@@ -28,7 +28,7 @@ from engine.device.linear import graph_dtype
 from engine.device.products import choose_product
 from engine.device.runner import open_device
 
-COPIES = (4 * 2**10, 48 * 4_096, 48 * 65_536)
+COPIES = (4 * 2**10, 8 * 4_096, 8 * 65_536)
 """Bytes: next to nothing, what a step of 4,096 rows and of 65,536 uploads."""
 
 

@@ -148,9 +148,7 @@ class ModelRunner:
         has_edits = batch.edits is not NO_EDITS
         edits = [_buffer(one) for one in edit_inputs(batch.edits)] if has_edits else self._no_edits
         buffers = [*(_buffer(one) for one in batch_inputs(batch)), *edits]
-        tokens, logprobs, *scores = self._model.execute(
-            self._pool.states, self._pool.last_token, *buffers
-        )
+        tokens, logprobs, *scores = self._model.execute(*self._pool.buffers, *buffers)
         found = Scores(*(one.to_numpy() for one in scores)) if len(batch.score_rows) else NO_SCORES
         return StepResult(tokens.to_numpy(), logprobs.to_numpy(), found)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
+from engine.steps.batch import SAMPLING
 from engine.weights.checkpoint import read_model
 from engine.weights.step_bytes import decode_bytes
 from engine.weights.tensors import DECAY_RANGE
@@ -80,7 +81,7 @@ def on_gpu(
     in float8 count half. Raises ConfigError if the model does not fit.
     """
     settings = EngineConfig(device="gpu", dtype=dtype)
-    slot = FLOAT32 * (config.state_width + 1)
+    slot = FLOAT32 * (config.state_width + 1) + SAMPLING.itemsize
     rows, _ = settings.step_limits(config)
     moved = decode_bytes(config, settings.compute_dtype, "gpu")
     left = memory_gib * GIB - moved.once - settings.prefix_slots * slot

@@ -1,5 +1,5 @@
-"""The GPU's own code for mixer, embedding and copies of slots, run without a GPU: results against
-the oracle, instructions and bytes against budgets."""
+"""The GPU's own code for rows, mixer, embedding and copies of slots, run without a GPU: results
+against the oracle, instructions and bytes against budgets."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import widened
 from tests.kernels.ptx import Counts, Kernel, compiled
+from tests.kernels.test_expand import SIZES, rows_of
 from tests.kernels.test_mixer import (
     N_CTX,
     Rows,
@@ -159,6 +160,31 @@ def test_norm_in_float8(kernels: dict[str, Kernel], width: int) -> None:
     assert not from_e4m3(y[[3, 5]]).any()
     assert ran.instructions <= 11 * y.size
     assert ran.moved == [y.nbytes, given.nbytes]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_rows(kernels: dict[str, Kernel], sizes: tuple[int, int, int]) -> None:
+    given = rows_of(np.random.default_rng(sum(sizes)), *sizes)
+    expected, after = oracle.expand(*given)
+    found = [np.full_like(one, -7) for one in expected]
+    counts = len(expected.token_ids), len(expected.read_slots), sizes[0], len(given[3])
+    blocks = -(-(counts[0] + 1) // BLOCK)
+    kernels["expand"].launch(blocks, BLOCK, *found, *given, *counts)
+    for one, wanted in zip([*found, given[0]], [*expected, after], strict=True):
+        np.testing.assert_array_equal(one, wanted)
+
+
+def test_a_row_that_goes_on_takes_few_instructions(kernels: dict[str, Kernel]) -> None:
+    count, none = 1024, np.zeros(1, np.int32)
+    slots, ends = np.arange(count, dtype=np.int32), np.array([[0, 0, 0, count]], np.int32)
+    nothing_new, sampling = np.full((1, 9), -1, np.int32), np.zeros((count, 6), np.int32)
+    found = [np.zeros(count + (place == 4), np.int32) for place in range(5)]
+    given = sampling, slots, slots, nothing_new, ends, none
+    ran = kernels["expand"].launch(
+        count // BLOCK + 1, BLOCK, *found, *given, count, count, count, 1
+    )
+    assert ran.instructions <= 100 * count
+    assert ran.moved[6] == ran.moved[7] == 4 * count and ran.moved[5] == 0
 
 
 def row_grid(rows: int, pieces: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -18,11 +18,11 @@ over the cores, vectors run along a row), or on a GPU, a block per row, `Registe
 
     tokens      [D]     int32             out
     logprobs    [D]     float32           out
-    last_token  [S]     int32             mutated at write_slots[:D]
+    last_token  [S]     int32             mutated at the slots
     logits      [H, V]  any float         in, the first D rows are used
-    temperature, top_p, min_p  [D]  float32  in; top_k  [D]  int32  in; seeds  [D]  uint64  in
-    positions   [R]     int32             in, the first D are used
-    write_slots [R]     int32             in, the first D are used
+    sampling    [S, 6]  int32             in at the slots; a buffer, because `srm_expand` mutates it
+    positions   [D]     int32             in
+    slots       [D]     int32             in
 """
 
 import extensibility
@@ -48,6 +48,8 @@ from ._logit_row import (
     unrank,
 )
 from ._register_row import LONG, SHORT, RegisterRow
+from ._sampling import Sampling
+from .._values import untracked
 from ..parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
@@ -189,13 +191,9 @@ struct _Sample:
         logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
         last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
         logits: InputTensor[rank=2, ...],
-        temperature: InputTensor[dtype=DType.float32, rank=1, ...],
-        top_k: InputTensor[dtype=DType.int32, rank=1, ...],
-        top_p: InputTensor[dtype=DType.float32, rank=1, ...],
-        min_p: InputTensor[dtype=DType.float32, rank=1, ...],
-        seeds: InputTensor[dtype=DType.uint64, rank=1, ...],
+        sampling: MutableInputTensor[dtype=DType.int32, rank=2, ...],
         positions: InputTensor[dtype=DType.int32, rank=1, ...],
-        write_slots: InputTensor[dtype=DType.int32, rank=1, ...],
+        slots: InputTensor[dtype=DType.int32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         var num_rows = tokens.dim_size(0)
@@ -206,33 +204,26 @@ struct _Sample:
         var logit_ptr = logits.unsafe_ptr().unsafe_origin_cast[
             MutUntrackedOrigin
         ]()
-        var temperature_ptr = temperature.unsafe_ptr()
-        var top_k_ptr = top_k.unsafe_ptr()
-        var top_p_ptr = top_p.unsafe_ptr()
-        var min_p_ptr = min_p.unsafe_ptr()
-        var seed_ptr = seeds.unsafe_ptr()
+        var sampling_ptr = untracked(sampling.unsafe_ptr())
         var position_ptr = positions.unsafe_ptr()
-        var slot_ptr = write_slots.unsafe_ptr()
+        var slot_ptr = slots.unsafe_ptr()
 
         @always_inline
         def sample[Row: LogitRow, //](mut row: Row, i: Int, writes: Bool) {var}:
+            var slot = slot_ptr[unsafe_offset=i]
+            var asked = Sampling.of(sampling_ptr, slot)
             var token, logprob = _sample_row(
                 row,
-                temperature_ptr[unsafe_offset=i],
-                Int(top_k_ptr[unsafe_offset=i]),
-                top_p_ptr[unsafe_offset=i],
-                min_p_ptr[unsafe_offset=i],
-                _uniform(
-                    seed_ptr[unsafe_offset=i],
-                    Int(position_ptr[unsafe_offset=i]),
-                ),
+                asked.temperature,
+                asked.top_k,
+                asked.top_p,
+                asked.min_p,
+                _uniform(asked.seed, Int(position_ptr[unsafe_offset=i])),
             )
             if writes:
                 token_ptr[unsafe_offset=i] = token
                 logprob_ptr[unsafe_offset=i] = logprob
-                last_ptr[unsafe_offset=Int(slot_ptr[unsafe_offset=i])] = max(
-                    token, 0
-                )
+                last_ptr[unsafe_offset=Int(slot)] = max(token, 0)
 
         comptime if target == "cpu":
             var tasks = num_tasks(num_rows * vocab)

@@ -19,15 +19,17 @@ for the largest logit after the one before, so few cost little.
     top_ids       [Q, N]  int32     out
     top_logprobs  [Q, N]  float32   out
     logits        [H, V]  any float in
-    temperature   [D]     float32   in; the first D rows of the logits are the decode rows
-    tokens        [D]     int32     in
-    targets       [H]     int32     in, from D on
+    sampling      [S, 6]  int32     in at the slots; a buffer, because `srm_expand` mutates it
+    slots         [D]     int32     in
+    tokens        [D]     int32     in; the first D rows of the logits are the decode rows
+    targets       [1 + H - D]  int32  in, of the others from 1 on
     rows          [Q]     int32     in
     num_top       [Q]     int32     in, at most N
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
 from max.algorithm import sync_parallelize
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
@@ -38,6 +40,8 @@ from ._cpu_row import CPURow
 from ._gpu_row import GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
 from ._register_row import LONG, SHORT, RegisterRow
+from ._sampling import Sampling
+from .._values import untracked
 from ..parallel import num_tasks
 
 comptime _BLOCK = 256  # threads of a GPU block
@@ -98,7 +102,8 @@ struct _Score:
         top_ids: OutputTensor[dtype=DType.int32, rank=2, ...],
         top_logprobs: OutputTensor[dtype=DType.float32, rank=2, ...],
         logits: InputTensor[rank=2, ...],
-        temperature: InputTensor[dtype=DType.float32, rank=1, ...],
+        sampling: MutableInputTensor[dtype=DType.int32, rank=2, ...],
+        slots: InputTensor[dtype=DType.int32, rank=1, ...],
         tokens: InputTensor[dtype=DType.int32, rank=1, ...],
         targets: InputTensor[dtype=DType.int32, rank=1, ...],
         rows: InputTensor[dtype=DType.int32, rank=1, ...],
@@ -117,7 +122,8 @@ struct _Score:
         var logit_ptr = logits.unsafe_ptr().unsafe_origin_cast[
             MutUntrackedOrigin
         ]()
-        var temperature_ptr = temperature.unsafe_ptr()
+        var sampling_ptr = untracked(sampling.unsafe_ptr())
+        var slot_ptr = slots.unsafe_ptr()
         var token_ptr = tokens.unsafe_ptr()
         var target_ptr = targets.unsafe_ptr()
         var row_ptr = rows.unsafe_ptr()
@@ -126,14 +132,18 @@ struct _Score:
         @always_inline
         def score[Row: LogitRow, //](mut row: Row, q: Int, writes: Bool) {var}:
             var i = Int(row_ptr[unsafe_offset=q])
-            var is_decode = i < Int(num_decode)
-            var next = token_ptr[unsafe_offset=i] if is_decode else target_ptr[
-                unsafe_offset=i
-            ]
+            var temperature = Float32(1)
+            var next: Int32
+            if i < Int(num_decode):
+                var slot = slot_ptr[unsafe_offset=i]
+                temperature = Sampling.of(sampling_ptr, slot).temperature
+                next = token_ptr[unsafe_offset=i]
+            else:
+                next = target_ptr[unsafe_offset=1 + i - Int(num_decode)]
             var logprob, rank = _score_row(
                 row,
                 Int(vocab),
-                temperature_ptr[unsafe_offset=i] if is_decode else Float32(1),
+                temperature,
                 Int(next),
                 Int(num_top_ptr[unsafe_offset=q]),
                 top_id_ptr.unsafe_offset(q * Int(size)),
