@@ -11,7 +11,7 @@ there, is id -1 and logprob 0. A row with NaN or +inf, or with nothing but -inf,
 rank 0 and no likeliest tokens.
 
 `_score_row` is the algorithm, over the rows that the sampler has: `CPURow` (rows are split over the
-cores, vectors run along a row) or, a block per row, `RegisterRow` and `GPURow`. Each of the likeliest is one search
+cores, vectors run along a row) or, a block per row, `GPURow`. Each of the likeliest is one search
 for the largest logit after the one before, so few cost little.
 
     logprobs      [Q]     float32   out
@@ -37,14 +37,11 @@ from std.utils.numerics import isfinite, isnan, nan
 from std.utils.static_tuple import StaticTuple
 
 from ._cpu_row import CPURow
-from ._gpu_row import GPURow
+from ._gpu_row import BLOCK, LONG, SHORT, GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
-from ._register_row import LONG, SHORT, RegisterRow
 from ._sampling import Sampling
 from .._values import untracked
 from ..parallel import num_tasks
-
-comptime _BLOCK = 256  # threads of a GPU block
 
 
 def _score_row[
@@ -72,7 +69,7 @@ def _score_row[
     if not isfinite(top):
         return (nan[DType.float32](), Int32(0))
     var scale = inverse(temperature)
-    var mass = row.weigh(top, scale).mass
+    var mass = row.weigh(top, scale)
     if isnan(mass):
         return (nan[DType.float32](), Int32(0))
     var token = -1
@@ -179,34 +176,26 @@ struct _Score:
         else:
 
             def launch[share: Int]() raises {var}:
-                """With a `RegisterRow` of this share, or with 0 a `GPURow`."""
+                """With so many logits to a thread, or any number with 0."""
 
                 @__llvm_metadata(
-                    `nvvm.maxntid`=StaticTuple[Int32, 1](_BLOCK),
+                    `nvvm.maxntid`=StaticTuple[Int32, 1](BLOCK),
                     `nvvm.minctasm`=__mlir_attr.`2 : index`,
                 )
                 def score_block() {var}:
                     var q = block_idx.x
-                    comptime if share > 0:
-                        var row = RegisterRow[block_size=_BLOCK, share=share](
-                            logits_of(q), Int(vocab)
-                        )
-                        score(row, q, thread_idx.x == 0)
-                    else:
-                        var row = GPURow[block_size=_BLOCK](
-                            logits_of(q), Int(vocab)
-                        )
-                        score(row, q, thread_idx.x == 0)
+                    var row = GPURow[share=share](logits_of(q), Int(vocab))
+                    score(row, q, thread_idx.x == 0)
 
                 ctx.enqueue_function(
-                    score_block, grid_dim=num_rows, block_dim=_BLOCK
+                    score_block, grid_dim=num_rows, block_dim=BLOCK
                 )
 
             if num_rows == 0:
                 return
-            if Int(vocab) <= _BLOCK * SHORT:
+            if Int(vocab) <= BLOCK * SHORT:
                 launch[SHORT]()
-            elif Int(vocab) <= _BLOCK * LONG:
+            elif Int(vocab) <= BLOCK * LONG:
                 launch[LONG]()
             else:
                 launch[0]()
