@@ -30,9 +30,10 @@ USAGE = """usage: srm COMMAND [options]
   evaluate  greedy accuracy and pass@k on held-out problems
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
+  tune      which matrix product is the fastest for a model on this machine's GPU
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `counted`, `prefix`, `snapshot`, `http`, `fleet` or `scale`; `srm bench table`
-            shows the records
+            `counted`, `prefix`, `precision`, `snapshot`, `http`, `fleet` or `scale`;
+            `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -49,6 +50,7 @@ COMMANDS = {
     "train": "training.__main__:main",
     "evaluate": "training.__main__:main",
     "loadtest": "loadtest.__main__:main",
+    "tune": "bench.gpu.tune:main",
 }
 """Subcommands and the functions that run them; `bench` has its own table."""
 
@@ -60,6 +62,7 @@ BENCHMARKS = {
     "simulate": "bench.host.simulate",
     "counted": "bench.gpu.counted",
     "prefix": "bench.engine.prefix",
+    "precision": "bench.model.precision",
     "snapshot": "bench.engine.snapshot",
     "http": "bench.server.http",
     "fleet": "bench.server.fleet",
@@ -89,7 +92,7 @@ SETTINGS = """
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s gb_per_s launch_us efficiencies
   processors ghz gap_us
-  sequences folder lines
+  sequences random_sequences folder lines
   requests n max_tokens streams prompts header_tokens engines line_rates
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
   core_price
@@ -150,14 +153,20 @@ def _run(command: str, args: list[str]) -> int:
         print(USAGE, end="", file=sys.stderr)
         raise ConfigError("there is no such command")
     module, name = COMMANDS[command].split(":")
+    if module.startswith("bench."):
+        _need_source_tree()
     if command in {"train", "evaluate"}:  # one module runs both
         args = [command, *args]
     return int(getattr(import_module(module), name)(args))
 
 
-def _bench(args: list[str]) -> int:
+def _need_source_tree() -> None:
     if find_spec("bench") is None:
         raise ConfigError("benchmarks need the source tree; an installed srm has none")
+
+
+def _bench(args: list[str]) -> int:
+    _need_source_tree()
     if args[:1] and args[0] in BENCHMARKS:
         module = import_module(BENCHMARKS[args[0]])
         return int(module.main(args[1:]))

@@ -119,7 +119,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def prefill_flops_per_token(self) -> int:
         """`flops_per_token` of a prompt's token, which does not go through the output head."""
         mixing = 2 if self.use_projections else 0
-        return 2 * self.num_layers * (8 + mixing) * self.d_model**2
+        return self.channel_flops_per_token + 2 * self.num_layers * mixing * self.d_model**2
+
+    @property
+    def channel_flops_per_token(self) -> int:
+        """Those of `flops_per_token` that channel mixers take."""
+        return 2 * self.num_layers * 8 * self.d_model**2
 
 
 class _Foreign(msgspec.Struct):
@@ -140,7 +145,7 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
     raise CheckpointError(f"{path}: {why}")
 
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float8"]
 ProductSetting = Literal["auto", "own", "linalg", "max"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """The dtype that `auto` stands for on each device."""
@@ -168,10 +173,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the model runs on: the processor, or a GPU."""
     devices: tuple[int, ...] = ()
     """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as are needed."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Weights and activations; auto is float32 on a processor, bfloat16 (all there is) on a GPU."""
+    dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
+    """Weights and activations; auto is float32 on a CPU, bfloat16 on a GPU; float8 has an H100."""
     product: ProductSetting = "auto"
-    """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is ours if it fits."""
+    """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is the fastest that
+    `srm tune` found, else ours if it fits."""
     num_slots: int = 0
     """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
     max_slots: int = 0
@@ -238,8 +244,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"devices must be empty where device is cpu, got {self.devices}")
         if len(set(self.devices)) < len(self.devices) or any(one < 0 for one in self.devices):
             raise ValueError(f"devices must be different numbers from 0 on, got {self.devices}")
-        if (self.device, self.dtype) == ("gpu", "float32"):
-            raise ValueError("dtype must be auto or bfloat16 where device is gpu, got float32")
+        allowed = {"cpu": "auto, float32 or bfloat16", "gpu": "auto, bfloat16 or float8"}
+        if (self.device, self.dtype) in {("gpu", "float32"), ("cpu", "float8")}:
+            raise ValueError(
+                f"dtype must be {allowed[self.device]} where device is {self.device}, "
+                f"got {self.dtype}"
+            )
         if self.device == "gpu" and self.max_step_rows > GPU_STEP_ROWS:
             raise ValueError(
                 f"max_step_rows must be at most {GPU_STEP_ROWS} where device is gpu, got "
@@ -257,7 +267,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def compute_dtype(self) -> Dtype:
-        """Dtype of weights and activations; states, sums and logits on a CPU are float32 always."""
+        """Dtype of weights and activations; states, sums and logits on a CPU are float32 always.
+        With float8 it is that of the channel mixers, and all else is bfloat16."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
 
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:

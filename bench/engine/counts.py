@@ -44,6 +44,8 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
     logits = rows * vocab * logit_size(dtype, device)
     scalars = 3 * STATE * model.num_heads  # of a token: alpha_in, alpha_out, beta
     match name:
+        case "expand":  # slot and position in; token, two slots, position and offset out
+            return Count(0, rows * 7 * STATE)
         case "embed":  # an id, a row of the table in, a row out
             return Count(0, rows * (STATE + 2 * size * d))
         case "norm":  # mean 1, variance 3, output 4; x in, y out, weight and bias once

@@ -22,22 +22,58 @@ from engine.config import Dtype, EngineConfig, ModelConfig
 from engine.device.runner import ModelRunner
 from engine.messages import Request, SamplingParams
 from engine.process.engine import Engine
-from engine.scheduler.assembly import NOTHING
-from engine.steps.batch import I32, SAMPLED, Batch
+from engine.scheduler.assembly import FED, FOLLOWING, NOTHING
+from engine.steps.batch import I32, NEW_ROW, PREFILL_ROW, Batch
 
 
-def prefill_rows(token_ids: I32, position: int = 0) -> Batch:
+def prefill_rows(token_ids: I32, position: int = 0, slots: I32 | None = None) -> Batch:
     """Return prompts i32[rows, length], or parts of prompts from `position` on; no output head."""
     rows, length = token_ids.shape
-    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(length)
-    return _batch(token_ids.ravel(), offsets, position, num_decode=0)
+    prefill = np.zeros(1 + rows, PREFILL_ROW)
+    own = np.arange(rows) if slots is None else slots
+    prefill["read_slot"][1:] = prefill["write_slot"][1:] = own
+    prefill["position"], prefill["end"] = position, length * np.arange(rows + 1)
+    return Batch(
+        sequence_ids=np.empty(0, np.int64),
+        slots=NOTHING,
+        positions=NOTHING,
+        ends=np.empty(0, np.bool_),
+        new=np.empty(0, NEW_ROW),
+        prefill=prefill,
+        token_ids=np.append(FED, token_ids),
+        scored_ids=np.empty(0, np.int64),
+        targets=FOLLOWING,
+        score_rows=NOTHING,
+        num_top=NOTHING,
+    )
 
 
-def decode_rows(token_ids: I32, position: int, top_p: float = 1.0) -> Batch:
-    """Return one token i32[rows] of every sequence; the next one is sampled at temperature 1."""
-    rows = len(token_ids)
-    batch = _batch(token_ids, np.arange(rows + 1, dtype=np.int32), position, num_decode=rows)
-    return replace(batch, top_p=np.full(rows, top_p, np.float32))
+def decode_rows(
+    token_ids: I32,
+    position: int,
+    top_p: float = 1.0,
+    slots: I32 | None = None,
+    seeds: I32 | None = None,
+) -> Batch:
+    """Return one token i32[rows] of every sequence; the next one is sampled at temperature 1.
+
+    All are as a sequence's first row, and say how they sample.
+    """
+    rows = np.arange(len(token_ids), dtype=np.int32)
+    slots = rows if slots is None else slots
+    new = np.zeros(len(rows), NEW_ROW)
+    new["row"], new["read_slot"], new["token"] = rows, slots, token_ids
+    new["sampling"]["temperature"], new["sampling"]["top_p"] = 1, top_p
+    new["sampling"]["seed"] = rows if seeds is None else seeds
+    return replace(
+        prefill_rows(np.empty((0, 1), np.int32)),
+        sequence_ids=rows.astype(np.int64),
+        slots=slots,
+        positions=np.full(len(rows), position, np.int32),
+        ends=np.zeros(len(rows), np.bool_),
+        new=new,
+        prefill=np.array([(0, 0, 0, len(rows))], PREFILL_ROW),
+    )
 
 
 def unsampled_rows(token_ids: I32) -> Batch:
@@ -45,29 +81,7 @@ def unsampled_rows(token_ids: I32) -> Batch:
 
     The engine would score a token that passes the head and is not sampled.
     """
-    return replace(prefill_rows(token_ids[:, None]), targets=np.zeros(len(token_ids), np.int32))
-
-
-def _batch(token_ids: I32, row_offsets: I32, position: int, num_decode: int) -> Batch:
-    slots = np.arange(len(row_offsets) - 1, dtype=np.int32)
-    return Batch(
-        sequence_ids=np.arange(num_decode, dtype=np.int64),
-        read_slots=slots,
-        write_slots=slots,
-        positions=np.full(len(slots), position, np.int32),
-        row_offsets=row_offsets,
-        token_ids=token_ids,
-        ends=np.zeros(num_decode, np.bool_),
-        temperature=np.ones(num_decode, np.float32),
-        top_k=np.zeros(num_decode, np.int32),
-        top_p=np.ones(num_decode, np.float32),
-        min_p=np.zeros(num_decode, np.float32),
-        seeds=np.arange(num_decode, dtype=np.uint64),
-        scored_ids=np.empty(0, np.int64),
-        targets=np.full(num_decode, SAMPLED, np.int32),
-        score_rows=NOTHING,
-        num_top=NOTHING,
-    )
+    return replace(prefill_rows(token_ids[:, None]), targets=np.zeros(1 + len(token_ids), np.int32))
 
 
 def settings_for(

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from bench.engine.counts import BIASED, KERNEL_SIZE, SAMPLED, TOP
 from engine.config import ModelConfig
-from engine.device.linear import round_bfloat16
-from engine.steps.batch import F32, I32, Span
+from engine.device.linear import round_bfloat16, widen_bfloat16
+from engine.device.products import SLICE
+from engine.steps.batch import F32, I32, SAMPLING, Span
 
 Array = npt.NDArray[Any]
 DISTINCT = 4096
@@ -47,6 +48,20 @@ class Feeds:
         """Convert numbers to the dtype of weights and activations."""
         return round_bfloat16(values) if self._is_narrow else values
 
+    def weight(self, inner: int, columns: int) -> Array:
+        """Return a bound weight [inner, columns] as its dtype keeps it, the same every time."""
+        return self.narrowed(self.drawn(inner, columns) / np.float32(inner**0.5))
+
+    def normed(self, rows: int, inner: int, columns: int) -> list[Array]:
+        """Return the inputs of a product that a norm is folded into; its weight is bound."""
+        sums = widen_bfloat16(self.weight(inner, columns)).sum(0, dtype=np.float64)
+        few = self.stored(min(rows, DISTINCT), inner)
+        parts = widen_bfloat16(few).reshape(len(few), -1, SLICE)
+        moments = np.stack([parts.mean(-1), parts.var(-1) * SLICE], -1)
+        of_columns = np.stack([sums, self.drawn(columns)], 1).astype(np.float32)
+        x, moments = (np.resize(one, (rows, *one.shape[1:])) for one in (few, moments))
+        return [x, of_columns, moments]
+
     def embed(self, rows: int) -> list[Array]:
         table = self.stored(self._model.vocab_size, self._model.d_model)
         return [_zeros(rows), self._tokens(rows), _slots(rows), table]
@@ -75,7 +90,7 @@ class Feeds:
     def taps(self, rows: int) -> list[Array]:
         model = self._model
         x = self.stored(rows, model.d_model)
-        where = [np.full(rows, model.n_ctx // 2, np.int32), _slots(rows + 1)]
+        where = [self._middle(rows), _slots(rows + 1)]
         return [x, *where, self.values(KERNEL_SIZE, model.n_ctx), self.values(model.n_ctx), x]
 
     def edit(self, rows: int) -> list[Array]:
@@ -94,19 +109,25 @@ class Feeds:
             self.values(BIASED),
         ]
 
+    def expand(self, rows: int) -> list[Array]:
+        """Return inputs of decode rows of which none is new."""
+        sampling, new = np.zeros((rows, 6), np.int32), np.full((1, 9), -1, np.int32)
+        prefill = np.array([[0, 0, 0, rows]], np.int32)
+        return [sampling, _slots(rows), self._middle(rows), new, prefill, _zeros(1)]
+
     def sample(self, rows: int, top_p: float = 1.0) -> list[Array]:
         """Return inputs of sampling at temperature 1."""
-        ones = np.ones(rows, np.float32)
-        draws = [ones, _zeros(rows), top_p * ones, 0 * ones, np.arange(rows, dtype=np.uint64)]
-        positions = np.full(rows, self._model.n_ctx // 2, np.int32)
-        return [_zeros(rows), self._logits(rows), *draws, positions, _slots(rows)]
+        where = [self._middle(rows), _slots(rows)]
+        return [_zeros(rows), self._logits(rows), _sampling(rows, top_p), *where]
 
     def score(self, rows: int) -> list[Array]:
         """Return inputs that score the sampled token of every row."""
-        targets = np.full(rows, -1, np.int32)
         likeliest = np.full(rows, min(TOP, self._model.vocab_size), np.int32)
-        sampled = [np.ones(rows, np.float32), self._tokens(rows), targets]
+        sampled = [_sampling(rows), _slots(rows), self._tokens(rows), _zeros(1)]
         return [self._logits(rows), *sampled, _slots(rows), likeliest]
+
+    def _middle(self, rows: int) -> I32:
+        return np.full(rows, self._model.n_ctx // 2, np.int32)
 
     def _logits(self, rows: int) -> Array:
         few = 3 * self.values(min(rows, DISTINCT), self._model.vocab_size)
@@ -115,6 +136,13 @@ class Feeds:
 
     def _tokens(self, count: int) -> I32:
         return self._rng.integers(self._model.vocab_size, size=count, dtype=np.int32)
+
+
+def _sampling(rows: int, top_p: float = 1.0) -> I32:
+    """Records of temperature 1 and seeds 0, 1, …"""
+    records = np.zeros(rows, SAMPLING)
+    records["temperature"], records["top_p"], records["seed"] = 1, top_p, np.arange(rows)
+    return records.view(np.int32).reshape(rows, -1)
 
 
 def _slots(rows: int) -> I32:

@@ -17,7 +17,7 @@ from bench.frame import Record, Settings
 from bench.peaks.gemm import GemmPeak
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak, peaks
-from engine.config import DEMO_MODEL, Dtype, EngineConfig, ModelConfig, ProductSetting
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, ProductSetting
 from engine.device.libc import keep_freed_memory
 from engine.weights.random_model import write_random_model
 
@@ -31,7 +31,7 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """d_model of further models, with random weights."""
     device: Literal["cpu", "gpu"] = "cpu"
     """What is measured: the processor, or the first GPU."""
-    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """What matrices and activations are kept in; each is measured."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU, as the engine's setting of that name."""

@@ -33,13 +33,22 @@ from engine.device.linear import (
     linear,
     linear_shape,
     pack_linear,
-    round_bfloat16,
+    widen_bfloat16,
 )
-from engine.device.model import graph_shape
-from engine.device.products import Product
+from engine.device.model import NORMED, graph_shape
+from engine.device.products import (
+    FLOAT8,
+    Product,
+    Stream,
+    folds_norms,
+    multiply_into_stream,
+    multiply_normed,
+    stream_types,
+)
+from engine.errors import ConfigError
 from engine.steps.batch import F32
 
-I32, U64, FLOAT = DType.int32, DType.uint64, DType.float32
+I32, FLOAT = DType.int32, DType.float32
 HOST = DeviceRef.CPU()
 COLD_BYTES = 128 * 2**20
 """Total bytes of the copies of a weight that calls use in turn: more than a cache holds."""
@@ -84,13 +93,13 @@ class Ops:
         self.ops = {name: op for name, op in ops.items() if name in (only or ops)}
         compiled = load_ops(session, self.ops, model, dtype, device, folder, by, bound)
         self.weights, registry = {}, {}
+        feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=not device.is_host)
         for name, op in self.ops.items():
             if op.bound:
-                plain = Feeds.drawn(*op.bound) / np.float32(op.bound[0] ** 0.5)
-                kept = round_bfloat16(plain) if dtype == DType.bfloat16 else plain
+                kept = feeds.weight(*op.bound)
+                plain = self.weights[name] = widened(kept)
                 on_gpu = np.ascontiguousarray(kept.T)
                 laid_out = pack_linear(plain, dtype) if device.is_host else on_gpu
-                self.weights[name] = widened(kept)
                 registry[name] = Buffer.from_numpy(laid_out).view(dtype, laid_out.shape)
         self._models = session.init_all(compiled, weights_registry=registry)
 
@@ -132,7 +141,7 @@ class Ops:
 
 def widened(kept: Array) -> F32:
     """Return the float32 that stored values mean: bits of bfloat16, or float32 itself."""
-    return kept if kept.dtype == np.float32 else (kept.astype(np.uint32) << 16).view(np.float32)
+    return kept if kept.dtype == np.float32 else widen_bfloat16(kept)
 
 
 def _array(buffer: Buffer) -> Array:
@@ -176,8 +185,16 @@ def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
 def build_ops(
     model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None, bound: bool
 ) -> dict[str, Op]:
-    """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op."""
+    """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op.
+
+    Where norms are folded, the products behind them take moments, those before them and "embed"
+    write them, and there is no "norm".
+    """
+    if dtype == FLOAT8:
+        raise ConfigError("dtype = float8: ops are measured alone in float32 and bfloat16")
     d, vocab, state = model.d_model, model.vocab_size, model.state_width
+    folds = folds_norms(by, model, dtype)
+    assert bound or not folds
     made = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
 
     def size(name: str, value: int) -> str | int:
@@ -191,6 +208,8 @@ def build_ops(
     ) -> dict[str, Op]:
         has_residual = how.pop("residual", False)
         laid_out = linear_shape(inner, columns, on, dtype)
+        if folds and name in NORMED:
+            return {name: normed(name, inner, columns, how.get("silu", False))}
         across = size("columns", columns)
         types: Inputs = [
             TensorType(dtype, ["tokens", size("inner", inner)], on),
@@ -204,6 +223,8 @@ def build_ops(
             how["out_dtype"] = logits.dtype if is_head else None
             how["residual"] = others[1] if has_residual else None
             bias = None if is_head else others[0]
+            if folds and has_residual:
+                return multiply_into_stream(x, weight, bias, Stream(others[1]))
             return linear(x, weight, others[0].shape[0], bias=bias, product=by, **how)
 
         def feed(rows: int) -> list[Array]:
@@ -213,6 +234,16 @@ def build_ops(
 
         shape = (inner, columns) if bound else None
         return {name: Op(types, call, feed, None if bound else 1, shape)}
+
+    def normed(name: str, inner: int, columns: int, silu: bool) -> Op:
+        def call(x: TensorValue, of_columns: TensorValue, moments: TensorValue) -> TensorValue:
+            weight = Weight(name, dtype, (columns, inner), on)
+            return multiply_normed(Stream(x, moments), weight, of_columns, silu)
+
+        of_columns = TensorType(FLOAT, [columns, 2], on)
+        x, moments = stream_types(TensorType(dtype, ["tokens", inner], on))
+        feed = partial(made.normed, inner=inner, columns=columns)
+        return Op([x, of_columns, moments], call, feed, None, (inner, columns))
 
     width = size("width", d)
     x, vector = TensorType(dtype, ["tokens", width], on), TensorType(dtype, [width], on)
@@ -228,21 +259,29 @@ def build_ops(
     tapped: Inputs = [x, rows, bounds, tap, TensorType(FLOAT, [n_ctx], on), x]
     table = TensorType(dtype, [size("vocab", vocab), width], on)
     logits = TensorType(dtype if on.is_gpu() else FLOAT, ["head", size("vocab", vocab)], on)
-    draws = [TensorType(kind, ["decode"], on) for kind in (FLOAT, I32, FLOAT, FLOAT, U64)]
-    sampled: Inputs = [last_token, logits, *draws, rows, rows]
+    sampling = BufferType(I32, ["slots", "record"], on)
+    sampled: Inputs = [last_token, logits, sampling, *ints("decode", "decode")]
+    said = [TensorType(I32, [name, f"{name}_values"], on) for name in ("new", "prefill")]
+    expanded: Inputs = [sampling, *ints("decode", "decode"), *said, *ints("fed")]
     edited: Inputs = [
         *(last_token, logits, *ints("tokens", "rows", "edited")),
         TensorType(I32, ["edited", "span_bounds"], on),
         TensorType(FLOAT, ["edited", "penalties"], on),
         *(*ints("edit_tokens"), TensorType(FLOAT, ["biases"], on)),
     ]
-    scored: Inputs = [logits, draws[0], *ints("decode", "head", "scored", "scored")]
+    scores = ints("decode", "decode", "targets", "scored", "scored")
+    scored: Inputs = [logits, sampling, *scores]
     return {
         "call": Op(
             [TensorType(FLOAT, [1], on)], lambda x: x + 1, lambda _: [np.ones(1, np.float32)]
         ),
-        "embed": Op([last_token, *ints("tokens"), rows, table], kernels.embed, made.embed),
-        "norm": Op([x, vector, vector], layer_norm, made.norm),
+        "expand": Op(expanded, kernels.expand, made.expand),
+        "embed": Op(
+            [last_token, *ints("tokens"), rows, table],
+            kernels.embed_stream if folds else kernels.embed,
+            made.embed,
+        ),
+        **({} if folds else {"norm": Op([x, vector, vector], layer_norm, made.norm)}),
         **product("up", d, 4 * d, silu=True),
         **product("down", 4 * d, d, residual=True),
         **product("proj_in", d, d),

@@ -26,12 +26,12 @@ from bench.engine.counts import count_op
 from bench.frame import Record, Settings, run
 from bench.gpu.counted_table import markdown
 from engine.config import ModelConfig
-from tests.kernels.harness import EPILOGUES
 from tests.kernels.lowered import LAYERS, Launch, lower
 from tests.kernels.ptx import compiled
 from tests.kernels.test_gpu_batches import decode_counts
 from tests.kernels.test_gpu_rows import row_counts
 from tests.kernels.test_products import COLUMNS, check, compile_kernels
+from tests.kernels.test_products import run as run_product
 from tests.kernels.test_sampler import Settings as Sampling
 
 TILE = (128, 256)
@@ -41,10 +41,18 @@ PAIR = 2
 CLOCKS_A_TERM, CLOCKS_AN_INSTRUCTION, SCHEDULERS = 16, 2, 4
 DECODED = 4
 """Rows of `decode_counts`."""
-PRODUCT = "srm_linear_sm90"
+PRODUCTS = {
+    "up": "normed_up",
+    "proj_in": "normed_proj_in",
+    "down": "measured_down",
+    "proj_out": "measured_down",
+    "head": "head",
+}
+"""Matrix products, and the epilogue of each, as tests/kernels/product_kernels.mojo names it."""
 NAMES = {
-    **{f"srm_{name}": name for name in ("embed", "mix", "edit", "sample", "score")},
-    "reduce.layer_norm": "norm",
+    **{f"srm_{name}": name for name in ("expand", "mix", "edit", "sample", "score")},
+    "srm_embed_stream": "embed",
+    "srm_linear_sm90": "head",
 }
 IDLE = {"edit", "score"}
 SAMPLERS = {"temperature 1": Sampling(), "top-p 0.9": Sampling(top_p=0.9)}
@@ -77,7 +85,7 @@ class CountedConfig(Settings, frozen=True, forbid_unknown_fields=True):
 class Code(NamedTuple):
     """What was counted in compiled code."""
 
-    epilogues: dict[str, int]  # of each of EPILOGUES: instructions of a thread, of a full tile
+    epilogues: dict[str, int]  # of each of PRODUCTS: instructions of a thread, of a full tile
     mix: tuple[float, float]  # of a channel of a row: instructions of warps, and bytes
     samplers: dict[str, tuple[float, float]]  # of a row: likewise
 
@@ -107,11 +115,13 @@ def read_code() -> Code:
         products = compile_kernels(folder)
         rows = compiled("row_kernels.mojo", folder)
         mixed = decode_counts(compiled("batch_kernels.mojo", folder), "mix", "bfloat16", width)
+    epilogues = {}
+    for kind in set(PRODUCTS.values()):
+        ran = run_product(products[f"{kind} {COLUMNS} {depth}"], kind, PAIR * TILE[0], depth)
+        check(kind, ran)
+        epilogues[kind] = ran.epilogue
     return Code(
-        epilogues={
-            kind: check(products[f"{kind} {COLUMNS} {depth}"], kind, PAIR * TILE[0], depth)
-            for kind in EPILOGUES
-        },
+        epilogues={name: epilogues[kind] for name, kind in PRODUCTS.items()},
         mix=(mixed.warp_instructions / DECODED / width, sum(mixed.moved) / DECODED / width),
         samplers={name: row_counts(rows, settings) for name, settings in SAMPLERS.items()},
     )
@@ -123,9 +133,9 @@ def count_step(
     """Count a step of a model of that width, whose LAYERS layers launch what `launches` has."""
     model = ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
     names = [_kind(launch) for launch in launches]
-    head = names.index("head")
-    layer = names[1 : 1 + (head - 1) // LAYERS]
-    step = [names[0], *layer * model.num_layers, *names[head:]]
+    first, head = names.index("embed") + 1, names.index("head")
+    layer = names[first : first + (head - first) // LAYERS]
+    step = [*names[:first], *layer * model.num_layers, *names[head:]]
     kernels: list[dict[str, Any]] = []
     for name, calls in Counter(step).items():
         launch = launches[names.index(name)]
@@ -158,11 +168,11 @@ def count_step(
 
 def _kind(launch: Launch) -> str:
     """Return the name of what is launched, as `bench.engine.counts` has it."""
-    if launch.name != PRODUCT:
-        return NAMES[launch.name]
-    parts = tuple(launch.settings[name] == "True" for name in ("has_bias", "silu", "has_residual"))
-    kind = next(kind for kind, given in EPILOGUES.items() if given == parts)
-    return "proj_out" if kind == "down" and launch.settings["N"] == launch.settings["K"] else kind
+    if launch.name == "srm_normed_sm90":
+        return "up" if launch.settings["silu"] == "True" else "proj_in"
+    if launch.name == "srm_stream_sm90":
+        return "proj_out" if launch.settings["N"] == launch.settings["K"] else "down"
+    return NAMES[launch.name]
 
 
 def _row(
@@ -179,11 +189,11 @@ def _row(
     if kind in IDLE:
         return 0.0, 0.0
     flops, moved = count_op(kind, model, "bfloat16", "gpu", rows)
-    if launch.name != PRODUCT:
+    if kind not in PRODUCTS:
         return moved / rows, 0.0
     inner, outer = int(launch.settings["K"]), int(launch.settings["N"])
     clocks = CLOCKS_A_TERM * inner
-    epilogue = code.epilogues["down" if kind == "proj_out" else kind]
+    epilogue = code.epilogues[kind]
     rounds = rows / TILE[0] * outer / TILE[1] / config.processors
     shares = clocks / (clocks + CLOCKS_AN_INSTRUCTION * epilogue) * rounds / ceil(rounds)
     return moved / rows, flops / rows / config.tflops / 1e3 / shares

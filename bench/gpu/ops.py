@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from max.dtype import DType
 
 from bench.engine.counts import count_op
 from bench.engine.feeds import Array
 from bench.engine.ops import Ops, widened
 from bench.gpu.task import Lines, Task, read_task
 from bench.peaks.timing import seconds_per_call
+from engine.device.linear import graph_dtype
 from engine.device.products import choose_product
 from engine.device.runner import open_device
 from engine.messages import MAX_LOGPROBS
+from engine.steps.batch import SAMPLING
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
@@ -33,6 +34,8 @@ Found = tuple[F64, F64, F64]
 """An op's output, the expected output, and how far rounding may move one from the other."""
 
 PRODUCTS = {"up", "down", "proj_in", "proj_out", "head"}
+RESIDUAL = {"down", "proj_out"}
+"""Those that a residual is added to."""
 LOOKED_AT = 24
 """Rows that are compared."""
 
@@ -40,7 +43,7 @@ LOOKED_AT = 24
 def main(argv: list[str]) -> int:
     task = read_task(argv)
     lines, device = Lines.of(task), open_device(task.device)
-    dtype = DType[task.dtype]
+    dtype = graph_dtype(task.dtype)
     by = choose_product(task.product, task.model, dtype, device)
     ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, bound=True, only=task.ops)
     for name in ops.ops:
@@ -99,29 +102,45 @@ def _product(name: str, weight: Array, before: list[Array], outputs: list[Array]
     """Every column of some rows. A library may round after each part of the epilogue."""
     rows = looked_at(len(before[0]))
     x, wide = _wide(before[0][rows]), weight.astype(np.float64)
+    bias = _wide(before[1])
+    if bias.ndim == 2:  # a folded norm's columns: sums, and biases
+        x, bias = oracle.layer_norm(x), bias[:, 1]
     y = x @ wide
     seen = [y]
     if name != "head":
-        seen.append(y := y + _wide(before[1]))
+        seen.append(y := y + bias)
     if name == "up":
         seen.append(y := y / (1 + np.exp(-y)))
-    if len(before) > 2:
+    if name in RESIDUAL:
         seen.append(y := y + _wide(before[2][rows]))
     sums = np.abs(x) @ np.abs(wide)  # in float32, in any order
-    return _wide(outputs[0][rows]), y, 1.2 * _rounding(outputs[0], *seen) + 2e-6 * sums
+    allowed = 1.2 * _rounding(outputs[0], *seen) + 2e-6 * sums
+    return _with_moments((_wide(outputs[0][rows]), y, allowed), outputs, rows)
+
+
+def _with_moments(found: Found, outputs: list[Array], rows: npt.NDArray[np.int64]) -> Found:
+    """Add the moments of these rows of the first output, where they are the second."""
+    if len(outputs) == 1:
+        return found
+    expected = oracle.moments(_wide(outputs[0][rows]))
+    moments = outputs[1][rows].astype(np.float64), expected, 1e-5 * np.abs(expected) + 1e-6
+    pairs = zip(found, moments, strict=True)
+    y, wanted, allowed = (np.concatenate([a.ravel(), b.ravel()]) for a, b in pairs)
+    return y, wanted, allowed
 
 
 def _embed(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     tokens, table = before[1], before[3]
     rows = looked_at(len(tokens))
     expected = _wide(table[tokens[rows]])
-    return _wide(outputs[0][rows]), expected, np.full(expected.shape, 1e-30)
+    found = _wide(outputs[0][rows]), expected, np.full(expected.shape, 1e-30)
+    return _with_moments(found, outputs, rows)
 
 
 def _norm(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     rows = looked_at(len(before[0]))
     x, weight, bias = (_wide(one) for one in (before[0][rows], *before[1:]))
-    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    normed = oracle.layer_norm(x)
     allowed = 1e-4 + _rounding(outputs[0], normed * weight, normed * weight + bias)
     return _wide(outputs[0][rows]), normed * weight + bias, allowed
 
@@ -178,17 +197,17 @@ def _edit(before: list[Array], _: list[Array], after: list[Array]) -> Found:
 
 def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     """Tokens, by where their draws must lie, and log-probabilities; all in units of the limit."""
-    _, logits, temperature, top_k, top_p, min_p, seeds, positions, slots = before
-    rows = looked_at(len(temperature))
+    _, logits, sampling, positions, slots = before
+    rows = looked_at(len(slots))
     tokens, logprobs = outputs
     if not np.array_equal(after[0][slots[: len(tokens)]], tokens):
         raise ValueError("the last tokens are not those sampled")
     errors = []
     for row in rows:
         values, token = _wide(logits[row]), int(tokens[row])
-        settings = float(temperature[row]), int(top_k[row]), float(top_p[row]), float(min_p[row])
+        *settings, seed = sampling[slots[row]].view(SAMPLING).item()
         ends = oracle.truncated(values, *settings).cumsum()
-        drawn = oracle.uniform(int(seeds[row]), int(positions[row]))
+        drawn = oracle.uniform(seed, int(positions[row]))
         begin = ends[token - 1] if token else 0.0
         outside = max(0.0, begin - drawn, drawn - ends[token])
         logprob = float(np.log(oracle.softmax(values / settings[0])[token]))
@@ -197,14 +216,14 @@ def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Fo
 
 
 def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
-    logits, temperature, tokens, targets, rows, num_top = before
+    (logits, sampling, slots, tokens), (rows, num_top) = before[:4], before[5:]
     logprobs, ranks, top_ids, top_logprobs = outputs
     got, expected = [], []
     for place in looked_at(len(rows)):
         row, wanted = rows[place], int(num_top[place])
-        target = int(tokens[row] if targets[row] < 0 else targets[row])
+        temperature = sampling[slots[row]].view(SAMPLING).item()[0]
         values = _wide(logits[row])
-        logprob, rank, top = oracle.score(values, float(temperature[row]), target, wanted)
+        logprob, rank, top = oracle.score(values, temperature, int(tokens[row]), wanted)
         got += [logprobs[place], ranks[place], *top_ids[place], *top_logprobs[place]]
         none = MAX_LOGPROBS - len(top)
         expected += [logprob, rank, *(one for one, _ in top), *[-1] * none]
@@ -212,7 +231,17 @@ def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     return np.array(got), np.array(expected), np.full(len(got), 1e-3)
 
 
+def _expand(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
+    rows, sampling = oracle.expand(*before)
+    got, wanted = (
+        np.concatenate([one.ravel() for one in each]).astype(np.float64)
+        for each in ((*outputs, after[0]), (*rows, sampling))
+    )
+    return got, wanted, np.full(len(got), 0.5)
+
+
 CHECKS: dict[str, Callable[[list[Array], list[Array], list[Array]], Found]] = {
+    "expand": _expand,
     "embed": _embed,
     "norm": _norm,
     "mix": _mix,

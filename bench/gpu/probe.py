@@ -24,10 +24,11 @@ from bench.engine.ops import Ops
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Lines, Task, read_task
 from engine.device.graph_cache import describe_device
+from engine.device.linear import graph_dtype
 from engine.device.products import choose_product
 from engine.device.runner import open_device
 
-COPIES = (4 * 2**10, 48 * 4_096, 48 * 65_536)
+COPIES = (4 * 2**10, 8 * 4_096, 8 * 65_536)
 """Bytes: next to nothing, what a step of 4,096 rows and of 65,536 uploads."""
 
 
@@ -89,7 +90,7 @@ def _copies(device: Device, size: int, repetitions: int) -> dict[str, Any]:
 
 
 def _execute(device: Device, task: Task) -> dict[str, Any]:
-    dtype = DType[task.dtype]
+    dtype = graph_dtype(task.dtype)
     by = choose_product(task.product, task.model, dtype, device)
     ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, True, task.ops)
     name, rows = next(name for name in ops.ops if name in ops.weights), max(task.rows)

@@ -9,7 +9,6 @@ the last bit: `differing` counts those that do not.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -90,10 +89,8 @@ def _say(
         launched = []
         for begin in range(0, len(slots), together or len(slots)):
             part = slice(begin, begin + (together or len(slots)))
-            batch = decode_rows(fed[part], position, top_p=0.9)
-            seeds = np.arange(len(slots), dtype=np.uint64)[part]
-            here = slots[part]
-            batch = replace(batch, read_slots=here, write_slots=here, seeds=seeds)
+            seeds = np.arange(len(slots), dtype=np.int32)[part]
+            batch = decode_rows(fed[part], position, 0.9, slots[part], seeds)
             launched.append(runner.launch(batch))
         results = [one.wait() for one in launched]
         tokens.append(np.concatenate([one.token_ids for one in results]))
@@ -107,8 +104,7 @@ def _prefill(task: Task, runner: ModelRunner, slots: I32, length: int) -> Said:
     prompts, none = random_tokens(task.model, len(slots), PROMPT), np.empty(0, np.int32)
     for begin in range(0, PROMPT, length):
         piece = np.ascontiguousarray(prompts[:, begin : begin + length])
-        batch = prefill_rows(piece, begin)
-        runner.launch(replace(batch, read_slots=slots, write_slots=slots)).wait()
+        runner.launch(prefill_rows(piece, begin, slots)).wait()
     states = runner.read_slots(slots.astype(np.int64)).states
     return Said(none, none.astype(np.float32), states)
 

@@ -37,6 +37,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     num_heads: int = 4
     n_ctx: int = 512
     vocab_size: int = 8192
+    shape: ModelConfig | None = None
+    """Of the model, instead of the five above."""
     rows: tuple[int, ...] = ()
     """Rows of a product, of an op or of a step."""
     op_rows: tuple[int, ...] = ()
@@ -57,7 +59,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def model(self) -> ModelConfig:
-        return ModelConfig(
+        return self.shape or ModelConfig(
             d_model=self.d_model,
             num_layers=self.num_layers,
             num_heads=self.num_heads,

@@ -18,13 +18,12 @@ from max.driver import Buffer, Device, DeviceEvent, Usage
 from max.dtype import DType
 from max.engine import Model
 
-from engine.device.model import EDIT_INPUTS, SAMPLING_INPUTS, SCORING_INPUTS
+from engine.device.model import BATCH_INPUTS, EDIT_INPUTS
 from engine.device.state_pool import StatePool
 from engine.steps.batch import NO_SCORES, Batch, Edits, Scores, StepResult, padded, unpadded
 
 Array = npt.NDArray[Any]
 
-ROW_INPUTS = ("token_ids", "read_slots", "write_slots", "positions", "row_offsets")
 ALIGNMENT = 256
 """Bytes between which inputs begin: what memory of their own would be aligned to."""
 LEAST_BYTES = 2**20
@@ -32,8 +31,10 @@ LEAST_BYTES = 2**20
 
 def batch_inputs(batch: Batch) -> list[Array]:
     """The step graph's inputs after those of the pool, in their order, without `edit_inputs`."""
-    names = (*ROW_INPUTS, *SAMPLING_INPUTS, *SCORING_INPUTS)
-    return [getattr(batch, name) for name in names]
+    return [
+        getattr(batch, name).view(np.int32).reshape(-1, *dims[1:])
+        for name, dims in BATCH_INPUTS.items()
+    ]
 
 
 def edit_inputs(edits: Edits) -> list[Array]:
@@ -62,7 +63,7 @@ class GpuSteps:
         """Enqueue all of a step, and return while it runs or waits for those before it."""
         buffers = self._unused.pop() if self._unused else StepBuffers(self._device)
         inputs = buffers.upload(padded_inputs(batch, self._spare_slot))
-        outputs = model.execute(self._pool.states, self._pool.last_token, *inputs)
+        outputs = model.execute(*self._pool.buffers, *inputs)
         buffers.download(outputs if len(batch.score_rows) else outputs[:2])
         return EnqueuedStep(self, batch, buffers)
 

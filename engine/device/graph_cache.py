@@ -4,7 +4,8 @@ The key covers everything a compiled graph depends on: the model's shape and dty
 graph and kernels, the MAX version, the device or the level of the processor. Graphs that came with
 the program are looked for first. Whoever wants a graph that another process is compiling waits for
 it; a file that is damaged or cannot be read is compiled anew. A note beside each file says what it
-is, and what its bytes are. Weights are bound later.
+is, and what its bytes are. Weights are bound later. Beside the graphs is also which matrix product
+`srm tune` found to be the fastest.
 """
 
 from __future__ import annotations
@@ -45,6 +46,34 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str  # the `code_version` it was compiled from
     device: str  # label and architecture of the device it was compiled for, as MAX names them
     sha256: str  # of the file: what a graph runs is machine code, which nothing else checks
+
+
+class ProductChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `srm tune` found of one model shape, dtype and GPU, with kernels as they are."""
+
+    product: Product
+    seconds: dict[Product, dict[int, float]]  # of a step's products and norms, by its rows
+    left_out: dict[Product, str]  # why it was not measured
+
+
+def choice_path(config: ModelConfig, dtype: DType, device: Device, folder: Path) -> Path:
+    """Path of the `ProductChoice` for a GPU."""
+    shape = (*graph_shape(config, dtype), str(device.model_name))
+    return cache_path("product", shape, device, folder).with_suffix(".json")
+
+
+def measured_product(
+    config: ModelConfig, dtype: DType, device: Device, folder: Path
+) -> Product | None:
+    """Return the product that was found to be the fastest here, None where none was measured.
+    Raises ConfigError if what was found cannot be read."""
+    path = choice_path(config, dtype, device, folder)
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ProductChoice).product
+    except (*UNDECODABLE, OSError) as error:
+        raise ConfigError(f"{path}: {error}; delete it, or run srm tune again") from None
 
 
 def load_or_compile(

@@ -1,11 +1,11 @@
 """The typed Python face of the Mojo ops of `mojo_kernels/srm`, as graph operations.
 
 T tokens, R rows, D decode rows (the first D rows, one token each, tokens 0 … D - 1), S slots,
-W state width, d channels, H heads, n context positions, k kernel size, V vocabulary. Of a batch are
-token_ids i32[T], read_slots, write_slots and positions i32[R] (of each row's first token), and
-row_offsets i32[R + 1]: row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1. The graph that an
-op is added to must have been made with `custom_extensions=kernel_libraries()`. Indices are not
-checked on the device: that they lie in range is the scheduler's promise.
+W state width, d channels, H heads, n context positions, k kernel size, V vocabulary. What `expand`
+makes of a batch is token_ids i32[T], read_slots, write_slots and positions i32[R] (of each row's
+first token), and row_offsets i32[R + 1]: row i owns tokens row_offsets[i] … row_offsets[i + 1] - 1.
+The graph that an op is added to must have been made with `custom_extensions=kernel_libraries()`.
+Indices are not checked on the device: that they lie in range is the scheduler's promise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,42 @@ from __future__ import annotations
 from max.dtype import DType
 from max.graph import BufferValue, TensorType, TensorValue, ops
 
+from engine.device.products import Stream, stream_types
 from engine.messages import MAX_LOGPROBS
+
+
+def expand(
+    sampling: BufferValue,
+    slots: TensorValue,
+    positions: TensorValue,
+    new: TensorValue,
+    prefill: TensorValue,
+    token_ids: TensorValue,
+) -> tuple[TensorValue, ...]:
+    """Write out the rows of a step, and remember how the slots of new ones sample.
+
+    Args:
+        sampling: i32[S, 6], mutated at the slots of new rows: records of `batch.SAMPLING`.
+        slots, positions: i32[D].
+        new: i32[N, 9], `batch.NEW_ROW`; a row of -1 is none.
+        prefill: i32[1 + R - D, 4], `batch.PREFILL_ROW`; the first stands for the decode rows.
+        token_ids: i32[1 + T - D], prompts' tokens; the first stands for those of the decode rows.
+
+    Returns:
+        token_ids, read_slots, write_slots, positions and row_offsets.
+    """
+    tokens = slots.shape[0] + token_ids.shape[0] - 1
+    rows = slots.shape[0] + prefill.shape[0] - 1
+    expanded = ops.inplace_custom(
+        "srm_expand",
+        slots.device,
+        [sampling, slots, positions, new, prefill, token_ids],
+        out_types=[
+            TensorType(DType.int32, [count], slots.device)
+            for count in (tokens, rows, rows, rows, rows + 1)
+        ],
+    )
+    return tuple(value.tensor for value in expanded)
 
 
 def embed(
@@ -32,8 +67,25 @@ def embed(
         "srm_embed",
         table.device,
         [last_token, token_ids, read_slots, table],
-        out_types=[TensorType(table.dtype, [token_ids.shape[0], table.shape[1]], table.device)],
+        out_types=[_embedded(token_ids, table)],
     )[0].tensor
+
+
+def embed_stream(
+    last_token: BufferValue, token_ids: TensorValue, read_slots: TensorValue, table: TensorValue
+) -> Stream:
+    """`embed` on a GPU, of bfloat16, with moments."""
+    values, moments = ops.inplace_custom(
+        "srm_embed_stream",
+        table.device,
+        [last_token, token_ids, read_slots, table],
+        out_types=stream_types(_embedded(token_ids, table)),
+    )
+    return Stream(values.tensor, moments.tensor)
+
+
+def _embedded(token_ids: TensorValue, table: TensorValue) -> TensorType:
+    return TensorType(table.dtype, [token_ids.shape[0], table.shape[1]], table.device)
 
 
 def copy_slots(
@@ -178,40 +230,30 @@ def edit(
 def sample(
     last_token: BufferValue,
     logits: TensorValue,
-    temperature: TensorValue,
-    top_k: TensorValue,
-    top_p: TensorValue,
-    min_p: TensorValue,
-    seeds: TensorValue,
+    sampling: BufferValue,
     positions: TensorValue,
-    write_slots: TensorValue,
+    slots: TensorValue,
 ) -> tuple[TensorValue, TensorValue]:
-    """Sample a token for every decode row and remember it in the row's write slot.
+    """Sample a token for every decode row and remember it in the row's slot.
 
     A row's result depends on that row alone, and its randomness on seed and position alone. The
     definition of each truncation is in `mojo_kernels/srm/logits/sampler.mojo`.
 
     Args:
-        last_token: i32[S], mutated at write_slots[:D]: the token, or 0 where there is none.
+        last_token: i32[S], mutated at the slots: the token, or 0 where there is none.
         logits: float[H, V], H >= D, the first D are used.
-        temperature: f32[D], 0 is greedy.
-        top_k, top_p, min_p: i32[D], f32[D], f32[D]; 0, 1 and 0 are off.
-        seeds: u64[D].
-        positions, write_slots: the first D are used.
+        sampling: i32[S, 6], read: how each slot samples, as `expand` left it.
+        positions, slots: i32[D], of the decode rows; a row writes its slot.
 
     Returns:
         Tokens i32[D], -1 where the logits have NaN or +inf or nothing finite; and
         log-probabilities f32[D], after temperature and before truncation, 0 where the token is -1.
     """
-    values = [
-        *(last_token, logits, temperature, top_k, top_p, min_p),
-        *(seeds, positions, write_slots),
-    ]
-    rows, device = temperature.shape[0], logits.device
+    rows, device = slots.shape[0], logits.device
     tokens, logprobs = ops.inplace_custom(
         "srm_sample",
         device,
-        values,
+        [last_token, logits, sampling, positions, slots],
         out_types=[
             TensorType(DType.int32, [rows], device),
             TensorType(DType.float32, [rows], device),
@@ -222,7 +264,8 @@ def sample(
 
 def score(
     logits: TensorValue,
-    temperature: TensorValue,
+    sampling: BufferValue,
+    slots: TensorValue,
     tokens: TensorValue,
     targets: TensorValue,
     rows: TensorValue,
@@ -236,9 +279,10 @@ def score(
 
     Args:
         logits: float[H, V].
-        temperature: f32[D], 0 reads as 1.
-        tokens: i32[D], what the first D rows sampled.
-        targets: i32[H], what follows the others.
+        sampling: i32[S, 6], read; temperature 0 reads as 1.
+        slots: i32[D], of the decode rows.
+        tokens: i32[D], what they sampled.
+        targets: i32[1 + H - D], what follows the others; the first stands for the decode rows.
         rows: i32[Q], the rows to score.
         num_top: i32[Q], likeliest tokens wanted, at most MAX_LOGPROBS.
 
@@ -248,10 +292,10 @@ def score(
         log-probabilities f32[Q, MAX_LOGPROBS], -1 and 0 where there are no more or none are wanted.
     """
     count, device = rows.shape[0], logits.device
-    scores = ops.custom(
+    scores = ops.inplace_custom(
         "srm_score",
         device,
-        [logits, temperature, tokens, targets, rows, num_top],
+        [logits, sampling, slots, tokens, targets, rows, num_top],
         out_types=[
             TensorType(DType.float32, [count], device),
             TensorType(DType.int32, [count], device),

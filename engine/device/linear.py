@@ -17,8 +17,10 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import DeviceRef, DimLike, Graph, TensorType, TensorValue, ops
 
-from engine.device.products import Product, multiply
+from engine.config import Dtype
+from engine.device.products import FLOAT8, Product, multiply
 from engine.steps.batch import F32
+from engine.weights.float8 import norm_scale
 
 U16 = npt.NDArray[np.uint16]
 
@@ -47,6 +49,28 @@ def round_bfloat16(values: F32) -> U16:
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
 
 
+def widen_bfloat16(bits: U16) -> F32:
+    """Return what bits of bfloat16 mean."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def fold_norm(weight: F32, bias: F32, gain: F32, shift: F32) -> tuple[F32, F32]:
+    """Fold gain and shift of a layer norm into the product behind it.
+
+    Args:
+        weight: f32[K, N].
+        bias: f32[N].
+        gain, shift: f32[K], of the norm.
+
+    Returns:
+        Weights f32[K, N] that are bfloat16, and f32[N, 2]: their sums over K, and biases.
+    """
+    folded = widen_bfloat16(round_bfloat16(weight * gain[:, None]))
+    sums = folded.sum(axis=0, dtype=np.float64)
+    biases = bias + shift.astype(np.float64) @ weight
+    return folded, np.stack([sums, biases], axis=1).astype(np.float32)
+
+
 def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
     """Pack weights [K, N] as panels [ceil(N / PANEL), ceil(K / pair), PANEL, pair], padded with
     zeros. `pair` is 1 in float32, and 2 in bfloat16, of which these are the bits."""
@@ -56,6 +80,11 @@ def pack_linear(weight: F32, dtype: DType = DType.float32) -> F32 | U16:
     padded = np.zeros((words * pair, panels * PANEL), values.dtype)
     padded[:depth, :columns] = values
     return np.ascontiguousarray(padded.reshape(words, pair, panels, PANEL).transpose(2, 0, 3, 1))
+
+
+def graph_dtype(name: Dtype) -> DType:
+    """Return MAX's name for a dtype of the settings."""
+    return FLOAT8 if name == "float8" else DType[name]
 
 
 def linear_shape(
@@ -125,3 +154,11 @@ def layer_norm(x: TensorValue, weight: TensorValue, bias: TensorValue) -> Tensor
     if x.device.is_gpu():
         return ops.layer_norm(x, weight, bias, EPSILON)
     return ops.custom("srm_layer_norm", x.device, [x, weight, bias], [x.type])[0].tensor
+
+
+def layer_norm_float8(x: TensorValue) -> TensorValue:
+    """(x - mean) / sqrt(variance + 1e-5) * norm_scale(d) in FLOAT8, of bfloat16[T, d] on a GPU."""
+    width = int(x.shape[1])
+    types = [TensorType(FLOAT8, x.shape, x.device)]
+    parameters = {"d": width, "scale": norm_scale(width)}
+    return ops.custom("srm_norm_e4m3", x.device, [x], types, parameters)[0].tensor

@@ -29,25 +29,57 @@ from max.graph import (
 )
 
 from engine.config import ModelConfig
-from engine.device.kernels import copy_slots, edit, embed, mix, sample, score, taps
-from engine.device.linear import kernel_libraries, layer_norm, linear, linear_shape
-from engine.device.products import Product
+from engine.device.kernels import (
+    copy_slots,
+    edit,
+    embed,
+    embed_stream,
+    expand,
+    mix,
+    sample,
+    score,
+    taps,
+)
+from engine.device.linear import (
+    kernel_libraries,
+    layer_norm,
+    layer_norm_float8,
+    linear,
+    linear_shape,
+)
+from engine.device.products import (
+    FLOAT8,
+    Product,
+    Stream,
+    folds_norms,
+    multiply_float8,
+    multiply_float8_into_stream,
+    multiply_into_stream,
+    multiply_normed,
+)
+from engine.steps.batch import NEW_ROW, PREFILL_ROW, SAMPLING
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
 """Weights of matrix products, in the layout of `linear`."""
 PER_POSITION = ("alpha_in", "alpha_out", "beta")
 SCALARS = {*PER_POSITION, "gamma", "decay", "taps", "taps_beta"}
 """Weights of the mixer, always float32, since 0.999 is 1.0 in bfloat16."""
-SAMPLING_INPUTS = {
-    "temperature": DType.float32,
-    "top_k": DType.int32,
-    "top_p": DType.float32,
-    "min_p": DType.float32,
-    "seeds": DType.uint64,
+NORMED = {"up": "channel_norm", "proj_in": "token_norm"}
+"""Products and the norms before them. Where `folds_norms` says so, a product has `<name>_columns`
+of `fold_norm`, always float32, instead of a bias and of the norm's two weights. In FLOAT8 channel
+mixers have what `engine.weights.float8` says."""
+BATCH_INPUTS = {
+    "slots": ("decode",),
+    "positions": ("decode",),
+    "new": ("new", NEW_ROW.itemsize // 4),
+    "prefill": ("prefill", PREFILL_ROW.itemsize // 4),
+    "token_ids": ("fed",),
+    "targets": ("targets",),
+    "score_rows": ("scored",),
+    "num_top": ("scored",),
 }
-"""Inputs of one value per decode row, in the order of the graph's inputs."""
-SCORING_INPUTS = {"targets": "head", "score_rows": "scored", "num_top": "scored"}
-"""Dimension of each input, all int32; they follow the sampling inputs."""
+"""Dimensions of each input, all int32, which are fields of `engine.steps.batch.Batch`; they follow
+those of the pool."""
 EDIT_INPUTS = {
     "rows": (DType.int32, ("edited",)),
     "spans": (DType.int32, ("edited", "span_bounds")),
@@ -55,8 +87,8 @@ EDIT_INPUTS = {
     "tokens": (DType.int32, ("edit_tokens",)),
     "biases": (DType.float32, ("biases",)),
 }
-"""Dtype and dimensions of each input, which are fields of `engine.steps.batch.Edits`; they follow
-the scoring inputs."""
+"""Dtype and dimensions of each input, which are fields of `engine.steps.batch.Edits`; they come
+last."""
 
 
 def graph_shape(
@@ -88,35 +120,37 @@ def build_step_graph(
     product: Product | None = None,
 ) -> Graph:
     """The step of a model of this shape, with weights and activations of this dtype, and on a GPU
-    this product, `choose_product`'s.
+    this product, `choose_product`'s. In FLOAT8 they are those of channel mixers, others bfloat16.
 
-    Inputs, in order: states f32[slots, W] and last_token i32[slots], both changed in place;
-    token_ids i32[tokens], read_slots, write_slots and positions i32[rows], row_offsets i32[rows +
-    1]; then SAMPLING_INPUTS [decode], SCORING_INPUTS and EDIT_INPUTS. Outputs: token_ids
-    i32[decode], logprobs f32[decode], and those of `Scores`. `engine.steps.batch` says what each
-    means. The names of the graph and of its weights begin with `scope`, so that graphs of many
-    models can be compiled as one `module`, which takes hardly longer than one of them.
+    Inputs, in order: states f32[slots, W], last_token i32[slots] and sampling i32[slots, 6], all
+    changed in place; BATCH_INPUTS and EDIT_INPUTS. Outputs: token_ids i32[decode], logprobs
+    f32[decode], and those of `Scores`. `engine.steps.batch` says what each means. The names of the
+    graph and of its weights begin with `scope`, so that graphs of many models can be compiled as
+    one `module`, which takes hardly longer than one of them.
     """
     on = DeviceRef.from_device(device)
-    sampling_types = [TensorType(dtype, ["decode"], on) for dtype in SAMPLING_INPUTS.values()]
-    scoring_types = [TensorType(DType.int32, [dim], on) for dim in SCORING_INPUTS.values()]
-    edit_types = [TensorType(dtype, dims, on) for dtype, dims in EDIT_INPUTS.values()]
-    types = [*_batch_types(config, on), *sampling_types, *scoring_types, *edit_types]
+    types = [
+        *_pool_types(config.state_width, on),
+        BufferType(DType.int32, ["slots", SAMPLING.itemsize // 4], on),
+        *(TensorType(DType.int32, dims, on) for dims in BATCH_INPUTS.values()),
+        *(TensorType(dtype, dims, on) for dtype, dims in EDIT_INPUTS.values()),
+    ]
     name = f"{scope}srm_step"
     with Graph(
         name, input_types=types, custom_extensions=kernel_libraries(), module=module
     ) as graph:
-        batch = _BatchInputs.of(graph)
-        given = [value.tensor for value in graph.inputs[NUM_BATCH_INPUTS:]]
-        sampling = dict(zip(SAMPLING_INPUTS, given, strict=False))
-        scoring = given[len(sampling) : -len(EDIT_INPUTS)]
+        states, last_token, sampling = (value.buffer for value in graph.inputs[:3])
+        given = [value.tensor for value in graph.inputs[3:]]
+        edits = given[len(BATCH_INPUTS) :]
+        slots, positions, new, prefill, token_ids, targets, *scored = given[: len(BATCH_INPUTS)]
+        rows = expand(sampling, slots, positions, new, prefill, token_ids)
+        batch = _Rows(states, last_token, *rows)
         weights = _Weights(config, dtype, on, product, scope)
-        logits = _head(weights, _blocks(weights, batch), rows=Dim("head"))
-        edits = given[-len(EDIT_INPUTS) :]
-        edit(batch.last_token, logits, batch.token_ids, batch.read_slots, *edits)
-        where = {"positions": batch.positions, "write_slots": batch.write_slots}
-        tokens, logprobs = sample(batch.last_token, logits, **sampling, **where)
-        scores = score(logits, sampling["temperature"], tokens, *scoring)
+        head = slots.shape[0] + targets.shape[0] - 1
+        logits = _head(weights, _blocks(weights, batch), rows=head)
+        edit(last_token, logits, batch.token_ids, batch.read_slots, *edits)
+        tokens, logprobs = sample(last_token, logits, sampling, positions, slots)
+        scores = score(logits, sampling, slots, tokens, targets, *scored)
         graph.output(tokens, logprobs, *scores)
     return graph
 
@@ -130,16 +164,19 @@ def build_logits_graph(
     product: Product | None = None,
 ) -> Graph:
     """The same step without the sampler: logits float[tokens, V] of every token fed. Its inputs are
-    the first, up to `row_offsets`; `last_token` is not changed."""
+    the pool, whose last tokens are not changed, and the rows as `expand` makes them."""
     on = DeviceRef.from_device(device)
+    rows = [TensorType(DType.int32, [dim], on) for dim in ("tokens", *["rows"] * 3, "row_bounds")]
     with Graph(
         f"{scope}srm_logits",
-        input_types=_batch_types(config, on),
+        input_types=[*_pool_types(config.state_width, on), *rows],
         custom_extensions=kernel_libraries(),
         module=module,
     ) as graph:
         weights = _Weights(config, dtype, on, product, scope)
-        graph.output(_head(weights, _blocks(weights, _BatchInputs.of(graph))))
+        pool = [value.buffer for value in graph.inputs[:2]]
+        batch = _Rows(*pool, *(value.tensor for value in graph.inputs[2:]))
+        graph.output(_head(weights, _blocks(weights, batch)))
     return graph
 
 
@@ -155,8 +192,7 @@ def build_slot_graphs(device: Device) -> tuple[Module, list[Path]]:
     """
     on, module = DeviceRef.from_device(device), Module()
     types = [
-        BufferType(DType.float32, ["slots", "width"], on),
-        BufferType(DType.int32, ["slots"], on),
+        *_pool_types("width", on),
         BufferType(DType.float32, ["packed"], on),
         TensorType(DType.int32, ["copied"], on),
     ]
@@ -170,21 +206,16 @@ def build_slot_graphs(device: Device) -> tuple[Module, list[Path]]:
     return module, graph.kernel_libraries_paths
 
 
-NUM_BATCH_INPUTS = 7
-
-
-def _batch_types(config: ModelConfig, on: DeviceRef) -> list[BufferType | TensorType]:
+def _pool_types(width: int | str, on: DeviceRef) -> list[BufferType]:
+    """Of states and last tokens."""
     return [
-        BufferType(DType.float32, ["slots", config.state_width], on),
+        BufferType(DType.float32, ["slots", width], on),
         BufferType(DType.int32, ["slots"], on),
-        TensorType(DType.int32, ["tokens"], on),
-        *(TensorType(DType.int32, ["rows"], on) for _ in range(3)),
-        TensorType(DType.int32, ["row_bounds"], on),
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchInputs:
+class _Rows:
     """The pool, and where each row of the batch reads, writes and stands."""
 
     states: BufferValue  # f32[slots, W], W = config.state_width
@@ -195,23 +226,21 @@ class _BatchInputs:
     positions: TensorValue  # i32[rows]
     row_offsets: TensorValue  # i32[rows + 1]
 
-    @classmethod
-    def of(cls, graph: Graph) -> _BatchInputs:
-        states, last_token = (value.buffer for value in graph.inputs[:2])
-        tensors = [value.tensor for value in graph.inputs[2:NUM_BATCH_INPUTS]]
-        return cls(states, last_token, *tensors)
 
-
-def _blocks(weights: _Weights, batch: _BatchInputs) -> TensorValue:
+def _blocks(weights: _Weights, batch: _Rows) -> TensorValue:
     """Return the residual stream [tokens, d] after all blocks."""
     config = weights.config
     table = weights.table("embedding", config.vocab_size, config.d_model)
-    x = embed(batch.last_token, batch.token_ids, batch.read_slots, table)
+    tokens = batch.last_token, batch.token_ids, batch.read_slots, table
+    # In FLOAT8 the first to read the stream is a norm.
+    folds = folds_norms(weights.product, config, weights.dtype)
+    has_moments = folds and weights.dtype != FLOAT8
+    stream = embed_stream(*tokens) if has_moments else Stream(embed(*tokens))
     for index in range(config.num_layers):
         layer = weights.layer(index)
-        x = _mix_channels(layer, x)
-        x = _mix_tokens(layer, x, batch, index)
-    return x
+        stream = _mix_channels(layer, stream)
+        stream = _mix_tokens(layer, stream, batch, index)
+    return stream.values
 
 
 def _head(weights: _Weights, x: TensorValue, rows: Dim | None = None) -> TensorValue:
@@ -242,7 +271,8 @@ class _Weights:
         return self._declare(name, DType.float32, *shape)
 
     def table(self, name: str, *shape: int) -> TensorValue:
-        return self._declare(name, self.dtype, *shape)
+        dtype = DType.bfloat16 if self.dtype == FLOAT8 else self.dtype
+        return self._declare(name, dtype, *shape)
 
     def matrix(self, name: str, rows: int, columns: int) -> TensorValue:
         return self.table(name, *linear_shape(rows, columns, self.on, self.dtype))
@@ -254,36 +284,59 @@ class _Weights:
         return layer_norm(x, weight, bias)
 
     def project(
-        self,
-        name: str,
-        x: TensorValue,
-        columns: int,
-        silu: bool = False,
-        residual: TensorValue | None = None,
+        self, name: str, x: TensorValue, columns: int, **epilogue: bool | TensorValue | None
     ) -> TensorValue:
         matrix = self.matrix(f"{name}_weight", int(x.shape[1]), columns)
         bias = self.table(f"{name}_bias", columns)
-        epilogue: dict[str, Any] = {"bias": bias, "silu": silu, "residual": residual}
-        return linear(x, matrix, columns, product=self.product, **epilogue)
+        how: dict[str, Any] = epilogue
+        return linear(x, matrix, columns, product=self.product, bias=bias, **how)
+
+    def project_normed(
+        self, name: str, stream: Stream, columns: int, silu: bool = False
+    ) -> TensorValue:
+        """The product behind a norm."""
+        if stream.moments is None:
+            return self.project(name, self.norm(NORMED[name], stream.values), columns, silu=silu)
+        matrix = self.matrix(f"{name}_weight", self.config.d_model, columns)
+        return multiply_normed(stream, matrix, self.scalars(f"{name}_columns", columns, 2), silu)
+
+    def project_into(self, name: str, x: TensorValue, stream: Stream) -> Stream:
+        """The product that is added to the stream."""
+        width = self.config.d_model
+        if stream.moments is None:
+            return Stream(self.project(name, x, width, residual=stream.values))
+        matrix = self.matrix(f"{name}_weight", int(x.shape[1]), width)
+        return multiply_into_stream(x, matrix, self.table(f"{name}_bias", width), stream)
+
+    def float8(self, name: str, columns: int, depth: int) -> tuple[TensorValue, TensorValue]:
+        """The weights [columns, depth] of a product in FLOAT8, and its scales and biases."""
+        weight = self._declare(f"{name}_weight", FLOAT8, columns, depth)
+        return weight, self.scalars(f"{name}_columns", columns, 2)
 
     def _declare(self, name: str, dtype: DType, *shape: int) -> TensorValue:
         return Weight(self.prefix + name, dtype, shape, device=self.on)
 
 
-def _mix_channels(layer: _Weights, x: TensorValue) -> TensorValue:
-    width = layer.config.d_model
-    inner = layer.project("up", layer.norm("channel_norm", x), 4 * width, silu=True)
-    return layer.project("down", inner, width, residual=x)
+def _mix_channels(layer: _Weights, stream: Stream) -> Stream:
+    if layer.dtype == FLOAT8:
+        width, x = layer.config.d_model, stream.values
+        up, down = layer.float8("up", 4 * width, width), layer.float8("down", width, 4 * width)
+        divisors = layer.scalars("up_divisors", 4 * width)
+        inner = multiply_float8(layer_norm_float8(x), *up, divisors)
+        return multiply_float8_into_stream(inner, *down, x)
+    inner = layer.project_normed("up", stream, 4 * layer.config.d_model, silu=True)
+    return layer.project_into("down", inner, stream)
 
 
-def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int) -> TensorValue:
-    """Return x + the layer's units, joined as the mixer joins them."""
-    config = layer.config
+def _mix_tokens(layer: _Weights, stream: Stream, batch: _Rows, index: int) -> Stream:
+    """Return the stream + the layer's units, joined as the mixer joins them."""
+    config, x = layer.config, stream.values
     unit = partial(_run_unit, layer, batch, index)
-    y = layer.norm("token_norm", x)
     residual = None if config.use_projections else x
     if config.use_projections:
-        y = layer.project("proj_in", y, config.d_model)
+        y = layer.project_normed("proj_in", stream, config.d_model)
+    else:
+        y = layer.norm("token_norm", x)
     match config.mixer:
         case "combined":  # side by side, their outputs added
             y = unit(1, y, residual=unit(0, y))
@@ -295,12 +348,12 @@ def _mix_tokens(layer: _Weights, x: TensorValue, batch: _BatchInputs, index: int
             y = taps(unit(0, y), batch.positions, batch.row_offsets, weight, beta, residual=x)
         case _:
             y = unit(0, y, residual=residual)
-    return layer.project("proj_out", y, config.d_model, residual=x) if config.use_projections else y
+    return layer.project_into("proj_out", y, stream) if config.use_projections else Stream(y)
 
 
 def _run_unit(
     layer: _Weights,
-    batch: _BatchInputs,
+    batch: _Rows,
     index: int,
     number: int,
     x: TensorValue,

@@ -15,11 +15,11 @@ from typing import Literal, NoReturn
 
 import msgspec
 from max import driver
-from max.dtype import DType
 from max.engine import InferenceSession
 
 from engine.config import AUTO_DTYPES, Mixer, ModelConfig, ProductSetting
 from engine.device.graph_cache import cache_path, load_or_compile, load_or_compile_slots
+from engine.device.linear import graph_dtype
 from engine.device.model import graph_shape
 from engine.device.processor import level
 from engine.device.products import choose_product
@@ -51,7 +51,7 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entries of the model's vocabulary."""
     device: Literal["gpu", "cpu"] = "gpu"
     """A GPU, which need not be here, or processors."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
     """Weights and activations; auto is float32 on a processor, bfloat16 on a GPU."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU, as the engine's setting of that name."""
@@ -101,7 +101,7 @@ def open_target(config: PrecompileConfig) -> driver.Device:
 def precompile(config: PrecompileConfig) -> Path:
     """Compile into `config.output`, unless it is there already; returns the file."""
     shape, device = config.shape(), open_target(config)
-    dtype = DType[AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype]
+    dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     product = choose_product(config.product, shape, dtype, device)
     session = InferenceSession(devices=[device])
     if config.device == "gpu":

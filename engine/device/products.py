@@ -3,13 +3,14 @@
 Three are there, because two of them round otherwise and none is right and fastest everywhere: "own"
 is `srm_linear_sm90`, "linalg" is MAX's sm_90 kernel with our epilogue, "max" is what MAX makes of a
 plain product. One model has one of them for all its layers and any number of rows: a token does not
-depend on how many others are computed beside it. All take weights as [out, in].
+depend on how many others are computed beside it. All take weights as [out, in]. "own" does the work
+of a norm too, where a product follows it: see `folds_norms`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from max.driver import Device
 from max.dtype import DType
@@ -22,28 +23,57 @@ Product = Literal["own", "linalg", "max"]
 MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}
 """What in_features and out_features must be multiples of."""
 OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg"}
+FLOAT8 = DType.float8_e4m3fn
+"""Of the products of channel mixers, "own" alone; all else of such a model is bfloat16."""
+FLOAT8_MULTIPLES = (512, 256)
 SLICE = 256
-"""Columns of a slice of the head: BN of _sm90_epilogue.mojo."""
+"""Columns of a slice of the head, and of what moments are of: BN of _sm90_epilogue.mojo."""
+
+
+class Stream(NamedTuple):
+    """The residual stream, and of each row and SLICE columns mean and sum of squares about it."""
+
+    values: TensorValue  # [tokens, d]
+    moments: TensorValue | None = None  # f32[tokens, d / SLICE, 2] where norms are folded
 
 
 def choose_product(
-    wanted: ProductSetting, model: ModelConfig, dtype: DType, device: Device
+    wanted: ProductSetting,
+    model: ModelConfig,
+    dtype: DType,
+    device: Device,
+    measured: Product | None = None,
 ) -> Product | None:
     """Return the product for a GPU, None for a CPU, which has one alone.
 
-    "auto" is "own" wherever that can be. Raises ConfigError where what is wanted cannot be.
+    "auto" is the one that was measured to be fastest, else "own" wherever that can be. Raises
+    ConfigError where what is wanted cannot be. FLOAT8 has "own" alone.
     """
+    if dtype == FLOAT8:
+        return _float8_product(wanted, model, device)
     if device.is_host:
         if wanted != "auto":
             raise ConfigError(f"product = {wanted}: it is of a GPU; use product = auto on a CPU")
         return None
-    if wanted == "max":
+    product: Product = (measured or "own") if wanted == "auto" else wanted
+    if product == "max":
         return "max"
-    product: Product = "own" if wanted == "auto" else wanted
     obstacle = _obstacle(product, model, dtype, device)
     if obstacle and wanted != "auto":
         raise ConfigError(f"product = {wanted}: {obstacle}; use product = max or auto")
     return "max" if obstacle else product
+
+
+def _float8_product(wanted: ProductSetting, model: ModelConfig, device: Device) -> Product:
+    if wanted not in {"auto", "own"}:
+        raise ConfigError(f"product = {wanted}: dtype = float8 has product = own or auto alone")
+    if device.is_host:
+        raise ConfigError(
+            "dtype = float8: an H100 or H200 (sm_90) alone has it; use float32 or bfloat16 on a CPU"
+        )
+    if obstacle := _obstacle("own", model, FLOAT8, device):
+        raise ConfigError(f"dtype = float8: {obstacle}; use dtype = bfloat16")
+    return "own"
 
 
 def _obstacle(product: Product, model: ModelConfig, dtype: DType, device: Device) -> str:
@@ -51,9 +81,9 @@ def _obstacle(product: Product, model: ModelConfig, dtype: DType, device: Device
     architecture = str(device.architecture_name)
     if architecture.rstrip("a") != "sm_90":
         return f"it is for an H100 or H200 (sm_90), the GPU is {architecture}"
-    if dtype != DType.bfloat16:
+    if dtype not in {DType.bfloat16, FLOAT8}:
         return f"it multiplies bfloat16, dtype is {dtype.name}"
-    depth, columns = MULTIPLES[product]
+    depth, columns = FLOAT8_MULTIPLES if dtype == FLOAT8 else MULTIPLES[product]
     for inner, outer in _shapes(model):
         if inner % depth or outer % columns:
             return (
@@ -69,6 +99,13 @@ def _shapes(model: ModelConfig) -> Iterator[tuple[int, int]]:
     yield from ((d, 4 * d), (4 * d, d), (d, model.vocab_size))
     if model.use_projections:
         yield d, d
+
+
+def folds_norms(product: Product | None, model: ModelConfig, dtype: DType) -> bool:
+    """Whether norms are folded into the products behind them, and who writes the residual stream
+    writes moments. Without projections a mixer follows a norm, and writes the stream: norms stay.
+    """
+    return product == "own" and dtype in {DType.bfloat16, FLOAT8} and model.use_projections
 
 
 def multiply(
@@ -103,6 +140,58 @@ def multiply(
             "silu": silu,
         },
     )[0].tensor
+
+
+def multiply_normed(
+    x: Stream, weight: TensorValue, columns: TensorValue, silu: bool
+) -> TensorValue:
+    """act(norm(x) @ weight^T + columns[:, 1]), the "own" product. The norm has neither gain nor
+    shift: they are in weight and columns f32[N, 2], whose first are the sums of each weight[n]."""
+    assert x.moments is not None
+    wide, depth = map(int, weight.shape)
+    inputs = [x.values, weight, columns, x.moments]
+    types = [TensorType(x.values.dtype, [x.values.shape[0], wide], x.values.device)]
+    how: dict[str, int | str | bool] = {"N": wide, "K": depth, "silu": silu}
+    return ops.custom("srm_normed_sm90", x.values.device, inputs, types, how)[0].tensor
+
+
+def multiply_into_stream(
+    x: TensorValue, weight: TensorValue, bias: TensorValue, stream: Stream
+) -> Stream:
+    """x @ weight^T + bias + stream, the "own" product, with its moments."""
+    wide, depth = map(int, weight.shape)
+    inputs, types = [x, weight, bias, stream.values], stream_types(stream.values.type)
+    found = ops.custom("srm_stream_sm90", x.device, inputs, types, {"N": wide, "K": depth})
+    return Stream(*(one.tensor for one in found))
+
+
+def multiply_float8(
+    x: TensorValue, weight: TensorValue, columns: TensorValue, divisors: TensorValue
+) -> TensorValue:
+    """SiLU(columns[:, 1] + columns[:, 0] * x @ weight^T) / divisors, in FLOAT8 as its factors are,
+    with its columns in an order of their own."""
+    wide, depth = map(int, weight.shape)
+    types = [TensorType(FLOAT8, [x.shape[0], wide], x.device)]
+    inputs, how = [x, weight, columns, divisors], {"N": wide, "K": depth}
+    return ops.custom("srm_up_e4m3", x.device, inputs, types, how)[0].tensor
+
+
+def multiply_float8_into_stream(
+    x: TensorValue, weight: TensorValue, columns: TensorValue, residual: TensorValue
+) -> Stream:
+    """columns[:, 1] + columns[:, 0] * x @ weight^T + residual, with its moments. x and weight are
+    FLOAT8, their columns in that order."""
+    wide, depth = map(int, weight.shape)
+    inputs, types = [x, weight, columns, residual], stream_types(residual.type)
+    found = ops.custom("srm_down_e4m3", x.device, inputs, types, {"N": wide, "K": depth})
+    return Stream(*(one.tensor for one in found))
+
+
+def stream_types(values: TensorType) -> list[TensorType]:
+    """The types of a stream with moments."""
+    tokens, width = values.shape
+    moments = TensorType(DType.float32, [tokens, int(width) // SLICE, 2], values.device)
+    return [values, moments]
 
 
 def head_with_slices(

@@ -6,6 +6,7 @@ One thread beside the caller's runs steps in the order launched, or on a GPU enq
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -23,12 +24,16 @@ from max.engine import InferenceSession, Model
 from engine.config import EngineConfig
 from engine.device.gpu import open_gpu
 from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
-from engine.device.graph_cache import load_or_compile, load_or_compile_slots
+from engine.device.graph_cache import (
+    load_or_compile,
+    load_or_compile_slots,
+    measured_product,
+)
 from engine.device.libc import keep_freed_memory, let_timers_be_late
-from engine.device.linear import pack_linear, round_bfloat16
-from engine.device.model import MATRICES, SCALARS
+from engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
+from engine.device.model import MATRICES, NORMED, SCALARS
 from engine.device.processor import compile_for_level
-from engine.device.products import choose_product
+from engine.device.products import FLOAT8, Product, choose_product, folds_norms
 from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
@@ -42,6 +47,7 @@ from engine.steps.batch import (
     SlotStates,
     StepResult,
 )
+from engine.weights.float8 import float8_tensors
 from engine.weights.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
@@ -84,12 +90,14 @@ class ModelRunner:
         self.device = open_device(config.device, *config.devices)
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
-        self.dtype = DType[config.compute_dtype]
-        product = choose_product(config.product, weights.config, self.dtype, self.device)
-        self.arithmetic = " ".join(filter(None, (config.device, self.dtype.name, product)))
-        self._session = InferenceSession(devices=[self.device])
+        self.dtype = graph_dtype(config.compute_dtype)
         shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
         folders = config.cache_dir.expanduser(), shipped
+        shape = weights.config, self.dtype, self.device
+        measured = None if self.device.is_host else measured_product(*shape, folders[0])
+        self._product = product = choose_product(config.product, *shape, measured)
+        self.arithmetic = " ".join(filter(None, (config.device, config.compute_dtype, product)))
+        self._session = InferenceSession(devices=[self.device])
         self._compiled = load_or_compile(
             self._session, weights.config, self.dtype, self.device, *folders, product
         )
@@ -126,7 +134,7 @@ class ModelRunner:
         """Use these weights, of the compiled shape, from the next step on; compiles nothing. States
         of the old ones stay in the pool, which `Engine.load_weights` takes care of."""
         started = time.monotonic()
-        registry = host_weights(weights, self.dtype, self.device)
+        registry = host_weights(weights, self.dtype, self.device, self._product)
         self._model: Model = self._session.init(self._compiled, weights_registry=registry)
         self.device.synchronize()  # it may still read what is freed next
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
@@ -140,9 +148,7 @@ class ModelRunner:
         has_edits = batch.edits is not NO_EDITS
         edits = [_buffer(one) for one in edit_inputs(batch.edits)] if has_edits else self._no_edits
         buffers = [*(_buffer(one) for one in batch_inputs(batch)), *edits]
-        tokens, logprobs, *scores = self._model.execute(
-            self._pool.states, self._pool.last_token, *buffers
-        )
+        tokens, logprobs, *scores = self._model.execute(*self._pool.buffers, *buffers)
         found = Scores(*(one.to_numpy() for one in scores)) if len(batch.score_rows) else NO_SCORES
         return StepResult(tokens.to_numpy(), logprobs.to_numpy(), found)
 
@@ -160,24 +166,35 @@ def open_device(kind: str, *numbers: int) -> Device:
     return open_gpu(*numbers)
 
 
-def host_weights(weights: Weights, dtype: DType, device: Device) -> dict[str, Buffer]:
-    """Return every weight by name, in the layout and dtype that the graph for this device declares;
-    on the host, from where MAX copies them when it initialises a graph."""
-    return {
-        name: _host_weight(name, value, dtype, device) for name, value in named_tensors(weights)
-    }
+def host_weights(
+    weights: Weights, dtype: DType, device: Device, product: Product | None = None
+) -> dict[str, Buffer]:
+    """Return every weight by name, in the layout and dtype that the graph for this device and
+    product declares; on the host, from where MAX copies them when it initialises a graph."""
+    in_float8 = dtype == FLOAT8
+    named = dict(float8_tensors(weights) if in_float8 else named_tensors(weights))
+    if folds_norms(product, weights.config, dtype):
+        norms = [(name, norm) for name, norm in NORMED.items() if not in_float8 or name != "up"]
+        for layer, (name, norm) in itertools.product(range(len(weights.layers)), norms):
+            parts = f"{name}_weight", f"{name}_bias", f"{norm}_weight", f"{norm}_bias"
+            folded, columns = fold_norm(*(named.pop(f"layers.{layer}.{part}") for part in parts))
+            named |= {f"layers.{layer}.{name}_weight": folded}
+            named |= {f"layers.{layer}.{name}_columns": columns}
+    return {name: _host_weight(name, value, dtype, device) for name, value in named.items()}
 
 
 def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
-    if kind in SCALARS:
+    if kind in SCALARS or kind.endswith(("_columns", "_divisors")):
         return _buffer(value)
+    if value.dtype == np.uint8:  # laid out already
+        return _buffer(value).view(FLOAT8, value.shape)
     if kind in MATRICES and not device.is_host:
         value = value.T
     if kind in MATRICES and device.is_host:
         value = pack_linear(value, dtype)
-    elif dtype == DType.bfloat16:
-        value = round_bfloat16(value)
+    elif dtype != DType.float32:
+        dtype, value = DType.bfloat16, round_bfloat16(value)
     return _buffer(value).view(dtype, value.shape)  # numpy has no bfloat16, only its bits
 
 

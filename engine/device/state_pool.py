@@ -16,7 +16,7 @@ from engine.device.slot_copies import SlotCopies
 from engine.errors import ConfigError
 from engine.memory import available_memory
 from engine.state.slots import SlotTable
-from engine.steps.batch import I64, SlotStates
+from engine.steps.batch import I64, SAMPLING, SlotStates
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,8 @@ GIB = 2**30
 
 
 class StatePool:
-    """`states` f32[num_slots, state_width] and `last_token` i32[num_slots], contiguous."""
+    """Of each slot `states` f32[state_width], `last_token` i32 and `sampling`, a record of SAMPLING
+    as i32[6], which a sequence's first row in the slot brings along; each contiguous."""
 
     def __init__(
         self,
@@ -43,11 +44,15 @@ class StatePool:
         try:
             self.states = _zeros(shape, np.float32, DType.float32, device)
             self.last_token = _zeros((num_slots,), np.int32, DType.int32, device)
+            record = (num_slots, SAMPLING.itemsize // 4)
+            self.sampling = _zeros(record, np.int32, DType.int32, device)
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"num_slots + prefix_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of "
                 f"memory on {device}, which is not free: {error}"
             ) from None
+        self.buffers = self.states, self.last_token, self.sampling
+        """The first inputs of a step's graph."""
         self._copies = copies
 
     def read(self, slots: I64) -> SlotStates:
@@ -71,8 +76,8 @@ def spare_slots(device: Device) -> int:
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """Bytes the device keeps of one sequence: its states and its last token."""
-    return 4 * (config.state_width + 1)
+    """Bytes the device keeps of one sequence: its states, its last token and how it samples."""
+    return 4 * (config.state_width + 1) + SAMPLING.itemsize
 
 
 def gpu_workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:

@@ -13,10 +13,23 @@ import numpy as np
 from engine.state.latency import Turn
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import SlotTable
-from engine.steps.batch import FROM_DEVICE, I32, I64, NO_EDITS, SAMPLED, Batch, Edits
+from engine.steps.batch import (
+    FROM_DEVICE,
+    I32,
+    I64,
+    NEW_ROW,
+    NO_EDITS,
+    PREFILL_ROW,
+    SAMPLED,
+    Batch,
+    Edits,
+    Records,
+)
 from engine.steps.token_edits import EditList
 
 NOTHING: I32 = np.empty(0, np.int32)
+FED, FOLLOWING = np.array([FROM_DEVICE], np.int32), np.array([SAMPLED], np.int32)
+"""What stands for the decode rows."""
 
 
 class PromptChunk(NamedTuple):
@@ -45,54 +58,54 @@ def assemble(
     """Make the batch that decodes these slots, i64[D], of that `turn`, and feeds these chunks."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
-    prefill_reads = np.array([chunk.read_slot for chunk in chunks], np.int32)
-    prefill_writes = np.array([chunk.write_slot for chunk in chunks], np.int32)
-    prefill_positions = np.array([chunk.start for chunk in chunks], np.int32)
-    row_offsets = np.arange(len(slots) + len(chunks) + 1, dtype=np.int32)
-    row_offsets[len(slots) + 1 :] = len(slots) + np.cumsum([c.stop - c.start for c in chunks])
-    prompts = [chunk.group.prompt[chunk.start : chunk.stop] for chunk in chunks]
     positions = table.position[slots]
-    own_slots = slots.astype(np.int32)
-    read_slots, tokens = own_slots.copy(), np.full(len(slots), FROM_DEVICE, np.int32)
-    starting = np.flatnonzero(positions == table.first_position[slots])
-    read_slots[starting] = table.first_read[slots[starting]]
-    tokens[starting] = table.first_token[slots[starting]]
-    targets, score_rows, num_top = _scored(table, slots, scored)
+    rows = np.flatnonzero(table.is_new[slots])
     return Batch(
         sequence_ids=table.sequence_id[slots],
-        read_slots=np.concatenate([read_slots, prefill_reads]),
-        write_slots=np.concatenate([own_slots, prefill_writes]),
-        positions=np.concatenate([positions, prefill_positions]),
-        row_offsets=row_offsets,
-        token_ids=np.concatenate([tokens, *prompts]),
+        slots=slots.astype(np.int32),
+        positions=positions,
         ends=positions == table.last_position[slots],
-        temperature=table.temperature[slots],
-        top_k=table.top_k[slots],
-        top_p=table.top_p[slots],
-        min_p=table.min_p[slots],
-        seeds=table.seed[slots],
+        new=_new_rows(table, slots, rows),
+        prefill=_prefill_rows(chunks, len(slots)),
+        token_ids=np.concatenate([FED, *(c.group.prompt[c.start : c.stop] for c in chunks)]),
         scored_ids=np.array([chunk.group.first_id for chunk in scored], np.int64),
-        targets=targets,
-        score_rows=score_rows,
-        num_top=num_top,
         edits=_edits(table, slots),
-        starting=starting,
+        starting=rows[positions[rows] == table.first_position[slots[rows]]],
         turn=turn,
+        **_scored(table, slots, scored),
     )
 
 
-def _scored(table: SlotTable, slots: I64, scored: list[PromptChunk]) -> tuple[I32, I32, I32]:
-    sampled = np.full(len(slots), SAMPLED, np.int32)
+def _new_rows(table: SlotTable, slots: I64, rows: I64) -> Records:
+    of = slots[rows]
+    new = np.empty(len(rows), NEW_ROW)
+    new["row"], new["read_slot"], new["token"] = rows, table.first_read[of], table.first_token[of]
+    new["sampling"] = table.sampling[of]
+    return new
+
+
+def _prefill_rows(chunks: list[PromptChunk], num_decode: int) -> Records:
+    rows, end = [(0, 0, 0, num_decode)], num_decode
+    for chunk in chunks:
+        end += chunk.stop - chunk.start
+        rows.append((chunk.read_slot, chunk.write_slot, chunk.start, end))
+    return np.array(rows, PREFILL_ROW)
+
+
+def _scored(table: SlotTable, slots: I64, scored: list[PromptChunk]) -> dict[str, I32]:
     if not scored and not table.num_asking:
-        return sampled, NOTHING, NOTHING
+        return {"targets": FOLLOWING, "score_rows": NOTHING, "num_top": NOTHING}
     alternatives = table.num_logprobs[slots]
     rows = np.flatnonzero(alternatives > 0).astype(np.int32)
     given = [chunk.group.prompt[chunk.start + 1 : chunk.stop + 1] for chunk in scored]
-    targets = np.concatenate([sampled, *given])
-    head_rows = np.arange(len(slots), len(targets), dtype=np.int32)
+    targets = np.concatenate([FOLLOWING, *given])
+    head_rows = np.arange(len(slots), len(slots) + len(targets) - 1, dtype=np.int32)
     tops = [np.full(chunk.num_scored, chunk.num_top, np.int32) for chunk in scored]
-    num_top = np.concatenate([alternatives[rows], *tops])
-    return targets, np.concatenate([rows, head_rows]), num_top
+    return {
+        "targets": targets,
+        "score_rows": np.concatenate([rows, head_rows]),
+        "num_top": np.concatenate([alternatives[rows], *tops]),
+    }
 
 
 def _edits(table: SlotTable, slots: I64) -> Edits:

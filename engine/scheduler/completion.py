@@ -47,15 +47,14 @@ class StepCompletion:
         table = self._table
         prompt_outputs = self._report_prompts(batch, result.scores)
         # int64 is what numpy indexes with: it would convert an int32 index at every use.
-        slots, ends = batch.write_slots[: batch.num_decode].astype(np.int64), batch.ends
-        positions = batch.positions[: batch.num_decode]
+        slots, positions, ends = batch.slots.astype(np.int64), batch.positions, batch.ends
         tokens, logprobs, starting = result.token_ids, result.logprobs, batch.starting
         is_live = table.sequence_id[slots] == batch.sequence_ids
         if not is_live.all():  # aborted, or ended by the step before this one
             slots, positions, ends = slots[is_live], positions[is_live], ends[is_live]
             tokens, logprobs = tokens[is_live], logprobs[is_live]
             starting = starting[is_live[starting]]
-        first = batch.write_slots[starting].astype(np.int64)
+        first = batch.slots[starting].astype(np.int64)
         self._latencies.sample(slots, first, table.first_id[first], batch.turn)
         table.record(slots, positions, tokens, logprobs)
         may_speak = ends | self._stop_sets.may_end[tokens]
@@ -106,7 +105,7 @@ class StepCompletion:
     def _report_prompts(self, batch: Batch, scores: Scores) -> list[Output]:
         """Return prompts' scores; end requests that want no more or whose scores are not finite."""
         outputs: list[Output] = []
-        for row, first_id in enumerate(batch.scored_ids.tolist(), batch.num_decode):
+        for row, first_id in enumerate(batch.scored_ids.tolist()):
             group = self._roster.by_first_id.get(first_id)
             if group is None:  # aborted, or broken by the step before this one
                 continue

@@ -25,7 +25,7 @@ def decode_scores(batch: Batch) -> dict[int, int]:
     if not len(batch.score_rows):
         return {}
     rows = batch.score_rows[: batch.num_scored_decode]
-    return {slot: place for place, slot in enumerate(batch.write_slots[rows].tolist())}
+    return {slot: place for place, slot in enumerate(batch.slots[rows].tolist())}
 
 
 def sampled(
@@ -142,16 +142,16 @@ def new_tokens(
 
 
 def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) -> Output | None:
-    """Return the scores of the chunk that a prefill row fed; None if they are not finite."""
-    begin, end = batch.row_offsets[row : row + 2].tolist()
-    # The tokens come after all decode rows, their scores after those of the decode rows scored.
-    shift = batch.num_scored_decode - batch.num_decode
+    """Return the scores of the chunk that the prefill row of this number fed; None if they are not
+    finite."""
+    begin, end = (batch.prefill["end"][row : row + 2] - batch.num_decode).tolist()
+    shift = batch.num_scored_decode  # their scores come after those of decode rows
     if np.isnan(scores.logprobs[begin + shift : end + shift]).any():
         return None
     return Output(
         id=group.request.id,
         index=PROMPT,
-        token_ids=batch.targets[begin:end].tobytes(),
+        token_ids=batch.targets[1 + begin : 1 + end].tobytes(),
         finish_reason=None,
         error=None,
         cached_tokens=group.cached,

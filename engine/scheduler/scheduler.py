@@ -328,8 +328,10 @@ class Scheduler:
         if not len(slots) and not chunks:
             return None
         batch = assemble(self.table, slots, chunks, turn)
-        first_ids = self.table.first_id[slots[batch.read_slots[: len(slots)] != slots]]
-        self.table.advance(slots, batch.positions[: len(slots)], batch.ends)
+        new = slots[batch.new["row"]]
+        self.table.is_new[new] = False
+        first_ids = self.table.first_id[new[batch.new["read_slot"] != new]]
+        self.table.advance(slots, batch.positions, batch.ends)
         for group in prefilled:
             if not group.max_outputs:
                 continue  # it only wants scores

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.messages import GREEDY_BELOW, LEAST_TOP_P
 from engine.state.parked import Parked
 from engine.state.sequence import SequenceGroup, sample_seeds
-from engine.steps.batch import F32, I32, I64, Bool
+from engine.steps.batch import F32, FROM_DEVICE, I32, I64, SAMPLING, Bool
 from engine.steps.token_edits import EditPlan
 
 BLOCK = 16  # positions in a block: a cache line of 4-byte values
@@ -85,17 +85,14 @@ class SlotTable:
         # The next decode row.
         self.is_running = np.zeros(num_slots, np.bool_)  # bool: has a next decode row
         self.position = np.zeros(num_slots, np.int32)  # i32
-        # The first and the last one. All others read their own slot and feed FROM_DEVICE.
-        self.first_position = np.zeros(num_slots, np.int32)  # i32 of the last prompt token
+        # The first one in this slot, and the last one.
+        self.is_new = np.zeros(num_slots, np.bool_)  # bool: the device knows nothing of it yet
         self.first_read = np.zeros(num_slots, np.int32)  # i32 the prefix to fork from, or its own
-        self.first_token = np.zeros(num_slots, np.int32)  # i32 the last prompt token
+        self.first_token = np.zeros(num_slots, np.int32)  # i32 last prompt token, or FROM_DEVICE
+        self.first_position = np.zeros(num_slots, np.int32)  # i32 of the last prompt token
         self.last_position = np.zeros(num_slots, np.int32)  # i32 where it samples its last token
         # How it samples and ends.
-        self.temperature = np.zeros(num_slots, np.float32)  # f32
-        self.top_k = np.zeros(num_slots, np.int32)  # i32
-        self.top_p = np.zeros(num_slots, np.float32)  # f32
-        self.min_p = np.zeros(num_slots, np.float32)  # f32
-        self.seed = np.zeros(num_slots, np.uint64)  # u64
+        self.sampling = np.zeros(num_slots, SAMPLING)
         self.stop_row = np.zeros(num_slots, np.int32)  # i32 row of StopSets.table
         self.emit = np.zeros(num_slots, np.uint8)  # u8 FINAL, DELTA or COLUMNS
         self.stream = np.zeros(num_slots, np.int64)  # i64 its number in columns
@@ -124,6 +121,7 @@ class SlotTable:
         """Take slots for sequences that were parked, with everything that they had in others."""
         slots = self._give(group, parked.indices)
         self.position[slots] = parked.positions
+        self.first_read[slots], self.first_token[slots] = slots, FROM_DEVICE
         first = len(group.prompt) - 1
         counts = (parked.positions - first).astype(np.int64)
         # For each token: its sequence's slot, and its place in the sequence.
@@ -156,12 +154,14 @@ class SlotTable:
         self.first_read[at] = slots if group.prefix is None else group.prefix.slot
         self.first_token[at] = group.prompt[-1]
         self.last_position[at] = first + group.max_outputs - 1
+        own = np.empty(count, SAMPLING)
         is_greedy = params.temperature < GREEDY_BELOW
-        self.temperature[at] = 0.0 if is_greedy else params.temperature
-        self.top_k[at] = params.top_k
-        self.top_p[at] = max(params.top_p, LEAST_TOP_P)
-        self.min_p[at] = params.min_p
-        self.seed[at] = sample_seeds(params.seed, samples)
+        own["temperature"] = 0.0 if is_greedy else params.temperature
+        own["top_k"], own["min_p"] = params.top_k, params.min_p
+        own["top_p"] = max(params.top_p, LEAST_TOP_P)
+        own["seed"] = sample_seeds(params.seed, samples)
+        self.sampling[at] = own
+        self.is_new[at] = True
         self.stop_row[at] = group.stop_row
         emit = EMITS[group.request.emit]
         self.emit[at] = emit

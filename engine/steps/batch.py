@@ -1,9 +1,13 @@
 """One step's inputs and outputs, as arrays. R rows, T tokens, D decode rows.
 
 Rows 0 … D - 1 decode: one token each, and each samples. Rows D … R - 1 prefill: they only move
-state. Row i reads `read_slots[i]`, writes `write_slots[i]` and feeds its tokens at `positions[i]`
-and on; a row at position 0 ignores what its read slot holds. No slot that a row writes is read or
-written by another row of the same batch.
+state. A row reads a slot, writes a slot and feeds its tokens from a position on; at position 0 it
+ignores what the slot that it reads holds. No slot that a row writes is read or written by another
+row of the same batch.
+
+A decode row writes the slot that it reads and feeds the token sampled there last, in the way that
+the device has on record for the slot. So of most rows the host says slot and position alone; of the
+first one that a sequence has in a slot it says all, and the device keeps the record from then on.
 
 The first H >= D tokens go through the output head: those of the decode rows, and those of the
 prefill rows whose prompts are scored, which come first among the prefill rows. Q of these tokens
@@ -27,8 +31,24 @@ U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
-FROM_DEVICE = -1  # a token id that stands for "the last token sampled in read_slots[row]"
+FROM_DEVICE = -1  # a token id that stands for "the last token sampled in the slot that is read"
 SAMPLED = -1  # a target that stands for "the token that this decode row samples"
+
+SAMPLING = np.dtype(
+    [
+        ("temperature", "<f4"),  # 0 is greedy
+        ("top_k", "<i4"),  # 0 is off
+        ("top_p", "<f4"),  # 1 is off
+        ("min_p", "<f4"),  # 0 is off
+        ("seed", "<u8"),  # of its random stream; the draw is a function of (seed, position)
+    ]
+)
+"""How a sequence samples: the record that the device keeps of its slot."""
+NEW_ROW = np.dtype([("row", "<i4"), ("read_slot", "<i4"), ("token", "<i4"), ("sampling", SAMPLING)])
+"""A decode row that is the first of its sequence in its slot."""
+PREFILL_ROW = np.dtype([(name, "<i4") for name in ("read_slot", "write_slot", "position", "end")])
+"""`end` is where its tokens end among those of the batch, and those of the next row begin."""
+Records = npt.NDArray[np.void]  # of one of these dtypes
 
 
 class Span(IntEnum):
@@ -70,19 +90,16 @@ class Batch:
     """One step's work for the device."""
 
     sequence_ids: I64  # i64[D] who each decode row belongs to: a slot may change owner meanwhile
-    read_slots: I32  # i32[R]
-    write_slots: I32  # i32[R]
-    positions: I32  # i32[R] context position of the row's first token
-    row_offsets: I32  # i32[R + 1] tokens of row i: token_ids[row_offsets[i] : row_offsets[i + 1]]
-    token_ids: I32  # i32[T]
+    slots: I32  # i32[D] slot of each decode row
+    positions: I32  # i32[D] context position of the token that it feeds
     ends: Bool  # bool[D] this is the sequence's last allowed token
-    temperature: F32  # f32[D] 0 is greedy
-    top_k: I32  # i32[D] 0 is off
-    top_p: F32  # f32[D] 1 is off
-    min_p: F32  # f32[D] 0 is off
-    seeds: U64  # u64[D] of the sequence's random stream; the draw is a function of (seed, position)
+    new: Records  # NEW_ROW[N] of decode rows, ascending
+    # The first element of the next two, and of `targets`, stands for the decode rows. The end of
+    # their tokens is D.
+    prefill: Records  # PREFILL_ROW[1 + R - D]
+    token_ids: I32  # i32[1 + T - D] FROM_DEVICE, then the tokens of prefill rows
     scored_ids: I64  # i64[C] first sequence id of each prompt scored, by prefill rows D … D + C - 1
-    targets: I32  # i32[H] what follows each token: SAMPLED in decode rows, then the prompts' tokens
+    targets: I32  # i32[1 + H - D] what follows each token: SAMPLED, then the prompts' tokens
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
     edits: Edits = NO_EDITS
@@ -93,15 +110,15 @@ class Batch:
 
     @property
     def num_decode(self) -> int:
-        return len(self.ends)
+        return len(self.slots)
 
     @property
     def num_rows(self) -> int:
-        return len(self.read_slots)
+        return len(self.slots) + len(self.prefill) - 1
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.slots) + len(self.token_ids) - 1
 
     @property
     def num_scored_decode(self) -> int:
@@ -111,7 +128,7 @@ class Batch:
     @property
     def num_scored_prefill(self) -> int:
         """Prompt tokens whose next token is scored."""
-        return len(self.targets) - self.num_decode
+        return len(self.targets) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,6 +177,10 @@ NOTHING_EDITED = Edits(
 """An edit of row 0 that changes no logit."""
 
 
+NO_NEW_ROW = np.array([(-1, 0, 0, (0, 0, 1, 0, 0))], NEW_ROW)
+"""Says nothing of any row."""
+
+
 def padded(batch: Batch, spare_slot: int) -> Batch:
     """The same step as a GPU wants it: no array is empty, and two tokens at least are fed and pass
     the output head, because there a product of one row is summed in another order.
@@ -168,48 +189,34 @@ def padded(batch: Batch, spare_slot: int) -> Batch:
     that nobody asks for, a scored row, an edit without effect. It lies behind what is there, but
     for the decode row that a step without any gets. `unpadded` takes it out of the result.
     """
-    if not batch.num_decode:
-        batch = _with_a_decode_row(batch, spare_slot)
     zero = np.zeros(1, np.int32)
-    if batch.num_tokens == 1:
-        spare = np.array([spare_slot], np.int32)
+    if not batch.num_decode:
+        prefill = batch.prefill.copy()
+        prefill["end"] += 1
         batch = replace(
             batch,
-            read_slots=np.append(batch.read_slots, spare),
-            write_slots=np.append(batch.write_slots, spare),
-            positions=np.append(batch.positions, zero),
-            row_offsets=np.append(batch.row_offsets, np.int32(2)),
+            slots=zero + np.int32(spare_slot),
+            positions=zero,
+            new=np.array([(0, spare_slot, 0, (0, 0, 1, 0, 0))], NEW_ROW),  # greedy
+            prefill=prefill,
+            score_rows=batch.score_rows + np.int32(1),
+        )
+    if batch.num_tokens == 1:
+        spare = np.array([(spare_slot, spare_slot, 0, 2)], PREFILL_ROW)
+        batch = replace(
+            batch,
+            prefill=np.append(batch.prefill, spare),
             token_ids=np.append(batch.token_ids, zero),
         )
-    if len(batch.targets) == 1:
+    if batch.num_decode + batch.num_scored_prefill == 1:
         batch = replace(batch, targets=np.append(batch.targets, zero))
+    if not len(batch.new):
+        batch = replace(batch, new=NO_NEW_ROW)
     if not len(batch.score_rows):
         batch = replace(batch, score_rows=zero, num_top=zero)
     own = {field.name: getattr(batch.edits, field.name) for field in fields(Edits)}
     missing = {name: getattr(NOTHING_EDITED, name) for name, one in own.items() if not len(one)}
     return replace(batch, edits=replace(batch.edits, **missing))
-
-
-def _with_a_decode_row(batch: Batch, spare_slot: int) -> Batch:
-    """The same step with a greedy decode row, where there is none."""
-    spare, zero = np.array([spare_slot], np.int32), np.zeros(1, np.int32)
-    return replace(
-        batch,
-        sequence_ids=np.zeros(1, np.int64),
-        read_slots=np.append(spare, batch.read_slots),
-        write_slots=np.append(spare, batch.write_slots),
-        positions=np.append(zero, batch.positions),
-        row_offsets=np.append(zero, batch.row_offsets + np.int32(1)),
-        token_ids=np.append(zero, batch.token_ids),
-        ends=np.ones(1, np.bool_),
-        temperature=np.zeros(1, np.float32),
-        top_k=zero,
-        top_p=np.ones(1, np.float32),
-        min_p=np.zeros(1, np.float32),
-        seeds=np.zeros(1, np.uint64),
-        targets=np.append(np.int32(SAMPLED), batch.targets),
-        score_rows=batch.score_rows + np.int32(1),
-    )
 
 
 def unpadded(result: StepResult, batch: Batch) -> StepResult:

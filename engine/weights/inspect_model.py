@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
+from engine.steps.batch import SAMPLING
 from engine.weights.checkpoint import read_model
 from engine.weights.step_bytes import decode_bytes
 from engine.weights.tensors import DECAY_RANGE
@@ -21,6 +23,7 @@ GB = 10**9
 GIB = 2**30
 TFLOPS, TB_PER_S = 790.0, 4.3
 """What torch reaches on an H200: bfloat16 products, a copy within its memory."""
+GpuDtype = Literal["bfloat16", "float8"]
 FLOAT32 = 4  # bytes of a float32
 
 
@@ -70,20 +73,22 @@ def _range(decays: np.ndarray) -> str:
 
 
 def on_gpu(
-    config: ModelConfig, memory_gib: float, tflops: float, tb_per_s: float
+    config: ModelConfig, dtype: GpuDtype, memory_gib: float, tflops: float, tb_per_s: float
 ) -> dict[str, str]:
     """Count what a GPU with so much memory and these rates holds, and reaches at most.
 
-    One bound is of memory traffic, one of matrix products; a step reaches neither quite. Raises
-    ConfigError if the model does not fit.
+    One bound is of memory traffic, one of matrix products; a step reaches neither quite. Products
+    in float8 count half. Raises ConfigError if the model does not fit.
     """
-    settings, slot = EngineConfig(device="gpu"), FLOAT32 * (config.state_width + 1)
+    settings = EngineConfig(device="gpu", dtype=dtype)
+    slot = FLOAT32 * (config.state_width + 1) + SAMPLING.itemsize
     rows, _ = settings.step_limits(config)
     moved = decode_bytes(config, settings.compute_dtype, "gpu")
     left = memory_gib * GIB - moved.once - settings.prefix_slots * slot
     slots = int(settings.memory_fraction * left) // slot
     by_memory = tb_per_s * 1e12 / (moved.once / rows + moved.row)
-    by_products = tflops * 1e12 / config.flops_per_token
+    saved = config.channel_flops_per_token / 2 if dtype == "float8" else 0
+    by_products = tflops * 1e12 / (config.flops_per_token - saved)
     if slots < 1:
         raise ConfigError(f"device_memory_gib = {memory_gib:g} does not hold this model")
     return {
@@ -116,20 +121,22 @@ def main(argv: list[str]) -> int:
     made.add_argument(
         "--device", choices=("cpu", "gpu"), default="cpu", help="gpu: what one holds and can reach"
     )
+    made.add_argument("--dtype", choices=get_args(GpuDtype), help="of the GPU; else bfloat16")
     made.add_argument("--device-memory-gib", type=float, help="of the GPU; else nvidia-smi says")
     made.add_argument("--tflops", type=float, help=f"of its bfloat16 products; else {TFLOPS:g}")
     made.add_argument("--tb-per-s", type=float, help=f"of its memory; else {TB_PER_S:g}")
     given = made.parse_args(argv)
     rates = (given.device_memory_gib, given.tflops, given.tb_per_s)
-    if given.device == "cpu" and rates != (None, None, None):
-        raise ConfigError("device_memory_gib, tflops and tb_per_s need device = gpu")
+    if given.device == "cpu" and (given.dtype, *rates) != (None,) * 4:
+        raise ConfigError("dtype, device_memory_gib, tflops and tb_per_s need device = gpu")
     if any(one is not None and not 0 < one < math.inf for one in rates):
         raise ConfigError("device_memory_gib, tflops and tb_per_s must be above 0")
     facts = inspect_model(given.model)
     if given.device == "gpu":
         config = read_model(given.model).config
         memory = given.device_memory_gib or gpu_memory_gib()
-        facts |= on_gpu(config, memory, given.tflops or TFLOPS, given.tb_per_s or TB_PER_S)
+        reached = given.tflops or TFLOPS, given.tb_per_s or TB_PER_S
+        facts |= on_gpu(config, given.dtype or "bfloat16", memory, *reached)
     for name, value in facts.items():
         sys.stdout.write(f"{name:<12} {value}\n")
     return 0

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from engine.config import Dtype, ModelConfig
 
-SIZES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
+SIZES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float8": 2}
+"""Bytes of a value; those of channel mixers take FLOAT8 in float8."""
+FLOAT8 = 1
 STATE = 4
 """Bytes of a state's value, whatever the dtype; also of an int32."""
 
@@ -33,4 +35,6 @@ def decode_bytes(model: ModelConfig, dtype: Dtype, device: str) -> StepBytes:
     """Count a decode step's bytes; each weight is one multiply-add of every token."""
     logits = 2 * logit_size(dtype, device) * model.vocab_size
     row = SIZES[dtype] * model.d_model + 2 * STATE * model.state_width + logits
-    return StepBytes(SIZES[dtype] * model.flops_per_token // 2, row)
+    narrow = model.channel_flops_per_token if dtype == "float8" else 0
+    wide = model.flops_per_token - narrow
+    return StepBytes((SIZES[dtype] * wide + FLOAT8 * narrow) // 2, row)

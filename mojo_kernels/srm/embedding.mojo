@@ -1,23 +1,27 @@
 """Embedding (`srm_embed`): a row of the table for each token, also for tokens still on the device.
+On a GPU `srm_embed_stream` also writes the moments that the products of `products/sm90.mojo` read.
 
     x[t] = table[token_ids[t]]                  where token_ids[t] >= 0
     x[t] = table[last_token[read_slots[t]]]     where token_ids[t] == -1: decode row t, whose only
                                                 token is token t
 
 CPU: tokens are split over the cores. GPU: a thread per 16 bytes of a row, or per channel where rows
-are no multiple of that.
+are no multiple of that. A warp of those has the 256 columns that moments are of.
 
-    x           [T, d]  any float      out
-    last_token  [S]     int32          in; a buffer, because `srm_sample` mutates it
-    token_ids   [T]     int32          in
-    read_slots  [R]     int32          in; R >= the number of -1 tokens
-    table       [V, d]  as x           in
+    x           [T, d]           any float      out; bfloat16 where moments are wanted, d % 256 == 0
+    moments     [T, d / 256, 2]  float32        out, of `srm_embed_stream`
+    last_token  [S]              int32          in; a buffer, because `srm_sample` mutates it
+    token_ids   [T]              int32          in
+    read_slots  [R]              int32          in; R >= the number of -1 tokens
+    table       [V, d]           as x           in
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
+import max.gpu.primitives.warp as warp
 from max.algorithm import sync_parallelize
+from max.gpu import lane_id
 from max.gpu.host import DeviceContext
 from std.memory import unsafe_memcpy
 from std.sys import size_of
@@ -42,9 +46,10 @@ def _resolve(
 
 @always_inline
 def embed_thread[
-    dtype: DType, //, width: Int
+    dtype: DType, //, width: Int, has_moments: Bool = False
 ](
     x: Values[dtype],
+    moments: Values[DType.float32],
     last_token: Values[DType.int32],
     token_ids: Values[DType.int32],
     read_slots: Values[DType.int32],
@@ -57,9 +62,11 @@ def embed_thread[
     Parameters:
         dtype: Of the table.
         width: Channels; of more than one the addresses are multiples of their size.
+        has_moments: Whether the warp also writes the moments of its channels, all of one token.
 
     Args:
         x: The vectors.
+        moments: Mean and sum of squares about it, of each warp; may point anywhere if not wanted.
         last_token: Last token of each slot.
         token_ids: Tokens, or -1.
         read_slots: Slots of the first tokens.
@@ -68,16 +75,69 @@ def embed_thread[
         dim: Channels of a vector. An Int may not cross to the device: its width is the host's.
     """
     comptime ALIGNMENT = width * size_of[dtype]()
+    comptime LANES = 32
     var token = RowGrid.row()
     var channel = RowGrid.piece() * width
     if token < Int(num_tokens) and channel < Int(dim):
         var row = _resolve(token, token_ids, read_slots, last_token)
-        x.unsafe_store[alignment=ALIGNMENT](
-            token * Int(dim) + channel,
-            table.unsafe_load[width=width, alignment=ALIGNMENT](
-                row * Int(dim) + channel
-            ),
+        var at = token * Int(dim) + channel
+        var values = table.unsafe_load[width=width, alignment=ALIGNMENT](
+            row * Int(dim) + channel
         )
+        x.unsafe_store[alignment=ALIGNMENT](at, values)
+
+        comptime if has_moments:
+
+            @always_inline
+            def over_lanes(var total: Float32) -> Float32:
+                comptime for step in range(5):
+                    total += warp.shuffle_xor(total, UInt32(1 << step))
+                return total
+
+            var wide = values.cast[DType.float32]()
+            var mean = over_lanes(wide.reduce_add()) / Float32(LANES * width)
+            wide -= mean
+            var squares = over_lanes((wide * wide).reduce_add())
+            if lane_id() == 0:
+                moments.unsafe_store[alignment=8](
+                    at // (LANES * width) * 2,
+                    SIMD[DType.float32, 2](mean, squares),
+                )
+
+
+def _enqueue[
+    dtype: DType, //, width: Int, has_moments: Bool
+](
+    x: Values[dtype],
+    moments: Values[DType.float32],
+    last_token: Values[DType.int32],
+    token_ids: Values[DType.int32],
+    read_slots: Values[DType.int32],
+    table: Values[dtype],
+    num_tokens: Int,
+    dim: Int,
+    ctx: DeviceContext,
+) raises:
+    """Run `embed_thread` for all tokens on a GPU."""
+    if num_tokens == 0:
+        return
+    var size = Int64(num_tokens)
+    var channels = Int64(dim)
+
+    def embed_rows() {var}:
+        embed_thread[width, has_moments](
+            x,
+            moments,
+            last_token,
+            token_ids,
+            read_slots,
+            table,
+            size,
+            channels,
+        )
+
+    var grid = RowGrid(num_tokens, dim // width)
+    ctx.enqueue_function(embed_rows, grid_dim=grid.blocks, block_dim=grid.block)
 
 
 @extensibility.register("srm_embed")
@@ -120,26 +180,18 @@ struct _Embed:
 
             sync_parallelize(embed_share, tasks)
         else:
-            if num_tokens == 0:
-                return
-            var size = Int64(num_tokens)
-            var width = Int64(dim)
 
-            def launch[channels: Int]() raises {var}:
-                def embed_rows() {var}:
-                    embed_thread[channels](
-                        out_ptr,
-                        last_ptr,
-                        ids_ptr,
-                        slots_ptr,
-                        table_ptr,
-                        size,
-                        width,
-                    )
-
-                var grid = RowGrid(Int(size), Int(width) // channels)
-                ctx.enqueue_function(
-                    embed_rows, grid_dim=grid.blocks, block_dim=grid.block
+            def launch[width: Int]() raises {var}:
+                _enqueue[width, False](
+                    out_ptr,
+                    out_ptr.unsafe_bitcast[Float32](),
+                    last_ptr,
+                    ids_ptr,
+                    slots_ptr,
+                    table_ptr,
+                    num_tokens,
+                    dim,
+                    ctx,
                 )
 
             comptime WIDEST = 16 // size_of[x.dtype]()
@@ -151,3 +203,33 @@ struct _Embed:
                 launch[WIDEST]()
             else:
                 launch[1]()
+
+
+@extensibility.register("srm_embed_stream")
+struct _EmbedStream:
+    """The op with moments."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        x: OutputTensor[dtype=DType.bfloat16, rank=2, ...],
+        moments: OutputTensor[dtype=DType.float32, rank=3, ...],
+        last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
+        token_ids: InputTensor[dtype=DType.int32, rank=1, ...],
+        read_slots: InputTensor[dtype=DType.int32, rank=1, ...],
+        table: InputTensor[dtype=DType.bfloat16, rank=2, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_embed_stream is for GPUs alone"
+        _enqueue[8, True](
+            untracked(x.unsafe_ptr()),
+            untracked(moments.unsafe_ptr()),
+            untracked(last_token.unsafe_ptr()),
+            untracked(token_ids.unsafe_ptr()),
+            untracked(read_slots.unsafe_ptr()),
+            untracked(table.unsafe_ptr()),
+            x.dim_size(0),
+            x.dim_size(1),
+            ctx,
+        )

@@ -6,7 +6,10 @@ Row i owns tokens row_offsets[i] up to row_offsets[i + 1]; it may own none.
 
 @always_inline
 def first_row(
-    row_offsets: Pointer[Int32, MutAnyOrigin], num_rows: Int, token: Int
+    row_offsets: Pointer[Int32, _],
+    num_rows: Int,
+    token: Int,
+    stride: Int = 1,
 ) -> Int:
     """The first row that starts at `token` or after it.
 
@@ -14,6 +17,7 @@ def first_row(
         row_offsets: The offsets of all rows, ascending.
         num_rows: How many rows there are.
         token: Index of a token.
+        stride: From one offset to the next.
 
     Returns:
         The row, or `num_rows` if none starts so late.
@@ -22,7 +26,7 @@ def first_row(
     var high = num_rows
     while low < high:
         var middle = (low + high) // 2
-        if Int(row_offsets[unsafe_offset=middle]) < token:
+        if Int(row_offsets[unsafe_offset=middle * stride]) < token:
             low = middle + 1
         else:
             high = middle

@@ -62,7 +62,8 @@ class SnapshotReply(msgspec.Struct, kw_only=True):
     """The progress of batches' requests is on disk."""
 
     path: str | None = None
-    """The file; null where no sequence of a batch had begun, and nothing was written."""
+    """The file; null where no sequence of a batch had begun, and nothing was written. Of several
+    engines the first one's that wrote one: the others' are in `engine-1`, … of `snapshot_dir`."""
     requests: int
     sequences: int
     bytes: int

@@ -104,10 +104,13 @@ def _supervisor(
     # given back.
     frugal = {**without_keys, "MALLOC_ARENA_MAX": "1"}
     api, jobs = (python_module("server", server, name) for name in ("api", "jobs"))
+    engines = [
+        _engine(engine, engine_module, number, endpoints, without_keys) for number in numbers
+    ]
+    for one in engines:
+        one.substitutes = [other for other in engines if other is not one]
     return Supervisor(
-        engines=[
-            _engine(engine, engine_module, number, endpoints, without_keys) for number in numbers
-        ],
+        engines=engines,
         apis=[
             Child(f"api {number}", api, environment, metrics, listeners, fds=(server.limits_fd,))
             for number in range(server.api_processes)

@@ -2,9 +2,10 @@
 
 A child that crashes is started again, after a pause if it has not come to work before; one that
 says that its settings or files are wrong, or that keeps crashing like that, ends the whole, unless
-the others can do without it. One that has a heartbeat is killed when it falls silent. A stop is in
-order: first the API, which lets running requests finish, and whoever else asks the engine, then the
-engine they need. Knows nothing of what the children do.
+the others can do without it, as an engine's can while one of them serves. One that has a heartbeat
+is killed when it falls silent. A stop is in order: first the API, which lets running requests
+finish, and whoever else asks the engine, then the engine they need. Knows nothing of what the
+children do.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ class Child:
     silence_s: float = 0.0
     """Seconds it may go without touching that file; 0: no limit."""
     why_away: Path | None = None
-    """File that says why it cannot run, while it cannot: the others go on without it, and it is
-    restarted for ever. None: they cannot go on without it."""
+    """File that says why it cannot run, while it cannot: the others go on without it."""
+    substitutes: Sequence[Child] = ()
+    """Others that do the same work: while one of them serves, this one may be away, once it has
+    served at all."""
     process: asyncio.subprocess.Process | None = None
 
     async def keep_running(self) -> int:
-        """Keep it running; returns an exit code once restarting it has no point."""
-        failures = 0
+        """Keep it running, for ever if the others can do without it; else returns an exit code once
+        restarting it has no point."""
+        failures, has_served = 0, False
         while True:
             started = time.monotonic()
             try:
@@ -73,14 +77,16 @@ class Child:
                 log.error("%s cannot be started: %s", self.name, error)
                 code = 1
             failures = 0 if self._has_worked(code, time.monotonic() - started) else failures + 1
+            has_served = has_served or (self.heartbeat is not None and self.heartbeat.exists())
             if code in FATAL_CODES or failures >= _MAX_FAILURES:
                 why = f"{self.name} ended {max(failures, 1)} times (exit code {code})"
-                if self.why_away is None:
+                if self.why_away is not None:
+                    self._say_why_away(f"{why}; the server's log says why")
+                elif not has_served or not any(other.serves for other in self.substitutes):
                     if code in FATAL_CODES:
                         return code
                     log.error("%s: giving up", why)
                     return 1
-                self._say_why_away(f"{why}; the server's log says why")
             pause = min(0.25 * 2 ** min(failures, 10), _LONGEST_PAUSE_S)
             log.warning("%s ended (exit code %d): restart in %g s", self.name, code, pause)
             await asyncio.sleep(pause)
@@ -127,6 +133,12 @@ class Child:
             log.warning("%s did not leave in %g s: killed", self.name, timeout_s)
             self.kill()
             await self.process.wait()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it runs and has come so far as to make its heartbeat."""
+        is_running = self.process is not None and self.process.returncode is None
+        return is_running and self.heartbeat is not None and self.heartbeat.exists()
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
         """Return whether its end may have come from outside, so that it makes sense to go on."""

@@ -67,8 +67,10 @@ def test_the_image_and_its_services_have_settings_that_the_server_takes(
         assert all(port.endswith(f":{server.port}") for port in service["ports"])
         (minutes,) = re.fullmatch(r"(\d+)m", service["stop_grace_period"]).groups()  # type: ignore[union-attr]
         assert 60 * int(minutes) >= server.drain_s + engine.snapshot_s + 20
-    _, engine = settings(monkeypatch, COMPOSE["services"]["server-gpu"]["environment"])
-    assert engine.device == "gpu"
+    given = COMPOSE["services"]["server-gpu"]["environment"]
+    by_default = {name: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for name, value in given.items()}
+    server, engine = settings(monkeypatch, by_default)
+    assert engine.device == "gpu" and server.engines == 1
 
 
 def test_every_service_is_hardened_and_only_this_machine_reaches_it() -> None:

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from max.driver import Device, Usage
 from max.dtype import DType
 
-from engine.device.gpu_steps import ROW_INPUTS, GpuSteps
-from engine.device.model import EDIT_INPUTS, SAMPLING_INPUTS, SCORING_INPUTS
+from engine.device.gpu_steps import GpuSteps
+from engine.device.model import BATCH_INPUTS, EDIT_INPUTS
 from engine.device.runner import LaunchedGpuStep
 from engine.device.state_pool import StatePool
 from engine.messages import MAX_LOGPROBS
-from engine.steps.batch import I64, Batch, Edits, SlotStates
+from engine.steps.batch import I64, NEW_ROW, PREFILL_ROW, Batch, Edits, SlotStates
 from engine.weights.weights import Weights
 from tests.engines.numpy_runner import NumpyRunner
 
@@ -118,10 +118,9 @@ class LateModel:
         self._device, self._run = device, run
         self.inputs: dict[str, LateBuffer] = {}  # of the last step
 
-    def execute(self, states: Any, last_token: Any, *inputs: LateBuffer) -> list[LateBuffer]:
-        names = [*ROW_INPUTS, *SAMPLING_INPUTS, *SCORING_INPUTS, *EDIT_INPUTS]
-        given = self.inputs = dict(zip(names, inputs, strict=True))
-        decode, scored = given["temperature"].shape[0], given["score_rows"].shape[0]
+    def execute(self, *inputs: LateBuffer) -> list[LateBuffer]:
+        given = self.inputs = dict(zip([*BATCH_INPUTS, *EDIT_INPUTS], inputs, strict=True))
+        decode, scored = given["slots"].shape[0], given["score_rows"].shape[0]
         top = scored, MAX_LOGPROBS
         f32, i32 = DType.float32, DType.int32
         kinds = ((i32, (decode,)), (f32, (decode,)), (f32, (scored,)), (i32, (scored,)))
@@ -133,6 +132,8 @@ class LateModel:
         def compute() -> None:
             arrays: dict[str, Any] = {name: one.memory.copy() for name, one in given.items()}
             edits = Edits(**{name: arrays.pop(name) for name in EDIT_INPUTS})
+            for name, dtype in (("new", NEW_ROW), ("prefill", PREFILL_ROW)):
+                arrays[name] = arrays[name].view(dtype)[:, 0]
             result = self._run(
                 Batch(
                     sequence_ids=np.zeros(decode, np.int64),
@@ -160,7 +161,7 @@ class LateRunner(NumpyRunner):
         super().__init__(weights, num_slots, prefix_slots + 1)
         self.late = LateDevice()
         self.model = LateModel(self.late, self._run)
-        pool = cast(StatePool, type("Pool", (), {"states": None, "last_token": None}))
+        pool = cast(StatePool, type("Pool", (), {"buffers": ()}))
         spare = num_slots + prefix_slots
         self.steps = GpuSteps(cast(Device, self.late), pool, spare)
         self._thread = ThreadPoolExecutor(max_workers=1)

@@ -15,7 +15,7 @@ from engine.process.engine import Engine
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import Batch, SlotStates, StepResult
 from engine.weights.weights import Weights
-from tests.engines.numpy_runner import TINY, NumpyRunner, check_batch, tiny_weights
+from tests.engines.numpy_runner import TINY, NumpyRunner, check_batch, expanded, tiny_weights
 
 OF_A_REQUEST = {"priority", "emit", "stream", "share", "weight", "durable"}
 SMALL: dict[str, int] = {
@@ -93,7 +93,8 @@ def park_victims(scheduler: Scheduler) -> int:
 
 def rows(batch: Batch) -> list[list[int]]:
     """Tokens that each row feeds."""
-    return [batch.token_ids[a:b].tolist() for a, b in pairwise(batch.row_offsets.tolist())]
+    of, _ = expanded(batch)
+    return [of.token_ids[a:b].tolist() for a, b in pairwise(of.row_offsets.tolist())]
 
 
 def ints(data: bytes) -> list[int]:

@@ -22,9 +22,13 @@ from engine.steps.batch import (
     FROM_DEVICE,
     I32,
     I64,
+    NEW_ROW,
+    PREFILL_ROW,
     SAMPLED,
+    SAMPLING,
     Batch,
     Edits,
+    Records,
     Scores,
     SlotStates,
     Span,
@@ -60,6 +64,8 @@ class NumpyRunner:
         pool_slots = num_slots + prefix_slots
         self._states = np.full((pool_slots, config.state_width), np.nan)
         self._last_token = np.full(pool_slots, -9, np.int32)
+        # How slots sample, as it was last sent. Rubbish: a host that does not send it is found out.
+        self._sampling = np.full((pool_slots, SAMPLING.itemsize // 4), -9, np.int32)
         self.num_slots = num_slots
         self._weights = weights
         self._launched: deque[NumpyLaunched] = deque()
@@ -94,13 +100,16 @@ class NumpyRunner:
     def _run(self, batch: Batch) -> StepResult:
         # All reads come before all writes: no row may depend on another one of its batch.
         before, last_token = self._states.copy(), self._last_token.copy()
-        logits = np.zeros((len(batch.targets), self._weights.config.vocab_size))
+        rows, self._sampling = expanded(batch, self._sampling)
+        sampling = self._sampling.view(SAMPLING)[batch.slots, 0]
+        num_logits = batch.num_decode + batch.num_scored_prefill
+        logits = np.zeros((num_logits, self._weights.config.vocab_size))
         for row in range(batch.num_rows):
-            read, write = batch.read_slots[row], batch.write_slots[row]
-            start, position = batch.row_offsets[row], int(batch.positions[row])
+            read, write = rows.read_slots[row], rows.write_slots[row]
+            start, position = rows.row_offsets[row], int(rows.positions[row])
             state = before[read] if position else np.zeros_like(before[read])
-            for offset in range(batch.row_offsets[row + 1] - start):
-                token = int(batch.token_ids[start + offset])
+            for offset in range(rows.row_offsets[row + 1] - start):
+                token = int(rows.token_ids[start + offset])
                 if token == FROM_DEVICE:
                     token = int(last_token[read])
                 output, state = _fed_before(self._weights, token, position + offset, state)
@@ -108,8 +117,8 @@ class NumpyRunner:
                     logits[start + offset] = output
             self._states[write] = state
         for place, row in enumerate(batch.edits.rows):
-            is_new = batch.token_ids[row] != FROM_DEVICE
-            last = -1 if is_new else int(last_token[batch.read_slots[row]])
+            is_new = rows.token_ids[row] != FROM_DEVICE
+            last = -1 if is_new else int(last_token[rows.read_slots[row]])
             logits[row] = oracle.edit(
                 logits[row],
                 last,
@@ -118,11 +127,14 @@ class NumpyRunner:
                 batch.edits.tokens,
                 batch.edits.biases,
             )
-        sampled = [sample(logits[row], batch, row) for row in range(batch.num_decode)]
+        sampled = [
+            sample(logits[row], sampling[row], int(batch.positions[row]))
+            for row in range(batch.num_decode)
+        ]
         tokens = np.array([token for token, _ in sampled], np.int32)
-        self._last_token[batch.write_slots[: batch.num_decode]] = tokens
+        self._last_token[batch.slots] = tokens
         logprobs = np.array([logprob for _, logprob in sampled], np.float32)
-        return StepResult(tokens, logprobs, score(logits, batch, tokens))
+        return StepResult(tokens, logprobs, score(logits, batch, sampling, tokens))
 
 
 class NumpyLaunched:
@@ -238,20 +250,28 @@ def _norm(x: F64, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]
     return normed
 
 
-def sample(logits: F64, batch: Batch, row: int) -> tuple[int, float]:
+def ints(records: Records) -> I32:
+    """As a device sees them: i32[records, values]."""
+    return records.view(np.int32).reshape(len(records), records.itemsize // 4)
+
+
+def expanded(batch: Batch, sampling: I32 | None = None) -> tuple[oracle.Rows, I32]:
+    """The rows of a batch, and how slots sample after it."""
+    if sampling is None:
+        sampling = np.zeros((batch.slots.max(initial=0) + 1, SAMPLING.itemsize // 4), np.int32)
+    new, prefill = ints(batch.new), ints(batch.prefill)
+    return oracle.expand(sampling, batch.slots, batch.positions, new, prefill, batch.token_ids)
+
+
+def sample(logits: F64, sampling: np.void, position: int) -> tuple[int, float]:
     """The token drawn, or -1 if there can be none, and its log-probability."""
-    return oracle.sample(
-        logits,
-        float(batch.temperature[row]),
-        int(batch.top_k[row]),
-        float(batch.top_p[row]),
-        float(batch.min_p[row]),
-        oracle.uniform(int(batch.seeds[row]), int(batch.positions[row])),
-    )
+    temperature, top_k, top_p, min_p, seed = sampling.item()
+    drawn = oracle.uniform(seed, position)
+    return oracle.sample(logits, temperature, top_k, top_p, min_p, drawn)
 
 
-def score(logits: F64, batch: Batch, tokens: I32) -> Scores:
-    """The scores of `batch.score_rows`, given what the decode rows sampled."""
+def score(logits: F64, batch: Batch, sampling: Records, tokens: I32) -> Scores:
+    """The scores of `batch.score_rows`, given how decode rows sample and what they sampled."""
     rows, size = batch.score_rows, (len(batch.score_rows), MAX_LOGPROBS)
     scores = Scores(
         logprobs=np.zeros(len(rows), np.float32),
@@ -261,8 +281,8 @@ def score(logits: F64, batch: Batch, tokens: I32) -> Scores:
     )
     for i, row in enumerate(rows):
         is_decode = row < batch.num_decode
-        temperature = float(batch.temperature[row]) if is_decode else 1.0
-        target = int((tokens if is_decode else batch.targets)[row])
+        temperature = float(sampling["temperature"][row]) if is_decode else 1.0
+        target = int(tokens[row] if is_decode else batch.targets[1 + row - batch.num_decode])
         scores.logprobs[i], scores.ranks[i], likeliest = oracle.score(
             logits[row], temperature, target, int(batch.num_top[i])
         )
@@ -273,38 +293,38 @@ def score(logits: F64, batch: Batch, tokens: I32) -> Scores:
 
 def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     """Assert what `engine/steps/batch.py` promises about a batch."""
-    rows, decode = batch.num_rows, batch.num_decode
-    int32 = (batch.read_slots, batch.write_slots, batch.positions, batch.row_offsets)
-    assert all(array.dtype == np.int32 for array in (*int32, batch.token_ids, batch.top_k))
-    assert batch.sequence_ids.dtype == np.int64 and batch.seeds.dtype == np.uint64
-    assert all(array.dtype == np.float32 for array in (batch.temperature, batch.top_p, batch.min_p))
-    assert len(batch.write_slots) == len(batch.positions) == len(batch.row_offsets) - 1 == rows > 0
-    per_decode_row = (batch.sequence_ids, batch.temperature, batch.top_k, batch.top_p, batch.min_p)
-    assert all(len(array) == decode for array in (*per_decode_row, batch.seeds))
-    lengths = np.diff(batch.row_offsets)
-    assert batch.row_offsets[0] == 0 and batch.row_offsets[-1] == batch.num_tokens
-    assert (lengths[:decode] == 1).all() and (lengths > 0).all()
-    assert (batch.positions >= 0).all() and (batch.positions + lengths <= config.n_ctx).all()
-    assert (batch.token_ids < config.vocab_size).all() and (batch.token_ids >= FROM_DEVICE).all()
-    assert (batch.token_ids[decode:] >= 0).all(), "a prefill row must say its tokens"
+    decode, new, prefill = batch.num_decode, batch.new, batch.prefill
+    assert (new.dtype, prefill.dtype) == (NEW_ROW, PREFILL_ROW)
+    assert batch.sequence_ids.dtype == np.int64 and len(batch.sequence_ids) == decode
+    assert len(batch.positions) == len(batch.ends) == decode and batch.num_rows > 0
+    assert (np.diff(new["row"]) > 0).all() and ((new["row"] >= 0) & (new["row"] < decode)).all()
+    assert batch.token_ids[0] == FROM_DEVICE and prefill["end"][0] == decode
+    assert batch.num_tokens == prefill["end"][-1] and (np.diff(prefill["end"]) > 0).all()
+    assert all(one.dtype == np.int32 for one in (batch.slots, batch.positions, batch.token_ids))
     check_scoring(batch, config.vocab_size)
     check_edits(batch.edits, decode, config.vocab_size)
-    slots = np.concatenate([batch.read_slots, batch.write_slots])
+    rows, _ = expanded(batch)
+    assert (rows.positions >= 0).all()
+    assert (rows.positions + np.diff(rows.row_offsets) <= config.n_ctx).all()
+    assert (rows.token_ids < config.vocab_size).all() and (rows.token_ids >= FROM_DEVICE).all()
+    assert (batch.token_ids[1:] >= 0).all(), "a prefill row must say its tokens"
+    slots = np.concatenate([rows.read_slots, rows.write_slots])
     assert slots.min() >= 0 and slots.max() < num_slots
-    assert len(np.unique(batch.write_slots)) == rows, "two rows write one slot"
-    writer = {int(slot): row for row, slot in enumerate(batch.write_slots)}
-    for row, slot in enumerate(batch.read_slots):
+    assert len(np.unique(rows.write_slots)) == batch.num_rows, "two rows write one slot"
+    writer = {int(slot): row for row, slot in enumerate(rows.write_slots)}
+    for row, slot in enumerate(rows.read_slots):
         assert writer.get(int(slot), row) == row, "a row reads a slot that another one writes"
 
 
 def check_scoring(batch: Batch, vocab_size: int) -> None:
     """Assert what `engine/steps/batch.py` promises about what is scored."""
-    decode, head, rows = batch.num_decode, len(batch.targets), batch.score_rows
+    decode, rows = batch.num_decode, batch.score_rows
+    head = decode + batch.num_scored_prefill
     assert batch.scored_ids.dtype == np.int64
     assert all(array.dtype == np.int32 for array in (batch.targets, rows, batch.num_top))
-    assert head == batch.row_offsets[decode + len(batch.scored_ids)], "no whole rows are scored"
-    assert (batch.targets[:decode] == SAMPLED).all()
-    assert (batch.targets[decode:] >= 0).all() and (batch.targets[decode:] < vocab_size).all()
+    assert head == batch.prefill["end"][len(batch.scored_ids)], "no whole rows are scored"
+    assert batch.targets[0] == SAMPLED
+    assert (batch.targets[1:] >= 0).all() and (batch.targets[1:] < vocab_size).all()
     assert len(rows) == len(batch.num_top) and (np.diff(rows) > 0).all()
     assert rows[batch.num_scored_decode :].tolist() == list(range(decode, head))
     assert (batch.num_top[: batch.num_scored_decode] > 0).all()

@@ -5,7 +5,9 @@ A name tells the op, the dtype of activations, and how many values a thread has.
 
 from max.gpu.host import get_gpu_target
 from srm.embedding import embed_thread
+from srm.expand import _Rows
 from srm.mixer import _Unit
+from srm.norm_e4m3 import normalise_rows
 from srm.slots import _SlotCopy
 from srm._values import Values
 from std.compile import compile_info
@@ -79,7 +81,47 @@ def copy_slots[
     all.copy_thread[values]()
 
 
+def expand(
+    token_ids: Values[DType.int32],
+    read_slots: Values[DType.int32],
+    write_slots: Values[DType.int32],
+    positions: Values[DType.int32],
+    row_offsets: Values[DType.int32],
+    sampling: Values[DType.int32],
+    slots: Values[DType.int32],
+    decode_positions: Values[DType.int32],
+    new: Values[DType.int32],
+    prefill: Values[DType.int32],
+    prompt_tokens: Values[DType.int32],
+    num_tokens: Int64,
+    num_rows: Int64,
+    num_decode: Int64,
+    num_new: Int64,
+):
+    var rows = _Rows(
+        token_ids,
+        read_slots,
+        write_slots,
+        positions,
+        row_offsets,
+        sampling,
+        slots,
+        decode_positions,
+        new,
+        prefill,
+        prompt_tokens,
+        num_tokens,
+        num_rows,
+        num_decode,
+        num_new,
+    )
+    rows.expand_thread()
+
+
 def main():
+    var expander = compile_info[expand, emission_kind=KIND, target=TARGET]()
+    print("=== expand")
+    print(expander.asm)
     comptime for dtype in [DType.bfloat16, DType.float32]:
         comptime for parts in [2, 1]:
             comptime for all in [False, True]:
@@ -99,6 +141,13 @@ def main():
             ]()
             print("=== embed", dtype, width)
             print(embedder.asm)
+    var streamer = compile_info[
+        embed_thread[dtype=DType.bfloat16, 8, True],
+        emission_kind=KIND,
+        target=TARGET,
+    ]()
+    print("=== embed_stream bfloat16 8")
+    print(streamer.asm)
     comptime for values in [4, 1]:
         comptime for gathers in [True, False]:
             var copier = compile_info[
@@ -106,3 +155,11 @@ def main():
             ]()
             print("===", "gather" if gathers else "scatter", values)
             print(copier.asm)
+    comptime for d in [512, 1024]:
+        var normaliser = compile_info[
+            normalise_rows[d, 16 * 512 // d],
+            emission_kind=KIND,
+            target=TARGET,
+        ]()
+        print("=== norm_e4m3", d)
+        print(normaliser.asm)

@@ -27,9 +27,7 @@ Array = npt.NDArray[Any]
 Inputs = list[BufferType | TensorType]
 
 HOST = DeviceRef.CPU()
-I32, U64, F32, BF16, F16 = (
-    *(DType.int32, DType.uint64, DType.float32, DType.bfloat16, DType.float16),
-)
+I32, F32, BF16, F16 = DType.int32, DType.float32, DType.bfloat16, DType.float16
 KINDS = {"float32": F32, "bfloat16": BF16, "widened": BF16}
 """How products keep and multiply: the third as a processor does that has none of bfloat16."""
 EPILOGUES = {
@@ -155,8 +153,9 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         of(F32, *dims) for dims in (("tokens", "width"), ("heads", "n_ctx"), ("head", "vocab"))
     )
     taps = of(F32, "kernel_size", "n_ctx"), of(F32, "n_ctx")
-    sampling = (of(dtype, "decode") for dtype in (F32, I32, F32, F32, U64))
-    scoring = (of(I32, dim) for dim in ("decode", "head", "scored", "scored"))
+    sampling, decode = BufferType(I32, ["slots", "record"], on), of(I32, "decode")
+    said = (of(I32, name, f"{name}_values") for name in ("new", "prefill"))
+    scoring = (of(I32, dim) for dim in ("decode", "decode", "targets", "scored", "scored"))
     pool = BufferType(F32, ["slots", "pool_width"], on)
     copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), of(I32, "copied")]
     found: dict[str, tuple[Callable[..., Any], Inputs]] = {
@@ -173,8 +172,9 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         "taps": (kernels.taps, [x, rows, bounds, *taps, x]),
         "edit": (kernels.edit, edit(F32)),
         "edit_bfloat16": (kernels.edit, edit(BF16)),
-        "sample": (kernels.sample, [last_token, logits, *sampling, rows, rows]),
-        "score": (kernels.score, [logits, of(F32, "decode"), *scoring]),
+        "expand": (kernels.expand, [sampling, decode, decode, *said, of(I32, "fed")]),
+        "sample": (kernels.sample, [last_token, logits, sampling, decode, decode]),
+        "score": (kernels.score, [logits, sampling, *scoring]),
     }
     if on == HOST:
         found["mix_float16"] = kernels.mix, mix(F16)

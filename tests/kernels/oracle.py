@@ -6,14 +6,48 @@ Written from the definitions in the ops' docstrings and nothing else; slow and o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.generic]
 F64 = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
 
 MASK_32 = 0xFFFFFFFF
+
+
+class Rows(NamedTuple):
+    """A step's rows as all ops but `expand` get them."""
+
+    token_ids: Ints  # [T]
+    read_slots: Ints  # [R]
+    write_slots: Ints  # [R]
+    positions: Ints  # [R]
+    row_offsets: Ints  # [R + 1]
+
+
+def expand(
+    sampling: Ints, slots: Ints, positions: Ints, new: Ints, prefill: Ints, token_ids: Ints
+) -> tuple[Rows, Ints]:
+    """The rows, and sampling i32[S, 6] afterwards."""
+    after, said = sampling.copy(), {int(one[0]): one for one in new}
+    fed, read = [], []
+    for row, slot in enumerate(slots):
+        known = [row, slot, -1, *sampling[slot]]
+        _, reads, feeds, *after[slot] = said.get(row, known)
+        read.append(reads)
+        fed.append(feeds)
+    reads, writes, starts, ends = prefill.T
+    rows = (
+        np.concatenate([np.array(fed, np.int32), token_ids[1:]]),
+        np.concatenate([np.array(read, np.int32), reads[1:]]),
+        np.concatenate([slots, writes[1:]]),
+        np.concatenate([positions, starts[1:]]),
+        np.concatenate([np.arange(len(slots)), ends]),
+    )
+    return Rows(*(one.astype(np.int32) for one in rows)), after
 
 
 def embed(last_token: Array, token_ids: Array, read_slots: Array, table: Array) -> Array:
@@ -25,6 +59,19 @@ def embed(last_token: Array, token_ids: Array, read_slots: Array, table: Array) 
         ],
         table.dtype,
     ).reshape(len(token_ids), table.shape[1])
+
+
+def moments(x: F64, columns: int = 256) -> F64:
+    """Of each row and so many columns of x[T, d] the mean, and the sum of squares about it."""
+    parts = x.reshape(len(x), -1, columns)
+    return np.stack([parts.mean(-1), parts.var(-1) * columns], axis=-1)
+
+
+def layer_norm(x: F64) -> F64:
+    """Each row of x[T, d] without gain and shift."""
+    centred = x - x.mean(axis=1, keepdims=True)
+    normed: F64 = centred / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5)
+    return normed
 
 
 def mix(

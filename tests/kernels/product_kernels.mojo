@@ -1,21 +1,26 @@
-"""Prints the PTX of `srm_linear_sm90` and `srm_head_sm90`, each (N, K, epilogue) under its name.
+"""Prints the PTX of the products of `sm90.mojo`, each (N, K, epilogue) under its name.
 
 With `-D wide` those of both benchmark widths, else small ones of every epilogue.
 """
 
 from max.gpu.host import get_gpu_target
-from srm.products._sm90_epilogue import Parts
+from srm.products._sm90_epilogue import BF16, E4M3, Parts
 from srm.products._sm90_kernel import product_kernel
 from std.compile import compile_info
 from std.sys import is_defined
 
 comptime TARGET = get_gpu_target["sm_90a"]()
 comptime KIND = "object" if is_defined["object"]() else "asm"
-comptime UP = Parts(True, True, False, False)
-comptime DOWN = Parts(True, False, True, False)
-comptime PROJ_IN = Parts(True, False, False, False)
-comptime HEAD = Parts(False, False, False, False)
-comptime SLICES = Parts(False, False, False, True)
+comptime UP = Parts(True, True, False, False, False, False, BF16)
+comptime DOWN = Parts(True, False, True, False, False, False, BF16)
+comptime PROJ_IN = Parts(True, False, False, False, False, False, BF16)
+comptime HEAD = Parts(False, False, False, False, False, False, BF16)
+comptime SLICES = Parts(False, False, False, True, False, False, BF16)
+comptime NORMED_UP = Parts(False, True, False, False, True, False, BF16)
+comptime NORMED_PROJ_IN = Parts(False, False, False, False, True, False, BF16)
+comptime MEASURED_DOWN = Parts(True, False, True, False, False, True, BF16)
+comptime UP_E4M3 = Parts(False, True, False, False, False, False, E4M3)
+comptime DOWN_E4M3 = Parts(False, False, True, False, False, True, E4M3)
 
 
 def show[N: Int, K: Int, parts: Parts](name: String):
@@ -30,11 +35,16 @@ def main():
     comptime if is_defined["wide"]():
         comptime for d in [512, 1024]:
             show[4 * d, d, UP]("up")
+            show[4 * d, d, NORMED_UP]("normed_up")
             show[d, 4 * d, DOWN]("down")
-            show[d, d, DOWN]("down")
+            show[d, 4 * d, MEASURED_DOWN]("measured_down")
+            show[d, d, MEASURED_DOWN]("measured_down")
             show[d, d, PROJ_IN]("proj_in")
+            show[d, d, NORMED_PROJ_IN]("normed_proj_in")
             show[8192, d, HEAD]("head")
             show[8192, d, SLICES]("slices")
+            show[4 * d, d, UP_E4M3]("up_e4m3")
+            show[d, 4 * d, DOWN_E4M3]("down_e4m3")
     else:
         comptime for K in [256, 512]:
             show[512, K, UP]("up")
@@ -42,3 +52,9 @@ def main():
             show[512, K, PROJ_IN]("proj_in")
             show[512, K, HEAD]("head")
             show[512, K, SLICES]("slices")
+            show[512, K, NORMED_UP]("normed_up")
+            show[512, K, NORMED_PROJ_IN]("normed_proj_in")
+            show[512, K, MEASURED_DOWN]("measured_down")
+        comptime for K in [512, 1024]:
+            show[512, K, UP_E4M3]("up_e4m3")
+            show[512, K, DOWN_E4M3]("down_e4m3")

@@ -11,11 +11,14 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.device.linear import round_bfloat16
+from engine.weights.float8 import from_e4m3
+from tests.kernels.harness import widened
 from tests.kernels.ptx_memory import WARP, Memory
 from tests.kernels.ptx_steps import KINDS, U32, Array, Read, Step, Steps, Threads
 from tests.kernels.ptx_text import Program, PTXError, names
@@ -25,6 +28,7 @@ OFFSET = (1 << RANK_BITS) - 1
 ROW_BYTES = 128  # of a tile: what its swizzle spans
 DEPTH_BYTES = 32  # of a row that one product reads
 M, N = 64, 256  # of a product
+MULTIPLY = "wgmma.mma_async.sync.aligned.m64n256"
 PAIR = 2  # blocks of a cluster
 TEAM = 4  # warps that begin a product together
 F32, U64 = KINDS["f32"], KINDS["u64"]
@@ -32,7 +36,7 @@ IGNORED = ("fence", "setmaxnreg", "wgmma.fence")
 
 
 class TensorMap(NamedTuple):
-    """A matrix of two-byte values, as TMA is told of it, and how many of its rows a copy takes."""
+    """A matrix of bits, as TMA is told of it, and how many of its rows a copy takes."""
 
     matrix: Array
     rows: int
@@ -77,11 +81,13 @@ class Copy(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product that a warp has begun: its sums, and where its 16 rows and the columns begin."""
+    """A product that a warp has begun: its sums, where its 16 rows and the columns begin, and
+    what bits of these mean."""
 
     sums: list[Array]
     x: int
     w: int
+    meaning: Callable[[Array], Array]
 
 
 class WarpMemory(Memory):
@@ -179,7 +185,8 @@ class AsyncSteps(Steps):
             "mbarrier.arrive.expect_tx.shared.b64": self._compile_expect,
             "mbarrier.arrive.remote": self._compile_arrive,
             "cp.async.bulk.tensor.2d.shared::cluster.global": self._compile_copy,
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": self._compile_product,
+            f"{MULTIPLY}k16.f32.bf16.bf16": partial(self._compile_product, from_bfloat16),
+            f"{MULTIPLY}k32.f32.e4m3.e4m3": partial(self._compile_product, from_e4m3),
             "wgmma.commit_group": self._compile_commit,
             "wgmma.wait_group": self._compile_wait,
         }
@@ -262,8 +269,9 @@ class AsyncSteps(Steps):
         def step(chosen: Threads) -> None:
             tensor, first, top = (read(chosen) for read in place)
             matrix, rows = self._maps[tensor]
-            data = np.zeros((rows, ROW_BYTES // 2), np.uint16)  # what lies beyond it is zero
-            found = matrix[top : top + rows, first : first + ROW_BYTES // 2]
+            width = ROW_BYTES // matrix.itemsize
+            data = np.zeros((rows, width), matrix.dtype)  # what lies beyond it is zero
+            found = matrix[top : top + rows, first : first + width]
             data[: len(found)] = found
             chunks, at = data.view(np.uint8).reshape(rows, 8, 16), np.arange(8)
             placed = np.empty_like(chunks)
@@ -291,20 +299,20 @@ class AsyncSteps(Steps):
                         raise PTXError("a stage is loaded that a product still reads")
         self.coming.append((start, end))
 
-    def _compile_product(self, operands: list[str]) -> Step:
+    def _compile_product(self, meaning: Callable[[Array], Array], operands: list[str]) -> Step:
         x, w = (self._operand(text, U64) for text in operands[1:3])
         sums = [self._register(piece).view(F32) for piece in names(operands[0])]
-        if operands[4:] != ["1", "1", "0", "0"]:
+        if operands[4:] not in (["1", "1"], ["1", "1", "0", "0"]):
             raise PTXError("only products of two K-major factors are known")
 
         def step(chosen: Threads) -> None:
             self._whole_warps(chosen)
-            places = [_place(_one(read(chosen))) for read in (x, w)]
-            for place, rows in zip(places, (M, N), strict=True):
+            x_at, w_at = (_place(_one(read(chosen))) for read in (x, w))
+            for place, rows in ((x_at, M), (w_at, N)):
                 first = place & ~1023
                 if any(s < first + rows * ROW_BYTES and first < e for s, e in self.coming):
                     raise PTXError("a product reads a stage that is still to come")
-            self._begun[chosen.start // WARP].append(Product(sums, *places))
+            self._begun[chosen.start // WARP].append(Product(sums, x_at, w_at, meaning))
 
         return step
 
@@ -338,19 +346,23 @@ class AsyncSteps(Steps):
     def _multiply(self, warp: int, product: Product) -> None:
         """Add a warp's 16 rows of a product to its sums."""
         chosen = slice(warp * WARP, warp * WARP + WARP)
-        x = self._factor(product.x, warp % TEAM * 16, 16)
-        y = x @ self._factor(product.w, 0, N).T
+        x = product.meaning(self._factor(product.x, warp % TEAM * 16, 16))
+        y = x @ product.meaning(self._factor(product.w, 0, N)).T
         lane = np.arange(WARP)
         for i, sums in enumerate(product.sums):
             sums[chosen] += y[lane // 4 + i % 4 // 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2]
 
     def _factor(self, start: int, first: int, rows: int) -> Array:
-        """Rows of a tile, DEPTH_BYTES deep, as float32."""
+        """Bits of rows of a tile, DEPTH_BYTES deep."""
         at = start + np.arange(first, first + rows)[:, None] * ROW_BYTES + np.arange(DEPTH_BYTES)
         at ^= (at >> 7 & 7) << 4  # the hardware swizzles bits of the address
-        bits = self.memory.shared[at].view(np.uint16).astype(np.uint32) << 16
-        found: Array = bits.view(np.float32)
-        return found
+        bits: Array = self.memory.shared[at]
+        return bits
+
+
+def from_bfloat16(bytes_: Array) -> Array:
+    """The values that the bytes of rows mean."""
+    return widened(bytes_.view(np.uint16))
 
 
 def _one(values: Any) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.device.linear import round_bfloat16
+from engine.weights.float8 import round_e4m3
 from tests.kernels.ptx_memory import STRIDE, WARP, Memory
 from tests.kernels.ptx_text import Program, PTXError, names
 
@@ -65,13 +66,30 @@ def pair(high: Any, low: Any) -> Any:
     return round_bfloat16(high).astype(np.uint32) << 16 | round_bfloat16(low)
 
 
+def pair_e4m3(high: Any, low: Any) -> Any:
+    """Two numbers as e4m3 in half a register."""
+    return round_e4m3(high).astype(np.uint16) << 8 | round_e4m3(low)
+
+
+def rounded_down(name: str, *given: Any) -> Any:
+    """The sum, or that of a product, of float32, rounded towards minus infinity."""
+    *factors, c = np.broadcast_arrays(*(np.asarray(one, np.float64) for one in given))
+    a = factors[0] * factors[1] if name == "fma" else factors[0]  # exact in float64
+    total = a + c
+    left = (a - (total - c)) + (c - (total - (total - c)))  # of the sum, by its rounding
+    nearest = total.astype(np.float32)
+    is_above = (nearest > total) | ((nearest == total) & (left < 0))
+    return np.where(is_above, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
     "min": np.fmin, "max": np.fmax,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shl": shift_left, "shr": shift_right, "neg": np.negative, "abs": np.abs,
     "mov": same, "cvta": same, "cvt": same,
-    "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "rcp": lambda a: 1 / a,
+    "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt,
+    "rcp": lambda a: 1 / a, "rsqrt": lambda a: 1 / np.sqrt(a),
     "selp": lambda a, b, condition: np.where(condition, a, b),
     "mad": lambda a, b, c: a * b + c,
     "fma": lambda a, b, c: (np.asarray(a, np.float64) * b + c).astype(a.dtype),
@@ -171,8 +189,14 @@ class Steps:
             sources[1] = U32
         if name == "selp":
             sources[2] = BOOL
+        if "rm" in parts:
+            function = partial(rounded_down, name)
+        if "rmi" in parts:
+            function = np.floor
         if "bf16x2" in parts:
             sources, to, function = [KINDS["f32"]] * 2, U32, pair
+        if "e4m3x2" in parts:
+            sources, to, function = [KINDS["f32"]] * 2, KINDS["u16"], pair_e4m3
         if "wide" in parts:
             to = np.dtype(f"{to.kind}{2 * to.itemsize}")
             function = partial(np.multiply, dtype=to)
@@ -182,6 +206,8 @@ class Steps:
         def step(chosen: Threads) -> None:
             with np.errstate(all="ignore"):
                 values = function(*(one(chosen) for one in read))
+                if "sat" in parts:
+                    values = np.clip(np.nan_to_num(values, nan=0), 0, 1)
                 if "ftz" in parts:  # flushes to zero what is denormal
                     values = np.where(np.abs(values) < np.finfo(np.float32).tiny, 0, values)
                 assign(chosen, values)
@@ -207,7 +233,7 @@ class Steps:
         def step(chosen: Threads) -> None:
             threads = self._whole_warps(chosen)
             lane, distance = threads % WARP, np.asarray(by(chosen)).astype(np.int64)
-            source = {"bfly": lane ^ distance, "up": lane - distance}[mode]
+            source = {"bfly": lane ^ distance, "up": lane - distance, "idx": distance}[mode]
             limit = np.asarray(clamp(chosen)).astype(np.int64)
             if (limit >> 8).any():
                 raise PTXError("a shuffle of parts of a warp is not known")

@@ -5,16 +5,14 @@ As `sampler.mojo` and `score.mojo` launch them, with plain pointers for tensors.
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import get_gpu_target
-from srm.logits._gpu_row import GPURow
+from srm.logits._gpu_row import BLOCK, LONG, SHORT, GPURow
 from srm.logits._logit_row import LogitRow
-from srm.logits._register_row import LONG, SHORT, RegisterRow
-from srm.logits.sampler import _sample_row, _uniform
+from srm.logits.sampler import _sample_row
 from srm.logits.score import _score_row
 from std.compile import compile_info
 from std.sys import is_defined
 from std.utils.static_tuple import StaticTuple
 
-comptime BLOCK = 256
 comptime Out[type: DType] = Pointer[Scalar[type], MutUntrackedOrigin]
 
 
@@ -45,18 +43,16 @@ def sample[
             Int(top_k[unsafe_offset=i]),
             top_p[unsafe_offset=i],
             min_p[unsafe_offset=i],
-            _uniform(seeds[unsafe_offset=i], i),
+            seeds[unsafe_offset=i],
+            i,
+            thread_idx.x == 0,
         )
         if thread_idx.x == 0:
             tokens[unsafe_offset=i] = token
             logprobs[unsafe_offset=i] = logprob
 
-    comptime if share > 0:
-        var row = RegisterRow[block_size=BLOCK, share=share](source, Int(vocab))
-        run(row)
-    else:
-        var row = GPURow[block_size=BLOCK](source, Int(vocab))
-        run(row)
+    var row = GPURow[share=share](source, Int(vocab))
+    run(row)
 
 
 @__llvm_metadata(
@@ -96,12 +92,8 @@ def score[
             ranks[unsafe_offset=i] = rank
             logprobs[unsafe_offset=i] = logprob
 
-    comptime if share > 0:
-        var row = RegisterRow[block_size=BLOCK, share=share](source, Int(vocab))
-        run(row)
-    else:
-        var row = GPURow[block_size=BLOCK](source, Int(vocab))
-        run(row)
+    var row = GPURow[share=share](source, Int(vocab))
+    run(row)
 
 
 def main():

@@ -8,17 +8,19 @@ import pytest
 
 from tests.kernels.cubin import Resources, kernels_of
 from tests.kernels.ptx import printed
+from tests.kernels.test_products import KINDS
 
 REGISTERS, SHARED = 65_536, 232_448
 """Of a processor of an H100 or H200."""
 PRODUCT = (384, 1, 0)
 LIMITS = {
-    **dict.fromkeys(("up", "down", "proj_in", "head", "slices"), PRODUCT),
-    "sample": (256, 2, 10_000),
+    **dict.fromkeys(KINDS, PRODUCT),
+    "sample": (256, 2, 40_000),
     "score": (256, 2, 2_000),
     "mix": (256, 5, 0),
     "mix_all": (256, 3, 0),
-    **dict.fromkeys(("embed", "gather", "scatter"), (256, 8, 0)),
+    **dict.fromkeys(("embed", "embed_stream", "expand", "gather", "scatter"), (256, 8, 0)),
+    "norm_e4m3": (256, 4, 0),
 }
 """Of each op: threads of a block, blocks that a processor must hold, shared bytes of a block beside
 those that its launch asks for."""

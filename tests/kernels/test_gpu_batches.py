@@ -1,5 +1,5 @@
-"""The GPU's own code for mixer, embedding and copies of slots, run without a GPU: results against
-the oracle, instructions and bytes against budgets."""
+"""The GPU's own code for rows, mixer, embedding and copies of slots, run without a GPU: results
+against the oracle, instructions and bytes against budgets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from engine.device.linear import round_bfloat16
 from engine.steps.batch import F32
+from engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import widened
 from tests.kernels.ptx import Counts, Kernel, compiled
+from tests.kernels.test_expand import SIZES, rows_of
 from tests.kernels.test_mixer import (
     N_CTX,
     Rows,
@@ -112,13 +114,18 @@ def test_decoding_takes_few_instructions_and_moves_what_it_must(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "by"),
+    ("op", "dtype", "width", "by"),
     [
-        *(("bfloat16", 1024, 8), ("bfloat16", 8, 8), ("bfloat16", 2056, 8), ("bfloat16", 7, 1)),
-        *(("float32", 512, 4), ("float32", 257, 1)),
+        *(("embed_stream", "bfloat16", width, 8) for width in (256, 768, 1024, 2304)),
+        *(
+            ("embed", "bfloat16", 1024, 8),
+            ("embed", "bfloat16", 8, 8),
+            ("embed", "bfloat16", 2056, 8),
+        ),
+        *(("embed", "bfloat16", 7, 1), ("embed", "float32", 512, 4), ("embed", "float32", 257, 1)),
     ],
 )
-def test_embedding(kernels: dict[str, Kernel], dtype: str, width: int, by: int) -> None:
+def test_embedding(kernels: dict[str, Kernel], op: str, dtype: str, width: int, by: int) -> None:
     rng = np.random.default_rng(width)
     count, slots, vocab = 9, 30, 50
     table = stored(rng.standard_normal((vocab, width)).astype(np.float32), dtype)
@@ -127,12 +134,62 @@ def test_embedding(kernels: dict[str, Kernel], dtype: str, width: int, by: int) 
     read_slots = rng.permutation(slots)[:5].astype(np.int32)
     x = np.zeros((count, width), table.dtype)
     grid, block = row_grid(count, width // by)
-    given = x, last_token, token_ids, read_slots, table, count, width
-    ran = kernels[f"embed {dtype} {by}"].launch(grid, block, *given)
+    moments = np.full((count, max(width // 256, 1), 2), np.nan, np.float32)
+    given = x, moments, last_token, token_ids, read_slots, table, count, width
+    ran = kernels[f"{op} {dtype} {by}"].launch(grid, block, *given)
     np.testing.assert_array_equal(x, oracle.embed(last_token, token_ids, read_slots, table))
+    if op == "embed_stream":
+        expected = oracle.moments(read(x).astype(np.float64))
+        np.testing.assert_allclose(moments, expected, rtol=2e-6, atol=1e-7)
     if width == 1024:
-        assert ran.instructions <= 6.5 * count * width
-        assert ran.moved[0] == ran.moved[4] == x.nbytes
+        assert ran.instructions <= (6.5 if op == "embed" else 15) * count * width
+        assert ran.moved[0] == ran.moved[5] == x.nbytes
+
+
+@pytest.mark.parametrize("width", [512, 1024])
+def test_norm_in_float8(kernels: dict[str, Kernel], width: int) -> None:
+    """Of rows far from 0, of one that is all the same, and one whose largest value is the bound."""
+    rng, scale = np.random.default_rng(width), norm_scale(width)
+    x = (5 * rng.standard_normal((19, width)) + rng.normal(0, 30, (19, 1))).astype(np.float32)
+    x[3], x[4], x[5] = 7, 0, -3e4
+    x[4, 9] = 1e4
+    given = round_bfloat16(x)
+    y = np.full(x.shape, 0x7F, np.uint8)
+    ran = kernels[f"norm_e4m3 {width}"].launch(-(-len(x) // 8), BLOCK, y, given, len(x))
+    wide = widened(given).astype(np.float64)
+    centred = wide - wide.mean(axis=1, keepdims=True)
+    exact = scale * centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(from_e4m3(y), exact, rtol=2**-4 + 1e-4, atol=2**-10 + 1e-4)
+    assert (y != round_e4m3(exact.astype(np.float32))).sum() < 1e-3 * y.size
+    assert y[4, 9] == round_e4m3(np.array(scale * (width - 1) ** 0.5))
+    assert not from_e4m3(y[[3, 5]]).any()
+    assert ran.instructions <= 11 * y.size
+    assert ran.moved == [y.nbytes, given.nbytes]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_rows(kernels: dict[str, Kernel], sizes: tuple[int, int, int]) -> None:
+    given = rows_of(np.random.default_rng(sum(sizes)), *sizes)
+    expected, after = oracle.expand(*given)
+    found = [np.full_like(one, -7) for one in expected]
+    counts = len(expected.token_ids), len(expected.read_slots), sizes[0], len(given[3])
+    blocks = -(-(counts[0] + 1) // BLOCK)
+    kernels["expand"].launch(blocks, BLOCK, *found, *given, *counts)
+    for one, wanted in zip([*found, given[0]], [*expected, after], strict=True):
+        np.testing.assert_array_equal(one, wanted)
+
+
+def test_a_row_that_goes_on_takes_few_instructions(kernels: dict[str, Kernel]) -> None:
+    count, none = 1024, np.zeros(1, np.int32)
+    slots, ends = np.arange(count, dtype=np.int32), np.array([[0, 0, 0, count]], np.int32)
+    nothing_new, sampling = np.full((1, 9), -1, np.int32), np.zeros((count, 6), np.int32)
+    found = [np.zeros(count + (place == 4), np.int32) for place in range(5)]
+    given = sampling, slots, slots, nothing_new, ends, none
+    ran = kernels["expand"].launch(
+        count // BLOCK + 1, BLOCK, *found, *given, count, count, count, 1
+    )
+    assert ran.instructions <= 100 * count
+    assert ran.moved[6] == ran.moved[7] == 4 * count and ran.moved[5] == 0
 
 
 def row_grid(rows: int, pieces: int) -> tuple[tuple[int, int], tuple[int, int]]:

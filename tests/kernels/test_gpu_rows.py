@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -81,29 +82,62 @@ def test_tokens_and_logprobs(kernels: dict[str, Kernel], vocab: int, dtype: str)
     check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
 
 
+ROWS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.floating[Any]]]] = {
+    "normal": lambda rng, vocab: rng.normal(0, 2, vocab),
+    "flat": lambda rng, vocab: np.full(vocab, 1.25),
+    "nearly flat": lambda rng, vocab: rng.normal(0, 0.01, vocab),
+    "uniform": lambda rng, vocab: rng.uniform(-3, 3, vocab),
+    "peaked": lambda rng, vocab: np.where(np.arange(vocab) == 77, 20, rng.normal(0, 1, vocab)),
+    "a few": lambda rng, vocab: np.where(np.arange(vocab) % 800, rng.normal(-8, 2, vocab), 3),
+    "ties": lambda rng, vocab: rng.integers(-4, 4, vocab) / 4,
+    "ranks": lambda rng, vocab: -1.1 * np.log(1 + rng.permutation(vocab)),
+    "offset": lambda rng, vocab: rng.normal(100, 2, vocab),
+    "edited": lambda rng, vocab: np.where(np.arange(vocab) % 9, -np.inf, rng.normal(0, 3, vocab)),
+    "any size": lambda rng, vocab: rng.choice([-1, 1], vocab) * 10 ** rng.uniform(-20, 2, vocab),
+    "denormal": lambda rng, vocab: rng.normal(0, 1e-38, vocab),
+}
+
+
 @pytest.mark.parametrize(
-    ("settings", "most"),
+    ("settings", "most", "kinds"),
     [
-        (Settings(), 4_600),
-        (GREEDY, 5_000),
-        (Settings(top_k=50), 21_000),
-        (Settings(top_p=0.9), 25_000),
+        (Settings(), 3_500, "normal"),
+        (GREEDY, 4_000, "normal"),
+        (Settings(top_k=50), 11_000, "normal, flat, nearly flat, peaked, ties, ranks"),
+        (Settings(top_p=0.9), 10_000, "normal, flat, peaked, a few, ties, ranks, offset, edited"),
+        (Settings(top_p=0.9), 11_000, "nearly flat, uniform"),
+        (Settings(0.7, top_p=0.95), 10_000, "normal, flat, nearly flat, peaked, a few, ties"),
     ],
 )
 def test_a_row_takes_few_instructions_of_warps(
-    kernels: dict[str, Kernel], settings: Settings, most: int
+    kernels: dict[str, Kernel], settings: Settings, most: int, kinds: str
 ) -> None:
     """4,600 take an H200 5 ns where it issues one in every cycle. A row is read once."""
-    instructions, read = row_counts(kernels, settings)
-    assert instructions <= most
-    assert read <= 1.02 * 2 * VOCAB  # and the token's logit once by every warp
+    rng = np.random.default_rng(0)
+    for kind in kinds.split(", "):
+        bits, _ = rounded(ROWS[kind](rng, LONG)[None])
+        *_, ran = counted(kernel_for(kernels, "sample", LONG), bits, [settings])
+        assert ran.warp_instructions <= most, kind
+        assert ran.moved[0] <= 1.02 * bits.nbytes  # and the token's logit
+
+
+@pytest.mark.parametrize(
+    ("vocab", "dtype"),
+    [(2048, "bfloat16"), (8192, "bfloat16"), (9000, "bfloat16"), (5000, "float32")],
+)
+def test_rows_of_any_shape(kernels: dict[str, Kernel], vocab: int, dtype: str) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = np.array([make(rng, vocab) for make in ROWS.values()], np.float32)
+    given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
+    rows = [random_settings(rng, vocab) for _ in logits]
+    check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
 
 
 def row_counts(kernels: dict[str, Kernel], settings: Settings) -> tuple[float, float]:
-    """What sampling of VOCAB normal logits takes a row: instructions of warps, bytes of logits."""
+    """What sampling of LONG normal logits takes a row: instructions of warps, bytes of logits."""
     count = 4
-    bits, _ = rounded(np.random.default_rng(0).normal(0, 2, (count, VOCAB)))
-    *_, ran = counted(kernel_for(kernels, "sample", VOCAB), bits, [settings] * count)
+    bits, _ = rounded(np.random.default_rng(0).normal(0, 2, (count, LONG)))
+    *_, ran = counted(kernel_for(kernels, "sample", LONG), bits, [settings] * count)
     return ran.warp_instructions / count, ran.moved[0] / count
 
 

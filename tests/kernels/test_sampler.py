@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from engine.messages import LEAST_TOP_P
-from engine.steps.batch import F32, I32
+from engine.steps.batch import F32, I32, SAMPLING
 from tests.kernels import oracle
 from tests.kernels.harness import Array, Ops, odd_rows, untouched
 
@@ -49,6 +49,15 @@ def columns(rows: list[Settings]) -> list[Array]:
     return [values.astype(kind) for values, kind in zip(each, kinds, strict=True)]
 
 
+def records(rows: list[Settings], seeds: npt.NDArray[np.integer[Any]]) -> I32:
+    """As a device keeps them, the first for slot 0."""
+    kept = np.zeros(len(rows), SAMPLING)
+    for name, values in zip(Settings._fields, columns(rows), strict=True):
+        kept[name] = values
+    kept["seed"] = seeds.astype(np.uint64)
+    return kept.view(np.int32).reshape(len(rows), 6)
+
+
 def run(
     ops: Ops,
     logits: F32,
@@ -64,8 +73,7 @@ def run(
         "sample",
         last_token,
         np.ascontiguousarray(logits, np.float32),
-        *columns(rows),
-        (np.arange(num_rows) if seeds is None else seeds).astype(np.uint64),
+        records(rows, np.arange(num_rows) if seeds is None else seeds),
         (np.zeros(num_rows) if positions is None else positions).astype(np.int32),
         np.arange(num_rows, dtype=np.int32),
     )
@@ -246,25 +254,38 @@ def test_odd_rows_under_extreme_settings(ops: Ops, vocab: int) -> None:
         assert (tokens[:5] == -1).all() and not logprobs[:5].any()
 
 
-def sample_greedily(ops: Ops, last_token: I32, logits: F32, write_slots: I32) -> I32:
-    """The tokens, which are written to slots. There may be more slots than logits."""
-    seeds, positions = np.zeros(len(logits), np.uint64), np.arange(len(write_slots), dtype=np.int32)
-    settings = columns([GREEDY] * len(logits))
-    tokens: I32 = ops.run("sample", last_token, logits, *settings, seeds, positions, write_slots)[0]
+def sample_greedily(ops: Ops, last_token: I32, logits: F32, slots: I32) -> I32:
+    """The tokens, which are written to slots. There may be more logits than slots."""
+    sampling = untouched((len(last_token), 6), np.int32)  # temperature 0
+    tokens: I32 = ops.run("sample", last_token, logits, sampling, np.zeros_like(slots), slots)[0]
     return tokens
 
 
 def test_only_the_slots_of_decode_rows_are_written(ops: Ops) -> None:
-    """The batch's prefill rows, here the last two, neither sample nor remember."""
-    logits = np.eye(4, dtype=np.float32)[[3, 1, 2]]
+    """Logits of prompts that are scored, here the last two, are not sampled."""
+    logits = np.eye(4, dtype=np.float32)[[3, 1, 2, 0, 0]]
     last_token = np.arange(100, 110, dtype=np.int32)
-    tokens = sample_greedily(ops, last_token, logits, np.array([8, 2, 5, 1, 0], np.int32))
+    tokens = sample_greedily(ops, last_token, logits, np.array([8, 2, 5], np.int32))
     np.testing.assert_array_equal(tokens, [3, 1, 2])
     np.testing.assert_array_equal(last_token, [100, 101, 1, 103, 104, 2, 106, 107, 3, 109])
 
 
-def test_offsets_of_last_tokens_are_64_bit(cpu_ops: Ops) -> None:
-    """Last tokens of more than 2^32 bytes."""
+def test_a_row_samples_as_its_own_slot_does(ops: Ops) -> None:
+    rng = np.random.default_rng(3)
+    slots, vocab = rng.permutation(500)[:40].astype(np.int32), 50
+    kept = [random_settings(rng, vocab) for _ in range(500)]
+    seeds = rng.integers(2**64, size=500, dtype=np.uint64)
+    logits = rng.normal(0, 3, (40, vocab)).astype(np.float32)
+    last_token, positions = np.zeros(500, np.int32), rng.integers(2**31, size=40, dtype=np.int32)
+    found = ops.run("sample", last_token, logits, records(kept, seeds), positions, slots)
+    own = [kept[slot] for slot in slots]
+    expected = run(ops, logits, own, seeds[slots], positions)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_offsets_of_last_tokens_and_records_are_64_bit(cpu_ops: Ops) -> None:
+    """Last tokens of more than 2^32 bytes, and records of more than 2^31 values."""
     slots = 2**30 + 2
     last_token, ends = untouched((slots,), np.int32), np.array([0, slots - 1], np.int32)
     sample_greedily(cpu_ops, last_token, np.eye(3, dtype=np.float32)[1:], ends)

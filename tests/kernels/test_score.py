@@ -11,7 +11,7 @@ from engine.messages import MAX_LOGPROBS
 from engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import Array, Ops, odd_rows, untouched
-from tests.kernels.test_sampler import Settings
+from tests.kernels.test_sampler import Settings, records
 from tests.kernels.test_sampler import run as sample
 
 VOCABULARIES = [1, 2, 19, 20, 21, 255, 256, 257, 1000, 8192]
@@ -30,15 +30,21 @@ class Rows(NamedTuple):
     """What it is asked: the first `len(tokens)` rows of the logits are decode rows."""
 
     logits: F32
-    temperature: F32
+    temperature: F32  # of the decode rows
     tokens: I32
-    targets: I32
+    targets: I32  # of all rows
     rows: I32
     num_top: I32
 
 
 def run(ops: Ops, asked: Rows) -> Found:
-    return Found(*ops.run("score", *asked))
+    """Decode row i is in the last slot but i."""
+    decode = len(asked.tokens)
+    kept = [Settings(one) for one in asked.temperature[::-1]] or [Settings()]
+    sampling = records(kept, np.arange(len(kept)))
+    slots = np.arange(decode, dtype=np.int32)[::-1].copy()
+    given = asked.tokens, np.append(np.int32(-1), asked.targets[decode:]), *asked[4:]
+    return Found(*ops.run("score", asked.logits, sampling, slots, *given))
 
 
 def given(logits: F32, targets: Array, num_top: int = MAX_LOGPROBS) -> Rows:

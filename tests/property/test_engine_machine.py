@@ -13,13 +13,15 @@
 8. A durable request that is sent again is answered in full, whatever its sender knows already; and
    so it is by another engine, which goes on from where this one was. The weight last sent is kept.
 9. Weights that are loaded again change no token.
+10. The device samples each row as the record says that the scheduler had of it, whoever had the
+    row's slot before.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from itertools import chain
@@ -39,9 +41,10 @@ from engine.scheduler.outputs import NOT_FINITE
 from engine.scheduler.parking import parkable
 from engine.state.parked import Parked, merged
 from engine.state.sequence import STREAMS, SequenceGroup
-from engine.steps.batch import Batch
+from engine.state.slots import SlotTable
+from engine.steps.batch import I32, Batch, StepResult
 from tests.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
-from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
 from tests.engines.run_engine import alone
 from tests.engines.strategies import EMITS, MAX_N, alike, configs, requests, tokens
 
@@ -52,15 +55,24 @@ Said = tuple[list[Output], list[tuple[int, Columns]]]
 
 
 class RecordingRunner(NumpyRunner):
-    """Keeps what was launched."""
+    """Keeps what was launched, and asserts that it knows how each row is to be sampled."""
+
+    table: SlotTable
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(WEIGHTS, config.num_slots, config.prefix_slots)
         self.batches: list[Batch] = []
+        self._wanted: deque[I32] = deque()
 
     def launch(self, batch: Batch) -> NumpyLaunched:
         self.batches.append(batch)
+        self._wanted.append(ints(self.table.sampling[batch.slots]))
         return super().launch(batch)
+
+    def _run(self, batch: Batch) -> StepResult:
+        result = super()._run(batch)
+        np.testing.assert_array_equal(self._sampling[batch.slots], self._wanted.popleft())
+        return result
 
 
 def expected_of(request: Request) -> dict[int, Output]:
@@ -266,6 +278,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(TINY, self.runner, self.config)
         self.twin = Engine(TINY, self.twin_runner, self.config)
         self.both = self.engine, self.twin
+        self.runner.table, self.twin_runner.table = (one.scheduler.table for one in self.both)
 
     @rule(times=st.integers(1, 12), is_overlapped=st.booleans())
     def step(self, times: int = 1, is_overlapped: bool = True) -> None:

@@ -15,10 +15,10 @@ from std.utils.numerics import inf, neg_inf
 
 from ._logit_row import (
     LogitRow,
-    Tally,
-    grain_of,
+    floor_of,
     is_after,
     rank,
+    uniform,
     unrank,
     walk,
     weight,
@@ -27,6 +27,19 @@ from ._logit_row import (
 comptime CHUNK = 256
 comptime WIDTH = simd_width_of[DType.float32]()
 comptime VECTOR = 4 * WIDTH  # several registers, to hide latency; divides CHUNK
+
+
+comptime _LOOKS_BY_VALUE = 16
+"""Thresholds tried half way between two logits: that halves a bell's tail soon, but takes long
+between numbers of any size. Those after them halve the float's integer image."""
+
+
+@fieldwise_init
+struct Tally(TrivialRegisterPassable):
+    """What a threshold keeps: how many tokens, and the sum of their weights."""
+
+    var count: Int
+    var mass: Float64
 
 
 struct CPURow[dtype: DType](LogitRow):
@@ -128,18 +141,12 @@ struct CPURow[dtype: DType](LogitRow):
     def largest(self) -> Float32:
         return self.top
 
-    def smallest(self) -> Float32:
-        return self.least
-
-    def grain(self) -> UInt32:
-        return grain_of[Self.dtype]()
-
-    def weigh(mut self, top: Float32, scale: Float32) -> Tally:
+    def weigh(mut self, top: Float32, scale: Float32) -> Float64:
         for i in range(0, self.padded(), VECTOR):
             var logits = self.logits.unsafe_load[width=VECTOR](i)
             self.weights.unsafe_store(i, weight(logits, top, scale))
         self.add_up()
-        return self.kept()
+        return self.mass
 
     def add_up(mut self):
         """Set `masses` and `mass` from `weights`."""
@@ -153,7 +160,68 @@ struct CPURow[dtype: DType](LogitRow):
             total += mass
         self.mass = total
 
+    def truncate(
+        mut self,
+        mass: Float64,
+        temperature: Float32,
+        top_k: Int,
+        top_p: Float32,
+        min_p: Float32,
+    ):
+        var low = max(self.top + temperature * floor_of(min_p), self.least)
+        if min_p > 0:
+            self.keep(low)
+        if 0 < top_k < self.size:
+            low = self.smallest_set[by_mass=False](low, Float64(top_k))
+            self.keep(low)
+        if top_p < 1:
+            low = self.smallest_set[by_mass=True](
+                low, Float64(top_p) * self.mass
+            )
+            self.keep(low)
+
+    def smallest_set[
+        by_mass: Bool
+    ](mut self, low: Float32, target: Float64) -> Float32:
+        """The largest threshold, `low` or above, that still keeps the `target`.
+
+        `by_mass` is how top_p is found: the target is a mass of probability. Without it the target
+        is a count of tokens, which is how top_k is found. `low` keeps enough.
+        """
+        # All 0 in the last bits of a bfloat16's rank, or below zero all 1: a multiple lies between
+        # any two of different value.
+        comptime grain = UInt32(1) << 16 if Self.dtype == DType.bfloat16 else 1
+        var threshold = low
+        # In grains: thresholds between the two are left to try.
+        var enough = rank(low) // grain
+        var too_few = (rank(self.top) + grain) // grain
+        var kept_enough = self.size
+        var kept_too_few = Tally(0, 0)
+        var looks = 0
+        # When a single token lies between the two, it is the last one needed, wherever exactly it lies.
+        while too_few - enough > 1 and kept_enough - kept_too_few.count > 1:
+            var middle = _between(
+                enough, too_few, grain, looks < _LOOKS_BY_VALUE
+            )
+            var kept = self.tally[by_mass](unrank(middle * grain))
+            if (kept.mass if by_mass else Float64(kept.count)) >= target:
+                enough = middle
+                threshold = unrank(middle * grain)
+                kept_enough = kept.count
+            else:
+                too_few = middle
+                kept_too_few = kept
+            self.narrow[by_mass](
+                threshold,
+                unrank(too_few * grain),
+                kept_too_few,
+                kept_enough - kept_too_few.count,
+            )
+            looks += 1
+        return threshold
+
     def keep(mut self, threshold: Float32):
+        """Drop the tokens below a finite threshold."""
         var all_kept = self.size == self.vocab
         var size = 0
         for i in range(0, self.padded(), WIDTH):
@@ -176,9 +244,6 @@ struct CPURow[dtype: DType](LogitRow):
         self.search_all()
         self.add_up()
 
-    def kept(self) -> Tally:
-        return Tally(self.size, self.mass)
-
     def search_all(mut self):
         """Let `tally` look at all that is kept."""
         self.undecided_logits = self.logits
@@ -189,6 +254,10 @@ struct CPURow[dtype: DType](LogitRow):
     def narrow[
         by_mass: Bool
     ](mut self, low: Float32, high: Float32, above: Tally, undecided: Int):
+        """Let `tally` answer only between two thresholds, faster, until `keep`.
+
+        `above` is what `high` keeps; `low` keeps at most `undecided` more.
+        """
         if max(CHUNK, 2 * undecided) > self.undecided:
             return  # it would cost more than it saves
         var size = 0
@@ -214,6 +283,8 @@ struct CPURow[dtype: DType](LogitRow):
         self.above = above
 
     def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
+        """Say what a finite threshold would keep; without `by_mass`, of mass 0.
+        """
         var count = SIMD[DType.int32, VECTOR](0)
         var mass = Float64(0)
         for chunk in range(0, align_up(self.undecided, CHUNK), CHUNK):
@@ -243,7 +314,7 @@ struct CPURow[dtype: DType](LogitRow):
             i += 1
         return i
 
-    def draw(self, u: Float64) -> Int:
+    def draw(self, seed: UInt64, position: Int) -> Int:
         def mass_of(chunk: Int) {imm} -> Float64:
             return self.masses[unsafe_offset=chunk]
 
@@ -251,7 +322,7 @@ struct CPURow[dtype: DType](LogitRow):
             return Float64(self.weights[unsafe_offset=i])
 
         var chunks = self.padded() // CHUNK
-        var target = u * self.mass
+        var target = uniform(seed, position) * self.mass
         var chunk, before = walk(mass_of, 0, chunks, 0, target)
         var i, _ = walk(
             weight_of, chunk * CHUNK, (chunk + 1) * CHUNK, before, target
@@ -299,3 +370,14 @@ struct CPURow[dtype: DType](LogitRow):
             logit,
             token,
         )
+
+
+def _between(
+    low: UInt32, high: UInt32, grain: UInt32, by_value: Bool
+) -> UInt32:
+    """A rank between two that are not neighbours, all in grains: half way by value or by rank.
+    """
+    if not by_value:
+        return low + (high - low) // 2
+    var half = unrank(low * grain) / 2 + unrank(high * grain) / 2
+    return min(max(rank(half) // grain, low + 1), high - 1)

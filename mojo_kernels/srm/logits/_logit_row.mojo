@@ -2,24 +2,16 @@
 
 A token weighs exp((logit - top) * scale), `top` being the largest logit, so the heaviest weighs 1;
 below e^-87, where float32's normal range ends, it weighs nothing. Sums of many weights are float64.
-`CPURow` is a row on a core; `RegisterRow` and, for a vocabulary too large for it, `GPURow` are rows on
-a block of threads.
+`CPURow` is a row on a core, `GPURow` one on a block of threads.
 """
 
 from std.math import exp, log
 from std.memory import bitcast
+from std.random.philox import Random
 from std.utils.numerics import isnan, nan
 
 comptime FLOOR = Float32(-87)
 """Log of the smallest weight that counts."""
-
-
-@fieldwise_init
-struct Tally(TrivialRegisterPassable):
-    """What a threshold keeps: how many tokens, and the sum of their weights."""
-
-    var count: Int
-    var mass: Float64
 
 
 trait LogitRow:
@@ -29,39 +21,21 @@ trait LogitRow:
         """The largest logit; where one is NaN, that or NaN."""
         ...
 
-    def smallest(self) -> Float32:
-        """A finite number that no finite logit is below, near them or not."""
-        ...
-
-    def grain(self) -> UInt32:
-        """A step of `rank` whose multiples are thresholds enough to tell all logits apart.
+    def weigh(mut self, top: Float32, scale: Float32) -> Float64:
+        """Weigh all tokens, `scale` being the inverse temperature, and add the weights up; NaN where
+        `largest` hid one.
         """
         ...
 
-    def weigh(mut self, top: Float32, scale: Float32) -> Tally:
-        """Weigh all tokens, `scale` being the inverse temperature; NaN where `largest` hid one.
-        """
-        ...
-
-    def keep(mut self, threshold: Float32):
-        """Drop the tokens below a finite threshold."""
-        ...
-
-    def kept(self) -> Tally:
-        """What is left, after a `keep`."""
-        ...
-
-    def tally[by_mass: Bool](self, threshold: Float32) -> Tally:
-        """Say what a finite threshold would keep; without `by_mass`, of mass 0.
-        """
-        ...
-
-    def narrow[
-        by_mass: Bool
-    ](mut self, low: Float32, high: Float32, above: Tally, undecided: Int):
-        """Let `tally` answer only between two thresholds, faster, until `keep`.
-
-        `above` is what `high` keeps; `low` keeps at most `undecided` more.
+    def truncate(
+        mut self,
+        mass: Float64,
+        temperature: Float32,
+        top_k: Int,
+        top_p: Float32,
+        min_p: Float32,
+    ):
+        """Drop the tokens that may not be drawn, `mass` being what all weigh.
         """
         ...
 
@@ -69,8 +43,8 @@ trait LogitRow:
         """Find the lowest token with a logit, of which there is one."""
         ...
 
-    def draw(self, u: Float64) -> Int:
-        """Find the token where the running sum of the weights left passes the share u in [0, 1).
+    def draw(self, seed: UInt64, position: Int) -> Int:
+        """Find the token where the running sum of the weights left passes a share of it, `uniform`.
         """
         ...
 
@@ -87,6 +61,21 @@ trait LogitRow:
         """Find the next token in this order, of which there is one; after -1 the first.
         """
         ...
+
+
+def uniform(seed: UInt64, position: Int) -> Float64:
+    """A number in [0, 1), the same for the same arguments on every device."""
+    var generator = Random(seed=seed, offset=UInt64(position))
+    var bits = generator.step().cast[DType.uint64]()
+    comptime STEP = Float64(1) / Float64(1 << 53)
+    return Float64((bits[0] >> 5) << 26 | bits[1] >> 6) * STEP
+
+
+@always_inline
+def floor_of(min_p: Float32) -> Float32:
+    """Log of the smallest weight, the largest being 1, that may be drawn."""
+    # Tokens without weight could not be drawn: no threshold need be lower than them.
+    return max(FLOOR, log(min_p)) if min_p > 0 else FLOOR
 
 
 @always_inline
@@ -131,14 +120,6 @@ def rank[
         isnan(value).select(nan[DType.float32](), value)
     )
     return bitcast[DType.uint32](bits ^ ((bits >> 31) | Int32.MIN))
-
-
-@always_inline
-def grain_of[dtype: DType]() -> UInt32:
-    """`LogitRow.grain` of logits of a dtype: the last 16 bits of a bfloat16's rank are all alike.
-    """
-    # All 0, or below zero all 1: a multiple lies between any two of different value.
-    return UInt32(1) << 16 if dtype == DType.bfloat16 else 1
 
 
 @always_inline

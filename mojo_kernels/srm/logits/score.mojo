@@ -11,7 +11,7 @@ there, is id -1 and logprob 0. A row with NaN or +inf, or with nothing but -inf,
 rank 0 and no likeliest tokens.
 
 `_score_row` is the algorithm, over the rows that the sampler has: `CPURow` (rows are split over the
-cores, vectors run along a row) or, a block per row, `RegisterRow` and `GPURow`. Each of the likeliest is one search
+cores, vectors run along a row) or, a block per row, `GPURow`. Each of the likeliest is one search
 for the largest logit after the one before, so few cost little.
 
     logprobs      [Q]     float32   out
@@ -19,15 +19,17 @@ for the largest logit after the one before, so few cost little.
     top_ids       [Q, N]  int32     out
     top_logprobs  [Q, N]  float32   out
     logits        [H, V]  any float in
-    temperature   [D]     float32   in; the first D rows of the logits are the decode rows
-    tokens        [D]     int32     in
-    targets       [H]     int32     in, from D on
+    sampling      [S, 6]  int32     in at the slots; a buffer, because `srm_expand` mutates it
+    slots         [D]     int32     in
+    tokens        [D]     int32     in; the first D rows of the logits are the decode rows
+    targets       [1 + H - D]  int32  in, of the others from 1 on
     rows          [Q]     int32     in
     num_top       [Q]     int32     in, at most N
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
 from max.algorithm import sync_parallelize
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import DeviceContext
@@ -35,12 +37,11 @@ from std.utils.numerics import isfinite, isnan, nan
 from std.utils.static_tuple import StaticTuple
 
 from ._cpu_row import CPURow
-from ._gpu_row import GPURow
+from ._gpu_row import BLOCK, LONG, SHORT, GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
-from ._register_row import LONG, SHORT, RegisterRow
+from ._sampling import Sampling
+from .._values import untracked
 from ..parallel import num_tasks
-
-comptime _BLOCK = 256  # threads of a GPU block
 
 
 def _score_row[
@@ -68,7 +69,7 @@ def _score_row[
     if not isfinite(top):
         return (nan[DType.float32](), Int32(0))
     var scale = inverse(temperature)
-    var mass = row.weigh(top, scale).mass
+    var mass = row.weigh(top, scale)
     if isnan(mass):
         return (nan[DType.float32](), Int32(0))
     var token = -1
@@ -98,7 +99,8 @@ struct _Score:
         top_ids: OutputTensor[dtype=DType.int32, rank=2, ...],
         top_logprobs: OutputTensor[dtype=DType.float32, rank=2, ...],
         logits: InputTensor[rank=2, ...],
-        temperature: InputTensor[dtype=DType.float32, rank=1, ...],
+        sampling: MutableInputTensor[dtype=DType.int32, rank=2, ...],
+        slots: InputTensor[dtype=DType.int32, rank=1, ...],
         tokens: InputTensor[dtype=DType.int32, rank=1, ...],
         targets: InputTensor[dtype=DType.int32, rank=1, ...],
         rows: InputTensor[dtype=DType.int32, rank=1, ...],
@@ -117,7 +119,8 @@ struct _Score:
         var logit_ptr = logits.unsafe_ptr().unsafe_origin_cast[
             MutUntrackedOrigin
         ]()
-        var temperature_ptr = temperature.unsafe_ptr()
+        var sampling_ptr = untracked(sampling.unsafe_ptr())
+        var slot_ptr = slots.unsafe_ptr()
         var token_ptr = tokens.unsafe_ptr()
         var target_ptr = targets.unsafe_ptr()
         var row_ptr = rows.unsafe_ptr()
@@ -126,14 +129,18 @@ struct _Score:
         @always_inline
         def score[Row: LogitRow, //](mut row: Row, q: Int, writes: Bool) {var}:
             var i = Int(row_ptr[unsafe_offset=q])
-            var is_decode = i < Int(num_decode)
-            var next = token_ptr[unsafe_offset=i] if is_decode else target_ptr[
-                unsafe_offset=i
-            ]
+            var temperature = Float32(1)
+            var next: Int32
+            if i < Int(num_decode):
+                var slot = slot_ptr[unsafe_offset=i]
+                temperature = Sampling.of(sampling_ptr, slot).temperature
+                next = token_ptr[unsafe_offset=i]
+            else:
+                next = target_ptr[unsafe_offset=1 + i - Int(num_decode)]
             var logprob, rank = _score_row(
                 row,
                 Int(vocab),
-                temperature_ptr[unsafe_offset=i] if is_decode else Float32(1),
+                temperature,
                 Int(next),
                 Int(num_top_ptr[unsafe_offset=q]),
                 top_id_ptr.unsafe_offset(q * Int(size)),
@@ -169,34 +176,26 @@ struct _Score:
         else:
 
             def launch[share: Int]() raises {var}:
-                """With a `RegisterRow` of this share, or with 0 a `GPURow`."""
+                """With so many logits to a thread, or any number with 0."""
 
                 @__llvm_metadata(
-                    `nvvm.maxntid`=StaticTuple[Int32, 1](_BLOCK),
+                    `nvvm.maxntid`=StaticTuple[Int32, 1](BLOCK),
                     `nvvm.minctasm`=__mlir_attr.`2 : index`,
                 )
                 def score_block() {var}:
                     var q = block_idx.x
-                    comptime if share > 0:
-                        var row = RegisterRow[block_size=_BLOCK, share=share](
-                            logits_of(q), Int(vocab)
-                        )
-                        score(row, q, thread_idx.x == 0)
-                    else:
-                        var row = GPURow[block_size=_BLOCK](
-                            logits_of(q), Int(vocab)
-                        )
-                        score(row, q, thread_idx.x == 0)
+                    var row = GPURow[share=share](logits_of(q), Int(vocab))
+                    score(row, q, thread_idx.x == 0)
 
                 ctx.enqueue_function(
-                    score_block, grid_dim=num_rows, block_dim=_BLOCK
+                    score_block, grid_dim=num_rows, block_dim=BLOCK
                 )
 
             if num_rows == 0:
                 return
-            if Int(vocab) <= _BLOCK * SHORT:
+            if Int(vocab) <= BLOCK * SHORT:
                 launch[SHORT]()
-            elif Int(vocab) <= _BLOCK * LONG:
+            elif Int(vocab) <= BLOCK * LONG:
                 launch[LONG]()
             else:
                 launch[0]()

@@ -4,18 +4,25 @@ A warp has 16 rows of BN columns. A thread of it, number t, holds columns 2 (t %
 of each eight, in rows t / 4 and t / 4 + 8: four sums that follow each other, the layout that wgmma
 leaves, and stmatrix and ldmatrix exchange with shared memory. All is float32; what is written is
 rounded once.
+
+An output in e4m3 does not go through shared memory: the 16 columns that a thread has of each 64 lie
+beside each other in it, an order that only its reader has to know (`sm90.mojo`).
 """
 
 import max.gpu.primitives.warp as warp
 from max.gpu import lane_id
 from max.gpu.compute.mma import ld_matrix, st_matrix
 from max.gpu.sync import syncwarp
-from std.math import exp
+from std.math import exp, rsqrt
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 
+from ..norm import EPSILON
+
 comptime BF16 = DType.bfloat16
 """Of factors, bias, residual and output."""
+comptime E4M3 = DType.float8_e4m3fn
+"""Of factors with scales, and of an output that is to be such a factor."""
 comptime F32 = DType.float32
 """Of sums."""
 
@@ -41,6 +48,9 @@ comptime Patch = Pointer[
 comptime Sums = SIMD[F32, BN // 2]
 """A thread's share of a tile."""
 
+comptime Outputs = SIMD[DType.uint32, BN // 4]
+"""The same, rounded: two columns in a word, the two rows by turns."""
+
 
 @fieldwise_init
 struct Parts(ImplicitlyCopyable):
@@ -54,6 +64,20 @@ struct Parts(ImplicitlyCopyable):
     """Whether a residual is added last."""
     var slices: Bool
     """Whether each row's largest output and sum of exponentials are written for each tile."""
+    var norm: Bool
+    """Whether the rows of x count as normalised; then there is no bias but that of `columns`."""
+    var moments: Bool
+    """Whether each row's mean and sum of squares about it are written for each tile."""
+    var factors: DType
+    """Of both factors: bfloat16, or e4m3, whose sums have scales and a bias in `columns`."""
+
+    def narrow(self) -> Bool:
+        """Tell whether the output is e4m3.
+
+        Returns:
+            Whether it is: the one of SiLU, of factors in e4m3.
+        """
+        return self.factors == E4M3 and self.silu
 
 
 @fieldwise_init
@@ -61,17 +85,34 @@ struct Tensors(ImplicitlyCopyable):
     """Where the parts are; one that is absent may point anywhere."""
 
     var out_: Values[BF16]
-    """The output, [M, N]."""
+    """The output, [M, N]; of e4m3 too."""
     var bias: Values[BF16]
     """The bias, [N]."""
     var residual: Values[BF16]
     """The residual, [M, N]."""
     var slices: Values[F32]
-    """Largest output and sum of exp(output - largest), [M, N / BN, 2]."""
+    """Largest output and sum of exp(output - largest), or the moments; [M, N / BN, 2]."""
+    var columns: Values[F32]
+    """Sum of the column's weights, or its scale; and its bias, [N, 2]."""
+    var moments: Values[F32]
+    """Of x, as who wrote it left them: [M, K / BN, 2]."""
+    var divisors: Values[F32]
+    """What an output in e4m3 is divided by, [N]."""
+
+    def __init__(out self, out_: Values[BF16]):
+        """Have an output and no part.
+
+        Args:
+            out_: The output.
+        """
+        var anything = out_.unsafe_bitcast[Float32]()
+        self = Self(out_, out_, out_, anything, anything, anything, anything)
 
 
 @always_inline
-def silu[width: SIMDLength, //](x: SIMD[F32, width]) -> SIMD[F32, width]:
+def silu[
+    width: SIMDLength, //
+](x: SIMD[F32, width], divisor: SIMD[F32, width] = 1) -> SIMD[F32, width]:
     """Compute x / (1 + exp(-x)) by two approximate instructions a value, right to 1e-6 or so.
 
     Parameters:
@@ -79,9 +120,10 @@ def silu[width: SIMDLength, //](x: SIMD[F32, width]) -> SIMD[F32, width]:
 
     Args:
         x: The values.
+        divisor: What their SiLU is divided by.
 
     Returns:
-        Their SiLU.
+        The quotients.
     """
     comptime MINUS_LOG2_E = -1.4426950408889634
     var y = SIMD[F32, width]()
@@ -97,9 +139,37 @@ def silu[width: SIMDLength, //](x: SIMD[F32, width]) -> SIMD[F32, width]:
             Float32,
             constraints="=f,f",
             has_side_effect=False,
-        ](grown + 1)
+        ](grown.fma(divisor[i], divisor[i]))
         y[i] = x[i] * share
     return y
+
+
+@always_inline
+def to_e4m3(a: Float32, b: Float32, c: Float32, d: Float32) -> UInt32:
+    """Round to the nearest e4m3, ties to even, at most 448.
+
+    Args:
+        a: The value of the lowest byte.
+        b: That of the next one.
+        c: That of the third.
+        d: That of the highest.
+
+    Returns:
+        The four bytes.
+    """
+
+    @always_inline
+    def pair(low: Float32, high: Float32) -> UInt32:
+        return UInt32(
+            inlined_assembly[
+                "cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;",
+                UInt16,
+                constraints="=h,f,f",
+                has_side_effect=False,
+            ](high, low)
+        )
+
+    return pair(a, b) | pair(c, d) << 16
 
 
 @always_inline
@@ -154,9 +224,125 @@ def write_slices[
 
 
 @always_inline
+def write_moments[
+    N: Int
+](outputs: Outputs, moments: Values[F32], row: Int, column: Int, rows: Int):
+    """Write the mean of a row's BN outputs and the sum of the squares of what differs from it.
+
+    Parameters:
+        N: Columns of the output.
+
+    Args:
+        outputs: The outputs as they are after rounding.
+        moments: To where.
+        row: The warp's first row.
+        column: The tile's first column.
+        rows: Rows of the output.
+    """
+
+    # Two columns of both rows that a thread has.
+    @always_inline
+    def columns(i: Int) {imm} -> Tuple[SIMD[F32, 2], SIMD[F32, 2]]:
+        var words = SIMD[DType.uint32, 2](outputs[i], outputs[i + 1])
+        return bitcast[F32, 2](words << 16), bitcast[F32, 2](
+            words & 0xFFFF_0000
+        )
+
+    @always_inline
+    def over_lanes(var total: SIMD[F32, 2]) -> SIMD[F32, 2]:
+        comptime for half in range(2):
+            comptime for step in range(2):
+                total[half] += warp.shuffle_xor(total[half], UInt32(1 << step))
+        return total
+
+    var even, odd = SIMD[F32, 2](0), SIMD[F32, 2](0)
+    comptime for i in range(0, BN // 4, 2):
+        var first, second = columns(i)
+        even += first
+        odd += second
+    var mean = over_lanes(even + odd) / BN
+    even, odd = SIMD[F32, 2](0), SIMD[F32, 2](0)
+    comptime for i in range(0, BN // 4, 2):
+        var first, second = columns(i)
+        even = (first - mean).fma(first - mean, even)
+        odd = (second - mean).fma(second - mean, odd)
+    var squares = over_lanes(even + odd)
+    comptime for half in range(2):
+        var r = row + Int(lane_id()) // 4 + half * 8
+        if lane_id() % 4 == 0 and r < rows:
+            moments.unsafe_store[alignment=8](
+                (r * (N // BN) + column // BN) * 2,
+                SIMD[F32, 2](mean[half], squares[half]),
+            )
+
+
+@fieldwise_init
+struct RowNorm(ImplicitlyCopyable):
+    """Of the two rows that a thread has, twice each as the two columns that it has of eight.
+    """
+
+    var mean: SIMD[F32, 4]
+    """Means."""
+    var scale: SIMD[F32, 4]
+    """1 / sqrt(variance + EPSILON)."""
+
+
+@always_inline
+def read_norm[
+    K: Int, parts: Parts
+](moments: Values[F32], row: Int, rows: Int) -> RowNorm:
+    """Join the moments of the tiles of rows, in one order; tiles are of one size.
+
+    Parameters:
+        K: Columns of a row.
+        parts: Whether there is a norm; else it changes nothing.
+
+    Args:
+        moments: Of all rows.
+        row: The warp's first row.
+        rows: Rows of the output.
+
+    Returns:
+        What normalises the thread's rows.
+    """
+    comptime TILES = K // BN
+    var norm = RowNorm(0, 1)
+    comptime for half in range(2 if parts.norm else 0):
+        var r = min(row + Int(lane_id()) // 4 + half * 8, rows - 1)
+
+        @always_inline
+        def of(tile: Int) {imm} -> SIMD[F32, 2]:
+            return moments.unsafe_load[width=2, alignment=8](
+                (r * TILES + tile) * 2
+            )
+
+        var total = SIMD[F32, 2](0)
+        comptime for tile in range(TILES):
+            total += of(tile)
+        var mean = total[0] * (Float32(1) / Float32(TILES))
+        var between = Float32(0)
+        comptime for tile in range(TILES):
+            var apart = of(tile)[0] - mean
+            between = apart.fma(apart, between)
+        var variance = (total[1] + between * BN) * (Float32(1) / Float32(K))
+        comptime for i in range(half * 2, half * 2 + 2):
+            norm.mean[i] = mean
+            norm.scale[i] = rsqrt(variance + EPSILON)
+    return norm
+
+
+@always_inline
 def finish_sums[
     N: Int, parts: Parts
-](sums: Sums, to: Tensors, patch: Patch, row: Int, column: Int, rows: Int):
+](
+    sums: Sums,
+    norm: RowNorm,
+    to: Tensors,
+    patch: Patch,
+    row: Int,
+    column: Int,
+    rows: Int,
+):
     """Turn a warp's sums into output.
 
     A chunk at a time goes through the warp's patch, so that memory is read and written 128 bytes of
@@ -168,6 +354,7 @@ def finish_sums[
 
     Args:
         sums: The thread's.
+        norm: Of the thread's rows.
         to: The tensors.
         patch: The warp's shared memory.
         row: The warp's first row.
@@ -197,6 +384,7 @@ def finish_sums[
                 )
         return found
 
+    var outputs = Outputs(0)
     var coming = SIMD[BF16, 4 * VECTOR](0)
     comptime if parts.residual:
         coming = fetch(0)
@@ -210,24 +398,57 @@ def finish_sums[
             comptime if chunk + 1 < BN // CHUNK:
                 coming = fetch(chunk + 1)
             syncwarp()
+        var words = SIMD[DType.uint32, 8](
+            0
+        )  # of an e4m3 output: 4 of each of the two rows
         comptime for eight in range(0, CHUNK // 8, 2):
             var y = sums.slice[8, offset=chunk * 32 + eight * 4]()
             var at = patch.unsafe_offset(
                 vector_at(lane % 16, eight + lane // 16)
             )
-            comptime if parts.bias:
-                comptime for i in range(2):
-                    var b = to.bias.unsafe_load[width=2, alignment=4](
-                        column + chunk * CHUNK + (eight + i) * 8 + lane % 4 * 2
-                    ).cast[F32]()
-                    y = y.insert[offset=i * 4](
-                        y.slice[4, offset=i * 4]() + b.join(b)
+            var divisor = SIMD[F32, 8](1)
+            comptime for i in range(2):
+                var of = column + chunk * CHUNK + (eight + i) * 8 + lane % 4 * 2
+                var z = y.slice[4, offset=i * 4]()
+                comptime if parts.bias:
+                    var b = to.bias.unsafe_load[width=2, alignment=4](of)
+                    z += b.join(b).cast[F32]()
+                comptime if parts.norm:
+                    var c, b = to.columns.unsafe_load[width=4, alignment=16](
+                        of * 2
+                    ).deinterleave()
+                    z = norm.scale.fma(
+                        (-norm.mean).fma(c.join(c), z), b.join(b)
                     )
+                comptime if parts.factors == E4M3:
+                    var s, b = to.columns.unsafe_load[width=4, alignment=16](
+                        of * 2
+                    ).deinterleave()
+                    z = z.fma(s.join(s), b.join(b))
+                comptime if parts.narrow():
+                    var by = to.divisors.unsafe_load[width=2, alignment=8](of)
+                    divisor = divisor.insert[offset=i * 4](by.join(by))
+                y = y.insert[offset=i * 4](z)
             comptime if parts.silu:
-                y = silu(y)
+                y = silu(y, divisor)
+            comptime if parts.narrow():
+                words[eight // 2] = to_e4m3(y[0], y[1], y[4], y[5])
+                words[4 + eight // 2] = to_e4m3(y[2], y[3], y[6], y[7])
+                continue
             comptime if parts.residual:
                 y += ld_matrix[simd_width=8](at).cast[F32]()
-            st_matrix[simd_width=4](at, bitcast[F32, 4](y.cast[BF16]()))
+            var rounded = bitcast[DType.uint32, 4](y.cast[BF16]())
+            st_matrix[simd_width=4](at, bitcast[F32, 4](rounded))
+            outputs = outputs.insert[offset=chunk * 16 + eight * 2](rounded)
+        comptime if parts.narrow():
+            comptime for half in range(2):
+                var r = row + half * 8 + lane // 4
+                if r < rows:
+                    to.out_.unsafe_bitcast[UInt32]().unsafe_store[alignment=16](
+                        (r * N + column + chunk * CHUNK) // 4 + lane % 4 * 4,
+                        words.slice[4, offset=half * 4](),
+                    )
+            continue
         syncwarp()
         comptime for i in range(4):
             var y = patch.unsafe_load[width=VECTOR, alignment=16](
@@ -236,3 +457,5 @@ def finish_sums[
             if row + i * 4 + lane // 8 < rows:
                 to.out_.unsafe_store[alignment=16](place(chunk, i), y)
         syncwarp()
+    comptime if parts.moments:
+        write_moments[N](outputs, to.slices, row, column, rows)

@@ -2,7 +2,7 @@
 
 A block of three warpgroups stays on its processor and takes tiles of BM x BN; the two blocks of a
 cluster take tiles below each other. Warpgroup 0 loads, 1 and 2 multiply 64 rows each. A ring of
-STAGES lies between them: a stage holds BK columns of the BM rows of x and of the BN rows of w, and
+STAGES lies between them: a stage holds ROW_BYTES of the BM rows of x and of the BN rows of w, and
 each block loads half of those of w for both. `full` of a stage counts the bytes that have come,
 `empty` the consumers of both blocks that are done with it.
 
@@ -30,6 +30,7 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.primitives.cluster import cluster_sync
 from std.math import ceildiv
+from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 from ._sm90_epilogue import (
@@ -42,18 +43,19 @@ from ._sm90_epilogue import (
     Tensors,
     Values,
     finish_sums,
+    read_norm,
 )
 
 comptime BM = 128
 """Rows of a tile."""
-comptime BK = 64
-"""Depth of a stage: 128 bytes, what the swizzle spans."""
 comptime STAGES = 4
 """Stages of the ring."""
 comptime PAIR = 2
 """Blocks of a cluster."""
-comptime ROW_BYTES = BK * 2
-"""Of a row of a stage."""
+comptime ROW_BYTES = 128
+"""Of a row of a stage: what the swizzle spans."""
+comptime DEPTH_BYTES = 32
+"""Of a row that one product takes."""
 comptime STAGE_BYTES = (BM + BN) * ROW_BYTES
 """Of a stage."""
 comptime PATCHES = STAGES * STAGE_BYTES
@@ -64,9 +66,11 @@ comptime SHARED_BYTES = BARRIERS + 2 * STAGES * 8
 """Shared memory of a block."""
 comptime THREADS = 384
 """Threads of a block."""
-comptime X_TILE = Coord(Idx[BM], Idx[BK])
+comptime BK[factors: DType] = ROW_BYTES // size_of[factors]()
+"""Depth of a stage."""
+comptime X_TILE[factors: DType] = Coord(Idx[BM], Idx[BK[factors]])
 """What a block loads of x for a stage."""
-comptime W_TILE = Coord(Idx[BN // PAIR], Idx[BK])
+comptime W_TILE[factors: DType] = Coord(Idx[BN // PAIR], Idx[BK[factors]])
 """What it loads of w."""
 
 
@@ -79,12 +83,15 @@ comptime W_TILE = Coord(Idx[BN // PAIR], Idx[BK])
 def product_kernel[
     N: Int, K: Int, parts: Parts
 ](
-    x_tiles: TMATensorTile[BF16, X_TILE],
-    w_tiles: TMATensorTile[BF16, W_TILE],
+    x_tiles: TMATensorTile[parts.factors, X_TILE[parts.factors]],
+    w_tiles: TMATensorTile[parts.factors, W_TILE[parts.factors]],
     out_: Values[BF16],
     bias: Values[BF16],
     residual: Values[BF16],
     slices: Values[F32],
+    columns: Values[F32],
+    moments: Values[F32],
+    divisors: Values[F32],
     rows: Int32,
 ):
     """Multiply, on a grid of any even number of blocks.
@@ -100,11 +107,16 @@ def product_kernel[
         out_: The output, [M, N].
         bias: The bias, [N]; as all that follow it may point anywhere where `parts` has it not.
         residual: The residual, [M, N].
-        slices: Largest outputs and sums of exponentials, [M, N / BN, 2].
+        slices: Largest outputs and sums of exponentials, or moments of the output, [M, N / BN, 2].
+        columns: Sums of the weights' columns, or scales; and biases, [N, 2].
+        moments: Of the rows of x, [M, K / BN, 2].
+        divisors: Of an output in e4m3, [N].
         rows: M.
     """
-    comptime assert K % (BK * STAGES) == 0 and N % BN == 0
-    comptime turns = K // BK // STAGES
+    comptime factors = parts.factors
+    comptime depth = BK[factors]
+    comptime assert K % (depth * STAGES) == 0 and N % BN == 0
+    comptime turns = K // depth // STAGES
     comptime tiles_n = N // BN
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
@@ -133,7 +145,7 @@ def product_kernel[
                     comptime for s in range(STAGES):
                         empty[unsafe_offset=s].wait(phase)
                         full[unsafe_offset=s].expect_bytes(Int32(STAGE_BYTES))
-                        var k = (turn * STAGES + s) * BK
+                        var k = (turn * STAGES + s) * depth
                         var x_to = shared.unsafe_offset(s * STAGE_BYTES)
                         var w_to = x_to.unsafe_offset(
                             (BM + rank * (BN // PAIR)) * ROW_BYTES
@@ -142,8 +154,8 @@ def product_kernel[
                         # address in a plain load, which may be the block's rank in its cluster.
                         x_tiles.async_multicast_load(
                             TileTensor(
-                                x_to.unsafe_bitcast[Scalar[BF16]](),
-                                row_major[BM, BK](),
+                                x_to.unsafe_bitcast[Scalar[factors]](),
+                                row_major[BM, depth](),
                             ),
                             full[unsafe_offset=s],
                             (k, m),
@@ -151,8 +163,8 @@ def product_kernel[
                         )
                         w_tiles.async_multicast_load(
                             TileTensor(
-                                w_to.unsafe_bitcast[Scalar[BF16]](),
-                                row_major[BN // PAIR, BK](),
+                                w_to.unsafe_bitcast[Scalar[factors]](),
+                                row_major[BN // PAIR, depth](),
                             ),
                             full[unsafe_offset=s],
                             (k, n),
@@ -169,26 +181,32 @@ def product_kernel[
         ).unsafe_bitcast[Scalar[BF16]]()
         var phase = UInt32(0)
         for pair in range(Int(block_idx.x) // PAIR, pairs, stride):
+            var row = (pair // tiles_n * PAIR + rank) * BM + warp_row
+            var norm = read_norm[K, parts](moments, row, Int(rows))
             var sums = Sums(0)
             for turn in range(turns):
                 comptime for s in range(STAGES):
                     full[unsafe_offset=s].wait(phase)
                     var x_from = shared.unsafe_offset(s * STAGE_BYTES)
                     var w_from = x_from.unsafe_offset(BM * ROW_BYTES)
-                    var x_at = WGMMADescriptor[BF16].create[
+                    var x_at = WGMMADescriptor[factors].create[
                         64, 1, TensorMapSwizzle.SWIZZLE_128B
                     ](
                         x_from.unsafe_offset(
                             consumer * 64 * ROW_BYTES
-                        ).unsafe_bitcast[Scalar[BF16]]()
+                        ).unsafe_bitcast[Scalar[factors]]()
                     )
-                    var w_at = WGMMADescriptor[BF16].create[
+                    var w_at = WGMMADescriptor[factors].create[
                         64, 1, TensorMapSwizzle.SWIZZLE_128B
-                    ](w_from.unsafe_bitcast[Scalar[BF16]]())
+                    ](w_from.unsafe_bitcast[Scalar[factors]]())
                     wgmma_fence_aligned()
-                    comptime for k in range(0, ROW_BYTES, 32):
+                    comptime for k in range(0, ROW_BYTES, DEPTH_BYTES):
                         sums = wgmma_async[
-                            64, BN, 16, a_type=BF16, b_type=BF16
+                            64,
+                            BN,
+                            DEPTH_BYTES // size_of[factors](),
+                            a_type=factors,
+                            b_type=factors,
                         ](x_at + k, w_at + k, sums)
                     wgmma_commit_group_sync()
                     # The product before this one is done, and with it its stage is free.
@@ -203,9 +221,12 @@ def product_kernel[
                 empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
             finish_sums[N, parts](
                 sums,
-                Tensors(out_, bias, residual, slices),
+                norm,
+                Tensors(
+                    out_, bias, residual, slices, columns, moments, divisors
+                ),
                 patch,
-                (pair // tiles_n * PAIR + rank) * BM + warp_row,
+                row,
                 pair % tiles_n * BN,
                 Int(rows),
             )

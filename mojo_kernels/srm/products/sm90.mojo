@@ -1,21 +1,40 @@
-"""Matrix product with its epilogue for the H100 and H200 (`srm_linear_sm90`, `srm_head_sm90`).
+"""Matrix products with their epilogues for the H100 and H200.
 
-    out[m, n] = act(bias[n] + sum_k x[m, k] * w[n, k]) + residual[m, n]
+    srm_linear_sm90    out = act(bias + x w^T) + residual
+    srm_normed_sm90    out = act(columns[:, 1] + norm(x) w^T)
+    srm_stream_sm90    out = bias + x w^T + residual, and moments of out
+    srm_head_sm90      out = x w^T, and slices of out
+    srm_up_e4m3        out = SiLU(columns[:, 1] + columns[:, 0] * x w^T) / divisors, in e4m3
+    srm_down_e4m3      out = columns[:, 1] + columns[:, 0] * x w^T + residual, and moments of out
 
-act is the identity or SiLU; bias and residual may be absent, and SiLU excludes a residual. Sums and
-all that follows are float32, and are rounded once. TMA, wgmma and clusters of two blocks
-(`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on the other rows.
+act is the identity or SiLU; bias and residual of the first may be absent, and SiLU excludes a
+residual. Sums and all that follows are float32, and are rounded once. TMA, wgmma and clusters of
+two blocks (`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on the other rows.
 
-`srm_head_sm90` has neither bias nor residual, and also writes of each row and BN columns the largest
-output, and the sum of exp(output - largest): a softmax reads those, and then only the columns it
-wants. They are of the outputs as they are after rounding.
+norm(x) = (x - mean) / sqrt(variance + EPSILON), row by row. It comes after the sums, since it is the
+same for all k: norm(x) w^T = (x w^T - mean * columns[:, 0]) / sqrt(…), columns[n, 0] being the sum
+of w[n, :]. Gain and shift of a layer norm are folded into w and columns[:, 1]. Mean and variance
+come from moments: of each row and BN columns the mean, and the sum of squares of what differs from
+it. Whoever writes x writes them, of x as it is after rounding. The sums lack a little more the
+further a row's mean is from 0: about 1e-6 of it, measured in deviations.
 
-    out        [M, N]           bfloat16  out; N % 256 == 0
+slices are of each row and BN columns the largest output, and the sum of exp(output - largest): a
+softmax reads those, and then only the columns it wants. They are of the outputs after rounding too.
+
+The last two have x and w in e4m3. A tensor core keeps fewer bits of their sums than float32 has.
+What srm_up_e4m3 writes is x of srm_down_e4m3. Of each 64 columns 8 i + 2 q + b (i < 8, q < 4, b < 2)
+that one lies at 16 q + 2 i + b, and so it must in w.
+
+    out        [M, N]           bfloat16  out; N % 256 == 0; e4m3 of `srm_up_e4m3`
+    moments    [M, N / 256, 2]  float32   out, of `srm_stream_sm90` and `srm_down_e4m3`
     slices     [M, N / 256, 2]  float32   out, of `srm_head_sm90`
-    x          [T, K]           bfloat16  in; T >= M, K % 256 == 0
-    w          [N, K]           bfloat16  in
+    x          [T, K]           bfloat16  in; T >= M, K % 256 == 0; in e4m3 K % 512 == 0
+    w          [N, K]           as x      in
     bias       [N]              bfloat16  in; any tensor when has_bias is False
     residual   [M, N]           bfloat16  in; any tensor when has_residual is False
+    columns    [N, 2]           float32   in, of `srm_normed_sm90` and those in e4m3
+    divisors   [N]              float32   in, of `srm_up_e4m3`
+    moments    [T, K / 256, 2]  float32   in, of `srm_normed_sm90`
 """
 
 import extensibility
@@ -26,7 +45,7 @@ from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
 from max.gpu.host.nvidia.tma import TensorMapSwizzle
 from std.math import ceildiv
 
-from ._sm90_epilogue import BF16, BN, F32, Parts, Tensors, Values
+from ._sm90_epilogue import BF16, BN, E4M3, F32, Parts, Tensors, Values
 from ._sm90_kernel import (
     BM,
     PAIR,
@@ -40,10 +59,10 @@ from ._sm90_kernel import (
 
 @always_inline
 def enqueue[
-    N: Int, K: Int, parts: Parts
+    dtype: DType, //, N: Int, K: Int, parts: Parts
 ](
-    x: InputTensor[dtype=BF16, rank=2, ...],
-    w: InputTensor[dtype=BF16, rank=2, ...],
+    x: InputTensor[dtype=dtype, rank=2, ...],
+    w: InputTensor[dtype=dtype, rank=2, ...],
     tensors: Tensors,
     rows: Int,
     ctx: DeviceContext,
@@ -51,6 +70,7 @@ def enqueue[
     """Enqueue a product.
 
     Parameters:
+        dtype: Of the factors.
         N: Columns of the output.
         K: Length of the sums.
         parts: What goes into the output besides.
@@ -65,14 +85,27 @@ def enqueue[
     Raises:
         If the device refuses.
     """
+    comptime assert dtype == parts.factors
     if rows == 0:
         return
     var x_tiles = create_tensor_tile[
-        X_TILE, swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
-    ](ctx, TileTensor(x.unsafe_ptr(), row_major(Coord(rows, Idx[K]))))
+        X_TILE[parts.factors], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+    ](
+        ctx,
+        TileTensor(
+            x.unsafe_ptr().unsafe_bitcast[Scalar[parts.factors]](),
+            row_major(Coord(rows, Idx[K])),
+        ),
+    )
     var w_tiles = create_tensor_tile[
-        W_TILE, swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
-    ](ctx, TileTensor(w.unsafe_ptr(), row_major(Coord(Idx[N], Idx[K]))))
+        W_TILE[parts.factors], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+    ](
+        ctx,
+        TileTensor(
+            w.unsafe_ptr().unsafe_bitcast[Scalar[parts.factors]](),
+            row_major(Coord(Idx[N], Idx[K])),
+        ),
+    )
     var clusters = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
     clusters = min(clusters // PAIR, ceildiv(rows, BM * PAIR) * (N // BN))
     ctx.enqueue_function[product_kernel[N, K, parts]](
@@ -82,6 +115,9 @@ def enqueue[
         tensors.bias,
         tensors.residual,
         tensors.slices,
+        tensors.columns,
+        tensors.moments,
+        tensors.divisors,
         Int32(rows),
         grid_dim=clusters * PAIR,
         block_dim=THREADS,
@@ -129,8 +165,9 @@ def anywhere[
 
 
 @extensibility.register("srm_linear_sm90")
-struct LinearSM90:
-    """The op."""
+struct _LinearSM90:
+    """The op; shapes are in the module's docstring, as those of all that follow.
+    """
 
     @staticmethod
     def execute[
@@ -148,46 +185,86 @@ struct LinearSM90:
         residual: InputTensor[dtype=BF16, rank=2, ...],
         ctx: DeviceContext,
     ) raises:
-        """Run the op; shapes are in the module's docstring.
-
-        Parameters:
-            target: "gpu".
-            N: Columns of the output.
-            K: Length of the sums.
-            has_bias: Whether `bias` is added.
-            has_residual: Whether `residual` is added.
-            silu: Whether SiLU follows the bias.
-
-        Args:
-            output: The result.
-            x: The rows.
-            w: The weights.
-            bias: The bias.
-            residual: The values added last.
-            ctx: The device.
-
-        Raises:
-            If the device refuses.
-        """
         comptime assert target == "gpu", "srm_linear_sm90 is for sm_90 alone"
-        var out_ = anywhere(output)
-        enqueue[N, K, Parts(has_bias, silu, has_residual, False)](
-            x,
-            w,
-            Tensors(
-                out_,
-                anywhere(bias),
-                anywhere(residual),
-                out_.unsafe_bitcast[Float32](),
-            ),
-            output.dim_size(0),
-            ctx,
+        comptime parts = Parts(
+            has_bias,
+            silu,
+            has_residual,
+            slices=False,
+            norm=False,
+            moments=False,
+            factors=BF16,
         )
+        var to = Tensors(anywhere(output))
+        to.bias, to.residual = anywhere(bias), anywhere(residual)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_normed_sm90")
+struct _NormedSM90:
+    """The op on rows before a norm, which is folded into the weights."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int, silu: Bool
+    ](
+        output: OutputTensor[dtype=BF16, rank=2, ...],
+        x: InputTensor[dtype=BF16, rank=2, ...],
+        w: InputTensor[dtype=BF16, rank=2, ...],
+        columns: InputTensor[dtype=F32, rank=2, ...],
+        moments: InputTensor[dtype=F32, rank=3, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_normed_sm90 is for sm_90 alone"
+        comptime parts = Parts(
+            False,
+            silu,
+            False,
+            slices=False,
+            norm=True,
+            moments=False,
+            factors=BF16,
+        )
+        var to = Tensors(anywhere(output))
+        to.columns, to.moments = anywhere(columns), anywhere(moments)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_stream_sm90")
+struct _StreamSM90:
+    """The op with bias and residual, and moments for a norm behind it."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int
+    ](
+        output: OutputTensor[dtype=BF16, rank=2, ...],
+        moments: OutputTensor[dtype=F32, rank=3, ...],
+        x: InputTensor[dtype=BF16, rank=2, ...],
+        w: InputTensor[dtype=BF16, rank=2, ...],
+        bias: InputTensor[dtype=BF16, rank=1, ...],
+        residual: InputTensor[dtype=BF16, rank=2, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_stream_sm90 is for sm_90 alone"
+        comptime parts = Parts(
+            True,
+            False,
+            True,
+            slices=False,
+            norm=False,
+            moments=True,
+            factors=BF16,
+        )
+        var to = Tensors(anywhere(output))
+        to.bias, to.residual = anywhere(bias), anywhere(residual)
+        to.slices = anywhere(moments)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
 
 
 @extensibility.register("srm_head_sm90")
-struct HeadSM90:
-    """The op."""
+struct _HeadSM90:
+    """The op of the head."""
 
     @staticmethod
     def execute[
@@ -199,29 +276,78 @@ struct HeadSM90:
         w: InputTensor[dtype=BF16, rank=2, ...],
         ctx: DeviceContext,
     ) raises:
-        """Run the op; shapes are in the module's docstring.
-
-        Parameters:
-            target: "gpu".
-            N: Columns of the output.
-            K: Length of the sums.
-
-        Args:
-            output: The result.
-            slices: Largest outputs and sums of exponentials.
-            x: The rows.
-            w: The weights.
-            ctx: The device.
-
-        Raises:
-            If the device refuses.
-        """
         comptime assert target == "gpu", "srm_head_sm90 is for sm_90 alone"
-        var out_ = anywhere(output)
-        enqueue[N, K, Parts(False, False, False, True)](
-            x,
-            w,
-            Tensors(out_, out_, out_, anywhere(slices)),
-            output.dim_size(0),
-            ctx,
+        comptime parts = Parts(
+            False,
+            False,
+            False,
+            slices=True,
+            norm=False,
+            moments=False,
+            factors=BF16,
         )
+        var to = Tensors(anywhere(output))
+        to.slices = anywhere(slices)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_up_e4m3")
+struct _UpE4M3:
+    """The op with SiLU, of factors in e4m3 into one."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int
+    ](
+        output: OutputTensor[dtype=E4M3, rank=2, ...],
+        x: InputTensor[dtype=E4M3, rank=2, ...],
+        w: InputTensor[dtype=E4M3, rank=2, ...],
+        columns: InputTensor[dtype=F32, rank=2, ...],
+        divisors: InputTensor[dtype=F32, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_up_e4m3 is for sm_90 alone"
+        comptime parts = Parts(
+            False,
+            silu=True,
+            residual=False,
+            slices=False,
+            norm=False,
+            moments=False,
+            factors=E4M3,
+        )
+        var to = Tensors(anywhere(output).unsafe_bitcast[BFloat16]())
+        to.columns, to.divisors = anywhere(columns), anywhere(divisors)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
+
+
+@extensibility.register("srm_down_e4m3")
+struct _DownE4M3:
+    """The op with bias and residual, and moments, of factors in e4m3."""
+
+    @staticmethod
+    def execute[
+        target: StaticString, N: Int, K: Int
+    ](
+        output: OutputTensor[dtype=BF16, rank=2, ...],
+        moments: OutputTensor[dtype=F32, rank=3, ...],
+        x: InputTensor[dtype=E4M3, rank=2, ...],
+        w: InputTensor[dtype=E4M3, rank=2, ...],
+        columns: InputTensor[dtype=F32, rank=2, ...],
+        residual: InputTensor[dtype=BF16, rank=2, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "gpu", "srm_down_e4m3 is for sm_90 alone"
+        comptime parts = Parts(
+            False,
+            silu=False,
+            residual=True,
+            slices=False,
+            norm=False,
+            moments=True,
+            factors=E4M3,
+        )
+        var to = Tensors(anywhere(output))
+        to.columns, to.residual = anywhere(columns), anywhere(residual)
+        to.slices = anywhere(moments)
+        enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)

@@ -17,8 +17,26 @@ import zmq
 from engine.client.client import EngineClient
 from engine.client.spread import MAX_RUNS, PART_SAMPLES
 from engine.client.streams import Stream
-from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
-from engine.messages import PROMPT, Columns, Output, Outputs, Request, ToEngine, join
+from engine.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    SRMError,
+    StepFailed,
+    SwapInProgress,
+)
+from engine.messages import (
+    PROMPT,
+    Columns,
+    Done,
+    LoadWeights,
+    Output,
+    Outputs,
+    PutWeights,
+    Request,
+    ToEngine,
+    join,
+)
 from engine.steps.batch import Batch
 from engine.weights.weights import Weights
 from tests.engines.making import IDLE, request_of
@@ -365,6 +383,55 @@ async def test_an_engine_that_missed_a_change_starts_again(
         await until(lambda: away.status is None)
     assert late.join() == StepFailed.exit_code
     assert one.engine.weights_version == 2
+
+
+@pytest.mark.parametrize("committed", [0, 1])
+async def test_a_client_that_dies_while_weights_change_leaves_one_version(
+    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path, committed: int
+) -> None:
+    """Before it has told any engine to use them, or when it has told only the first."""
+    note = str(tmp_path / "note") if committed else ""  # engines of one process cannot share one
+    two = serve(weights_note=note), serve(number=1, weights_note=note)
+    folder = model_folder(tmp_path, weights, 3)
+    async with client_of(endpoint) as dying:
+        await dying._ask_all(LoadWeights("a", folder, "continue", is_staged=True))
+        for connection in dying.engines[:committed]:
+            await connection.ask(PutWeights("a"))
+    for one in two:
+        one.process._client_timeout_s = 0.0  # so that its silence is noticed
+    await until(lambda: not any(one.process._swaps.current for one in two))
+    for one in two:
+        one.process._client_timeout_s = 120
+    if committed:
+        client = EngineClient(endpoint_of(endpoint, 1))
+        await client.connect()
+        # The first that it hears makes it look at the note, which its successor begins with.
+        assert await asyncio.to_thread(two[1].join) == StepFailed.exit_code
+        await client.close()
+        assert two[0].engine.weights_version == 2
+    else:
+        async with client_of(endpoint) as client:
+            assert (await client.load_weights(folder, "continue")).detail["weights_version"] == 2
+        assert {one.engine.weights_version for one in two} == {2}
+
+
+async def test_of_two_changes_at_once_one_is_made_or_none(
+    two: tuple[Served, Served], endpoint: str, weights: Weights, tmp_path: Path
+) -> None:
+    folders = [model_folder(tmp_path, weights, seed) for seed in (3, 4)]
+    async with client_of(endpoint) as one, client_of(endpoint) as other:
+        changes = [
+            client.load_weights(folder, "continue")
+            for client, folder in zip((one, other), folders, strict=True)
+        ]
+        results = await asyncio.gather(*changes, return_exceptions=True)
+        assert all(isinstance(found, Done | SwapInProgress) for found in results), results
+        made = [found for found in results if isinstance(found, Done)]
+        await until(lambda: not any(one.process._swaps.current for one in two))
+        assert len(set(weights_in_use(two))) == 1
+        assert two[0].engine.weights_version == 1 + len(made)
+        done = await one.load_weights(folders[0], "continue")
+        assert done.detail["weights_version"] == 2 + len(made)
 
 
 def test_a_request_says_which_samples_it_is_for(weights: Weights) -> None:

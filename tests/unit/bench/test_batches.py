@@ -28,6 +28,6 @@ def test_a_prompt_is_the_same_in_one_step_and_token_by_token_either_way() -> Non
 
 def test_the_work_of_a_step_is_what_it_says() -> None:
     prefill, decode = prefill_rows(PROMPTS), decode_rows(PROMPTS[:, 0], TINY.n_ctx - 1)
-    assert (prefill.num_tokens, prefill.num_rows, len(prefill.targets)) == (15, 3, 0)
-    assert (decode.num_tokens, decode.num_rows, len(decode.targets)) == (3, 3, 3)
-    assert decode.temperature.tolist() == [1, 1, 1]
+    assert (prefill.num_tokens, prefill.num_rows, prefill.num_decode) == (15, 3, 0)
+    assert (decode.num_tokens, decode.num_rows, decode.num_decode) == (3, 3, 3)
+    assert decode.new["sampling"]["temperature"].tolist() == [1, 1, 1]

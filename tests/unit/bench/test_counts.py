@@ -35,6 +35,11 @@ def test_products_of_a_step_are_those_of_its_tokens(dtype: Dtype, width: int) ->
     assert prefill_bytes(MODEL, dtype, 40, 2) == of_layers + 40 * width * 64 + 2 * 4 * 3 * 64
 
 
+def test_float8_halves_what_channel_mixers_read() -> None:
+    wide, narrow = (decode_bytes(MODEL, dtype, "gpu") for dtype in ("bfloat16", "float8"))
+    assert narrow == wide._replace(once=wide.once - MODEL.num_layers * 8 * 64**2)
+
+
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("rows", [1, 7, 200])
 def test_an_op_moves_what_it_is_fed_and_gives(rows: int, narrow: bool) -> None:

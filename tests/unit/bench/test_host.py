@@ -57,4 +57,4 @@ def test_a_step_is_launched_before_the_last_one_is_read_and_copies_take_time() -
     assert load._landing is not None
     launch_s, copy_s = uploads.enqueue(load._landing)
     assert launch_s == 5e-6
-    assert 48 * 16 + 8 * 16 < copy_s * 1e9 < 48 * 16 + 8 * 16 + 16 * ALIGNMENT
+    assert 8 * 16 + 8 * 16 < copy_s * 1e9 < 8 * 16 + 8 * 16 + 13 * ALIGNMENT

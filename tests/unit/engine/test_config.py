@@ -75,6 +75,7 @@ def test_dtype_is_what_the_device_can_do() -> None:
         ([], "float32"),
         (["--dtype=bfloat16"], "bfloat16"),
         (["--device=gpu"], "bfloat16"),
+        (["--device=gpu", "--dtype=float8"], "float8"),
     ):
         assert load(EngineConfig, argv, {}).compute_dtype == dtype
     with pytest.raises(SystemExit) as left:
@@ -130,7 +131,11 @@ def test_a_gpu_can_count_the_values_of_a_step() -> None:
         ({"max_step_rows": -1}, "max_step_rows must be at least 0"),
         ({"max_step_tokens": 1}, "max_step_tokens must be 0 or larger"),
         ({"max_step_rows": 8, "max_step_tokens": 8}, "max_step_tokens must be 0 or larger"),
-        ({"device": "gpu", "dtype": "float32"}, "dtype must be auto or bfloat16 where device is"),
+        ({"device": "gpu", "dtype": "float32"}, "dtype must be auto, bfloat16 or float8 where"),
+        (
+            {"dtype": "float8"},
+            "dtype must be auto, float32 or bfloat16 where device is cpu, got fl",
+        ),
         ({"num_slots": -1}, "num_slots must be 0"),
         ({"memory_fraction": 0}, "memory_fraction must be in"),
         ({"prefix_slots": 0}, "prefix_slots must be at least 1"),

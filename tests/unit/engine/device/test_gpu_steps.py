@@ -23,7 +23,7 @@ from engine.process.engine import Engine
 from engine.steps.batch import Batch, padded
 from engine.weights.weights import Weights
 from tests.engines.late_device import LateBuffer, LateRunner
-from tests.engines.making import request_of
+from tests.engines.making import request_of, scheduler_of, step
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 from tests.engines.run_engine import run, tokens
 from tests.kernels.test_gpu_weights import models
@@ -102,19 +102,35 @@ def test_no_input_of_any_graph_is_empty(late: LateRunner) -> None:
         for name, array in {**fields_of(batch), **fields_of(batch.edits)}.items()
         if not len(array)
     }
-    assert {"temperature", "targets", "score_rows", "num_top", "spans", "tokens"} <= empty
+    assert {"slots", "positions", "new", "score_rows", "num_top", "spans", "tokens"} <= empty
     for batch in (padded(one, 6) for one in late.batches):
-        assert batch.num_tokens > 1 and len(batch.targets) > 1
+        assert batch.num_decode and batch.num_tokens > 1
+        assert batch.num_decode + batch.num_scored_prefill > 1
     given = [padded_inputs(batch, 6) for batch in late.batches]
     for model in models():
         graph = build_step_graph(model, DType.float32, CPU())
         types = [one.type for one in graph.inputs]
-        pool, inputs = types[:2], types[2:]
+        pool, inputs = types[:3], types[3:]
         assert all(isinstance(one, BufferType) for one in pool)
         for arrays in given:
             for wanted, array in zip(inputs, arrays, strict=True):
                 assert array.size and array.ndim == len(wanted.shape)
                 assert DType.from_numpy(array.dtype) == wanted.dtype
+
+
+def test_a_row_that_goes_on_uploads_8_bytes() -> None:
+    """And a step 256 for each array that is not a row's, whatever its rows."""
+    for rows in (1_000, 70_000):
+        sizes = {"num_slots": rows, "max_step_rows": rows, "max_step_tokens": rows + 1}
+        scheduler = scheduler_of(**sizes, max_waiting=rows)
+        scheduler.add(request_of(prompt=[5], n=rows, max_tokens=9))
+        step(scheduler)
+        batch = scheduler.schedule()
+        assert batch is not None and batch.num_decode == rows
+        arrays = padded_inputs(batch, rows)
+        assert sum(one.nbytes for one in arrays if len(one) >= rows) == 8 * rows
+        _, size = gpu_steps.StepBuffers(CPU()).pack(arrays)
+        assert size <= 8 * rows + gpu_steps.ALIGNMENT * len(arrays)
 
 
 def fields_of(arrays: object) -> dict[str, Any]:

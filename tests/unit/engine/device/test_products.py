@@ -11,13 +11,15 @@ from max.driver import CPU, Device
 from max.dtype import DType
 
 from engine.config import ModelConfig
-from engine.device.linear import round_bfloat16
+from engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
 from engine.device.model import MATRICES, graph_shape
-from engine.device.products import choose_product
+from engine.device.products import FLOAT8, choose_product, folds_norms
 from engine.device.runner import host_weights
 from engine.errors import ConfigError
-from engine.weights.weights import named_tensors
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold, named_tensors
 from tests.engines.numpy_runner import TINY, tiny_weights
+from tests.kernels import oracle
 
 WIDE = ModelConfig(d_model=512, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1024)
 BF16 = DType.bfloat16
@@ -33,7 +35,9 @@ class Gpu(NamedTuple):
 H100 = Gpu()
 
 
-def choose(wanted: Any, gpu: Gpu = H100, dtype: DType = BF16, **changes: Any) -> str | None:
+def choose(
+    wanted: Any, gpu: Gpu | Device = H100, dtype: DType = BF16, **changes: Any
+) -> str | None:
     model = msgspec.structs.replace(WIDE, **changes)
     return choose_product(wanted, model, dtype, cast(Device, gpu))
 
@@ -72,6 +76,21 @@ def test_one_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> Non
         choose("linalg", vocab_size=1280)
 
 
+def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
+    assert choose("auto", dtype=FLOAT8) == choose("own", dtype=FLOAT8) == "own"
+    for wanted, gpu, changes, why in (
+        ("auto", Gpu("sm_80"), {}, r"dtype = float8: it is for .*, the GPU is sm_80; use dtype = "),
+        ("own", Gpu("sm_100a"), {}, "dtype = float8: it is for an H100 or H200"),
+        ("auto", H100, {"d_model": 768}, "dtype = float8: it wants multiples of 512 inputs"),
+        ("max", H100, {}, "product = max: dtype = float8 has product = own or auto alone"),
+        ("linalg", H100, {}, "product = linalg: dtype = float8 has"),
+        ("auto", CPU(), {}, "dtype = float8: an H100 .* use float32 or bfloat16 on a CPU"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            choose(wanted, gpu, FLOAT8, **changes)
+    assert graph_shape(WIDE, FLOAT8, "own") != graph_shape(WIDE, BF16, "own")
+
+
 def test_a_cpu_has_none_to_choose() -> None:
     assert choose_product("auto", WIDE, BF16, CPU()) is None
     with pytest.raises(ConfigError, match="product = max: it is of a GPU"):
@@ -93,3 +112,43 @@ def test_a_gpus_matrices_are_out_by_in() -> None:
             np.testing.assert_array_equal(found, round_bfloat16(value.T))
             matrices += 1
     assert matrices == 4 * TINY.num_layers + 1
+
+
+def test_a_folded_norm_gives_the_same_product() -> None:
+    """But for weights, which are rounded once, together with the gain."""
+    rng = np.random.default_rng(0)
+    shapes = (512, 96), (96,), (512,), (512,)
+    weight, bias, gain, shift = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    folded, columns = fold_norm(weight, bias, gain, shift)
+    np.testing.assert_array_equal(folded, widen_bfloat16(round_bfloat16(weight * gain[:, None])))
+    x = rng.normal(5, 1, (40, 512))
+    scale = 1 / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    wide = columns.astype(np.float64)
+    y = (x @ folded - x.mean(1, keepdims=True) * wide[:, 0]) * scale + wide[:, 1]
+    normed = oracle.layer_norm(x)
+    np.testing.assert_allclose(y, normed @ folded + (bias + shift @ weight), atol=1e-3)
+    exact = (normed * gain + shift) @ weight.astype(np.float64) + bias
+    unfolded = widen_bfloat16(round_bfloat16(weight)).astype(np.float64)
+    others = (normed * gain + shift) @ unfolded + bias  # of a norm that is not folded
+    assert np.abs(y - exact).std() < 1.1 * np.abs(others - exact).std()
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_weights_of_a_folded_norm_are_those_of_its_product(projected: bool) -> None:
+    changes = {"d_model": 256, "num_heads": 2, "use_projections": projected}
+    model = msgspec.structs.replace(TINY, **changes)
+    assert folds_norms("own", model, BF16) == projected and not folds_norms("max", model, BF16)
+    weights = fold(model, random_tensors(model, 0), "")
+    plain, folded = (
+        host_weights(weights, BF16, cast(Device, Gpu()), product) for product in ("max", "own")
+    )
+    gone, new = plain.keys() - folded.keys(), folded.keys() - plain.keys()
+    kinds = {name.rsplit(".", maxsplit=1)[-1] for name in new}
+    assert kinds == ({"up_columns", "proj_in_columns"} if projected else set())
+    assert len(gone) == 3 * len(new) == 3 * 2 * model.num_layers * projected
+    for name in new:
+        columns = folded[name].to_numpy()
+        matrix = folded[name.replace("_columns", "_weight")]
+        bits = matrix.view(DType.uint16, matrix.shape).to_numpy()
+        sums = widen_bfloat16(bits).astype(np.float64).sum(1)
+        np.testing.assert_allclose(columns[:, 0], sums, rtol=1e-6, atol=1e-6)

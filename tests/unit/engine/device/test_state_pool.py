@@ -51,7 +51,7 @@ def available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
 
 def test_a_slot_takes_what_its_arrays_take() -> None:
     pool = StatePool(TINY, 100, CPU())
-    arrays = (pool.states.to_numpy(), pool.last_token.to_numpy())
+    arrays = [one.to_numpy() for one in pool.buffers]
     assert sum(array.nbytes for array in arrays) == 100 * slot_bytes(TINY)
     table = SlotTable(100, TINY.n_ctx)
     found = [array for array in vars(table).values() if isinstance(array, np.ndarray)]

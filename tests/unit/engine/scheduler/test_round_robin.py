@@ -14,7 +14,7 @@ from tests.engines.making import complete, request_of, scheduled, scheduler_of
 def served(scheduler: Scheduler) -> Counter[str]:
     """Rows of the next step, by request."""
     batch = scheduled(scheduler)
-    first_ids = scheduler.table.first_id[batch.write_slots[: batch.num_decode]].tolist()
+    first_ids = scheduler.table.first_id[batch.slots].tolist()
     assert batch.turn == MIXED
     found = Counter(scheduler._roster.by_first_id[one].request.id for one in first_ids)
     complete(scheduler, batch)

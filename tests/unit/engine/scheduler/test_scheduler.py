@@ -26,7 +26,8 @@ def test_a_prompt_is_prefilled_up_to_its_last_token() -> None:
     assert scheduler.schedule() is None
     scheduler.add(request_of(prompt=[5, 6, 7, 8], max_tokens=2))
     prefill = scheduled(scheduler)
-    assert (prefill.num_decode, rows(prefill), prefill.positions.tolist()) == (0, [[5, 6, 7]], [0])
+    assert (prefill.num_decode, rows(prefill)) == (0, [[5, 6, 7]])
+    assert prefill.prefill["position"].tolist() == [0, 0]
     assert complete(scheduler, prefill) == []
     first = scheduled(scheduler)
     assert (rows(first), first.positions.tolist(), first.ends.tolist()) == ([[8]], [3], [False])
@@ -64,16 +65,16 @@ def test_a_prompt_of_one_token_has_nothing_to_prefill() -> None:
 def test_samples_fork_from_one_prefix_until_the_last_one_has() -> None:
     scheduler = scheduler_of(num_slots=3)
     scheduler.add(request_of(n=5, max_tokens=2))
-    prefix = int(scheduled(scheduler).write_slots[0])
+    prefix = int(scheduled(scheduler).prefill["write_slot"][1])
     assert (scheduler.prefixes.num_pinned, scheduler.num_waiting) == (1, 5)
     forks = scheduled(scheduler)
-    assert forks.read_slots.tolist() == [prefix] * 3
-    assert len({prefix, *forks.write_slots.tolist()}) == 4
+    assert forks.new["read_slot"].tolist() == [prefix] * 3
+    assert len({prefix, *forks.slots.tolist()}) == 4
     assert scheduler.num_waiting == 2
     complete(scheduler, forks)
     assert len(step(scheduler)) == 3
     last = scheduled(scheduler)
-    assert last.read_slots.tolist() == [prefix] * 2
+    assert last.new["read_slot"].tolist() == [prefix] * 2
     assert scheduler.prefixes.num_pinned == 0  # nobody is still to read it
     complete(scheduler, last)
     assert sorted(output.index for output in step(scheduler)) == [3, 4]

@@ -8,7 +8,7 @@ import pytest
 from engine.messages import MAX_LOGPROBS, PROMPT, Output
 from engine.scheduler.scheduler import Scheduler
 from engine.steps.batch import SAMPLED, Batch, Scores, StepResult
-from tests.engines.making import floats, ints, request_of, scheduled, scheduler_of
+from tests.engines.making import floats, ints, request_of, rows, scheduled, scheduler_of
 
 
 def complete(scheduler: Scheduler, batch: Batch, broken: int | None = None) -> list[Output]:
@@ -53,7 +53,7 @@ def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(n: int) -> None:
     scheduler = scheduler_of()
     scheduler.add(request_of(n=n, max_tokens=0, prompt_logprobs=1))
     batch = scheduled(scheduler)
-    assert (batch.num_decode, batch.token_ids.tolist()) == (0, [5, 6])
+    assert (batch.num_decode, rows(batch)) == (0, [[5, 6]])
     assert scheduler.schedule() is None
     prompt, *samples = complete(scheduler, batch)
     assert ints(prompt.token_ids) == [6, 7]

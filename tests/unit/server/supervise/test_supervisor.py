@@ -149,6 +149,26 @@ async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be
     await ended(keeper, crashing)
 
 
+async def test_one_with_a_substitute_that_serves_is_tried_again_for_ever_once_it_has_served(
+    child: MakeChild, tmp_path: Path
+) -> None:
+    ends = tmp_path / "ends"
+    fails = f"open({str(ends)!r}, 'a').write('+'); raise SystemExit(3)"
+    substitute, failing = child(BEATING, "1"), child("import sys; open(sys.argv[1], 'w'); " + fails)
+    failing.heartbeat, failing.command[-1] = tmp_path / "other", str(tmp_path / "other")
+    never_served = child(fails, beats=False)
+    failing.substitutes = never_served.substitutes = [substitute]
+    keeper = asyncio.create_task(substitute.keep_running())
+    await started(substitute)
+    assert await never_served.keep_running() == 3
+    failing_keeper = asyncio.create_task(failing.keep_running())
+    enough = supervisor._MAX_FAILURES + 2
+    await until(lambda: ends.stat().st_size >= enough)
+    assert not failing_keeper.done()
+    await ended(keeper, substitute)
+    assert await failing_keeper == 3
+
+
 async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_it(
     child: MakeChild,
 ) -> None:

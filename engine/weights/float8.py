@@ -1,0 +1,107 @@
+"""The channel mixer of a model in float8 (e4m3), as an H100 or H200 multiplies it.
+
+e4m3 has three bits behind the leading one from 2^-6 up to 448, and fewer down to 2^-9. Both factors
+of a product are rounded to it. A scale has to bring values into that range and no more, so those of
+activations are powers of two that follow from the weights, and no row is measured:
+
+- A normalised row has a norm of sqrt(d) at most (`norm_scale`); gain and shift are moved into `up`.
+- So no inner channel exceeds sqrt(d) times the norm of its column of `up`, and its bias. What it is
+  divided by takes that to 448 at most, and `down` multiplies: nothing is ever clipped.
+- An output of a matrix has a float32 scale, by which its largest weight is 448.
+
+An inner activation, between `up` and `down`, has its channels in the order INNER of each 64, which
+is how the threads of a tensor core hold them; the rows of `down` have it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.steps.batch import F32
+from engine.weights.weights import LayerWeights, Weights, named_tensors
+
+Array = npt.NDArray[Any]
+U8 = npt.NDArray[np.uint8]
+
+LARGEST = 448.0
+"""Of e4m3."""
+SMALLEST_NORMAL = 2.0**-6
+INNER = np.arange(64).reshape(8, 4, 2).transpose(1, 0, 2).ravel()
+"""Which of 64 channels lies at each place."""
+CHANNEL_MIXER = {
+    f"{name}_{part}" for name in ("channel_norm", "up", "down") for part in ("weight", "bias")
+}
+"""Names of a layer that `float8_tensors` has otherwise or not at all."""
+
+
+def round_e4m3(values: Array) -> U8:
+    """Return the bits of the nearest e4m3, ties to even; of larger values those of 448."""
+    clipped = np.clip(values, -LARGEST, LARGEST)
+    bits = np.ascontiguousarray(clipped, np.float32).view(np.uint32)
+    normal = (bits & 0x7FFFFFFF) + 0x7FFFF + (bits >> 20 & 1)  # keeps three bits of 23
+    small = np.abs(clipped) < SMALLEST_NORMAL  # multiples of 2^-9, and their bits are the multiple
+    tiny = np.rint(np.abs(np.where(small, clipped, 0)) * 2**9)
+    found = np.where(small, tiny, (normal >> 20) - (120 << 3)).astype(np.uint8)
+    return np.where(np.isnan(values), 0x7F, found | (bits >> 24 & 0x80)).astype(np.uint8)
+
+
+def from_e4m3(bits: Array) -> F32:
+    """Return the values that bits mean."""
+    every = np.arange(256, dtype=np.uint8)
+    exponent, fraction = every >> 3 & 15, (every & 7).astype(np.float32)
+    magnitude = np.where(
+        exponent > 0, np.ldexp(8 + fraction, exponent.astype(np.int32) - 10), fraction * 2**-9
+    )
+    magnitude[[0x7F, 0xFF]] = np.nan
+    found: F32 = np.where(every < 128, magnitude, -magnitude).astype(np.float32)[bits]
+    return found
+
+
+def norm_scale(width: int) -> int:
+    """Return what normalised rows are multiplied with: a power of two, for sqrt(width) to fit."""
+    return 1 << int(math.log2(LARGEST / math.sqrt(width)))
+
+
+def float8_tensors(weights: Weights) -> Iterator[tuple[str, Array]]:
+    """Every tensor as `named_tensors` has it, but those of channel mixers as `srm_up_e4m3` and
+    `srm_down_e4m3` want them: `<name>_weight` bits [out, in], `<name>_columns` f32[out, 2] scales
+    and biases, and `up_divisors`."""
+    for name, value in named_tensors(weights):
+        if name.rpartition(".")[2] not in CHANNEL_MIXER:
+            yield name, value
+    for index, layer in enumerate(weights.layers):
+        for name, narrow in float8_channel_mixer(layer).items():
+            yield f"layers.{index}.{name}", narrow
+
+
+def float8_channel_mixer(layer: LayerWeights) -> dict[str, Array]:
+    """The tensors of one layer's channel mixer."""
+    width = len(layer.channel_norm_weight)
+    up = np.ascontiguousarray((layer.channel_norm_weight[:, None] * layer.up_weight).T)
+    up_bias = layer.channel_norm_bias @ layer.up_weight + layer.up_bias
+    # The norm of a rounded column, times that of a rounded row, exceeds theirs by 1/16 each.
+    bound = 1.13 * math.sqrt(width) * np.sqrt((up**2).sum(axis=1)) + np.abs(up_bias)
+    divisor = np.exp2(np.ceil(np.log2(np.maximum(bound, 1e-30) / LARGEST))).astype(np.float32)
+    up_bits, up_scale = _scaled(up)
+    down = np.ascontiguousarray((divisor[:, None] * layer.down_weight).T)
+    down = down.reshape(width, -1, len(INNER))[:, :, INNER].reshape(down.shape)
+    down_bits, down_scale = _scaled(down)
+    return {
+        "up_weight": up_bits,
+        "up_columns": np.stack([up_scale / np.float32(norm_scale(width)), up_bias], axis=1),
+        "up_divisors": divisor,
+        "down_weight": down_bits,
+        "down_columns": np.stack([down_scale, layer.down_bias], axis=1),
+    }
+
+
+def _scaled(matrix: F32) -> tuple[U8, F32]:
+    """Bits [out, in] of a matrix, and the scales of its rows."""
+    largest = np.abs(matrix).max(axis=1)
+    scale = np.where(largest > 0, largest, 1) / np.float32(LARGEST)
+    return round_e4m3(matrix / scale[:, None]), scale.astype(np.float32)

@@ -1,0 +1,87 @@
+"""The emulation of narrow dtypes rounds where a step does, and its figures are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.engine.ops import widened
+from bench.model.precision import (
+    CASES,
+    Case,
+    Float8Mixer,
+    PrecisionConfig,
+    RoundedModel,
+    markdown,
+    measure,
+)
+from engine.config import ModelConfig
+from engine.device.linear import round_bfloat16
+from engine.errors import ConfigError
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.random_model import write_random_model
+from tests.engines.numpy_runner import F64, feed, in_float64
+from training.checkpoint import load_model
+from training.model import Block
+
+MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=4, n_ctx=24, vocab_size=300)
+IDS = np.random.default_rng(0).integers(MODEL.vocab_size, size=24)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    write_random_model(made, MODEL)
+    return made
+
+
+def logits(folder: Path, case: Case) -> F64:
+    with torch.inference_mode():
+        found: F64 = RoundedModel(folder, case)(torch.tensor(IDS)[None])[0].double().numpy()
+    return found
+
+
+def rounded(values: F64) -> F64:
+    return widened(round_bfloat16(values.astype(np.float32))).astype(np.float64)
+
+
+def test_bfloat16_rounds_as_much_as_the_oracle(folder: Path) -> None:
+    weights = load_checkpoint(folder)
+    narrow, states = in_float64(weights, rounded), [np.zeros(MODEL.state_width)] * 2
+    emulated, exact = np.zeros((2, len(IDS), MODEL.vocab_size))
+    for position, token in enumerate(IDS.tolist()):
+        y, states[0] = feed(narrow, token, position, states[0], rounded)
+        emulated[position] = rounded(y)
+        exact[position], states[1] = feed(weights, token, position, states[1])
+    error, rounding = np.abs(logits(folder, Case("bfloat16")) - exact), np.abs(emulated - exact)
+    # The oracle rounds what norms give, too.
+    assert 0.6 * rounding.mean() < error.mean() < rounding.mean()
+    assert np.abs(logits(folder, Case("float32")) - exact).max() < 1e-5 * np.abs(exact).max()
+
+
+def test_float8_is_the_channel_mixer_within_its_rounding(folder: Path) -> None:
+    layer = load_checkpoint(folder).layers[0]
+    block = load_model(folder).double().mixer_blocks[0]
+    assert isinstance(block, Block)
+    x = torch.randn(100, MODEL.d_model, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        exact = block.channel_mixing_layer(block.channel_norm(x.double()))
+        found = [Float8Mixer(layer, bits).run(x).double() for bits in (24, 14, 5)]
+    off = [float((one - exact).std() / exact.std()) for one in found]
+    assert 0.02 < off[0] < 0.06 and abs(off[1] / off[0] - 1) < 0.05 and off[2] > 1.2 * off[0]
+
+
+def test_every_case_is_measured(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    record = measure(PrecisionConfig(demo_model=nowhere, random_widths=(64,)))
+    (model,) = record["models"]
+    assert [one["case"] for one in model["cases"]] == list(CASES)
+    divergences = [one["kl_mean"] for one in model["cases"][:3]]
+    assert divergences == sorted(divergences)
+    assert divergences[0] < 1e-9 and divergences[1] > 1e-5
+    assert sum(line.startswith("| float8") for line in markdown(record)) == 2
+    with pytest.raises(ConfigError, match="nothing to do"):
+        measure(PrecisionConfig(demo_model=nowhere, random_widths=()))
