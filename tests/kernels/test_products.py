@@ -166,7 +166,7 @@ def test_products_are_right(ran: Callable[[str, int], Run], kind: str, rows: int
     check(kind, ran(kind, rows))
 
 
-@pytest.mark.parametrize("kind", KINDS.keys() - PLAIN)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PLAIN])
 def test_a_row_does_not_depend_on_others(ran: Callable[[str, int], Run], kind: str) -> None:
     most = ran(kind, 129)
     for rows in (1, 2, 127, 128):
