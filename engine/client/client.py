@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from engine.client.connection import EngineConnection
-from engine.client.streams import Stream, Streams
+from engine.client.streams import Stream, Streams, Write
 from engine.errors import EngineUnavailable, InvalidRequest
 from engine.messages import (
     Abort,
@@ -32,6 +32,7 @@ from engine.messages import (
     TakeSnapshot,
     error_of,
 )
+from engine.steps.batch import Bool
 from engine.tasks import task_group
 
 HEARTBEAT_S = 1.0
@@ -135,6 +136,10 @@ class EngineClient:
             yield stream
         finally:
             stream.close()
+
+    def hand_out(self, tokens: Bool, write: Write) -> None:
+        """See `Streams.hand_out`."""
+        self._streams.hand_out(tokens, write)
 
     async def snapshot(self) -> Done:
         """Have every engine write a snapshot of durable requests; returns when all are on disk.

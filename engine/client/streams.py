@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from engine.client.spread import MAX_RUNS, Part, Spread
-from engine.client.token_table import NOBODY, TokenTable
+from engine.client.token_table import INDEX_BITS, NOBODY, TokenTable
 from engine.errors import EngineError, SRMError, StepFailed
 from engine.messages import (
     PROMPT,
@@ -30,10 +30,11 @@ from engine.messages import (
     ToEngine,
     without_first,
 )
-from engine.steps.batch import I64
+from engine.steps.batch import I32, I64, Bool
 from engine.steps.token_deltas import TokenDeltas, merge, of_outputs
 
 Send = Callable[[ToEngine], None]
+Write = Callable[[I64, I32], None]
 
 
 class Delivery(NamedTuple):
@@ -85,6 +86,15 @@ class Stream:
     def parts(self) -> Iterator[Part]:
         """All that engines were given of it."""
         return chain.from_iterable(self._parts)
+
+    @property
+    def direct_number(self) -> int:
+        """What `Streams.write` knows it by."""
+        return self._first >> INDEX_BITS
+
+    def set_direct(self, is_direct: bool) -> None:
+        """Have `Streams.write` given the tokens of a stream of one completion while it waits."""
+        self._streams.table.set_direct(self._first, is_direct)
 
     async def wait(self) -> None:
         """Wait until there is something to take.
@@ -264,6 +274,13 @@ class Streams:
         self._streams: dict[int, Stream] = {}
         self._unused = list(range(63, -1, -1))
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
+        self._write: Write | None = None
+        self._version = 0  # of the weights of the last columns
+
+    def hand_out(self, tokens: Bool, write: Write) -> None:
+        """Have `write` called for each step with the numbers of direct streams and a token of each,
+        whose id is True in `tokens`, bool[vocab]."""
+        self.table.direct_tokens, self._write = tokens, write
 
     def send(self, engine: int, message: ToEngine) -> None:
         self._sends[engine](message)
@@ -346,7 +363,10 @@ class Streams:
             reader = self.table.reader(number)
             if reader != NOBODY:
                 self._streams[reader].add_cached(number, count)
-        readers = self.table.put(
+        if version != self._version:  # a stream's reader is to hear of it first
+            self.table.end_direct()
+            self._version = version
+        readers, direct, tokens = self.table.put(
             np.frombuffer(columns.streams, "<i8"),
             np.frombuffer(columns.token_ids, "<i4"),
             np.frombuffer(columns.logprobs, "<f4"),
@@ -360,3 +380,5 @@ class Streams:
         self.has_news |= fresh
         for number in np.flatnonzero(fresh).tolist():
             self._streams[number].wake()
+        if self._write is not None and len(direct):
+            self._write(direct, tokens)

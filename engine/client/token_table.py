@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,6 +73,20 @@ CLOSED, NO_ROWS = -2, -1
 NOBODY = -1
 
 
+class Arrived(NamedTuple):
+    """What `TokenTable.put` did with a step's rows."""
+
+    readers: I64
+    """Readers that have new tokens to take, maybe twice."""
+    direct: I64
+    """Numbers above INDEX_BITS of the streams whose token is handed out."""
+    tokens: I32
+    """Their tokens."""
+
+
+NO_DIRECT: tuple[I64, I32] = (np.empty(0, np.int64), np.empty(0, np.int32))
+
+
 class TokenTable:
     """Rows of tokens: appended by the step, read and forgotten by the reader."""
 
@@ -85,6 +100,9 @@ class TokenTable:
         self._row = np.full(0, CLOSED, np.int32)  # the first of its rows
         self._size = np.zeros(0, np.int32)
         self._reader = np.zeros(0, np.int32)  # whom to tell of news
+        self._is_direct = np.zeros(0, np.bool_)  # its tokens are handed out as they arrive
+        self.direct_tokens = np.zeros(0, np.bool_)
+        """bool[vocab]: tokens that may be handed out as they arrive; empty: none."""
         self._num_numbers = 0  # ever given out
         # By row.
         self._reason = np.zeros(0, np.uint8)
@@ -125,6 +143,7 @@ class TokenTable:
                 self._row = np.append(self._row, np.full(more, CLOSED, np.int32))
                 self._size = np.append(self._size, np.zeros(more, np.int32))
                 self._reader = np.append(self._reader, np.zeros(more, np.int32))
+                self._is_direct = np.append(self._is_direct, np.zeros(more, np.bool_))
         self._row[number], self._size[number], self._reader[number] = NO_ROWS, size, reader
         return number << INDEX_BITS
 
@@ -136,11 +155,21 @@ class TokenTable:
             self._queues.forget(np.arange(row, row + size))
             self._stretches.give_back(row, size)
         self._row[number] = CLOSED
+        self._is_direct[number] = False
         self._unused.append(number)
 
-    def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> I64:
-        """Append a step's rows, at most one per stream; return the readers that have new tokens,
-        maybe twice. Rows of closed or ended streams are dropped."""
+    def set_direct(self, first: int, is_direct: bool) -> None:
+        """Have `put` hand out the tokens of a reader of one completion, all of which were taken,
+        until one comes that may not be, or that is its last."""
+        self._is_direct[first >> INDEX_BITS] = is_direct
+
+    def end_direct(self) -> None:
+        """Append all tokens that come from now on."""
+        self._is_direct[:] = False
+
+    def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> Arrived:
+        """Append a step's rows, at most one per stream, but for those that are handed out. Rows of
+        closed or ended streams are dropped."""
         numbers = streams >> INDEX_BITS
         assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
         first_rows = self._row[numbers]
@@ -156,6 +185,17 @@ class TokenTable:
             logprobs = logprobs[is_open] if len(logprobs) else logprobs
         if self._counts:
             tokens = self._not_come(rows, tokens)
+        direct = NO_DIRECT
+        is_direct = self._is_direct[numbers]
+        if is_direct.any():
+            may_be = (tokens >= 0) & (reasons == 0)
+            may_be[may_be] = self.direct_tokens[tokens[may_be]]
+            self._is_direct[numbers[~may_be]] = False  # what follows comes behind it
+            is_direct &= may_be
+            direct = numbers[is_direct], tokens[is_direct]
+            rest = ~is_direct
+            rows, numbers, tokens, reasons = rows[rest], numbers[rest], tokens[rest], reasons[rest]
+            logprobs = logprobs[rest] if len(logprobs) else logprobs
         self._reason[rows] = reasons
         said, speakers = np.flatnonzero(tokens >= 0), rows
         if len(said) < len(rows):
@@ -166,8 +206,7 @@ class TokenTable:
             has_news = reasons != 0
             has_news[said] = True
             numbers = numbers[has_news]
-        readers: I64 = self._reader[numbers]
-        return readers
+        return Arrived(self._reader[numbers], *direct)
 
     def skip_read(self, first: int, indices: I64) -> None:
         """Deliver no token again of these completions, all of whose tokens come once more."""

@@ -64,6 +64,15 @@ class Encoder(ABC):
         """The renderer of text-only choices straight from arrays, or None."""
         return None
 
+    @abstractmethod
+    def around_text(self) -> tuple[bytes, bytes]:
+        """What a choice that only goes on, the first of its request, has around its text."""
+
+    def around(self, text: tuple[bytes, bytes], usage: UsageField) -> tuple[bytes, bytes]:
+        """What an event that is sent now has around the text of its only choice."""
+        begin, end = self._frame(usage)
+        return b"data: " + begin + text[0], text[1] + end + b"\n\n"
+
     def first_fields(self) -> dict[str, Any]:
         """Fields of a stream's first event alone."""
         return {}
@@ -83,15 +92,19 @@ class Encoder(ABC):
         first = self.first_fields()
         if first or isinstance(usage, Usage) or samples is not UNSET:
             return self.envelope(self._fields(choices, usage, samples) | first, is_event=True)
+        begin, end = self._frame(usage, samples)
+        return b"%b%b%b" % (begin, b",".join(map(bytes, choices)), end)
+
+    def _frame(self, usage: UsageField, samples: SamplesField = UNSET) -> tuple[bytes, bytes]:
+        """What an event has around its choices, which is the same while the weights are."""
         if self.generation.weights_version != self._version:
             self._frames.clear()
             self._version = self.generation.weights_version
-        if usage not in self._frames:  # what is around the choices is always the same
+        if usage not in self._frames:
             example = self.envelope(self._fields([_CHOICES], usage, samples), is_event=True)
             begin, end = example.split(_CHOICES)
             self._frames[usage] = (begin, end)
-        begin, end = self._frames[usage]
-        return b"%b%b%b" % (begin, b",".join(map(bytes, choices)), end)
+        return self._frames[usage]
 
     def token_ids(self, delta: Delta) -> list[int] | UnsetType:
         """The token ids of a choice, if they are asked for."""

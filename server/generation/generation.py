@@ -27,6 +27,7 @@ from server.generation.engine_request import (
     sampling_params,
     wants_whole,
 )
+from server.generation.event_writer import EventWriter, Outlet
 from server.generation.prompts import Prompt
 from server.generation.sample_selection import Ranking, SampleSelection
 from server.generation.stop_strings import StopStringStream, StopStringWatch, taken
@@ -63,6 +64,7 @@ class Generation:
         self.prompts = [Prompt(prompt, request, text) for prompt in prompts]
         self.created_unix = int(time.time()) if sender.created_unix is None else sender.created_unix
         self.started = time.monotonic()
+        self.outlet = Outlet(self.started)
         self.first_output: float | None = None
         self.weights_version: int | None = None
         """Version of the weights that made the latest output; None before there is any."""
@@ -92,7 +94,9 @@ class Generation:
     def completion_tokens(self) -> int:
         """Tokens so far; with `until.count`, only those of samples in the reply."""
         selected = self.request.ends_early
-        return self._selection.num_tokens if selected else self._detokenizer.num_tokens
+        if selected:
+            return self._selection.num_tokens
+        return self._detokenizer.num_tokens + self.outlet.num_tokens
 
     @property
     def num_choices(self) -> int:
@@ -148,9 +152,11 @@ class Generation:
         is_plain = is_text and is_at_once and not (says_more or is_cut)
         return request.stream and is_plain and not request.stream_whole
 
-    async def deltas(self, client: EngineClient) -> AsyncGenerator[TokenDeltas, None]:
+    async def deltas(
+        self, client: EngineClient, writer: EventWriter | None = None
+    ) -> AsyncGenerator[TokenDeltas, None]:
         """Yield the new tokens of samples, of AT_ONCE at most unless the request is plain; to be
-        iterated once.
+        iterated once. What `writer` writes is not yielded.
 
         Without `stream` a sample with stop strings comes whole. Raises what the engine refuses the
         request with; a refusal of any prompt ends them all.
@@ -165,11 +171,14 @@ class Generation:
         with client.open(requests) as stream:
             note_stream(stream)
             self._stream = stream
-            if self.is_plain:  # as little as can be between the engine client and the encoder
+            if self.is_plain and writer is not None:  # as little as can be in between
+                last_token = 0
                 while stream.unfinished:
-                    await stream.wait()
+                    await writer.wait(stream, self.outlet, last_token)
                     delivery = stream.take()
                     self._note(stream, delivery)
+                    if len(tokens := delivery.news.token_ids):
+                        last_token = tokens[-1]
                     yield self._by_sample(delivery.news)
                 return
             source = taken(stream, only_ended=wants_whole(self.request))

@@ -20,6 +20,7 @@ from engine.errors import IdInUse, InvalidRequest
 from engine.steps.token_deltas import TokenDeltas
 from server import metrics
 from server.generation.encoding import Encoder, UsageField
+from server.generation.event_writer import EventWriter
 from server.generation.generation import AT_ONCE, Generation
 from server.generation.read_ahead import read_ahead
 from server.http.bodies import json_reply
@@ -35,8 +36,8 @@ first choice of an event."""
 class Responder:
     """Answers the requests of one API process."""
 
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
+    def __init__(self, client: EngineClient, writer: EventWriter) -> None:
+        self._client, self._writer = client, writer
         self._ids_in_use: set[str] = set()
 
     async def respond(self, encoder: Encoder) -> Response:
@@ -47,7 +48,7 @@ class Responder:
         if not encoder.request.stream:
             return json_reply(await self.whole(encoder))
         events = self._events(encoder)
-        return EventStream(await anext(events), events)
+        return EventStream(await anext(events), events, encoder.generation.outlet)
 
     async def whole(self, encoder: Encoder) -> bytes:
         """Return the whole reply to a request without `stream`. Raises as `respond`."""
@@ -71,7 +72,9 @@ class Responder:
         generation, options = encoder.generation, encoder.request.stream_options
         is_continuous = bool(options and options.continuous_usage_stats)
         usage: UsageField = None if options and options.include_usage else UNSET
-        last = generation.started
+        outlet = generation.outlet
+        is_direct = generation.is_plain and generation.num_choices == 1 and not is_continuous
+        around_text = encoder.around_text() if is_direct else None
         told = 0  # tokens, where usage says them
         is_few = generation.num_choices <= MOST_ALONE
         encoded = _encoding(encoder)
@@ -88,15 +91,17 @@ class Responder:
                     if not (begun or news):
                         continue
                     now = time.monotonic()
-                    if last != generation.started:
-                        metrics.INTER_TOKEN_LATENCY.observe(now - last)
-                    last = now
+                    if outlet.last != generation.started:
+                        metrics.INTER_TOKEN_LATENCY.observe(now - outlet.last)
+                    outlet.last = now
                     said = events(begun) if begun else []
                     if is_continuous:
                         told = generation.completion_tokens
                     for choices in news:
                         said += events(choices)
                     yield together(said)
+                    if around_text is not None:
+                        outlet.begin, outlet.end = encoder.around(around_text, usage)
             if generation.samples is not UNSET:
                 yield encoder.event([], UNSET, generation.samples)
             if options and options.include_usage:
@@ -105,14 +110,14 @@ class Responder:
     def _news(self, generation: Generation) -> AsyncGenerator[_News, None]:
         """Return what arrives: whole choices if they are asked for, else tokens."""
         if not generation.request.stream_whole:
-            return generation.deltas(self._client)
+            return generation.deltas(self._client, self._writer)
         certain = self._certain(generation)
         # Early ends free slots, whether the client reads or not.
         return read_ahead(certain) if generation.request.ends_early else certain
 
     async def _certain(self, generation: Generation) -> AsyncGenerator[list[Delta], None]:
         """Yield the choices of the reply, whole, as soon as each is certain, AT_ONCE at a time."""
-        async with aclosing(generation.deltas(self._client)) as parts:
+        async with aclosing(generation.deltas(self._client, self._writer)) as parts:
             async for news in parts:
                 certain = await generation.certain(news)
                 for at in range(0, len(certain), AT_ONCE):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +26,7 @@ from uvicorn.server import ServerState
 from server.config import ServerConfig
 from server.errors import ErrorBody, ErrorDetail
 from server.http.auth import TOO_MANY_CONNECTIONS
+from server.http.responses import CONNECT
 
 LINGER_S = 2.0
 """Seconds for which the rest of a body is read after its reply, which could get lost otherwise."""
@@ -56,6 +59,13 @@ class Connection(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
+        self.on_pause: Callable[[], None] = lambda: None
+        """Called when the client reads too slowly."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes as they are, unless the connection is lost."""
+        with suppress(RuntimeError):  # uvloop's, of a transport that is closed
+            self.transport.write(data)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own habit
         super().connection_made(transport)
@@ -102,6 +112,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             _speak_1_0(self.cycle, self.parser.should_keep_alive())
+        else:
+            _offer(self)
         if TOO_MANY_CONNECTIONS in self.app_state:
             self.cycle.keep_alive = False
 
@@ -131,6 +143,7 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.on_pause()
         self._watch_sending()
 
     def resume_writing(self) -> None:
@@ -198,6 +211,21 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.transport.close()
         self._abort_later()
+
+
+def _offer(connection: Connection) -> None:
+    """Have the reply to the newest request know the extension CONNECT."""
+    cycle = connection.cycle
+    send = cycle.send
+
+    async def send_or_connect(message: Message) -> None:
+        if message["type"] != CONNECT:
+            await send(message)  # type: ignore[arg-type]  # uvicorn has types of its own
+        elif cycle.chunked_encoding and not cycle.disconnected:
+            message["outlet"].reply = connection
+
+    cycle.scope["extensions"] = {CONNECT: {}}
+    cycle.send = send_or_connect  # type: ignore[assignment]  # for this request alone
 
 
 def _speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:

@@ -23,6 +23,9 @@ from server.http.bodies import json_reply
 
 log = logging.getLogger(__name__)
 
+CONNECT = "srm.connect"
+"""ASGI extension, and its message: gives an outlet the connection to which the reply goes."""
+
 
 class WhileConnected(Response):
     """Makes a reply and sends it; raises ClientDisconnect once the client is gone."""
@@ -74,16 +77,23 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, first: bytes, events: AsyncGenerator[bytes, None], outlet: object = None
+    ) -> None:
+        """`outlet` is connected after the first event, where the server has the extension for it;
+        whoever makes `events` may write events there, framed as chunks, while none is asked for."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._events = events
+        self._outlet = outlet
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _send_event(send, self._first)
+            if self._outlet is not None and CONNECT in scope.get("extensions", ()):
+                await send({"type": CONNECT, "outlet": self._outlet})
             try:
                 async for event in events:
                     await _send_event(send, event)

@@ -52,13 +52,18 @@ class Completions(Endpoint):
     id_prefix = "cmpl"
 
     def __init__(
-        self, client: EngineClient, text: Text, models: Models, responder: Responder
+        self,
+        client: EngineClient,
+        text: Text,
+        models: Models,
+        responder: Responder,
+        pieces: Pieces,
     ) -> None:
         super().__init__(responder)
         self._client = client
         self._text = text
         self._models = models
-        self._pieces = Pieces(text)
+        self._pieces = pieces
         self._template = Template(_text_choice)
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> CompletionEncoder:
@@ -124,6 +129,9 @@ class CompletionEncoder(Encoder):
     def rendering(self) -> Choices:
         stops = self.request.stop_token_ids
         return Choices(self.pieces, self.template, self.generation.num_choices, stops)
+
+    def around_text(self) -> tuple[bytes, bytes]:
+        return self.template.head(0), self.template.end
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> bytes:  # noqa: ARG002
         return encode_json(Completion(**fields))

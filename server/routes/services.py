@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.client.client import EngineClient
+from server.generation.event_writer import EventWriter
+from server.generation.rendering import Pieces
 from server.generation.responder import Responder
 from server.routes.chat import Chat
 from server.routes.completions import Completions
@@ -32,8 +34,9 @@ def services(
     client: EngineClient, text: Text, model_name: str, template: ChatTemplate | None
 ) -> Services:
     """Make the services of a model called `model_name`. The caller closes `template` itself."""
-    models, responder = Models(model_name, text.model.n_ctx), Responder(client)
-    completions = Completions(client, text, models, responder)
+    models, pieces = Models(model_name, text.model.n_ctx), Pieces(text)
+    responder = Responder(client, EventWriter(client, pieces))
+    completions = Completions(client, text, models, responder, pieces)
     chat = Chat(client, text, models, completions, template, responder)
     return Services(models, completions, chat)
 

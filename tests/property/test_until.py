@@ -22,9 +22,7 @@ from engine.client.streams import Streams
 from engine.messages import REASONS, Abort, Columns, Output, Outputs, Request, StopSamples, ToEngine
 from server.generation.engine_request import RequestOwner
 from server.generation.generation import Generation
-from server.generation.responder import Responder
-from server.routes.completions import Completions
-from server.routes.models import Models
+from server.routes.services import services
 from server.schema.completion_request import parse_completion
 from server.schema.completion_response import Samples
 from server.text.sample import Delta
@@ -268,7 +266,7 @@ async def test_a_line_of_a_batch_says_the_same(text: Text) -> None:
     replies = []
     for order in (tokens, tokens[::-1]):
         client = ScriptedEngine(Script([own], order, 1, 1, stops_late=False), text)
-        completions = Completions(client, text, Models("tiny", 64), Responder(client))
+        completions = services(client, text, "tiny", None).completions
         until = {"match": "(a)", "count": 2}
         body = {"prompt": [5], "n": 6, "max_tokens": 4, "until": until, "return": "unique"}
         sender = RequestOwner(durable=True, created_unix=1)

@@ -53,6 +53,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {**TWO, "echo": True, "logprobs": 2, "prompt_logprobs": 1}),
     (COMPLETIONS, {**EDITS, "n": 5, "return_token_ids": True}),
     (COMPLETIONS, RANDOM_BYTES),
+    (COMPLETIONS, {"prompt": [0, 1, 226], "max_tokens": 60, "temperature": 100}),
+    (CHATS, {"max_tokens": 60, "temperature": 100, "seed": 3}),
     (COMPLETIONS, {"return_packed": True}),
     (COMPLETIONS, {"return_packed": True, "logprobs": 0, "n": 3}),
     (COMPLETIONS, {"return_packed": True, "logprobs": 3, "n": 2, "prompt_logprobs": 2}),

@@ -9,18 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.client.token_queues import PAGE
-from engine.client.token_table import UNUSED_READERS, Stretches, TokenTable
+from engine.client.token_table import INDEX_BITS, UNUSED_READERS, Arrived, Stretches, TokenTable
 from engine.messages import REASONS
 from engine.steps.token_deltas import TokenDeltas, merge, slices
 
 
 def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -> list[int]:
     """A token for each stream, with a log-probability that tells it; who reads them."""
+    readers: list[int] = put_all(table, rows, ends).readers.tolist()
+    return readers
+
+
+def put_all(table: TokenTable, rows: dict[int, int], ends: set[int] | None) -> Arrived:
     tokens = np.array(list(rows.values()), np.int32)
     reasons = np.array([2 * (stream in (ends or ())) for stream in rows], np.uint8)
     streams = np.array(list(rows), np.int64)
-    readers: list[int] = table.put(streams, tokens, -tokens.astype(np.float32), reasons).tolist()
-    return readers
+    return table.put(streams, tokens, -tokens.astype(np.float32), reasons)
 
 
 def read(news: TokenDeltas) -> dict[int, list[int]]:
@@ -36,11 +40,13 @@ def read(news: TokenDeltas) -> dict[int, list[int]]:
 @given(st.randoms(use_true_random=False), st.integers(10, 60))
 def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> None:
     table = TokenTable()
+    table.direct_tokens = np.arange(9_999) % 3 > 0
+    direct: set[int] = set()  # those of one completion whose tokens are handed out
     opened: list[tuple[int, int]] = []
     unread: dict[int, list[int]] = {}
     ended: set[int] = set()
     for action in range(num_actions):
-        kind = rng.choice(["open", "close", "take", "put", "put", "put"])
+        kind = rng.choice(["open", "close", "take", "take", "put", "put", "put"])
         if kind == "open" or not opened:
             size = rng.choice([1, 1, 2, 5])
             first = table.open(size, action)
@@ -50,7 +56,9 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
         elif kind == "close":
             first, size = opened.pop(rng.randrange(len(opened)))
             table.close(first, size)
-            assert put(table, {first: 1}) == []  # on its way when it was closed
+            direct.discard(first)
+            late = put_all(table, {first: 1}, None)  # on its way when it was closed
+            assert not len(late.readers) and not len(late.direct)
             for i in range(size):
                 del unread[first + i]
         elif kind == "take":
@@ -60,16 +68,27 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
             assert all(unread[first + i] == found.get(i, []) for i in range(size))
             unread |= {first + i: [] for i in range(size)}
             assert not table.take(first, size).indices.size
+            if size == 1 and first not in ended and rng.random() < 0.7:
+                table.set_direct(first, True)
+                direct.add(first)
         else:
             for _ in range(rng.choice([1, 3, PAGE, 40])):
                 rows = {
                     s: rng.randrange(9_999) for s in unread if s not in ended and rng.random() < 0.7
                 }
                 ends = {stream for stream in rows if rng.random() < 0.01}
-                put(table, rows, ends)
+                arrived = put_all(table, rows, ends)
+                handed_out = dict(
+                    zip((arrived.direct << INDEX_BITS).tolist(), arrived.tokens, strict=True)
+                )
                 ended |= ends
                 for stream, token in rows.items():
-                    unread[stream].append(token)
+                    if stream in direct and token % 3 and stream not in ends:
+                        assert handed_out.pop(stream) == token
+                    else:
+                        direct.discard(stream)
+                        unread[stream].append(token)
+                assert not handed_out
     for first, size in opened:
         table.close(first, size)
     assert table.num_pages == 0
