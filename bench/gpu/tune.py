@@ -66,7 +66,9 @@ def main(argv: list[str]) -> int:
     sys.stdout.write("\n".join([*shown(choice), ""]))
     path = choice_path(model, DType.bfloat16, open_device("gpu"), cache_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(choice))
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.encode(choice))
+    partial.replace(path)
     sys.stdout.write(f"product = auto takes {choice.product} from now on: {path}\n")
     return 0
 

@@ -89,12 +89,15 @@ class Stream:
 
     @property
     def direct_number(self) -> int:
-        """What `Streams.write` knows it by."""
+        """What `Streams.hand_out` knows it by."""
         return self._first >> INDEX_BITS
 
     def set_direct(self, is_direct: bool) -> None:
-        """Have `Streams.write` given the tokens of a stream of one completion while it waits."""
-        self._streams.table.set_direct(self._first, is_direct)
+        """Have `Streams.hand_out` given the tokens of a stream of one completion while it waits, if
+        the last one that it took is of the weights in use."""
+        streams = self._streams
+        is_direct = is_direct and streams.versions[self._number] == streams.weights_version
+        streams.table.set_direct(self._first, bool(is_direct))
 
     async def wait(self) -> None:
         """Wait until there is something to take.
@@ -275,7 +278,8 @@ class Streams:
         self._unused = list(range(63, -1, -1))
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
-        self._version = 0  # of the weights of the last columns
+        self.weights_version = 0
+        """Of the last columns."""
 
     def hand_out(self, tokens: Bool, write: Write) -> None:
         """Have `write` called for each step with the numbers of direct streams and a token of each,
@@ -363,9 +367,9 @@ class Streams:
             reader = self.table.reader(number)
             if reader != NOBODY:
                 self._streams[reader].add_cached(number, count)
-        if version != self._version:  # a stream's reader is to hear of it first
+        if version != self.weights_version:  # a stream's reader is to hear of it first
             self.table.end_direct()
-            self._version = version
+            self.weights_version = version
         readers, direct, tokens = self.table.put(
             np.frombuffer(columns.streams, "<i8"),
             np.frombuffer(columns.token_ids, "<i4"),

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.client.client import EngineClient
 from engine.client.streams import Stream
-from engine.steps.batch import I32, I64
 from server import metrics
 from server.generation.rendering import Pieces
 
@@ -25,6 +25,10 @@ class ChunkedReply(Protocol):
 
     on_pause: Callable[[], None]
     """Called when the client has read too little of it."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client has read too little of it, and not yet more."""
 
     def write(self, data: bytes) -> None:
         """Send bytes as they are."""
@@ -57,7 +61,8 @@ class EventWriter:
         """Write what comes of a stream, whose tokens so far end with this one, until there is
         something to take. Raises what `Stream.wait` does."""
         reply = outlet.reply
-        if reply is None or not outlet.begin or not self._pieces.is_whole[last_token]:
+        is_text = outlet.begin and self._pieces.is_whole[last_token]
+        if reply is None or reply.is_paused or not is_text:
             await stream.wait()
             return
         self._outlets[stream.direct_number] = outlet
@@ -70,7 +75,7 @@ class EventWriter:
             reply.on_pause = _do_nothing
             del self._outlets[stream.direct_number]
 
-    def write(self, numbers: I64, tokens: I32) -> None:
+    def write(self, numbers: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]) -> None:
         """Write one token to each of these streams."""
         now, outlets, gaps = time.monotonic(), self._outlets, []
         texts = self._pieces.json[tokens].tolist()

@@ -129,7 +129,7 @@ class Generation:
     @property
     def discarded_tokens(self) -> int:
         """Tokens so far of samples that are not, or not yet known to be, in the reply."""
-        return self._detokenizer.num_tokens - self.completion_tokens
+        return self._detokenizer.num_tokens + self.outlet.num_tokens - self.completion_tokens
 
     @property
     def samples(self) -> list[Samples] | UnsetType:

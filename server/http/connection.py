@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -60,12 +59,20 @@ class Connection(HttpToolsProtocol):
         self._sending: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self.on_pause: Callable[[], None] = lambda: None
-        """Called when the client reads too slowly."""
+        """Called when the client reads too slowly, or is gone: then whoever awaits a reply's `send`
+        hears of it."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client has read too slowly, and not yet read on."""
+        return bool(self.flow.write_paused)
 
     def write(self, data: bytes) -> None:
         """Send bytes as they are, unless the connection is lost."""
-        with suppress(RuntimeError):  # uvloop's, of a transport that is closed
+        try:
             self.transport.write(data)
+        except RuntimeError:  # uvloop's, of a transport that is closed
+            self.on_pause()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own habit
         super().connection_made(transport)
@@ -236,6 +243,10 @@ def _speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:
 
     async def send_1_0(message: Message) -> None:
         nonlocal is_framed
+        if (
+            message["type"] == CONNECT
+        ):  # offered on the connection of a request that this one retries
+            return
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
             is_framed = any(name.lower() == b"content-length" for name, _ in headers)

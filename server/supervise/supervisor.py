@@ -61,14 +61,19 @@ class Child:
     why_away: Path | None = None
     """File that says why it cannot run, while it cannot: the others go on without it."""
     substitutes: Sequence[Child] = ()
-    """Others that do the same work: while one of them serves, this one may be away, once it has
-    served at all."""
+    """Others that do the same work: while one of them serves or is restarted, this one may be away,
+    once it has served at all."""
     process: asyncio.subprocess.Process | None = None
+    failures: int = 0
+    """How often it has crashed without coming to work, since it last did."""
+    has_served: bool = False
+    """Whether it ever came so far as to make its heartbeat."""
+    is_hopeless: bool = False
+    """Whether a restart has no point, by its last end."""
 
     async def keep_running(self) -> int:
         """Keep it running, for ever if the others can do without it; else returns an exit code once
         restarting it has no point."""
-        failures, has_served = 0, False
         while True:
             started = time.monotonic()
             try:
@@ -76,18 +81,20 @@ class Child:
             except OSError as error:
                 log.error("%s cannot be started: %s", self.name, error)
                 code = 1
-            failures = 0 if self._has_worked(code, time.monotonic() - started) else failures + 1
-            has_served = has_served or (self.heartbeat is not None and self.heartbeat.exists())
-            if code in FATAL_CODES or failures >= _MAX_FAILURES:
-                why = f"{self.name} ended {max(failures, 1)} times (exit code {code})"
+            has_worked = self._has_worked(code, time.monotonic() - started)
+            self.failures = 0 if has_worked else self.failures + 1
+            self.has_served |= self.heartbeat is not None and self.heartbeat.exists()
+            self.is_hopeless = code in FATAL_CODES or self.failures >= _MAX_FAILURES
+            if self.is_hopeless:
+                why = f"{self.name} ended {max(self.failures, 1)} times (exit code {code})"
                 if self.why_away is not None:
                     self._say_why_away(f"{why}; the server's log says why")
-                elif not has_served or not any(other.serves for other in self.substitutes):
+                elif not self.has_served or not any(one.may_serve for one in self.substitutes):
                     if code in FATAL_CODES:
                         return code
                     log.error("%s: giving up", why)
                     return 1
-            pause = min(0.25 * 2 ** min(failures, 10), _LONGEST_PAUSE_S)
+            pause = min(0.25 * 2 ** min(self.failures, 10), _LONGEST_PAUSE_S)
             log.warning("%s ended (exit code %d): restart in %g s", self.name, code, pause)
             await asyncio.sleep(pause)
 
@@ -135,10 +142,11 @@ class Child:
             await self.process.wait()
 
     @property
-    def serves(self) -> bool:
-        """Whether it runs and has come so far as to make its heartbeat."""
+    def may_serve(self) -> bool:
+        """Whether it has come so far as to make its heartbeat, or has before and is restarted."""
         is_running = self.process is not None and self.process.returncode is None
-        return is_running and self.heartbeat is not None and self.heartbeat.exists()
+        is_up = is_running and self.heartbeat is not None and self.heartbeat.exists()
+        return is_up or (self.has_served and not self.is_hopeless)
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
         """Return whether its end may have come from outside, so that it makes sense to go on."""

@@ -25,6 +25,7 @@ class Reply:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
         self.on_pause: Callable[[], None] = lambda: None
+        self.is_paused = False
 
     def write(self, data: bytes) -> None:
         self.sent.append(data)
@@ -50,7 +51,8 @@ class Two:
         self.replies = [Reply(), Reply()]
         self.outlets = [Outlet(0.0), Outlet(0.0)]
         for outlet, reply, name in zip(self.outlets, self.replies, b"ab", strict=True):
-            outlet.reply, outlet.begin, outlet.end = reply, b"<%c " % name, b">"
+            outlet.reply = reply
+            outlet.begin, outlet.end = b"<%c " % name, b">"
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, Request):
@@ -126,15 +128,23 @@ async def test_what_is_odd_is_left_to_the_task_and_so_is_all_behind_it(
     assert len(two.replies[0].sent) == 1
 
 
-@pytest.mark.parametrize("what", ["no reply", "no frame", "a cut character"])
+@pytest.mark.parametrize(
+    "what", ["no reply", "no frame", "a cut character", "a slow client", "older weights"]
+)
 async def test_a_stream_that_may_not_be_written_to_is_its_tasks(what: str) -> None:
     two = Two()
     if what == "no reply":
         two.outlets[0].reply = None
     elif what == "no frame":
         two.outlets[0].begin = b""
+    elif what == "a slow client":
+        two.replies[0].is_paused = True
+    two.say(WHOLE, WHOLE)
+    taken(two.streams[0])
+    if what == "older weights":  # the other stream hears of the new ones first
+        two.client._streams.weights_version = 2
     task = two.waiting(0, last_token=CUT if what == "a cut character" else WHOLE)
     await asyncio.sleep(0)
-    two.say(1)
+    two.say(1, version=2 if what == "older weights" else 1)
     await task
     assert not two.replies[0].sent and taken(two.streams[0]) == [1]
