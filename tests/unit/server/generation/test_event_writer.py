@@ -13,8 +13,12 @@ from prometheus_client import REGISTRY
 from engine.client.client import EngineClient
 from engine.client.streams import Stream
 from engine.messages import Columns, Outputs, Request, SamplingParams
+from server.generation.engine_request import RequestOwner
 from server.generation.event_writer import EventWriter, Outlet
+from server.generation.generation import Generation
 from server.generation.rendering import Pieces
+from server.schema.completion_request import parse_completion
+from server.text.text import Text
 
 WHOLE, CUT, END = 5, 6, 2
 
@@ -148,3 +152,14 @@ async def test_a_stream_that_may_not_be_written_to_is_its_tasks(what: str) -> No
     two.say(1, version=2 if what == "older weights" else 1)
     await task
     assert not two.replies[0].sent and taken(two.streams[0]) == [1]
+
+
+def test_tokens_that_were_written_count_as_completion_tokens_and_are_not_discarded(
+    text: Text,
+) -> None:
+    """A key is charged the sum of both."""
+    request = parse_completion(b'{"prompt": [5], "max_tokens": 4, "stream": true}')
+    generation = Generation("a", request, [b"\5\0\0\0"], text, RequestOwner())
+    generation.outlet.num_tokens = 3
+    assert (generation.completion_tokens, generation.discarded_tokens) == (3, 0)
+    assert generation.usage.completion_tokens == 3
