@@ -83,7 +83,7 @@ class CountedConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
 
 class Code(NamedTuple):
-    """What was counted in compiled code."""
+    """Instructions and bytes that were counted in compiled code."""
 
     epilogues: dict[str, int]  # of each of PRODUCTS: instructions of a thread, of a full tile
     mix: tuple[float, float]  # of a channel of a row: instructions of warps, and bytes

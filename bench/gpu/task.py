@@ -38,7 +38,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     n_ctx: int = 512
     vocab_size: int = 8192
     shape: ModelConfig | None = None
-    """Of the model, instead of the five above."""
+    """The model's shape; it replaces the five settings above."""
     rows: tuple[int, ...] = ()
     """Rows of a product, of an op or of a step."""
     op_rows: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     forms: tuple[str, ...] = ()
     """Forms of the PyTorch recurrence to time: see `bench.model.recurrence_rate`."""
     gib: float = 4.0
-    """Of a copy that is timed."""
+    """Size of the copy that is timed."""
     seconds: float = 1.0
     """Least time of a repetition."""
     repetitions: int = 3

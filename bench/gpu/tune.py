@@ -30,7 +30,7 @@ from engine.settings import load
 from engine.weights.checkpoint import read_model
 
 LIMIT_S = 1800
-"""Of one product, compilation included."""
+"""Most seconds that one product may take, compilation included."""
 
 
 class TuneConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -72,7 +72,7 @@ class PrecisionConfig(Settings, frozen=True, forbid_unknown_fields=True):
     threads: int = 0
     """CPU threads; 0 is as many as torch chooses."""
     seed: int = 0
-    """Of random weights, tokens and problems."""
+    """Seeds the random weights, tokens and problems."""
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""What the kit measures: three calls, each a list of parts in the order of their worth.
+"""Lists what the kit measures: three calls, each with its parts in the order of their worth.
 
 The sizes are those of a GPU, or tiny ones that rehearse every part on a processor.
 """
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What differs between a GPU and a rehearsal."""
+    """Sizes that differ between a GPU and a rehearsal."""
 
     device: str
     patience: int = 1  # by which times are multiplied

@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 MOST_MIB = 40
-"""Of a call. MAX's libraries alone compress to 36, most of it libmax and libMGPRT."""
+"""Most MiB that a call may carry. MAX's libraries alone compress to 36, most of it libmax and
+libMGPRT."""
 LEFT_OUT = ("models/demo", "docs", "requirements*.lock", "deploy/image", "tests/browser")
 """Of the source tree: what no part reads."""
 SMALL = ("msgspec",)

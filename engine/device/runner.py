@@ -94,7 +94,8 @@ class ModelRunner:
         shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
         folders = config.cache_dir.expanduser(), shipped
         shape = weights.config, self.dtype, self.device
-        measured = None if self.device.is_host else measured_product(*shape, folders[0])
+        asks = config.product == "auto" and not self.device.is_host
+        measured = measured_product(*shape, folders[0]) if asks else None
         self._product = product = choose_product(config.product, *shape, measured)
         self.arithmetic = " ".join(filter(None, (config.device, config.compute_dtype, product)))
         self._session = InferenceSession(devices=[self.device])

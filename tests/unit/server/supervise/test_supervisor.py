@@ -169,6 +169,17 @@ async def test_one_with_a_substitute_that_serves_is_tried_again_for_ever_once_it
     assert await failing_keeper == 3
 
 
+def test_a_substitute_that_is_restarted_still_counts_until_that_has_no_point(
+    child: MakeChild,
+) -> None:
+    substitute = child("")
+    assert not substitute.may_serve
+    substitute.has_served = True
+    assert substitute.may_serve
+    substitute.is_hopeless = True
+    assert not substitute.may_serve
+
+
 async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_it(
     child: MakeChild,
 ) -> None:

@@ -1,0 +1,63 @@
+"""A connection that is lent to whoever writes a reply's events itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from server.http.connection import Connection, _offer, _speak_1_0
+from server.http.responses import CONNECT
+
+
+class Gone:
+    """A transport that is closed."""
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("the handler is closed")
+
+
+class Cycle(SimpleNamespace):
+    """A reply under way, which notes what it is told to send."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(scope={}, disconnected=False, chunked_encoding=True, sent=[], **fields)
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def connection(**fields: Any) -> Any:
+    made = Connection.__new__(Connection)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_whoever_writes_to_a_lost_connection_is_told_to_leave_it_to_the_task() -> None:
+    """Whose `send` raises: behind a pipelined request nothing else says that the client left."""
+    paused: list[bool] = []
+    lost = connection(transport=Gone(), on_pause=lambda: paused.append(True))
+    lost.write(b"5\r\nhello\r\n")
+    assert paused == [True]
+
+
+async def test_a_reply_in_chunks_gives_its_connection_and_no_other_does() -> None:
+    for is_chunked, is_gone in ((True, False), (False, False), (True, True)):
+        cycle = Cycle()
+        lender = connection(cycle=cycle)
+        _offer(lender)
+        cycle.chunked_encoding, cycle.disconnected = is_chunked, is_gone
+        outlet = SimpleNamespace(reply=None)
+        await cycle.send({"type": CONNECT, "outlet": outlet})
+        assert (outlet.reply is lender) == (is_chunked and not is_gone)
+        await cycle.send({"type": "http.response.body"})
+        assert (
+            cycle.sent == [{"type": "http.response.body"}] and CONNECT in cycle.scope["extensions"]
+        )
+
+
+async def test_a_retry_over_http_1_0_lends_nothing() -> None:
+    cycle, outlet = Cycle(), SimpleNamespace(reply=None)
+    _speak_1_0(cycle, False)  # type: ignore[arg-type]  # stands for uvicorn's
+    await cycle.send({"type": CONNECT, "outlet": outlet})
+    assert outlet.reply is None and not cycle.sent
