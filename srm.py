@@ -32,7 +32,7 @@ USAGE = """usage: srm COMMAND [options]
             `report` or `compare`
   tune      which matrix product is the fastest for a model on this machine's GPU
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `counted`, `prefix`, `precision`, `snapshot`, `http`, `fleet` or `scale`;
+            `counted`, `prefix`, `precision`, `snapshot`, `http`, `streams`, `fleet` or `scale`;
             `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
@@ -65,6 +65,7 @@ BENCHMARKS = {
     "precision": "bench.model.precision",
     "snapshot": "bench.engine.snapshot",
     "http": "bench.server.http",
+    "streams": "bench.server.streams",
     "fleet": "bench.server.fleet",
     "scale": "bench.server.scale",
     "table": "bench.records.table",
@@ -93,7 +94,8 @@ SETTINGS = """
   running turn_rows length widths step_rows tflops tb_per_s gb_per_s launch_us efficiencies
   processors ghz gap_us
   sequences random_sequences folder lines
-  requests n max_tokens streams prompts header_tokens engines line_rates
+  requests n max_tokens streams logprobs most token_us profile flame
+  prompts header_tokens engines line_rates
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
   core_price
   url

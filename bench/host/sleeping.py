@@ -6,14 +6,23 @@ so a machine of two cores has as many such engines as it can feed.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+from pathlib import Path
 
 from bench.host.instant import InstantRunner, InstantStep, main
-from engine.config import EngineConfig, ModelConfig
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.steps.batch import Batch, StepResult
 
 STEP_FILE = "step_s"
+
+
+def copy_model(folder: Path) -> None:
+    """Make a folder with what such an engine and its server read of the demo model."""
+    folder.mkdir()
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(DEMO_MODEL / file, folder)
 
 
 class SleepingRunner(InstantRunner):

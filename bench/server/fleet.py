@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -21,10 +20,9 @@ from typing import Any, NamedTuple
 import httpx
 
 from bench.frame import Record, Settings, run, table
-from bench.host.processes import below, busy_s, processes
+from bench.host.processes import below, busy_s, children_of_server, processes
 from bench.host.serving import Serving, serving
-from bench.host.sleeping import STEP_FILE
-from engine.config import DEMO_MODEL
+from bench.host.sleeping import STEP_FILE, copy_model
 from engine.errors import ConfigError
 from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 
@@ -70,9 +68,7 @@ def measure(config: FleetBenchConfig) -> Record:
     """Return one case for each rate and number of servers."""
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "sleeping"
-        model.mkdir()
-        for file in ("config.json", "tokenizer.json"):
-            shutil.copy(DEMO_MODEL / file, model)
+        copy_model(model)
         return {
             "cases": [
                 _measure(config, model, rate, count)
@@ -170,10 +166,8 @@ def _count(servers: list[Serving]) -> _Counts:
     cpu_s: defaultdict[str, float] = defaultdict(float)
     for server in servers:
         who = "owner" if server is servers[-1] else "others"
-        for pid in below(server.pid, found) - {server.pid}:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            (kind,) = {b"api", b"jobs"} & set(words) or {b"engine"}
-            cpu_s[f"{who} {kind.decode()}"] += found[pid].cpu_s
+        for pid, kind in children_of_server(server.pid, found).items():
+            cpu_s[f"{who} {kind}"] += found[pid].cpu_s
     return _Counts(time.monotonic(), lines, cpu_s, _network_bytes(), foreign_s)
 
 
