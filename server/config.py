@@ -37,8 +37,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
     """TCP port to listen on; 0 takes any free one."""
-    api_processes: int = 1
-    """Processes that answer requests, all on the same socket; each takes a core at most."""
+    api_processes: int = 0
+    """Processes that answer requests, all on the same socket; each takes a core at most. 0: one for
+    every four cores, at most 8."""
     engines: int = 1
     """Engine processes, each with the whole model; samples of requests are spread over them."""
     endpoint: str = EngineConfig().endpoint
@@ -160,9 +161,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not 1 <= self.engines <= MAX_ENGINES:
             raise ValueError(f"engines must be 1 … {MAX_ENGINES}, got {self.engines}")
-        if not 1 <= self.api_processes <= MAX_API_PROCESSES:
+        if not 0 <= self.api_processes <= MAX_API_PROCESSES:
             raise ValueError(
-                f"api_processes must be 1 … {MAX_API_PROCESSES}, got {self.api_processes}"
+                f"api_processes must be 0 … {MAX_API_PROCESSES}, got {self.api_processes}"
             )
 
     @property

@@ -21,6 +21,7 @@ import msgspec
 
 from engine import logs
 from engine.config import EngineConfig
+from engine.cores import available_cores
 from engine.errors import ConfigError
 from engine.settings import build, read_settings
 from server.config import ServerConfig
@@ -40,6 +41,8 @@ _PRIVATE = frozenset(
 """Settings of the children that are set here and cannot be given."""
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
 """The README's prompt, as JSON: the bundled model knows the answer."""
+_MOST_BY_DEFAULT = 8
+"""API processes, whatever the number of cores."""
 _MARGIN_S = 5.0
 """Seconds beyond `step_timeout_s` that an engine may be silent before it is taken for frozen."""
 
@@ -113,13 +116,18 @@ def _supervisor(
         engines=engines,
         apis=[
             Child(f"api {number}", api, environment, metrics, listeners, fds=(server.limits_fd,))
-            for number in range(server.api_processes)
+            for number in range(server.api_processes or _default_api_processes())
         ],
         drain_s=server.drain_s,
         others=[Child("jobs", jobs, frugal, metrics, why_away=why_no_jobs)],
         snapshot_s=engine.snapshot_s,
         passes_hangups=bool(server.api_keys_file),
     )
+
+
+def _default_api_processes() -> int:
+    """Return one for every four cores: a GPU's engine needs one or two, and a CPU's all it gets."""
+    return min(max(1, available_cores() // 4), _MOST_BY_DEFAULT)
 
 
 def _engine(

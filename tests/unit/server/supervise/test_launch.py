@@ -40,7 +40,7 @@ def test_settings_survive_the_command_line() -> None:
 BAD = {
     "--port=x": "port = 'x'",
     "--port=65536": "port must lie in",
-    "--api-processes=0": "api_processes must be 1 … 256, got 0",
+    "--api-processes=-1": "api_processes must be 0 … 256, got -1",
     "--engines=0": "engines must be 1 … 64, got 0",
     "--engines=65": "engines must be 1 … 64, got 65",
     "--devices=0": "devices must be empty where device is cpu",

@@ -1,0 +1,34 @@
+"""How many cores a process may use, and how many API processes that makes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine import cores
+from server.supervise import launch
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file of a container's limit, on a machine of 64 cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(cores, "CPU_MAX", tmp_path / "cpu.max")
+    return tmp_path / "cpu.max"
+
+
+def test_a_container_may_have_fewer_cores(machine: Path) -> None:
+    assert cores.available_cores() == 64
+    for limit, found in [("max 100000", 64), ("250000 100000", 2), ("5000 100000", 1), ("", 64)]:
+        machine.write_text(limit + "\n")
+        assert cores.available_cores() == found
+
+
+@pytest.mark.parametrize(
+    ("count", "processes"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (32, 8), (64, 8)]
+)
+def test_every_four_cores_have_an_api_process(machine: Path, count: int, processes: int) -> None:
+    machine.write_text(f"{count * 100_000} 100000\n")
+    assert launch._default_api_processes() == processes
