@@ -1,18 +1,6 @@
-"""Token mixers in torch: every variant once, in two forms.
-
-All are built from one kind of unit, a decaying sum with weights on its inputs and outputs,
-
-    y_t = α_out,t · Σ_{s≤t} decay^(t-s) · α_in,s · x_s + γ_t · x_t + β_t
-
-with one scalar per head and position each. A form knows how to run a unit: `Parallel` over whole
-sequences as a lower-triangular matrix per head, `Recurrent` over one token and a state of plain
-sums. Nothing is ever divided by a weight, and decay is never raised to a negative power.
-"""
+"""Token mixers in torch: every variant once, of the units that `forms.py` runs in two forms."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,83 +8,7 @@ from torch.nn import functional as F
 
 from engine.config import ModelConfig
 from engine.weights.tensors import DECAY_RANGE, mixer_shapes, projection_prefixes, scalar_prefixes
-
-
-@dataclass(frozen=True)
-class TorchMixerUnit:
-    """One unit: H = heads, n = n_ctx. A column unit has α_in = 1, a row unit α_out = 1."""
-
-    alpha_in: Tensor  # [H, n]
-    alpha_out: Tensor  # [H, n]
-    decay: Tensor  # f64[H]: λ ** (1 / c)
-    beta: Tensor | None = None  # [H, n]
-    gamma: Tensor | None = None  # [H, n]
-
-
-class Form(Protocol):
-    """A way to run units; x ends in [H, e]."""
-
-    def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor: ...
-
-    def at(self, scalars: Tensor) -> Tensor:
-        """Return the scalars [H, n] at the positions of x, shaped to be multiplied with x."""
-        ...
-
-
-class Parallel:
-    """Runs units over x [batch, length, H, e], from position 0 on."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor:
-        matrix = self._powers(unit.decay).to(unit.alpha_in.dtype)
-        matrix = unit.alpha_out[:, : self._length, None] * matrix
-        matrix = matrix * unit.alpha_in[:, None, : self._length]
-        mixed = torch.einsum("hts,bshe->bthe", matrix.to(x.dtype), x)
-        return _finish(mixed, unit, x, self)
-
-    def at(self, scalars: Tensor) -> Tensor:
-        return scalars[:, : self._length].T.unsqueeze(-1)
-
-    def _powers(self, decay: Tensor) -> Tensor:
-        """Return decay ** (t - s) as [H, t, s]; 0 for s > t, where no power is taken."""
-        gaps = torch.arange(self._length - 1, -1, -1, dtype=decay.dtype, device=decay.device)
-        falling = F.pad(decay[:, None] ** gaps, (0, self._length - 1))
-        return falling.unfold(-1, self._length, 1).flip(-2)
-
-
-class Recurrent:
-    """Runs units on x [batch, H, e] at one position, after state [units, batch, H * e]."""
-
-    def __init__(self, position: int, state: Tensor) -> None:
-        self._position = position
-        self._states = iter(state)
-        self._new_states: list[Tensor] = []
-
-    def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor:
-        before = next(self._states).view(x.shape)
-        rounded = unit.decay.to(x.dtype)
-        # The rounding error of decay would add up over the steps, to 1e-5 after 1,000. It is less
-        # than half an ulp of the state, so it is added to the smaller term first, or it would be
-        # lost again.
-        left = (unit.decay - rounded).to(x.dtype)
-        s = self.at(unit.alpha_in) * x + left[:, None] * before + rounded[:, None] * before
-        self._new_states.append(s.flatten(-2))
-        return _finish(self.at(unit.alpha_out) * s, unit, x, self)
-
-    def at(self, scalars: Tensor) -> Tensor:
-        return scalars[:, self._position, None]
-
-    def new_state(self) -> Tensor:
-        """Return the new state [units, batch, H * e], once every unit has run."""
-        return torch.stack(self._new_states)
-
-
-def _finish(y: Tensor, unit: TorchMixerUnit, x: Tensor, form: Form) -> Tensor:
-    if unit.gamma is not None:
-        y = y + form.at(unit.gamma).to(x.dtype) * x
-    return y if unit.beta is None else y + form.at(unit.beta).to(x.dtype)
+from training.forms import CHUNK, Form, Parallel, Recurrent, TorchMixerUnit
 
 
 class TokenMixer(nn.Module):
@@ -118,9 +30,9 @@ class TokenMixer(nn.Module):
                 module = module.get_submodule(part)
             module.register_parameter(leaf, nn.Parameter(_initial(name, shape, config)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chunk: int = CHUNK) -> Tensor:
         """Mix x [batch, length, d] to [batch, length, d], length ≤ n_ctx."""
-        return self._run(x, Parallel(x.shape[1]))
+        return self._run(x, Parallel(x.shape[1], chunk))
 
     def step(self, x: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Mix x [batch, d] with state [units, batch, d]; return output [batch, d] and new state."""

@@ -1,9 +1,8 @@
 """The Structured Recurrent Mixer in torch: one set of parameters, two forms. The oracle.
 
-`forward()` works in parallel over the sequence (paper eq. 1-4: a lower-triangular matrix per head);
-`step()` is the same function as a recurrence over a state of plain sums. `mixers.py` mixes the
-tokens. Parameter names are those of the published checkpoints (blbadger/mrm), so files move between
-the two without renaming.
+`forward()` works in parallel over the sequence; `step()` is the same function as a recurrence over
+a state of plain sums. `mixers.py` mixes the tokens. Parameter names are those of the published
+checkpoints (blbadger/mrm), so files move between the two without renaming.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config import ModelConfig
+from training.forms import CHUNK
 from training.mixers import TokenMixer
 
 
@@ -29,9 +29,9 @@ class Block(nn.Module):
         self.token_norm = nn.LayerNorm(width)
         self.token_mixing_layer = TokenMixer(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chunk: int) -> Tensor:
         x = x + self.channel_mixing_layer(self.channel_norm(x))
-        mixed: Tensor = self.token_mixing_layer(self.token_norm(x))
+        mixed: Tensor = self.token_mixing_layer(self.token_norm(x), chunk)
         return x + mixed
 
     def step(self, x: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
@@ -55,11 +55,15 @@ class SRM(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids int64 [batch, length ≤ n_ctx] to logits [batch, length, vocab]."""
+    def forward(self, ids: Tensor, chunk: int = CHUNK) -> Tensor:
+        """Map ids int64 [batch, length ≤ n_ctx] to logits [batch, length, vocab].
+
+        One matrix of a token mixer spans `chunk` tokens; with chunk ≥ length it is the published
+        form, whose time and memory grow with length² (paper eq. 1-4).
+        """
         x = self.input_layer(ids)
         for block in self.mixer_blocks:
-            x = block(x)
+            x = block(x, chunk)
         return F.linear(x, self.output_layer.weight)
 
     def step(self, ids: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
