@@ -26,7 +26,7 @@ USAGE = """usage: srm COMMAND [options]
   weights   other weights for a running server: `srm weights FOLDER`
   snapshot  have a running server write how far its batches are to disk, now
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
-  train     generate problems, train a tokenizer and pretrain a model
+  train     `srm train pretrain`: a model, on texts or generated problems; `srm train tokenizer`
   evaluate  greedy accuracy and pass@k on held-out problems
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
@@ -84,7 +84,9 @@ SETTINGS = """
   tokens_per_minute cors_origins admin_port admin_host weights_dir otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
   batch_fsync_s max_batch_lines_in_flight batch_workers batch_worker_key_file path
-  output steps batch_tokens learning_rate warmup_steps weight_decay save_every seed
+  output texts suffix text_member evaluation_share evaluate_every evaluation_batches
+  steps batch_tokens micro_batches learning_rate warmup_steps decline weight_decay clip_norm
+  save_every precision compile decay seed
   d_model num_layers num_heads n_ctx max_vocab_size threads
   problems samples temperature
   demo_model random_widths dtypes repetitions seconds

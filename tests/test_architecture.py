@@ -51,7 +51,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.analysis": _MEASURES,
     "loadtest.report": _REPORTS,
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
-    "training": ("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
+    "training.text": ("engine",),
+    "training": (
+        *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
+        "training.text",
+    ),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (
         *("engine", "engine.client", "server", "server.text", "server.storage", "server.routes"),

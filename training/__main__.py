@@ -1,7 +1,8 @@
-"""`python -m training train | evaluate`, which are `srm train` and `srm evaluate`."""
+"""`python -m training train COMMAND | evaluate`, which are `srm train …` and `srm evaluate`."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import msgspec
@@ -9,16 +10,23 @@ import msgspec
 from engine.errors import ConfigError
 from engine.settings import load
 from training.evaluate import EvaluateConfig, evaluate
-from training.pretrain import TrainConfig, pretrain
+from training.pretrain import PretrainConfig, pretrain
+from training.text.tokenizer import TokenizerConfig, make_tokenizer
 
 
 def main(argv: list[str]) -> int:
     """Run the command that argv names with the settings that follow; return the exit code."""
     command, settings = (argv[0], argv[1:]) if argv else ("", [])
-    if command == "train":
-        config = load(TrainConfig, settings, prog="srm train")
-        losses = pretrain(config)
-        print(f"{config.output}: {len(losses)} steps, last loss {losses[-1]:.4f}")
+    if command == "train" and settings[:1] == ["pretrain"]:
+        config = load(PretrainConfig, settings[1:], prog="srm train pretrain")
+        losses = pretrain(config).steps
+        if os.environ.get("RANK", "0") == "0":  # one of several processes says it
+            print(f"{config.output}: {len(losses)} steps, last loss {losses[-1]:.4f}")
+    elif command == "train" and settings[:1] == ["tokenizer"]:
+        made = load(TokenizerConfig, settings[1:], prog="srm train tokenizer")
+        print(f"{made.output}: {make_tokenizer(made).get_vocab_size()} entries")
+    elif command == "train":
+        raise ConfigError(f"srm train has the commands pretrain and tokenizer; got {settings[:1]}")
     elif command == "evaluate":
         found = evaluate(load(EvaluateConfig, settings, prog="srm evaluate"))
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())

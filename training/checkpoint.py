@@ -6,30 +6,34 @@ bfloat16). Files appear whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
 
+from engine.config import ModelConfig
+from engine.errors import CheckpointError
 from engine.weights.checkpoint import read_model
 from engine.weights.tensors import is_scalar
 from training.model import SRM
+from training.text.whole_files import whole, write_whole
 
 
-def save_model(model: SRM, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` into `folder`."""
+def save_model(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write `config.json` and `model.safetensors` into `folder`, of a model's state dict."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()
-        for name, value in model.state_dict().items()
+        for name, value in weights.items()
     }
     with whole(folder / "model.safetensors") as partial:
         save_file(tensors, partial, metadata={"format": "pt"})
-    config = msgspec.json.format(msgspec.json.encode(model.config), indent=2)
-    write_whole(folder / "config.json", config + b"\n")
+    written = msgspec.json.format(msgspec.json.encode(config), indent=2)
+    write_whole(folder / "config.json", written + b"\n")
 
 
 def load_model(folder: Path) -> SRM:
@@ -40,15 +44,9 @@ def load_model(folder: Path) -> SRM:
     return model
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; what is there then replaces `path` in one step."""
-    partial = path.with_name(path.name + ".partial")
-    yield partial
-    partial.replace(path)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step."""
-    with whole(path) as partial:
-        partial.write_bytes(content)
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Load a tokenizer.json. Raises CheckpointError if there is none, or it is damaged."""
+    try:
+        return Tokenizer.from_str(path.read_text())
+    except Exception as error:  # the library has no class of its own for what it cannot read
+        raise CheckpointError(f"{path} is no tokenizer that can be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Problem text as token ids: the tokenizer, and batches.
+"""Batches of problems as token ids.
 
 Batch i is a function of (seed, i) alone, so a run resumes exactly where it stopped, and no batch
 needs the ones before it.
@@ -10,22 +10,19 @@ in one context.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from training.tasks import Problem, problems
+from training.text.tokenizer import END_ID
 
 PACKED_EVERY = 8
 IGNORED = -100
 """The target that cross-entropy skips."""
-BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
-BEGIN_ID, END_ID = 0, 1
-"""Id 0 begins a text and is prepended by the tokenizer itself; id 1 ends a text and pads."""
 
 
 class ProblemBatches:
@@ -64,23 +61,3 @@ def encode(tokenizer: Tokenizer, batch: list[Problem]) -> list[list[int]]:
     """Encode prompt and solution of each problem, from the begin token to the end token."""
     texts = [problem.prompt + problem.solution for problem in batch]
     return [[*encoding.ids, END_ID] for encoding in tokenizer.encode_batch(texts)]
-
-
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer of at most `vocab_size` entries, every byte among them."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[BEGIN, END],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN} $A", special_tokens=[(BEGIN, BEGIN_ID)]
-    )
-    return tokenizer

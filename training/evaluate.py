@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
-from engine.errors import CheckpointError
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
+from training.checkpoint import read_tokenizer
 from training.tasks import Problem, problems, reward
 
 COMPLETION_TOKENS = 96
@@ -75,7 +75,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 def evaluate(config: EvaluateConfig) -> Evaluation:
     """Sample every held-out problem `samples` times, and once greedily."""
     weights = load_checkpoint(config.model)
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = read_tokenizer(config.model / "tokenizer.json")
     engine_config = EngineConfig(model=config.model)
     engine = Engine(weights.config, ModelRunner(weights, engine_config), engine_config)
     drawn = list(islice(problems("held-out", config.seed), config.problems))
@@ -120,11 +120,3 @@ def count_right(
         texts = tokenizer.decode_batch(ids, skip_special_tokens=True)
         counts.append(int(sum(reward(problem, text) for text in texts)))
     return counts
-
-
-def load_tokenizer(model: Path) -> Tokenizer:
-    """Load the tokenizer of a checkpoint. Raises CheckpointError if there is none."""
-    path = model / "tokenizer.json"
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing")
-    return Tokenizer.from_file(str(path))

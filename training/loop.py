@@ -1,25 +1,36 @@
-"""The training loop: AdamW, warm-up, linear decay, gradient clipping, checkpoint and resume.
+"""The training loop: AdamW, a schedule of learning rates, clipped gradients, saves and resumption.
 
-Knows no tasks and no file formats: it takes a model, batches by index and a folder.
+Knows no tasks and no file formats: it takes a model, batches by index and a folder. The loss of a
+step is the mean over its targets in all processes, however rows are spread over these and over
+micro-batches.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ConfigError
 from engine.weights.tensors import DECAY_RANGE
-from training.checkpoint import whole
 from training.data import IGNORED
 from training.model import SRM
+from training.processes import Processes, spread
+from training.text.whole_files import whole
+
+Precision = Literal["bfloat16", "float16", "float32"]
+_WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class TrainingBatches(Protocol):
@@ -29,7 +40,7 @@ class TrainingBatches(Protocol):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """Length and learning rates of a training run."""
+    """Length and learning rates of a training run, and how each step is computed."""
 
     steps: int
     learning_rate: float
@@ -37,75 +48,187 @@ class Schedule(msgspec.Struct, frozen=True):
     weight_decay: float
     save_every: int
     clip_norm: float = 1.0
+    decline: Literal["linear", "cosine"] = "linear"
+    evaluate_every: int = 0
+    micro_batches: int = 1
+    precision: Precision = "bfloat16"
+    compile: bool = False
+    shard: bool = False
 
     def rate(self, step: int) -> float:
-        """Return a step's learning rate: linear up over the warm-up, then linear down to zero."""
+        """Return a step's learning rate: linear up over the warm-up, then down to zero."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        if self.decline == "cosine":
+            left = (1 - math.cos(math.pi * left)) / 2
         return self.learning_rate * left
 
 
-def train(model: SRM, batches: TrainingBatches, schedule: Schedule, folder: Path) -> list[float]:
-    """Train `model` in place, in bfloat16 autocast; return the loss of every step.
+class Losses(msgspec.Struct):
+    """Losses in nats per target."""
 
-    The run's state is saved to `folder/run.pt` every `save_every` steps; if that exists, training
-    resumes from it. Raises ConfigError if it is a run of another model.
-    """
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay
-    )
-    losses: list[float] = []
-    saved = folder / "run.pt"
-    if saved.exists():
-        run = torch.load(saved, weights_only=True)
-        if run["config"] != msgspec.to_builtins(model.config):
-            raise ConfigError(f"{saved} is a run of another model: remove it or change --output")
-        model.load_state_dict(run["model"])
-        optimizer.load_state_dict(run["optimizer"])
-        losses = run["losses"]
-    progress = Progress(
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} tok/s"),
-        TimeRemainingColumn(),
-    )
-    with progress:
-        bar = progress.add_task(
-            "", total=schedule.steps, completed=len(losses), loss=float("nan"), rate=0.0
+    steps: list[float]
+    """Of each step's batch, before its update."""
+    evaluations: list[tuple[int, float]]
+    """Number of updates, and the mean loss of the batches for evaluation after them."""
+
+
+class Run:
+    """A training run in `folder`, that which is saved there included."""
+
+    def __init__(
+        self,
+        model: SRM,
+        schedule: Schedule,
+        folder: Path,
+        own: Processes,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """`settings` say which run it is: all that its losses depend on, beside the schedule.
+
+        Raises ConfigError if the run in the folder is another one, and names what differs.
+        """
+        self.losses = Losses([], [])
+        self._schedule, self._own = schedule, own
+        self._saved = folder / "run.pt"
+        self._settings = {"config": msgspec.to_builtins(model.config), **settings}
+        self._model = spread(model, own, schedule.shard)
+        self._forward = torch.compile(self._model) if schedule.compile else self._model
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay
         )
-        for step in range(len(losses), schedule.steps):
-            started = time.monotonic()
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.rate(step)
-            inputs, targets = batches[step]
-            losses.append(_update(model, optimizer, inputs, targets, schedule.clip_norm))
-            rate = inputs.numel() / (time.monotonic() - started)
-            progress.update(bar, advance=1, loss=losses[-1], rate=rate)
-            if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps:
-                if not progress.console.is_terminal:  # a log shows no bar
-                    done = f"step {step + 1} of {schedule.steps}"
-                    progress.print(f"{done}: loss {losses[-1]:.3f}, {rate:,.0f} tok/s")
-                run = {"config": msgspec.to_builtins(model.config), "model": model.state_dict()}
-                run |= {"optimizer": optimizer.state_dict(), "losses": losses}
-                with whole(saved) as partial:
-                    torch.save(run, partial)
-    return losses
+        is_scaled = schedule.precision == "float16"
+        self._scaler = torch.amp.GradScaler(own.device.type, enabled=is_scaled)
+        if self._saved.exists():
+            self._resume()
 
+    def train(self, batches: TrainingBatches, evaluation: list[tuple[Tensor, Tensor]]) -> None:
+        """Make the steps that are left; losses are added as they come.
 
-def _update(
-    model: SRM, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, clip_norm: float
-) -> float:
-    with torch.autocast(inputs.device.type, torch.bfloat16):
-        logits = model(inputs)
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-    torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-    optimizer.step()
-    with torch.no_grad():  # the clip of `decay` has no gradient outside its range: never leave it
-        for name, parameter in model.named_parameters():
-            if name.endswith("decay_value"):
-                parameter.clamp_(*DECAY_RANGE)
-    return loss.item()
+        The run is saved every `save_every` steps and at the end. Raises ConfigError if a loss is
+        no number; what was saved before stays.
+        """
+        schedule, progress = self._schedule, self._progress()
+        with progress:
+            bar = progress.add_task(
+                "", total=schedule.steps, completed=len(self.losses.steps), loss=math.nan, rate=0.0
+            )
+            for step in range(len(self.losses.steps), schedule.steps):
+                started = time.monotonic()
+                inputs, targets = batches[step]
+                loss = self._update(step, inputs, targets)
+                self.losses.steps.append(loss)
+                rate = inputs.numel() / (time.monotonic() - started)
+                progress.update(bar, advance=1, loss=loss, rate=rate)
+                done, is_last = step + 1, step + 1 == schedule.steps
+                said = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
+                every = schedule.evaluate_every
+                if evaluation and every and (done % every == 0 or is_last):
+                    self.losses.evaluations.append((done, self.evaluate(evaluation)))
+                    said += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
+                if done % schedule.save_every == 0 or is_last:
+                    if self._own.is_first and not progress.console.is_terminal:
+                        progress.print(said)  # a log shows no bar
+                    self._save()
+
+    def evaluate(self, batches: list[tuple[Tensor, Tensor]]) -> float:
+        """Return the mean loss over the targets of all batches."""
+        total, count = 0.0, 0
+        self._model.eval()
+        with torch.no_grad():
+            for inputs, targets in batches:
+                total += self._own.total(
+                    self._loss(self._own.part(inputs), self._own.part(targets))
+                )
+                count += int((targets != IGNORED).sum())
+        self._model.train()
+        return total / count
+
+    def _update(self, step: int, inputs: Tensor, targets: Tensor) -> float:
+        schedule, own = self._schedule, self._own
+        for group in self._optimizer.param_groups:
+            group["lr"] = schedule.rate(step)
+        count = int((targets != IGNORED).sum())
+        parts = [
+            torch.chunk(own.part(whole), schedule.micro_batches) for whole in (inputs, targets)
+        ]
+        losses = []
+        for number, (some, wanted) in enumerate(zip(*parts, strict=True), 1):
+            self._sum_gradients(number == len(parts[0]))
+            loss = self._loss(some, wanted) / count
+            losses.append(loss.detach())
+            # Gradients are averaged over processes, and each has its part of the sum alone.
+            self._scaler.scale(loss * own.count).backward()  # type: ignore[no-untyped-call]
+        self._scaler.unscale_(self._optimizer)
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), schedule.clip_norm)
+        found = own.total(torch.stack(losses).sum())
+        if not math.isfinite(found):
+            raise ConfigError(
+                f"the loss of step {step + 1} is {found}: lower learning_rate, or take "
+                f"precision = float32; saved is what {self._saved.parent} has"
+            )
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+        with torch.no_grad():  # the clip of `decay` has no gradient outside its range
+            for name, parameter in self._model.named_parameters():
+                if name.endswith("decay_value"):
+                    parameter.clamp_(*DECAY_RANGE)
+        return found
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over the targets."""
+        precision = self._schedule.precision
+        dtype = torch.bfloat16 if precision == "float32" else getattr(torch, precision)
+        with torch.autocast(inputs.device.type, dtype, enabled=precision != "float32"):
+            logits = self._forward(inputs)
+        flat = logits.flatten(0, 1).float()
+        return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def _sum_gradients(self, is_last: bool) -> None:
+        """Whether the next backward pass exchanges gradients with the other processes."""
+        if isinstance(self._model, DistributedDataParallel):
+            self._model.require_backward_grad_sync = is_last
+        elif isinstance(self._model, FSDPModule):
+            self._model.set_requires_gradient_sync(is_last)
+
+    def _save(self) -> None:
+        model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
+        if self._own.is_first:
+            run = {"settings": self._settings, "model": model, "optimizer": optimizer}
+            run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
+            with whole(self._saved) as partial:
+                torch.save(run, partial)
+
+    def _resume(self) -> None:
+        run = torch.load(self._saved, weights_only=True, map_location="cpu")
+        for name, value in self._settings.items():
+            if run["settings"].get(name) != value:
+                raise ConfigError(
+                    f"{self._saved} is a run of another {name}, {run['settings'].get(name)!r:.200} "
+                    f"and not {value!r:.200}: remove it or change output"
+                )
+        states.set_state_dict(
+            self._model,
+            self._optimizer,
+            model_state_dict=run["model"],
+            optim_state_dict=run["optimizer"],
+            options=_WHOLE,
+        )
+        self._scaler.load_state_dict(run["scaler"])
+        self.losses = msgspec.convert(run["losses"], Losses)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the whole model's tensors on the host; all processes have to ask."""
+        return cast(dict[str, Tensor], states.get_model_state_dict(self._model, options=_WHOLE))
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} tok/s"),
+            TimeRemainingColumn(),
+            disable=not self._own.is_first,
+        )

@@ -1,27 +1,36 @@
-"""`srm train`: trains a tokenizer and a model from scratch on generated word problems."""
+"""`srm train pretrain`: trains a tokenizer and a model from scratch, on texts or on generated word
+problems."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 import msgspec
 import torch
 from matplotlib import pyplot as plt
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from engine.config import ModelConfig
+from engine.config import Mixer, ModelConfig
 from engine.settings import build
-from training.checkpoint import save_model, write_whole
-from training.data import BEGIN_ID, END_ID, PACKED_EVERY, ProblemBatches, train_tokenizer
-from training.loop import Schedule, train
+from training.checkpoint import read_tokenizer, save_model
+from training.data import PACKED_EVERY, ProblemBatches
+from training.loop import Losses, Precision, Run, Schedule, TrainingBatches
 from training.model import SRM
+from training.processes import processes
 from training.tasks import problems
+from training.text.documents import documents, files
+from training.text.packed_batches import PackedBatches
+from training.text.token_file import token_file
+from training.text.tokenizer import BEGIN_ID, END_ID, MIN_VOCAB_SIZE, train_tokenizer
+from training.text.whole_files import write_whole
 
 TOKENIZER_PROBLEMS = 100_000
-MIN_VOCAB_SIZE = 258
-"""Every byte, and the begin and end tokens."""
 
 CHAT_TEMPLATE = r"""{%- for message in messages -%}
 {%- if message.role == 'user' -%}
@@ -39,45 +48,88 @@ CHAT_TEMPLATE = r"""{%- for message in messages -%}
 """Formats chats as the training problems: a begin token, a question, its answer, an end token."""
 
 
-class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of `srm train`; the defaults are those of the bundled demo model."""
+class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm train pretrain`; the defaults are those of the bundled demo model."""
 
     output: Path = Path("runs/demo")
     """Folder of the run and of the model; a run that is there goes on."""
+    texts: tuple[Path, ...] = ()
+    """Files and folders of text: .jsonl, .parquet, any other file is one text. Empty: generated
+    word problems."""
+    suffix: str = ""
+    """End of the names of the files that are read in folders of `texts`; empty: all."""
+    text_member: str = "text"
+    """Member of a .jsonl line, or column of a .parquet file, that has the text."""
+    tokenizer: str = ""
+    """A tokenizer.json; empty: one is trained on the texts."""
+    evaluation_share: float = 0.01
+    """Part of the texts' tokens, at their end, that is kept for evaluation."""
+    evaluate_every: int = 200
+    """Updates between two evaluations on it; 0: none."""
+    evaluation_batches: int = 16
+    """Most batches of one evaluation."""
     steps: int = 1_800
     """Updates in all, those of a run that goes on included."""
     batch_tokens: int = 8_192
-    """Tokens of one update, about."""
+    """Tokens of one update, about, in all processes."""
+    micro_batches: int = 1
+    """Parts of a batch that are computed one after the other, where memory is short."""
     learning_rate: float = 1.5e-3
-    """Peak learning rate: reached after the warm-up, then falling in a line to 0."""
+    """Peak learning rate: reached after the warm-up, then falling to 0."""
     warmup_steps: int = 200
     """Updates over which the learning rate rises."""
+    decline: Literal["linear", "cosine"] = "linear"
+    """How it falls."""
     weight_decay: float = 0.01
     """Of AdamW."""
+    clip_norm: float = 1.0
+    """Largest norm of all gradients together; longer ones are shortened to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
+    precision: Precision = "bfloat16"
+    """Of the products in training; weights, sums and states stay float32."""
+    compile: bool = False
+    """Whether `torch.compile` compiles the model first."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """What trains."""
+    shard: bool = False
+    """Whether several processes share out weights and optimizer, instead of each having them."""
     seed: int = 0
-    """Of weights and problems; another seed is another training set."""
+    """Of weights, problems and the order of texts."""
     d_model: int = 256
     """Width of the model; num_heads must divide it."""
     num_layers: int = 8
     """Blocks of the model."""
     num_heads: int = 4
-    """Heads of a token mixer; an even number."""
+    """Heads of a token mixer; some mixers need an even number."""
     n_ctx: int = 512
     """Context of the model, in tokens."""
+    mixer: Mixer = "mixed"
+    """Token mixer of the blocks."""
+    use_projections: bool = True
+    """Whether heads are projected in and out."""
+    decay: bool = True
+    """Whether states decay, each head at a rate that is learned."""
+    kernel_size: int = 1
+    """Neighbouring channels that mixer = kernel joins."""
     max_vocab_size: int = 2_048
-    """Most entries of the tokenizer; every byte and two special tokens are always in it."""
+    """Most entries of a tokenizer that is trained; every byte and two special tokens are in it."""
     threads: int = 0
     """CPU threads; 0 is as many as torch chooses."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "warmup_steps", "save_every", "max_vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "weight_decay", "seed", "threads"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        least = dict.fromkeys(
+            "steps batch_tokens micro_batches warmup_steps save_every max_vocab_size "
+            "evaluation_batches".split(),
+            1,
+        ) | dict.fromkeys("learning_rate weight_decay seed threads evaluate_every".split(), 0)
+        for name, bound in least.items():
+            if not getattr(self, name) >= bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
+        if not 0 <= self.evaluation_share < 1:
+            raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
         self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work
 
     def model(self, vocab_size: int) -> ModelConfig:
@@ -88,49 +140,108 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             num_heads=self.num_heads,
             n_ctx=self.n_ctx,
             vocab_size=vocab_size,
+            mixer=self.mixer,
+            use_projections=self.use_projections,
+            decay=self.decay,
+            kernel_size=self.kernel_size,
             decay_constant=max(1, self.n_ctx // 512),
             bos_token_id=BEGIN_ID,
             eos_token_id=END_ID,
         )
 
 
-def pretrain(config: TrainConfig) -> list[float]:
+def pretrain(config: PretrainConfig) -> Losses:
     """Train, or resume the run in `config.output`; leaves a model folder there."""
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
     config.output.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(config)
-    model = SRM(config.model(tokenizer.get_vocab_size()))
-    batches = ProblemBatches(tokenizer, config.seed, config.batch_tokens, config.n_ctx)
-    losses = train(model, batches, build(Schedule, msgspec.structs.asdict(config)), config.output)
-    save_model(model, config.output)
-    write_whole(config.output / "losses.json", msgspec.json.encode(losses))
-    _plot(losses, config.output / "loss.svg")
-    return losses
+    with processes(config.device) as own:
+        with own.first_alone():
+            tokenizer = _tokenizer(config)
+            batches, evaluation, source = _batches(config, tokenizer)
+        model = SRM(config.model(tokenizer.get_vocab_size()))
+        schedule = build(Schedule, msgspec.structs.asdict(config))
+        settings = {name: getattr(config, name) for name in ("seed", "batch_tokens")}
+        run = Run(model, schedule, config.output, own, {**settings, "texts": source})
+        run.train(batches, evaluation)
+        weights = run.weights()
+        if own.is_first:
+            save_model(model.config, weights, config.output)
+            write_whole(config.output / "losses.json", msgspec.json.encode(run.losses.steps))
+            if run.losses.evaluations:
+                told = msgspec.json.encode(run.losses.evaluations)
+                write_whole(config.output / "evaluation_losses.json", told)
+            _plot(config, run.losses, config.output / "loss.svg")
+    return run.losses
 
 
-def _tokenizer(config: TrainConfig) -> Tokenizer:
+def _tokenizer(config: PretrainConfig) -> Tokenizer:
+    """Return the run's own, which is the one that is asked for, or trained first."""
     path = config.output / "tokenizer.json"
-    if not path.exists():
-        sample = islice(problems("train", config.seed), TOKENIZER_PROBLEMS)
-        tokenizer = train_tokenizer((p.prompt + p.solution for p in sample), config.max_vocab_size)
-        write_whole(path, tokenizer.to_str(pretty=True).encode())
-        write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
-    return Tokenizer.from_file(str(path))
+    if config.tokenizer:
+        wanted = read_tokenizer(Path(config.tokenizer))
+        write_whole(path, wanted.to_str(pretty=True).encode())
+    elif not path.exists():
+        if config.texts:
+            texts = documents(config.texts, config.suffix, config.text_member)
+        else:
+            sample = islice(problems("train", config.seed), TOKENIZER_PROBLEMS)
+            texts = (p.prompt + p.solution for p in sample)
+            write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
+        trained = train_tokenizer(texts, config.max_vocab_size)
+        write_whole(path, trained.to_str(pretty=True).encode())
+    return read_tokenizer(path)
 
 
-def _plot(losses: list[float], path: Path) -> None:
+def _batches(
+    config: PretrainConfig, tokenizer: Tokenizer
+) -> tuple[TrainingBatches, list[tuple[Tensor, Tensor]], str]:
+    """Return batches to train on, those for evaluation, and what they are made of."""
+    if not config.texts:
+        made = ProblemBatches(tokenizer, config.seed, config.batch_tokens, config.n_ctx)
+        return made, [], "problems"
+    found = files(config.texts, config.suffix)
+    sizes = "".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n" for path in found)
+    described = f"{sizes}{config.text_member}\n{tokenizer.to_str()}"
+    source = hashlib.sha256(described.encode()).hexdigest()
+    _, ids = token_file(
+        config.output / "tokens",
+        source,
+        lambda: documents(found, member=config.text_member),
+        tokenizer,
+        END_ID,
+    )
+    rows = max(1, config.batch_tokens // config.n_ctx)
+    held_out = int(len(ids) * config.evaluation_share) if config.evaluate_every else 0
+    batches = PackedBatches(ids[: len(ids) - held_out], rows, config.n_ctx, config.seed)
+    if not held_out:
+        return batches, [], source
+    others = PackedBatches(ids[len(ids) - held_out :], rows, config.n_ctx, config.seed)
+    kept = min(config.evaluation_batches, len(others))
+    return batches, [others[index] for index in range(kept)], source
+
+
+def _plot(config: PretrainConfig, losses: Losses, path: Path) -> None:
     """Plot cross-entropy in nats per token by step, on a log scale, one line per kind of batch."""
     mpl.use("svg")  # no display needed
-    kinds = {
-        "one problem per row": [i for i in range(len(losses)) if (i + 1) % PACKED_EVERY],
-        "whole contexts of problems": list(range(PACKED_EVERY - 1, len(losses), PACKED_EVERY)),
+    count, every = len(losses.steps), PACKED_EVERY
+    lines: dict[str, tuple[Sequence[int], Sequence[float]]] = {
+        "training": (range(count), losses.steps)
     }
+    if not config.texts:
+        kinds = {
+            "one problem per row": [i for i in range(count) if (i + 1) % every],
+            "whole contexts of problems": list(range(every - 1, count, every)),
+        }
+        lines = {kind: (at, [losses.steps[i] for i in at]) for kind, at in kinds.items()}
+    if losses.evaluations:
+        steps, found = zip(*losses.evaluations, strict=True)
+        lines["evaluation"] = (steps, found)
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure, axes = plt.subplots(figsize=(7, 4))
-        for label, steps in kinds.items():
-            axes.plot(steps, [losses[step] for step in steps], linewidth=0.8, label=label)
+        for label, (at, values) in lines.items():
+            axes.plot(at, values, linewidth=0.8, label=label)
         axes.set(yscale="log", xlabel="step", ylabel="loss (nats per token)")
         axes.grid(which="both", linewidth=0.3)
         axes.legend()

@@ -62,8 +62,8 @@ def test_the_usage_names_every_command(
     ("argv", "message"),
     [
         (["nonsense"], "srm nonsense: there is no such command"),
-        (["train", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
-        (["train", "--threads=-1"], "threads must be at least 0, got -1"),
+        (["train", "pretrain", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
+        (["train", "pretrain", "--threads=-1"], "threads must be at least 0, got -1"),
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
         (["bench", "engine", "--batch-sizes="], "batch_sizes must be one or more numbers"),
         (["bench", "engine", "--random-widths=510"], "random_widths must be multiples of 4"),

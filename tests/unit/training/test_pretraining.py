@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,19 @@ from tokenizers import Tokenizer
 
 from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
+from engine.records import ROOT
 from engine.weights.checkpoint import load_checkpoint
+from tests.serving import free_port
 from training import pretrain as pretraining
 from training.checkpoint import load_model
-from training.data import BEGIN_ID, END_ID, IGNORED, PACKED_EVERY, ProblemBatches, train_tokenizer
+from training.data import IGNORED, PACKED_EVERY, ProblemBatches
 from training.loop import Schedule
-from training.pretrain import CHAT_TEMPLATE, TrainConfig, pretrain
+from training.pretrain import CHAT_TEMPLATE, PretrainConfig, pretrain
 from training.tasks import problems
+from training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
-TINY = TrainConfig(batch_tokens=256, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
+TINY = PretrainConfig(batch_tokens=256, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _run(folder: Path, steps: int, **changes: object) -> list[float]:
-    return pretrain(msgspec.structs.replace(TINY, output=folder, steps=steps, **changes))
+    return pretrain(msgspec.structs.replace(TINY, output=folder, steps=steps, **changes)).steps
 
 
 def test_tokenizer_begins_texts_and_gives_them_back(tokenizer: Tokenizer) -> None:
@@ -75,7 +80,7 @@ def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> 
     assert torch.equal(torch.from_numpy(weights.embedding), model.input_layer.weight)
     with pytest.raises(CheckpointError, match="cannot read"):
         load_model(tmp_path / "other")
-    with pytest.raises(ConfigError, match="another model"):
+    with pytest.raises(ConfigError, match="another config"):
         _run(tmp_path, steps=61, d_model=32)
     assert (DEMO_MODEL / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
@@ -98,6 +103,77 @@ def test_a_resumed_run_equals_one_that_never_stopped(
     assert _run(tmp_path / "halves", steps=12, save_every=4) == whole
     halves = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves")]
     assert halves[0] == halves[1]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A folder of word problems, as if they were anybody's texts."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    drawn = [p.prompt + p.solution for p in islice(problems("train", 0), 600)]
+    for number in range(3):
+        (folder / f"{number}.txt").write_text("\n".join(drawn[number::3]))
+    return folder
+
+
+ON_TEXTS: dict[str, Any] = {"steps": 8, "evaluate_every": 4, "evaluation_share": 0.1}
+
+
+def test_texts_are_trained_on_and_others_kept_for_evaluation(texts: Path, tmp_path: Path) -> None:
+    config = msgspec.structs.replace(TINY, output=tmp_path, texts=(texts,), **ON_TEXTS)
+    losses = pretrain(config)
+    assert [steps for steps, _ in losses.evaluations] == [4, 8]
+    assert losses.evaluations[1][1] < losses.evaluations[0][1] < losses.steps[0]
+    assert load_checkpoint(tmp_path).config == load_model(tmp_path).config
+    assert not (tmp_path / "chat_template.jinja").exists()  # nobody knows these texts' form
+    (texts / "0.txt").write_text("Other words.")
+    with pytest.raises(ConfigError, match="a run of another texts"):
+        pretrain(config)
+
+
+@pytest.mark.parametrize("mixer", ["diagonal", "combined", "kernel"])
+def test_other_mixers_train_too(tmp_path: Path, mixer: str) -> None:
+    shape = {"num_heads": 1, "use_projections": False, "kernel_size": 3}
+    losses = _run(tmp_path, steps=30, learning_rate=1e-2, mixer=mixer,
+                  **(shape if mixer == "kernel" else {}))  # fmt: skip
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert load_checkpoint(tmp_path).config.mixer == mixer
+
+
+def test_a_batch_in_parts_is_the_same_batch(tmp_path: Path) -> None:
+    """Though its rows are of different lengths."""
+    whole = _run(tmp_path / "whole", steps=6, precision="float32")
+    parts = _run(tmp_path / "parts", steps=6, precision="float32", micro_batches=3)
+    assert parts == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    _run(tmp_path, steps=4)
+    saved = (tmp_path / "run.pt").read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"the loss of step \d+ is (nan|inf): lower learning_rate"
+    ):
+        _run(tmp_path, steps=20, learning_rate=1e30, clip_norm=1e30)
+    assert (tmp_path / "run.pt").read_bytes() == saved
+
+
+@pytest.mark.parametrize("shard", ["false", "true"])
+def test_two_processes_have_the_losses_of_one(texts: Path, tmp_path: Path, shard: str) -> None:
+    config = msgspec.structs.replace(TINY, texts=(texts,), precision="float32", **ON_TEXTS)
+    expected = pretrain(msgspec.structs.replace(config, output=tmp_path / "one"))
+    sizes = {**SIZES, **ON_TEXTS, "batch_tokens": 256, "warmup_steps": 2, "max_vocab_size": 400}
+    flags = {**sizes, "texts": texts, "precision": "float32", "threads": 1, "shard": shard}
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    start = ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    command = [sys.executable, "-m", *start, str(ROOT / "srm.py"), "train", "pretrain", *settings]
+    subprocess.run([*command, f"--output={tmp_path / 'two'}"], check=True, cwd=ROOT)
+    losses = msgspec.json.decode((tmp_path / "two" / "losses.json").read_bytes())
+    assert losses == pytest.approx(expected.steps, rel=1e-5)
+    found = msgspec.json.decode((tmp_path / "two" / "evaluation_losses.json").read_bytes())
+    assert dict(found) == pytest.approx(dict(expected.evaluations), rel=1e-5)
+    one, two = (load_model(tmp_path / name).state_dict() for name in ("one", "two"))
+    for name, tensor in one.items():
+        assert torch.allclose(two[name], tensor, rtol=1e-2, atol=1e-4), name  # stored in bfloat16
 
 
 def test_learning_rate_warms_up_and_decays_to_zero() -> None:

@@ -184,7 +184,7 @@ def test_what_a_gpu_holds_and_can_reach_is_counted(
 
 def test_dtypes_and_decays_out_of_range_are_told(tmp_path: Path) -> None:
     model = SRM(CONFIG)
-    save_model(model, tmp_path)
+    save_model(model.config, model.state_dict(), tmp_path)
     assert inspect_model(tmp_path)["stored as"] == "BF16 38, F32 24"
     tensors = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     decays = [name for name in tensors if name.endswith("decay_value")]

@@ -1,0 +1,160 @@
+"""Texts become documents, documents a file of tokens, and that file batches; damage is told."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tokenizers import Tokenizer
+
+from engine.errors import ConfigError
+from training.text.documents import documents
+from training.text.packed_batches import PackedBatches
+from training.text.token_file import token_file
+from training.text.tokenizer import (
+    BEGIN_ID,
+    END_ID,
+    TokenizerConfig,
+    make_tokenizer,
+    train_tokenizer,
+)
+
+TEXTS = ["First – naïve.", "Second\nof two lines", "数 third"]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS * 20, 300)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The three texts, each in a file of another kind, and a note that is no text of ours."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.txt").write_text(TEXTS[0])
+    (tmp_path / "b.jsonl").write_text(f"\n{json.dumps({'text': TEXTS[1]})}\n" + '{"text": ""}\n')
+    parquet.write_table(pa.table({"text": [TEXTS[2]], "id": [7]}), tmp_path / "c.parquet")
+    return tmp_path
+
+
+def test_documents_come_from_all_kinds_of_files_in_order(folder: Path) -> None:
+    assert list(documents([folder])) == TEXTS
+    assert list(documents([folder / "c.parquet", folder / "a"])) == [TEXTS[2], TEXTS[0]]
+    assert list(documents([folder], ".txt")) == [TEXTS[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("x.txt", b"fine \xff", r"x\.txt: byte 5 is not UTF-8"),
+        ("x.jsonl", b'{"text": "a"}\n{"text": 3}\n', r"x\.jsonl:2: 'text' must be a text, got 3"),
+        ("x.jsonl", b'{"text": "a"\n', r"x\.jsonl:1: "),
+        ("x.jsonl", b'{"text": "\xff"}\n', r"x\.jsonl:1: "),
+        ("x.jsonl", b"[1]\n", r"x\.jsonl:1: "),
+        ("x.parquet", b"PAR1 and no more", r"x\.parquet: "),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        list(documents([tmp_path / name]))
+
+
+def test_what_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere is no file"):
+        list(documents([folder / "nowhere"]))
+    with pytest.raises(ConfigError, match=r"nor a folder with files \*\.md"):
+        list(documents([folder], ".md"))
+    with pytest.raises(ConfigError, match=r"has no column 'body', but \['text', 'id'\]"):
+        list(documents([folder / "c.parquet"], member="body"))
+
+
+class Counted:
+    """Texts that say how often they were read."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts, self.times = texts, 0
+
+    def __call__(self) -> Iterator[str]:
+        self.times += 1
+        return iter(self.texts)
+
+
+def test_a_token_file_has_all_documents_and_is_written_once(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    texts, path = Counted(TEXTS * 200), tmp_path / "tokens"
+    about, ids = token_file(path, "one", texts, tokenizer, END_ID)
+    assert (about.documents, about.tokens, about.dtype) == (600, len(ids), "<u2")
+    rows = np.split(ids, np.flatnonzero(ids == END_ID) + 1)[:-1]
+    assert [tokenizer.decode(row[1:-1].tolist()) for row in rows] == TEXTS * 200
+    assert {int(row[0]) for row in rows} == {BEGIN_ID}
+    again, same = token_file(path, "one", texts, tokenizer, END_ID)
+    assert (again, texts.times) == (about, 1) and np.array_equal(ids, same)
+
+
+@pytest.mark.parametrize("damage", ["other texts", "short", "no note", "no JSON"])
+def test_a_token_file_that_is_not_what_is_asked_for_is_written_anew(
+    tmp_path: Path, tokenizer: Tokenizer, damage: str
+) -> None:
+    texts, path = Counted(TEXTS), tmp_path / "tokens"
+    _, ids = token_file(path, "one", texts, tokenizer, END_ID)
+    expected = ids.copy()
+    if damage == "short":
+        path.with_suffix(".bin").write_bytes(expected.tobytes()[:-2])
+    elif damage == "no note":
+        path.with_suffix(".json").unlink()
+    elif damage == "no JSON":
+        path.with_suffix(".json").write_text('{"source": "one"')
+    source = "two" if damage == "other texts" else "one"
+    about, found = token_file(path, source, texts, tokenizer, END_ID)
+    assert texts.times == 2 and about.source == source and np.array_equal(found, expected)
+
+
+def test_texts_without_a_token_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="there is no text in them"):
+        token_file(tmp_path / "tokens", "one", lambda: [], tokenizer, END_ID)
+
+
+def test_a_tokenizer_is_made_of_texts(folder: Path) -> None:
+    config = TokenizerConfig(texts=(folder,), max_vocab_size=260, output=folder / "new" / "t.json")
+    assert make_tokenizer(config).get_vocab_size() == 260
+    assert Tokenizer.from_file(str(config.output)).encode("é").ids[0] == BEGIN_ID
+    with pytest.raises(ConfigError, match=r"output: .*File exists"):
+        make_tokenizer(msgspec.structs.replace(config, output=folder / "b.jsonl" / "t.json"))
+    with pytest.raises(ValueError, match="texts must be files or folders, got none"):
+        TokenizerConfig()
+    with pytest.raises(ValueError, match="max_vocab_size must be at least 258, got 257"):
+        TokenizerConfig(texts=(folder,), max_vocab_size=257)
+
+
+def test_an_epoch_has_each_window_once_and_the_next_another_order() -> None:
+    batches = PackedBatches(np.arange(1001, dtype=np.uint16), rows=4, length=10, seed=3)
+    assert len(batches) == 25
+    begins = [int(row[0]) for index in range(50) for row in batches[index][0]]
+    assert sorted(begins[:100]) == sorted(begins[100:]) == list(range(0, 1000, 10))
+    assert begins[:100] != begins[100:]
+    inputs, targets = batches[7]
+    assert inputs.shape == (4, 10) and bool((targets == inputs + 1).all())
+
+
+def test_a_batch_depends_on_seed_and_index_alone() -> None:
+    ids = np.arange(1001, dtype=np.uint16)
+    first, same, other = (PackedBatches(ids, rows=4, length=10, seed=seed) for seed in (3, 3, 4))
+    expected = [first[index][0].tolist() for index in range(30)]
+    assert [same[index][0].tolist() for index in reversed(range(30))] == expected[::-1]
+    assert Counter(map(str, expected)) != Counter(
+        str(other[index][0].tolist()) for index in range(30)
+    )
+
+
+def test_too_little_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="31 tokens make 3 windows of 10, and a batch takes 4"):
+        PackedBatches(np.zeros(31, np.uint16), rows=4, length=10, seed=0)

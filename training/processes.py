@@ -1,0 +1,91 @@
+"""One training run over several processes: each has a part of every batch.
+
+`torchrun --nproc-per-node 2 srm.py train pretrain …` starts them, and says in the environment who
+is who; without it there is one. Gradients are averaged by DistributedDataParallel, or, sharded
+with weights and optimizer, by `fully_shard`. Sums go over nccl on GPUs, and over gloo elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from engine.errors import ConfigError
+from training.model import SRM
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one that says and writes what is of all."""
+        return self.rank == 0
+
+    def part(self, batch: Tensor) -> Tensor:
+        """Return this process's rows of a batch, on its device."""
+        return batch[self.rank :: self.count].to(self.device, non_blocking=True)
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first process go ahead of the others, which find what it has written."""
+        if self.count > 1 and not self.is_first:
+            distributed.barrier()
+        yield
+        if self.count > 1 and self.is_first:
+            distributed.barrier()
+
+    def total(self, value: Tensor) -> float:
+        """Return the sum of a number over all processes."""
+        if self.count > 1:
+            distributed.all_reduce(value := value.detach().clone())
+        return float(value)
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Processes]:
+    """Join the processes of this run, on `cpu` or `gpu`. Raises ConfigError without a GPU."""
+    if device == "gpu" and not torch.cuda.is_available():
+        raise ConfigError(
+            "device = gpu, and torch finds no GPU: install torch for CUDA, or use cpu"
+        )
+    rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    place = torch.device(device)
+    if device == "gpu":
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(place)
+    if count > 1:
+        distributed.init_process_group("nccl" if device == "gpu" else "gloo")
+    try:
+        yield Processes(rank, count, place)
+    finally:
+        if count > 1:
+            distributed.destroy_process_group()
+
+
+def spread(model: SRM, own: Processes, shard: bool) -> nn.Module:
+    """Return the model as it is run by all processes together.
+
+    With `shard`, each holds a part of every block's weights, gradients and optimizer state.
+    """
+    model.to(own.device)
+    if own.count == 1:
+        return model
+    if not shard:
+        return DistributedDataParallel(model)
+    for block in model.mixer_blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model

@@ -1,0 +1,1 @@
+"""From text on disk to batches of token ids: documents, token files, packed windows."""

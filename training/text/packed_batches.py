@@ -1,0 +1,44 @@
+"""Batches of whole windows of a token file, each window once an epoch, in an order drawn anew.
+
+Batch i is a function of (file, seed, i) alone, so a run resumes exactly where it stopped and
+several processes agree on it without a word.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from training.text.token_file import Ids
+
+
+class PackedBatches:
+    """Inputs and targets, int64 [rows, length]: ids, and the ids that follow them."""
+
+    def __init__(self, ids: Ids, rows: int, length: int, seed: int) -> None:
+        """Raises ConfigError unless the ids fill a batch."""
+        self._ids = ids
+        self._rows, self._length, self._seed = rows, length, seed
+        self._windows = (len(ids) - 1) // length
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+        if self._windows < rows:
+            raise ConfigError(
+                f"texts: {len(ids):,} tokens make {self._windows} windows of {length}, and a batch "
+                f"takes {rows}: give more text, or lower batch_tokens or n_ctx"
+            )
+
+    def __len__(self) -> int:
+        """Return how many whole batches an epoch has."""
+        return self._windows // self._rows
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        epoch, batch = divmod(index, len(self))
+        if epoch != self._epoch:
+            order = np.random.default_rng((self._seed, epoch)).permutation(self._windows)
+            self._epoch, self._order = epoch, order
+        begins = self._order[batch * self._rows : (batch + 1) * self._rows] * self._length
+        taken = self._ids[begins[:, None] + np.arange(self._length + 1)]
+        ids = torch.from_numpy(taken.astype(np.int64))
+        return ids[:, :-1], ids[:, 1:]

@@ -1,0 +1,95 @@
+"""A file of token ids that is read through memory: documents behind each other, each between a
+begin and an end token.
+
+`NAME.bin` has the ids, of two bytes where the vocabulary allows it, else of four, and `NAME.json`
+says what they are: it is written last, so a file without it is not whole. Ids of another tokenizer
+or other texts are never taken for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from engine.errors import ConfigError
+from training.text.whole_files import whole, write_whole
+
+_DOCUMENTS = 256
+"""Encoded at once, on all cores."""
+
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a token file has."""
+
+    source: str
+    """Made of the tokenizer and of the texts' names, sizes and times."""
+    dtype: str
+    tokens: int
+    documents: int
+
+
+def token_file(
+    path: Path,
+    source: str,
+    texts: Callable[[], Iterable[str]],
+    tokenizer: Tokenizer,
+    end_id: int,
+    tell: Callable[[int, int], None] = lambda *_: None,
+) -> tuple[About, Ids]:
+    """Return the ids of these texts: those that lie at `path`, or else written there first.
+
+    `tell` hears of documents and tokens written so far. Raises ConfigError where there is no token.
+    """
+    note, ids = path.with_suffix(".json"), path.with_suffix(".bin")
+    about = _read(note, ids, source)
+    if about is None:
+        note.unlink(missing_ok=True)
+        about = _write(ids, source, texts(), tokenizer, end_id, tell)
+        write_whole(note, msgspec.json.encode(about))
+    return about, np.memmap(ids, about.dtype, "r", shape=(about.tokens,))
+
+
+def _read(note: Path, ids: Path, source: str) -> About | None:
+    try:
+        about = msgspec.json.decode(note.read_bytes(), type=About)
+        is_whole = ids.stat().st_size == about.tokens * np.dtype(about.dtype).itemsize
+    except (OSError, msgspec.DecodeError, TypeError):
+        return None
+    return about if is_whole and about.source == source else None
+
+
+def _write(
+    path: Path,
+    source: str,
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    end_id: int,
+    tell: Callable[[int, int], None],
+) -> About:
+    dtype = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
+    documents = tokens = 0
+    with whole(path) as partial, partial.open("wb") as file:
+        for some in _batched(texts):
+            for encoding in tokenizer.encode_batch_fast(some):
+                ids = np.array([*encoding.ids, end_id], dtype)
+                file.write(ids.tobytes())
+                tokens += len(ids)
+            documents += len(some)
+            tell(documents, tokens)
+    if not tokens:
+        raise ConfigError("texts: there is no text in them")
+    return About(source, dtype, tokens, documents)
+
+
+def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(texts)
+    while some := list(islice(rest, _DOCUMENTS)):
+        yield some

@@ -1,0 +1,74 @@
+"""`srm train tokenizer`: a byte-level BPE tokenizer of any texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from engine.errors import ConfigError
+from training.text.documents import documents
+from training.text.whole_files import write_whole
+
+BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+BEGIN_ID, END_ID = 0, 1
+"""Id 0 begins a text and is prepended by the tokenizer itself; id 1 ends a text and pads."""
+MIN_VOCAB_SIZE = 258
+"""Every byte, and the begin and end tokens."""
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm train tokenizer`."""
+
+    texts: tuple[Path, ...] = ()
+    """Files and folders of text: .jsonl, .parquet, any other file is one text."""
+    suffix: str = ""
+    """End of the names of the files that are read in folders of `texts`; empty: all."""
+    text_member: str = "text"
+    """Member of a .jsonl line, or column of a .parquet file, that has the text."""
+    max_vocab_size: int = 8_000
+    """Most entries; every byte and two special tokens are in it."""
+    output: Path = Path("tokenizer.json")
+    """File that is written."""
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise ValueError("texts must be files or folders, got none")
+        if self.max_vocab_size < MIN_VOCAB_SIZE:
+            raise ValueError(
+                f"max_vocab_size must be at least {MIN_VOCAB_SIZE}, got {self.max_vocab_size}"
+            )
+
+
+def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
+    """Train a tokenizer and write its file. Raises ConfigError for texts that cannot be read."""
+    texts = documents(config.texts, config.suffix, config.text_member)
+    tokenizer = train_tokenizer(texts, config.max_vocab_size)
+    try:
+        config.output.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(config.output, tokenizer.to_str(pretty=True).encode())
+    except OSError as error:
+        raise ConfigError(f"output: {config.output}: {error.strerror}") from error
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a tokenizer of at most `vocab_size` entries, every byte among them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[BEGIN, END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, BEGIN_ID)]
+    )
+    return tokenizer
