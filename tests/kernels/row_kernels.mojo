@@ -37,6 +37,7 @@ def sample[
     var i = block_idx.x
     var source = logits.unsafe_offset(i * Int(vocab))
 
+    @always_inline
     def run[Row: LogitRow, //](mut row: Row) {imm}:
         var token, logprob = _sample_row(
             row,

@@ -94,9 +94,17 @@ struct Block(Copyable):
 
     def total(self, warp_sum: Float32) -> Float32:
         """Add up the sums of the warps."""
+        var total, _ = self.total_and_before(warp_sum)
+        return total
+
+    def total_and_before(self, warp_sum: Float32) -> Tuple[Float32, Float32]:
+        """Add up the sums of all warps, and of those before this thread's."""
         if lane_id() == 0:
             self.sums[unsafe_offset=warp_id()] = warp_sum
         barrier()
         var sums = self.sums.unsafe_load[width=WARPS, alignment=16](0)
         barrier()
-        return sums.reduce_add()
+        var before = Float32(0)
+        comptime for i in range(WARPS):
+            before += sums[i] if i < warp_id() else 0
+        return (sums.reduce_add(), before)

@@ -23,6 +23,7 @@ from ._gpu_block import (
     shared,
 )
 from ._gpu_edge import Bins, Edge, order
+from ._gpu_few import FEW, Few, store_if
 from ._logit_row import (
     LogitRow,
     floor_of,
@@ -42,6 +43,13 @@ comptime SHORT = TURN
 comptime LONG = 32
 """The most that are held: logits and weights take 64 registers, and two blocks have 128 each."""
 
+comptime _Sum = Int
+"""What is added up of tokens: one of these."""
+comptime _COUNT: _Sum = 0
+comptime _MASS: _Sum = 1
+comptime _PEAKS: _Sum = 2
+"""The number of threads' largest logits, in place of all."""
+
 comptime _Turn = SIMD[DType.float32, TURN]
 
 
@@ -60,12 +68,14 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
     var turns: Int
     var logits: Self.Held  # if held; -inf past the end
     var weights: Self.Held
-    var top: Float32  # the largest logit
+    var peak: Float32  # this thread's largest logit
+    var top: Float32  # the largest of all
     var scale: Float32  # of logits, in powers of 2
     var threshold: Float32  # the smallest logit kept
     var warp_mass: Float32  # of the kept tokens of this thread's warp
     var block: Block
     var bins: Bins
+    var few: Few
     var question: Shared[DType.float32]  # [4] what `Edge` asks
     var bounds: Shared[DType.float64]  # [2] of the chosen warp's `draw`
     var place: Shared[DType.int32]  # [2] the warp and the token chosen
@@ -76,12 +86,14 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         self.turns = ceildiv(vocab, BLOCK * TURN)
         self.logits = neg_inf[DType.float32]()
         self.weights = 0
+        self.peak = 0
         self.top = 0
         self.scale = 1
         self.threshold = neg_inf[DType.float32]()
         self.warp_mass = 0
         self.block = Block()
         self.bins = Bins()
+        self.few = Few()
         self.question = shared[DType.float32, 4]()
         self.bounds = shared[DType.float64, 2]()
         self.place = shared[DType.int32, 2]()
@@ -105,7 +117,8 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
             best = max(best, logits)
 
         self.visit(find_best)
-        self.top = unrank(self.block.max(rank(best.reduce_max())))
+        self.peak = best.reduce_max()
+        self.top = unrank(self.block.max(rank(self.peak)))
 
     def span(self) -> Int:
         """How many tokens a warp has."""
@@ -163,23 +176,28 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         # 0 below 2^-126, about where `weight` ends as well.
         return exp2((logits - self.top) * self.scale)
 
-    def in_warp[by_mass: Bool](self, threshold: Float32) -> Float32:
-        """The mass, or the count, of those of the warp's tokens that a threshold keeps.
-        """
+    def in_lane[of: _Sum](self, threshold: Float32) -> Float32:
+        """The sum of those of this thread's tokens that a threshold keeps."""
+        comptime if of == _PEAKS:
+            return at_least(self.peak, threshold)
         var sum = SIMD[Self.Sum, 1](0)
 
         def add(token: Int, logits: _Turn, weights: _Turn) {mut sum, threshold}:
             var part = SIMD[DType.float32, 2](0)
             comptime for i in range(TURN):
                 var kept = at_least(logits[i], threshold)
-                comptime if by_mass:
+                comptime if of == _MASS:
                     part[i % 2] = fma(kept, weights[i], part[i % 2])
                 else:
                     part[i % 2] += kept
             sum += part.reduce_add().cast[Self.Sum]()
 
         self.visit(add)
-        return warp.sum(sum[0].cast[DType.float32]())
+        return sum[0].cast[DType.float32]()
+
+    def in_warp[of: _Sum](self, threshold: Float32) -> Float32:
+        """The sum of those of the warp's tokens that a threshold keeps."""
+        return warp.sum(self.in_lane[of](threshold))
 
     def largest(self) -> Float32:
         return self.top
@@ -191,7 +209,7 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
             self.weights = self.weigh_some(self.logits)
             self.warp_mass = warp.sum(self.weights.reduce_add())
         else:
-            self.warp_mass = self.in_warp[by_mass=True](self.threshold)
+            self.warp_mass = self.in_warp[_MASS](self.threshold)
         return Float64(self.block.total(self.warp_mass))
 
     def truncate(
@@ -205,31 +223,41 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         self.threshold = max(
             self.top + temperature * floor_of(min_p), Float32.MIN_FINITE
         )
-        var count = Float32(self.vocab)
-        if min_p > 0 and top_k > 0:
-            count = self.block.total(
-                self.in_warp[by_mass=False](self.threshold)
-            )
-        if 0 < top_k < Int(count):
-            self.raise_threshold[by_mass=False](self.smallest(), Float32(top_k))
-        if top_p < 1:
-            var kept = Float32(mass)
-            if top_k > 0 or min_p > 0:
-                kept = self.block.total(
-                    self.in_warp[by_mass=True](self.threshold)
+        var count = self.vocab
+        if top_k > 0:
+            # As many threads have a token so large: if likely ones lie anywhere, not many more are.
+            if top_k <= BLOCK // 2:
+                self.raise_threshold[_PEAKS](
+                    unrank(self.block.min(rank(self.peak))), Float32(top_k)
                 )
-            # If all that is below weighed so much each, it would be little enough to drop.
-            var least = 0.9 * (1 - top_p) * kept / Float32(self.vocab)
-            var low = self.top + temperature * log_of(least)
-            low -= abs(self.top) * Float32(
-                2.4e-7
-            )  # which rounding may have added
-            if kept > 0.1 * Float32(
-                self.vocab
-            ):  # many are as likely as the top
-                low = max(low, self.smallest())
-            self.raise_threshold[by_mass=True](low, top_p * kept)
-        self.warp_mass = self.in_warp[by_mass=True](self.threshold)
+            count = self.gather()
+        if count <= FEW and top_k > 0:
+            self.threshold = self.few.edge(self.block, count, top_k, top_p)
+        else:
+            if 0 < top_k < count:
+                self.raise_threshold[_COUNT](self.smallest(), Float32(top_k))
+            if top_p < 1:
+                var kept = Float32(mass)
+                if top_k > 0 or min_p > 0:
+                    kept = self.block.total(self.in_warp[_MASS](self.threshold))
+                self.raise_threshold[_MASS](
+                    self.below_top_p(temperature, top_p, kept), top_p * kept
+                )
+        self.warp_mass = self.in_warp[_MASS](self.threshold)
+
+    def below_top_p(
+        self, temperature: Float32, top_p: Float32, kept: Float32
+    ) -> Float32:
+        """A logit below the edge of top_p, `kept` being what the tokens weigh of which it is one.
+        """
+        # If all that is below weighed so much each, it would be little enough to drop.
+        var least = 0.9 * (1 - top_p) * kept / Float32(self.vocab)
+        var low = self.top + temperature * log_of(least)
+        low -= abs(self.top) * Float32(2.4e-7)  # which rounding may have added
+        # Where many are as likely as the top, the smallest is a better one.
+        if kept > 0.1 * Float32(self.vocab):
+            low = max(low, self.smallest())
+        return low
 
     def smallest(self) -> Float32:
         """The smallest logit."""
@@ -241,8 +269,35 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         self.visit(find_least)
         return unrank(self.block.min(rank(least.reduce_min())))
 
-    def raise_threshold[by_mass: Bool](mut self, low: Float32, target: Float32):
-        """Raise the threshold as far as it still keeps a mass, or a count; to `low` it does.
+    def gather(self) -> Int:
+        """Count the tokens kept. No more than FEW are in `few` then, in the order of the threads.
+        """
+        var threshold = self.threshold
+        self.few.clear()
+        var own = self.in_lane[_COUNT](threshold)
+        var count, before = self.block.total_and_before(warp.sum(own))
+        if count > Float32(FEW):
+            return Int(count)
+        before += warp.prefix_sum[exclusive=True](own)
+        var address = UInt32(Int(self.few.logits.unsafe_offset(Int(before))))
+
+        def store(
+            token: Int, logits: _Turn, weights: _Turn
+        ) {mut address, threshold}:
+            comptime for i in range(TURN):
+                store_if(logits[i] >= threshold, logits[i], address)
+
+        self.visit(store)
+        barrier()
+        if thread_idx.x < FEW:
+            self.few.weights[unsafe_offset=thread_idx.x] = self.weigh_some(
+                self.few.logits[unsafe_offset=thread_idx.x]
+            )
+        barrier()
+        return Int(count)
+
+    def raise_threshold[of: _Sum](mut self, low: Float32, target: Float32):
+        """Raise the threshold as far as it still keeps a sum; to `low` it does.
 
         The first warp alone thinks, to save the others the instructions.
         """
@@ -262,23 +317,26 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                 barrier()
                 return
             if asked[0] == Edge.BINS:
-                self.fill_bins[by_mass](asked[1], asked[2])
+                self.fill_bins[of](asked[1], asked[2])
                 if warp_id() == 0:
                     edge.answer_bins[Self.step](
                         self.bins.from_each_up(), target
                     )
             else:
-                var kept = self.block.total(self.in_warp[by_mass](asked[1]))
+                var kept = self.block.total(self.in_warp[of](asked[1]))
                 edge.answer(kept >= target)
 
-    def fill_bins[by_mass: Bool](self, scale: Float32, start: Float32):
-        """Sort the tokens into bins, by what they weigh or by their number."""
+    def fill_bins[of: _Sum](self, scale: Float32, start: Float32):
+        """Leave in `bins` the sums of the tokens in each."""
         self.bins.clear()
 
         def add(token: Int, logits: _Turn, weights: _Turn) {self, scale, start}:
-            self.bins.add(logits, weights if by_mass else 1, scale, start)
+            self.bins.add(logits, weights if of == _MASS else 1, scale, start)
 
-        self.visit(add)
+        comptime if of == _PEAKS:
+            self.bins.add[1](self.peak, 1, scale, start)
+        else:
+            self.visit(add)
         self.bins.add_up()
 
     def first(self, logit: Float32) -> Int:
