@@ -34,9 +34,7 @@ def first_row(
 
 
 @always_inline
-def row_of(
-    row_offsets: Pointer[Int32, MutAnyOrigin], num_rows: Int, token: Int
-) -> Int:
+def row_of(row_offsets: Pointer[Int32, _], num_rows: Int, token: Int) -> Int:
     """The row that owns `token`.
 
     Args:
@@ -47,4 +45,11 @@ def row_of(
     Returns:
         The row.
     """
+    # Rows that decode come first, with a token each: no search is needed among them.
+    if (
+        token < num_rows
+        and Int(row_offsets[unsafe_offset=token]) == token
+        and Int(row_offsets[unsafe_offset=token + 1]) > token
+    ):
+        return token
     return first_row(row_offsets, num_rows, token + 1) - 1

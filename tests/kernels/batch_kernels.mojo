@@ -9,6 +9,7 @@ from srm.expand import _Rows
 from srm.mixer import _Unit
 from srm.norm_e4m3 import normalise_rows
 from srm.slots import _SlotCopy
+from srm.taps import _Taps
 from srm._values import Values
 from std.compile import compile_info
 from std.sys import is_defined, size_of
@@ -81,6 +82,39 @@ def copy_slots[
     all.copy_thread[values]()
 
 
+def taps[
+    dtype: DType, width: Int
+](
+    y: Values[dtype],
+    q: Values[dtype],
+    positions: Values[DType.int32],
+    row_offsets: Values[DType.int32],
+    weights: Values[DType.float32],
+    beta: Values[DType.float32],
+    residual: Values[dtype],
+    num_tokens: Int64,
+    num_rows: Int64,
+    dim: Int64,
+    num_taps: Int64,
+    n_ctx: Int64,
+):
+    var all = _Taps[dtype](
+        y,
+        q,
+        positions,
+        row_offsets,
+        weights,
+        beta,
+        residual,
+        num_tokens,
+        num_rows,
+        dim,
+        num_taps,
+        n_ctx,
+    )
+    all.tap_thread[width]()
+
+
 def expand(
     token_ids: Values[DType.int32],
     read_slots: Values[DType.int32],
@@ -141,6 +175,11 @@ def main():
             ]()
             print("=== embed", dtype, width)
             print(embedder.asm)
+            var tapper = compile_info[
+                taps[dtype, width], emission_kind=KIND, target=TARGET
+            ]()
+            print("=== taps", dtype, width)
+            print(tapper.asm)
     var streamer = compile_info[
         embed_thread[dtype=DType.bfloat16, 8, True],
         emission_kind=KIND,

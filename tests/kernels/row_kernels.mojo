@@ -5,7 +5,8 @@ As `sampler.mojo` and `score.mojo` launch them, with plain pointers for tensors.
 
 from max.gpu import block_idx, thread_idx
 from max.gpu.host import get_gpu_target
-from srm.logits._gpu_row import BLOCK, LONG, SHORT, GPURow
+from srm.logits._gpu_block import BLOCK
+from srm.logits._gpu_row import LONG, SHORT, GPURow
 from srm.logits._logit_row import LogitRow
 from srm.logits.sampler import _sample_row
 from srm.logits.score import _score_row
@@ -36,6 +37,7 @@ def sample[
     var i = block_idx.x
     var source = logits.unsafe_offset(i * Int(vocab))
 
+    @always_inline
     def run[Row: LogitRow, //](mut row: Row) {imm}:
         var token, logprob = _sample_row(
             row,

@@ -19,6 +19,7 @@ LIMITS = {
     "score": (256, 2, 2_000),
     "mix": (256, 5, 0),
     "mix_all": (256, 3, 0),
+    "taps": (256, 5, 0),
     **dict.fromkeys(("embed", "embed_stream", "expand", "gather", "scatter"), (256, 8, 0)),
     "norm_e4m3": (256, 4, 0),
 }

@@ -1,5 +1,5 @@
-"""The GPU's own code for rows, mixer, embedding and copies of slots, run without a GPU: results
-against the oracle, instructions and bytes against budgets."""
+"""The GPU's own code for rows, mixer, taps, embedding and copies of slots, run without a GPU:
+results against the oracle, instructions and bytes against budgets."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.kernels.test_mixer import (
     make_unit,
     residual_of,
 )
+from tests.kernels.test_taps import make as make_taps
 
 BLOCK = 256
 Array = npt.NDArray[Any]
@@ -165,6 +166,44 @@ def test_norm_in_float8(kernels: dict[str, Kernel], width: int) -> None:
     assert not from_e4m3(y[[3, 5]]).any()
     assert ran.instructions <= 11 * y.size
     assert ran.moved == [y.nbytes, given.nbytes]
+
+
+def tap(
+    kernels: dict[str, Kernel], dtype: str, lengths: list[int], width: int, size: int, by: int
+) -> Counts:
+    """Sum over `size` channels of each row's tokens, and compare."""
+    rng = np.random.default_rng(width)
+    positions = rng.integers(400, size=len(lengths)).tolist()
+    wide, *given, residual = make_taps(rng, lengths, positions, width, size)
+    q, residual = (stored(values.astype(np.float32), dtype) for values in (wide, residual))
+    y = np.full_like(q, 7)
+    grid, block = row_grid(len(q), width // by)
+    sizes = len(q), len(lengths), width, size, given[2].shape[1]
+    ran = kernels[f"taps {dtype} {by}"].launch(grid, block, y, q, *given, residual, *sizes)
+    exact: list[Any] = [read(q), *given, read(residual)]
+    expected = oracle.taps(*(a.astype(np.float64) if a.dtype == np.float32 else a for a in exact))
+    rounding = 2**-8 if dtype == "bfloat16" else 1e-5
+    np.testing.assert_allclose(read(y), expected, rtol=rounding, atol=1e-4)
+    return ran
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 9, 10, 17, 30])
+@pytest.mark.parametrize(
+    ("dtype", "width", "by"),
+    [("bfloat16", 24, 8), ("bfloat16", 2056, 8), ("bfloat16", 9, 1), ("float32", 20, 4)],
+)
+def test_taps(kernels: dict[str, Kernel], dtype: str, width: int, by: int, size: int) -> None:
+    tap(kernels, dtype, [1, 1, 0, 3, 0, 1], width, size, by)
+
+
+def test_taps_take_few_instructions_and_move_what_they_must(kernels: dict[str, Kernel]) -> None:
+    count, width = 4, 1024
+    ran = tap(kernels, "bfloat16", [1] * count, width, size=4, by=8)
+    y, q, *scalars, residual = ran.moved
+    assert ran.instructions <= 40 * count * width  # an H200 moves 6 bytes in that time
+    assert y == residual == 2 * count * width
+    assert q <= 2.1 * y  # the second time from the cache, for the thread to the right
+    assert sum(scalars) < 0.15 * sum(ran.moved)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -98,12 +98,18 @@ ROWS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.floating[Any
 }
 
 
+USUAL = ", ".join([kind for kind in ROWS if kind != "denormal"])
+
+
 @pytest.mark.parametrize(
     ("settings", "most", "kinds"),
     [
         (Settings(), 3_500, "normal"),
         (GREEDY, 4_000, "normal"),
-        (Settings(top_k=50), 11_000, "normal, flat, nearly flat, peaked, ties, ranks"),
+        (Settings(top_k=50), 10_000, USUAL),
+        (Settings(top_k=50, top_p=0.9), 10_500, USUAL),
+        (Settings(top_k=50, top_p=0.9, min_p=0.05), 11_000, USUAL),
+        (Settings(0.7, top_k=20, top_p=0.8, min_p=0.01), 11_000, USUAL),
         (Settings(top_p=0.9), 10_000, "normal, flat, peaked, a few, ties, ranks, offset, edited"),
         (Settings(top_p=0.9), 11_000, "nearly flat, uniform"),
         (Settings(0.7, top_p=0.95), 10_000, "normal, flat, nearly flat, peaked, a few, ties"),
@@ -131,6 +137,42 @@ def test_rows_of_any_shape(kernels: dict[str, Kernel], vocab: int, dtype: str) -
     given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
     rows = [random_settings(rng, vocab) for _ in logits]
     check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
+
+
+@pytest.mark.parametrize(
+    ("vocab", "dtype"),
+    [(2048, "bfloat16"), (8192, "bfloat16"), (9000, "bfloat16"), (5000, "float32")],
+)
+def test_few_of_a_row_of_any_shape(kernels: dict[str, Kernel], vocab: int, dtype: str) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = np.array([make(rng, vocab) for make in ROWS.values()], np.float32)
+    given, logits = rounded(logits) if dtype == "bfloat16" else (logits, logits)
+    most = [1, 2, 5, 20, 50, 60, 100, 120, 128, 129, 2, 90]
+    others = zip([1, 0.7, 3] * 4, [0.9, 1, 0.3, 0.99] * 3, [0, 0, 0, 0.01] * 3, strict=True)
+    rows = [
+        Settings(t, top_k, top_p, min_p)
+        for top_k, (t, top_p, min_p) in zip(most, others, strict=True)
+    ]
+    check(logits, rows, *draw(kernel_for(kernels, "sample", vocab, dtype), given, rows))
+
+
+def test_one_more_than_are_compared_at_once(kernels: dict[str, Kernel]) -> None:
+    """So many tokens are the likeliest, all alike; the others are far away."""
+    rng, counts = np.random.default_rng(0), [1, 2, 31, 33, 159, 160, 161, 162]
+    likeliest = [rng.permutation(LONG) < count for count in counts]
+    bits, logits = rounded(np.where(likeliest, 3, rng.normal(-9, 1, (len(counts), LONG))))
+    rows = [Settings(0.5, top_k=2 + i % 2, top_p=0.9) for i in range(len(counts))]
+    tokens, logprobs = draw(kernel_for(kernels, "sample", LONG), bits, rows)
+    check(logits, rows, tokens, logprobs)
+    assert (logits[range(len(counts)), tokens] == 3).all()
+
+
+@pytest.mark.parametrize("vocab", [2048, LONG, 8200])
+def test_top_p_is_of_what_top_k_keeps(kernels: dict[str, Kernel], vocab: int) -> None:
+    """Where the likeliest are neighbours, one thread's, so that more of them are looked at."""
+    bits, logits = rounded(np.tile(-np.arange(vocab) / 8, (12, 1)))
+    rows = [Settings(4, top_k=4, top_p=0.5)] * 12
+    check(logits, rows, *draw(kernel_for(kernels, "sample", vocab), bits, rows))
 
 
 def row_counts(kernels: dict[str, Kernel], settings: Settings) -> tuple[float, float]:

@@ -5,21 +5,25 @@ bfloat16 and a warp whole lines. A short row is read from memory once and held i
 one is read and weighed again by every pass. Sums are float32 within a warp (within a thread of a
 long row float64), in one order whatever the other rows. Every thread calls every method and gets the
 same answer; every method leaves the shared memory free for the next one.
-
-The edge of top_k or top_p lies between two logits. Tokens between them are sorted into 32 bins of
-one width by their logits, and the search goes on in the bin that holds the edge. A thread has a
-counter of its own for each bin, so that no two threads meet. Bins are 2^e wide and begin at
-multiples of that, so a bin is exactly a range of logits; the last few thresholds are halved by rank.
 """
 
 from max.gpu import WARP_SIZE, barrier, lane_id, thread_idx, warp_id
-from max.gpu.memory import AddressSpace
 from max.gpu.primitives import warp
-from std.math import ceildiv, exp2, floor, fma
-from std.memory import bitcast, stack_allocation
-from std.sys._assembly import inlined_assembly
+from std.math import ceildiv, exp2, fma
 from std.utils.numerics import inf, neg_inf
 
+from ._gpu_block import (
+    BLOCK,
+    WARPS,
+    Block,
+    Shared,
+    at_least,
+    largest_in_warp,
+    log_of,
+    shared,
+)
+from ._gpu_edge import Bins, Edge, order
+from ._gpu_few import FEW, Few, store_if
 from ._logit_row import (
     LogitRow,
     floor_of,
@@ -30,9 +34,6 @@ from ._logit_row import (
 )
 from .._values import Values, on_16_bytes
 
-comptime BLOCK = 256
-"""Threads of a row."""
-
 comptime TURN = 8
 """Neighbouring tokens of a lane."""
 
@@ -42,170 +43,14 @@ comptime SHORT = TURN
 comptime LONG = 32
 """The most that are held: logits and weights take 64 registers, and two blocks have 128 each."""
 
-comptime _WARPS = BLOCK // WARP_SIZE
-comptime _BINS = 32
-comptime _LOOKS_BY_VALUE = 3
-"""How often logits are sorted into bins: between numbers of any size that takes long."""
-comptime _FEW = 8
-"""So few thresholds are sooner halved than sorted into bins."""
-
-comptime VECTOR = 4
-"""Numbers that a thread reads of shared memory at a time."""
+comptime _Sum = Int
+"""What is added up of tokens: one of these."""
+comptime _COUNT: _Sum = 0
+comptime _MASS: _Sum = 1
+comptime _PEAKS: _Sum = 2
+"""The number of threads' largest logits, in place of all."""
 
 comptime _Turn = SIMD[DType.float32, TURN]
-comptime _Shared[type: DType] = Pointer[
-    Scalar[type], MutUntrackedOrigin, address_space=AddressSpace.SHARED
-]
-
-
-@always_inline
-def at_least(value: Float32, threshold: Float32) -> Float32:
-    """1 or 0, in one instruction where a comparison and a choice are two."""
-    return inlined_assembly[
-        "set.ge.f32.f32 $0, $1, $2;",
-        Float32,
-        constraints="=f,f,f",
-        has_side_effect=False,
-    ](value, threshold)
-
-
-@always_inline
-def largest_in_warp(value: UInt32) -> UInt32:
-    """The largest of the lanes' values, in one instruction."""
-    return inlined_assembly[
-        "redux.sync.max.u32 $0, $1, 0xffffffff;",
-        UInt32,
-        constraints="=r,r",
-        has_side_effect=True,
-    ](value)
-
-
-@always_inline
-def log_of(value: Float32) -> Float32:
-    """The natural logarithm to 1e-6 or so, in two instructions."""
-    comptime LN_2 = Float32(0.6931471805599453)
-    return LN_2 * inlined_assembly[
-        "lg2.approx.f32 $0, $1;",
-        Float32,
-        constraints="=f,f",
-        has_side_effect=False,
-    ](value)
-
-
-@always_inline
-def bin_at(
-    logit: Float32, scale: Float32, start: Float32, first: UInt32
-) -> UInt32:
-    """The address of the counter of bin floor(32 * x), x being logit * scale + start from 0 to 1.
-
-    Both roundings are down: x >= i / 32 holds as exactly as if none had been. The sum's last bits
-    are the bin; what is above them falls off when multiplied by 4 * BLOCK.
-    """
-    var x = inlined_assembly[
-        "fma.rm.sat.f32 $0, $1, $2, $3;",
-        Float32,
-        constraints="=f,f,f,f",
-        has_side_effect=False,
-    ](logit, scale, start)
-    var bits = inlined_assembly[
-        "add.rm.f32 $0, $1, 0f48800000;",  # 2^18
-        UInt32,
-        constraints="=r,f",
-        has_side_effect=False,
-    ](x)
-    return inlined_assembly[
-        "mad.lo.u32 $0, $1, 1024, $2;",
-        UInt32,
-        constraints="=r,r,r",
-        has_side_effect=False,
-    ](bits, first)
-
-
-@always_inline
-def order(value: Float32) -> Int:
-    """Map floats to integers of the same order, so that zeros, and only they, share one.
-    """
-    var bits = bitcast[DType.int32](value)
-    return Int(bits) if bits >= 0 else -Int(bits & Int32.MAX)
-
-
-@always_inline
-def float_of(order: Int) -> Float32:
-    """Invert `order`."""
-    var bits = Int32(order) if order >= 0 else Int32(-order) | Int32.MIN
-    return bitcast[DType.float32](bits)
-
-
-struct _Edge(Copyable):
-    """Between which logits the last one kept lies, by their `order`; what to ask to know more.
-    """
-
-    comptime FOUND = Float32(0)
-    comptime BINS = Float32(1)
-    comptime KEPT = Float32(2)
-
-    var least: Int
-    var most: Int
-    var looks: Int
-    var begin: Float32  # of the bins, in widths
-    var width: Float32
-
-    def __init__(out self, least: Int, most: Int):
-        self.least = least
-        self.most = most
-        self.looks = 0
-        self.begin = 0
-        self.width = 0
-
-    def middle(self) -> Int:
-        return self.most - (self.most - self.least) // 2
-
-    def question[step: Int](mut self) -> SIMD[DType.float32, 4]:
-        """FOUND and the threshold, BINS and what `bin_at` wants, or KEPT and a threshold to try.
-        """
-        self.looks += 1
-        if self.least >= self.most:
-            return {_Edge.FOUND, float_of(self.least << step), 0, 0}
-        if self.most - self.least < _FEW or self.looks > _LOOKS_BY_VALUE:
-            return {_Edge.KEPT, float_of(self.middle() << step), 0, 0}
-        # So wide that there are bins enough, and that their numbers are exact.
-        var low = float_of(self.least << step)
-        var high = float_of(self.most << step)
-        comptime EXPONENT = Int32(0x7F800000)
-        comptime ONE = Int32(1 << 23)
-        var bits = bitcast[DType.int32](high / _BINS - low / _BINS)
-        var size = bitcast[DType.int32](max(abs(low), abs(high)))
-        bits = max((bits + ONE - 1) & EXPONENT, (size & EXPONENT) - 18 * ONE)
-        bits = max(bits, 27 * ONE)
-        var scale = bitcast[DType.float32](254 * ONE - bits)
-        self.width = bitcast[DType.float32](bits)
-        if floor(high * scale) - floor(low * scale) >= _BINS:
-            self.width *= 2
-            scale /= 2
-        self.begin = floor(low * scale)
-        return {_Edge.BINS, scale / _BINS, -self.begin / _BINS, 0}
-
-    def answer(mut self, kept_is_enough: Bool):
-        if kept_is_enough:
-            self.least = self.middle()
-        else:
-            self.most = self.middle() - 1
-
-    def answer_bins[step: Int](mut self, kept: Float32, target: Float32):
-        """Go on in one bin; `kept` is of a lane's bin and all above, the first lane has the last.
-        """
-        var bin = UInt32(_BINS - 1 - lane_id())
-        var found = Int(largest_in_warp(bin if kept >= target else 0))
-        if found < _BINS - 1:
-            self.most = min(self.most, self.first_in[step](found + 1) - 1)
-        if found > 0:  # of an empty one, if the target is 0
-            self.least = max(self.least, self.first_in[step](found))
-            self.least = min(self.least, self.most)
-
-    def first_in[step: Int](self, bin: Int) -> Int:
-        return ceildiv(
-            order((self.begin + Float32(bin)) * self.width), 1 << step
-        )
 
 
 struct GPURow[dtype: DType, share: Int](LogitRow):
@@ -223,17 +68,17 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
     var turns: Int
     var logits: Self.Held  # if held; -inf past the end
     var weights: Self.Held
-    var top: Float32  # the largest logit
+    var peak: Float32  # this thread's largest logit
+    var top: Float32  # the largest of all
     var scale: Float32  # of logits, in powers of 2
     var threshold: Float32  # the smallest logit kept
     var warp_mass: Float32  # of the kept tokens of this thread's warp
-    var sums: _Shared[DType.float32]  # [_WARPS]
-    var maxima: _Shared[DType.uint32]  # [_WARPS]
-    var bins: _Shared[DType.float32]  # [_BINS + 1, BLOCK] of each thread
-    var totals: _Shared[DType.float32]  # [_BINS]
-    var question: _Shared[DType.float32]  # [4] what `_Edge` asks
-    var bounds: _Shared[DType.float64]  # [2] of the chosen warp's `draw`
-    var place: _Shared[DType.int32]  # [2] the warp and the token chosen
+    var block: Block
+    var bins: Bins
+    var few: Few
+    var question: Shared[DType.float32]  # [4] what `Edge` asks
+    var bounds: Shared[DType.float64]  # [2] of the chosen warp's `draw`
+    var place: Shared[DType.int32]  # [2] the warp and the token chosen
 
     def __init__(out self, source: Values[Self.dtype], vocab: Int):
         self.source = source
@@ -241,17 +86,17 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         self.turns = ceildiv(vocab, BLOCK * TURN)
         self.logits = neg_inf[DType.float32]()
         self.weights = 0
+        self.peak = 0
         self.top = 0
         self.scale = 1
         self.threshold = neg_inf[DType.float32]()
         self.warp_mass = 0
-        self.sums = Self.allocate[DType.float32, _WARPS]()
-        self.maxima = Self.allocate[DType.uint32, _WARPS]()
-        self.bins = Self.allocate[DType.float32, (_BINS + 1) * BLOCK]()
-        self.totals = Self.allocate[DType.float32, _BINS]()
-        self.question = Self.allocate[DType.float32, 4]()
-        self.bounds = Self.allocate[DType.float64, 2]()
-        self.place = Self.allocate[DType.int32, 2]()
+        self.block = Block()
+        self.bins = Bins()
+        self.few = Few()
+        self.question = shared[DType.float32, 4]()
+        self.bounds = shared[DType.float64, 2]()
+        self.place = shared[DType.int32, 2]()
 
         comptime if Self.is_held:
             var first = self.first_token()
@@ -272,17 +117,8 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
             best = max(best, logits)
 
         self.visit(find_best)
-        self.top = unrank(self.max(rank(best.reduce_max())))
-
-    @staticmethod
-    def allocate[type: DType, size: Int]() -> _Shared[type]:
-        """Memory that the threads of a block share."""
-        return stack_allocation[
-            size,
-            Scalar[type],
-            alignment=16,
-            address_space=AddressSpace.SHARED,
-        ]().unsafe_origin_cast[MutUntrackedOrigin]()
+        self.peak = best.reduce_max()
+        self.top = unrank(self.block.max(rank(self.peak)))
 
     def span(self) -> Int:
         """How many tokens a warp has."""
@@ -340,46 +176,28 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         # 0 below 2^-126, about where `weight` ends as well.
         return exp2((logits - self.top) * self.scale)
 
-    def max(self, value: UInt32) -> UInt32:
-        """The largest of the threads' values."""
-        var most = largest_in_warp(value)
-        if lane_id() == 0:
-            self.maxima[unsafe_offset=warp_id()] = most
-        barrier()
-        var maxima = self.maxima.unsafe_load[width=_WARPS, alignment=16](0)
-        barrier()
-        return maxima.reduce_max()
-
-    def min(self, value: UInt32) -> UInt32:
-        """The smallest of the threads' values."""
-        return ~self.max(~value)
-
-    def total(self, warp_sum: Float32) -> Float32:
-        """Add up the sums of the warps."""
-        if lane_id() == 0:
-            self.sums[unsafe_offset=warp_id()] = warp_sum
-        barrier()
-        var sums = self.sums.unsafe_load[width=_WARPS, alignment=16](0)
-        barrier()
-        return sums.reduce_add()
-
-    def in_warp[by_mass: Bool](self, threshold: Float32) -> Float32:
-        """The mass, or the count, of those of the warp's tokens that a threshold keeps.
-        """
+    def in_lane[of: _Sum](self, threshold: Float32) -> Float32:
+        """The sum of those of this thread's tokens that a threshold keeps."""
+        comptime if of == _PEAKS:
+            return at_least(self.peak, threshold)
         var sum = SIMD[Self.Sum, 1](0)
 
         def add(token: Int, logits: _Turn, weights: _Turn) {mut sum, threshold}:
             var part = SIMD[DType.float32, 2](0)
             comptime for i in range(TURN):
                 var kept = at_least(logits[i], threshold)
-                comptime if by_mass:
+                comptime if of == _MASS:
                     part[i % 2] = fma(kept, weights[i], part[i % 2])
                 else:
                     part[i % 2] += kept
             sum += part.reduce_add().cast[Self.Sum]()
 
         self.visit(add)
-        return warp.sum(sum[0].cast[DType.float32]())
+        return sum[0].cast[DType.float32]()
+
+    def in_warp[of: _Sum](self, threshold: Float32) -> Float32:
+        """The sum of those of the warp's tokens that a threshold keeps."""
+        return warp.sum(self.in_lane[of](threshold))
 
     def largest(self) -> Float32:
         return self.top
@@ -391,8 +209,8 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
             self.weights = self.weigh_some(self.logits)
             self.warp_mass = warp.sum(self.weights.reduce_add())
         else:
-            self.warp_mass = self.in_warp[by_mass=True](self.threshold)
-        return Float64(self.total(self.warp_mass))
+            self.warp_mass = self.in_warp[_MASS](self.threshold)
+        return Float64(self.block.total(self.warp_mass))
 
     def truncate(
         mut self,
@@ -405,27 +223,41 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         self.threshold = max(
             self.top + temperature * floor_of(min_p), Float32.MIN_FINITE
         )
-        var count = Float32(self.vocab)
-        if min_p > 0 and top_k > 0:
-            count = self.total(self.in_warp[by_mass=False](self.threshold))
-        if 0 < top_k < Int(count):
-            self.raise_threshold[by_mass=False](self.smallest(), Float32(top_k))
-        if top_p < 1:
-            var kept = Float32(mass)
-            if top_k > 0 or min_p > 0:
-                kept = self.total(self.in_warp[by_mass=True](self.threshold))
-            # If all that is below weighed so much each, it would be little enough to drop.
-            var least = 0.9 * (1 - top_p) * kept / Float32(self.vocab)
-            var low = self.top + temperature * log_of(least)
-            low -= abs(self.top) * Float32(
-                2.4e-7
-            )  # which rounding may have added
-            if kept > 0.1 * Float32(
-                self.vocab
-            ):  # many are as likely as the top
-                low = max(low, self.smallest())
-            self.raise_threshold[by_mass=True](low, top_p * kept)
-        self.warp_mass = self.in_warp[by_mass=True](self.threshold)
+        var count = self.vocab
+        if top_k > 0:
+            # As many threads have a token so large: if likely ones lie anywhere, not many more are.
+            if top_k <= BLOCK // 2:
+                self.raise_threshold[_PEAKS](
+                    unrank(self.block.min(rank(self.peak))), Float32(top_k)
+                )
+            count = self.gather()
+        if count <= FEW and top_k > 0:
+            self.threshold = self.few.edge(self.block, count, top_k, top_p)
+        else:
+            if 0 < top_k < count:
+                self.raise_threshold[_COUNT](self.smallest(), Float32(top_k))
+            if top_p < 1:
+                var kept = Float32(mass)
+                if top_k > 0 or min_p > 0:
+                    kept = self.block.total(self.in_warp[_MASS](self.threshold))
+                self.raise_threshold[_MASS](
+                    self.below_top_p(temperature, top_p, kept), top_p * kept
+                )
+        self.warp_mass = self.in_warp[_MASS](self.threshold)
+
+    def below_top_p(
+        self, temperature: Float32, top_p: Float32, kept: Float32
+    ) -> Float32:
+        """A logit below the edge of top_p, `kept` being what the tokens weigh of which it is one.
+        """
+        # If all that is below weighed so much each, it would be little enough to drop.
+        var least = 0.9 * (1 - top_p) * kept / Float32(self.vocab)
+        var low = self.top + temperature * log_of(least)
+        low -= abs(self.top) * Float32(2.4e-7)  # which rounding may have added
+        # Where many are as likely as the top, the smallest is a better one.
+        if kept > 0.1 * Float32(self.vocab):
+            low = max(low, self.smallest())
+        return low
 
     def smallest(self) -> Float32:
         """The smallest logit."""
@@ -435,14 +267,41 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
             least = min(least, logits)
 
         self.visit(find_least)
-        return unrank(self.min(rank(least.reduce_min())))
+        return unrank(self.block.min(rank(least.reduce_min())))
 
-    def raise_threshold[by_mass: Bool](mut self, low: Float32, target: Float32):
-        """Raise the threshold as far as it still keeps a mass, or a count; to `low` it does.
+    def gather(self) -> Int:
+        """Count the tokens kept. No more than FEW are in `few` then, in the order of the threads.
+        """
+        var threshold = self.threshold
+        self.few.clear()
+        var own = self.in_lane[_COUNT](threshold)
+        var count, before = self.block.total_and_before(warp.sum(own))
+        if count > Float32(FEW):
+            return Int(count)
+        before += warp.prefix_sum[exclusive=True](own)
+        var address = UInt32(Int(self.few.logits.unsafe_offset(Int(before))))
+
+        def store(
+            token: Int, logits: _Turn, weights: _Turn
+        ) {mut address, threshold}:
+            comptime for i in range(TURN):
+                store_if(logits[i] >= threshold, logits[i], address)
+
+        self.visit(store)
+        barrier()
+        if thread_idx.x < FEW:
+            self.few.weights[unsafe_offset=thread_idx.x] = self.weigh_some(
+                self.few.logits[unsafe_offset=thread_idx.x]
+            )
+        barrier()
+        return Int(count)
+
+    def raise_threshold[of: _Sum](mut self, low: Float32, target: Float32):
+        """Raise the threshold as far as it still keeps a sum; to `low` it does.
 
         The first warp alone thinks, to save the others the instructions.
         """
-        var edge = _Edge(
+        var edge = Edge(
             ceildiv(order(max(low, self.threshold)), 1 << Self.step),
             order(self.top) >> Self.step,
         )
@@ -453,70 +312,32 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                     self.question.unsafe_store(0, ask)
             barrier()
             var asked = self.question.unsafe_load[width=4](0)
-            if asked[0] == _Edge.FOUND:
+            if asked[0] == Edge.FOUND:
                 self.threshold = asked[1]
                 barrier()
                 return
-            if asked[0] == _Edge.BINS:
-                self.fill_bins[by_mass](asked[1], asked[2])
+            if asked[0] == Edge.BINS:
+                self.fill_bins[of](asked[1], asked[2])
                 if warp_id() == 0:
-                    edge.answer_bins[Self.step](self.up_to_bins(), target)
+                    edge.answer_bins[Self.step](
+                        self.bins.from_each_up(), target
+                    )
             else:
-                var kept = self.total(self.in_warp[by_mass](asked[1]))
+                var kept = self.block.total(self.in_warp[of](asked[1]))
                 edge.answer(kept >= target)
 
-    def fill_bins[by_mass: Bool](self, scale: Float32, start: Float32):
-        """Leave in `totals` what tokens of each bin weigh, or how many they are.
+    def fill_bins[of: _Sum](self, scale: Float32, start: Float32):
+        """Leave in `bins` the sums of the tokens in each."""
+        self.bins.clear()
 
-        Those below the bins are in the first one, those above in `bins` behind the last.
-        """
-        comptime zeros = SIMD[DType.float32, VECTOR](0)
-        comptime for i in range(_BINS // VECTOR):
-            self.bins.unsafe_store[alignment=16](
-                (i * BLOCK + thread_idx.x) * VECTOR, zeros
-            )
-        self.bins[unsafe_offset=_BINS * BLOCK + thread_idx.x] = 0
-        barrier()
-        var own = UInt32(Int(self.bins.unsafe_offset(thread_idx.x)))
+        def add(token: Int, logits: _Turn, weights: _Turn) {self, scale, start}:
+            self.bins.add(logits, weights if of == _MASS else 1, scale, start)
 
-        def add(token: Int, logits: _Turn, weights: _Turn) {scale, start, own}:
-            comptime for i in range(TURN):
-                var counter = _Shared[DType.float32](
-                    unsafe_from_address=Int(
-                        bin_at(logits[i], scale, start, own)
-                    )
-                )
-                counter[] += weights[i] if by_mass else 1
-
-        self.visit(add)
-        barrier()
-        # Eight threads have a bin.
-        comptime SOME = BLOCK // _BINS
-        var first = thread_idx.x // SOME * BLOCK + thread_idx.x % SOME * VECTOR
-        var sum = SIMD[DType.float32, VECTOR](0)
-        comptime for i in range(BLOCK // SOME // VECTOR):
-            sum += self.bins.unsafe_load[width=VECTOR, alignment=16](
-                first + i * SOME * VECTOR
-            )
-        var total = sum.reduce_add()
-        comptime for i in range(3):
-            total += warp.shuffle_xor(total, UInt32(1 << i))
-        if thread_idx.x % SOME == 0:
-            self.totals[unsafe_offset=thread_idx.x // SOME] = total
-        barrier()
-
-    def up_to_bins(self) -> Float32:
-        """What the tokens of a bin and all above weigh: in the first lane of the last bin, and so on.
-        """
-        comptime EACH = BLOCK // WARP_SIZE // VECTOR
-        var above = SIMD[DType.float32, VECTOR](0)
-        comptime for i in range(EACH):
-            above += self.bins.unsafe_load[width=VECTOR, alignment=16](
-                _BINS * BLOCK + (i * WARP_SIZE + lane_id()) * VECTOR
-            )
-        return warp.sum(above.reduce_add()) + warp.prefix_sum(
-            self.totals[unsafe_offset=_BINS - 1 - lane_id()]
-        )
+        comptime if of == _PEAKS:
+            self.bins.add[1](self.peak, 1, scale, start)
+        else:
+            self.visit(add)
+        self.bins.add_up()
 
     def first(self, logit: Float32) -> Int:
         return self.lowest_after(logit, inf[DType.float32](), -1)
@@ -533,15 +354,17 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                     lowest = min(lowest, Int32(at + i))
 
         self.visit(find)
-        return Int(self.min(UInt32(lowest)))
+        return Int(self.block.min(UInt32(lowest)))
 
     def draw(self, seed: UInt64, position: Int) -> Int:
         # The warp whose tokens hold the target, of these the lanes' turn, of that the lane.
         if lane_id() == 0:
-            self.sums[unsafe_offset=warp_id()] = self.warp_mass
+            self.block.sums[unsafe_offset=warp_id()] = self.warp_mass
         barrier()
         if warp_id() == 0:
-            var masses = self.sums.unsafe_load[width=_WARPS, alignment=16](0)
+            var masses = self.block.sums.unsafe_load[width=WARPS, alignment=16](
+                0
+            )
             var all = masses.cast[DType.float64]().reduce_add()
             var target = uniform(seed, position) * all
             var chosen, before = passing(masses, 0, target)
@@ -615,7 +438,7 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                     earlier += 1
 
         self.visit(count)
-        return Int(self.total(warp.sum(earlier)))
+        return Int(self.block.total(warp.sum(earlier)))
 
     def after(self, token: Int) -> Int:
         var logit = self.logit(token) if token >= 0 else inf[DType.float32]()
@@ -629,7 +452,7 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                     best[i] = max(best[i], logits[i])
 
         self.visit(find)
-        var next = unrank(self.max(rank(best.reduce_max())))
+        var next = unrank(self.block.max(rank(best.reduce_max())))
         return self.lowest_after(next, logit, token)
 
 

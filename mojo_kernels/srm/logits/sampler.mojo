@@ -13,9 +13,9 @@ or with nothing but -inf, gives token -1, logprob 0 and last token 0.
 All three truncations are a threshold on the logit. The k-th largest logit and the edge of top_p are
 found without sorting the row, exactly: a CPU halves the logits between which they may lie, by value
 at first, then over the float's order-preserving integer image, and looks at undecided tokens alone;
-a GPU sorts them into bins, and the bin's tokens again. `_sample_row` is the algorithm; it asks a
-`LogitRow` for sums over the row: `CPURow` (rows are split over the cores, vectors run along a row),
-or on a GPU, a block per row, `GPURow`.
+a GPU sorts them into bins, and the bin's tokens again, or compares each with each where top_k leaves
+few. `_sample_row` is the algorithm; it asks a `LogitRow` for sums over the row: `CPURow` (rows are
+split over the cores, vectors run along a row), or on a GPU, a block per row, `GPURow`.
 
     tokens      [D]     int32             out
     logprobs    [D]     float32           out
@@ -36,13 +36,15 @@ from std.utils.numerics import isfinite, isnan
 from std.utils.static_tuple import StaticTuple
 
 from ._cpu_row import CPURow
-from ._gpu_row import BLOCK, LONG, SHORT, GPURow
+from ._gpu_block import BLOCK
+from ._gpu_row import LONG, SHORT, GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
 from ._sampling import Sampling
 from .._values import untracked
 from ..parallel import num_tasks
 
 
+@always_inline
 def _sample_row[
     Row: LogitRow, //
 ](

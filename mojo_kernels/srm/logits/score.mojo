@@ -37,7 +37,8 @@ from std.utils.numerics import isfinite, isnan, nan
 from std.utils.static_tuple import StaticTuple
 
 from ._cpu_row import CPURow
-from ._gpu_row import BLOCK, LONG, SHORT, GPURow
+from ._gpu_block import BLOCK
+from ._gpu_row import LONG, SHORT, GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
 from ._sampling import Sampling
 from .._values import untracked
