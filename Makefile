@@ -99,9 +99,11 @@ kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and s
 	$(BIN)/python -m tests.kernels.compile_for_gpu
 	$(BIN)/python -m tests.kernels.cubin build/graphs/*.mef
 
-kernels-wide: .venv/dev  ## the bfloat16 step graphs of widths 512 and 1,024, minutes each
+kernels-wide: .venv/dev  ## the step graphs of widths 512 and 1,024 in bfloat16 and float8, minutes each
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
 	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024
+	$(BIN)/python -m tests.kernels.compile_steps --d-model 512 --dtype float8
+	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024 --dtype float8
 	$(BIN)/python -m tests.kernels.cubin build/graphs/*.mef
 
 kernels-all: .venv/dev  ## runs the PTX of every product of both benchmark widths in numpy, minutes

@@ -1,7 +1,8 @@
 """`python -m tests.kernels.compile_steps`: step graphs of 8 and of 16 layers compiled for a GPU.
 
-Takes the settings of `engine.device.precompile`, but for the number of layers. Both are one module:
-they have the same kernels, which is what takes the time, so the second costs next to nothing.
+Takes the settings of `engine.device.precompile`, but for the number of layers; bfloat16 unless it
+says `--dtype float8`. Both are one module: they have the same kernels, which take the time, so the
+second costs next to nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import logging
 import sys
 
 import msgspec
-from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import Module
 
+from engine.config import AUTO_DTYPES
 from engine.device.graph_cache import cached
+from engine.device.linear import graph_dtype
 from engine.device.model import build_step_graph, graph_shape
 from engine.device.precompile import PrecompileConfig, leave, open_target
 from engine.device.products import choose_product
@@ -27,7 +29,8 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     config = load(PrecompileConfig, argv, prog="python -m tests.kernels.compile_steps")
     shapes = [msgspec.structs.replace(config.shape(), num_layers=count) for count in LAYERS]
-    device, dtype = open_target(config), DType.bfloat16
+    device = open_target(config)
+    dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     product = choose_product(config.product, shapes[0], dtype, device)
 
     def compile_graphs() -> CompiledModel:

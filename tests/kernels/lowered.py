@@ -2,8 +2,9 @@
 
 MAX is stopped once it has written the Mojo of the graphs, which takes seconds. Read from it, and
 from the sequence of calls beside it, is what a step launches, in order, and what else is done in a
-step and when weights are bound. `python -m tests.kernels.lowered PRODUCT:WIDTH …` prints it as
-JSON, in a process of its own, since a virtual GPU cannot be taken back.
+step and when weights are bound. `python -m tests.kernels.lowered KIND:WIDTH …` prints it as JSON,
+in a process of its own, since a virtual GPU cannot be taken back. KIND is a product in bfloat16, or
+"float8".
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from max.graph import Module
 
 from engine.device.model import build_step_graph
 from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import Product
+from engine.device.products import FLOAT8, Product
 
 LAYERS = 2
 """Enough to tell what is done once a layer from what is done once a step."""
@@ -63,7 +64,7 @@ class Lowered(msgspec.Struct, frozen=True):
 
 
 def lower(*names: str) -> dict[str, Lowered]:
-    """Lower the step graphs of LAYERS layers in bfloat16 that are named PRODUCT:WIDTH."""
+    """Lower the step graphs of LAYERS layers that are named KIND:WIDTH."""
     command = [sys.executable, "-m", "tests.kernels.lowered", *names]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return msgspec.json.decode(done.stdout, type=dict[str, Lowered])
@@ -110,12 +111,12 @@ def main(argv: list[str]) -> int:
     device, module = open_target(PrecompileConfig()), Module()
     declared = {}
     for name in argv:
-        product, width = name.split(":")
+        kind, width = name.split(":")
         shape = PrecompileConfig(d_model=int(width), num_layers=LAYERS).shape()
-        scope = f"{product}_{width}."
-        graph = build_step_graph(
-            shape, DType.bfloat16, device, scope, module, cast(Product, product)
-        )
+        scope = f"{kind}_{width}."
+        dtype = FLOAT8 if kind == "float8" else DType.bfloat16
+        product = cast(Product, "own" if kind == "float8" else kind)
+        graph = build_step_graph(shape, dtype, device, scope, module, product)
         declared[scope] = {
             weight: one.value.dtype.size_in_bytes * math.prod(map(int, one.value.shape))
             for weight, one in graph._weights.items()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kernels.lowered import LAYERS, Launch, Lowered, lower
 
-GRAPHS = ("own:512", "own:1024", "max:512", "max:1024")
+GRAPHS = ("own:512", "own:1024", "max:512", "max:1024", "float8:512", "float8:1024")
 BIAS, SILU, RESIDUAL = (
     f"Epilogue(matmul, View(static.broadcast_to, {fused}), operandIndices=[0])"
     " transpose_b has_epilogue_fusion"
@@ -21,9 +21,17 @@ LAYER = {
         *("srm_normed_sm90", MIX, "srm_stream_sm90"),
     ],
     "max": [NORM, SILU, RESIDUAL, NORM, BIAS, MIX, RESIDUAL],
+    "float8": [
+        *("srm_norm_e4m3", "srm_up_e4m3", "srm_down_e4m3"),
+        *("srm_normed_sm90", MIX, "srm_stream_sm90"),
+    ],
 }
 """What is launched for a layer, and what is fused with it."""
-HEAD = {"own": ["srm_linear_sm90"], "max": ["slice", "matmul transpose_b"]}
+OWN_HEAD = ["srm_linear_sm90"]
+HEAD = {"own": OWN_HEAD, "float8": OWN_HEAD, "max": ["slice", "matmul transpose_b"]}
+EMBED = {"own": "srm_embed_stream", "float8": "srm_embed", "max": "srm_embed"}
+WEIGHTS = {"own": 12, "float8": 13, "max": 16}
+"""Of a layer: norms and biases that are folded are in `columns`, and float8 has divisors."""
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +49,15 @@ def described(launch: Launch) -> str:
 def test_a_layer_launches_these_kernels(graphs: dict[str, Lowered], name: str) -> None:
     """Activation and residual are part of their products, which take weights as they are kept."""
     launches = graphs[name].execute.launches
-    product = name.partition(":")[0]
+    kind = name.partition(":")[0]
     assert [described(one) for one in launches if one.device == "gpu"] == [
         "srm_expand",
-        "srm_embed_stream" if product == "own" else "srm_embed",
-        *LAYER[product] * LAYERS,
-        *(*HEAD[product], "srm_edit", "srm_sample", "srm_score"),
+        EMBED[kind],
+        *LAYER[kind] * LAYERS,
+        *(*HEAD[kind], "srm_edit", "srm_sample", "srm_score"),
     ]
     on_host = [one.name for one in launches if one.device != "gpu"]
-    assert on_host == ([] if product == "own" else ["concat"])  # the bounds of the head's rows
+    assert on_host == (["concat"] if kind == "max" else [])  # the bounds of the head's rows
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -65,7 +73,7 @@ def test_weights_are_uploaded_once_as_they_are_declared(
 ) -> None:
     """Nothing is computed from them, then or later: none is transposed, none copied in a step."""
     graph = graphs[name]
-    of_layer = 12 if name.startswith("own") else 16  # norms and biases are in `columns`
+    of_layer = WEIGHTS[name.partition(":")[0]]
     assert graph.bound == graph.declared and len(graph.declared) == 2 + of_layer * LAYERS
     assert not graph.init.launches
     assert Counter(graph.init.memory) == dict.fromkeys(
