@@ -63,7 +63,7 @@ def embed(last_token: Array, token_ids: Array, read_slots: Array, table: Array) 
 
 def moments(x: F64, columns: int = 256) -> F64:
     """Of each row and so many columns of x[T, d] the mean, and the sum of squares about it."""
-    parts = x.reshape(len(x), -1, columns)
+    parts = x.reshape(len(x), x.shape[1] // columns, columns)
     return np.stack([parts.mean(-1), parts.var(-1) * columns], axis=-1)
 
 
