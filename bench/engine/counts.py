@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.config import Dtype, ModelConfig
-from engine.weights.step_bytes import SIZES, STATE, logit_size
+from engine.weights.step_bytes import FLOAT8, SIZES, STATE, logit_size
 
 KERNEL_SIZE = 4
 """Neighbouring channels that the measured `taps` mixes."""
@@ -41,6 +41,10 @@ def prefill_bytes(model: ModelConfig, dtype: Dtype, tokens: int, prompts: int) -
 def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int) -> Count:
     """Count a call of an op of `bench.engine.ops` on so many rows (of "mix_prompts": tokens)."""
     d, vocab, size = model.d_model, model.vocab_size, SIZES[dtype]
+    # Of a channel mixer's factors, and what goes with a column of its weights: in float8 two
+    # float32, and divisors of the inner channels; else a bias.
+    in_float8 = dtype == "float8"
+    factor, of_up, of_down = (FLOAT8, 3 * STATE, 2 * STATE) if in_float8 else (size, size, size)
     logits = rows * vocab * logit_size(dtype, device)
     scalars = 3 * STATE * model.num_heads  # of a token: alpha_in, alpha_out, beta
     match name:
@@ -49,17 +53,18 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
         case "embed":  # an id, a row of the table in, a row out
             return Count(0, rows * (STATE + 2 * size * d))
         case "norm":  # mean 1, variance 3, output 4; x in, y out, weight and bias once
-            return Count(8 * rows * d, 2 * size * d * (rows + 1))
+            once = 0 if in_float8 else 2 * size * d
+            return Count(8 * rows * d, rows * (size + factor) * d + once)
         case "up":
-            return _product(rows, d, 4 * d, size, size)
+            return _product(rows, d, 4 * d, factor, factor, of_up)
         case "down":
-            return _product(rows, 4 * d, d, size, size, residual=True)
+            return _product(rows, 4 * d, d, factor, size, of_down, residual=True)
         case "proj_in":
-            return _product(rows, d, d, size, size)
+            return _product(rows, d, d, size, size, size)
         case "proj_out":
-            return _product(rows, d, d, size, size, residual=True)
+            return _product(rows, d, d, size, size, size, residual=True)
         case "head":
-            return _product(rows, d, vocab, size, logit_size(dtype, device), bias=False)
+            return _product(rows, d, vocab, size, logit_size(dtype, device), 0)
         case "mix":  # two fused and a product into the state, one fused out of it; slots, position
             state = 2 * STATE * d
             return Count(7 * rows * d, rows * (2 * size * d + state + scalars + 4 * STATE))
@@ -85,10 +90,10 @@ def _product(
     columns: int,
     size: int,
     out_size: int,
+    of_column: int,
     *,
-    bias: bool = True,
     residual: bool = False,
 ) -> Count:
-    weights = size * columns * (inner + bias)
-    row = size * (inner + residual * columns) + out_size * columns
+    weights = columns * (size * inner + of_column)
+    row = size * inner + out_size * columns * (1 + residual)
     return Count(2 * rows * inner * columns, weights + rows * row)

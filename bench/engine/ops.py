@@ -11,7 +11,6 @@ time and counts nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorVa
 
 from bench.engine.counts import KERNEL_SIZE, PROMPT
 from bench.engine.feeds import Array, Feeds
+from bench.engine.float8 import float8_ops
+from bench.engine.op import Inputs, Op
 from engine.config import ModelConfig
 from engine.device import kernels
 from engine.device.graph_cache import cached
@@ -45,28 +46,14 @@ from engine.device.products import (
     multiply_normed,
     stream_types,
 )
-from engine.errors import ConfigError
 from engine.steps.batch import F32
+from engine.weights.float8 import from_e4m3
 
 I32, FLOAT = DType.int32, DType.float32
 HOST = DeviceRef.CPU()
 COLD_BYTES = 128 * 2**20
 """Total bytes of the copies of a weight that calls use in turn: more than a cache holds."""
 MOST_COPIES = 256
-
-
-Inputs = list[BufferType | TensorType]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
-    """An op: its graph's input types, the call that builds it, and its input arrays by rows."""
-
-    types: Inputs
-    call: Callable[..., Any]
-    feed: Callable[[int], list[Array]]
-    weight: int | None = None  # the input that is another copy in each call
-    bound: tuple[int, int] | None = None  # (K, N) of a weight that is no input, named as the op
 
 
 class Ops:
@@ -87,7 +74,8 @@ class Ops:
         bound: bool | None = None,
         only: tuple[str, ...] = (),
     ) -> None:
-        self.device, session = device, InferenceSession(devices=[device])
+        self.device, self.dtype = device, dtype
+        session = InferenceSession(devices=[device])
         bound = not device.is_host if bound is None else bound
         ops = build_ops(model, dtype, DeviceRef.from_device(device), by, bound)
         self.ops = {name: op for name, op in ops.items() if name in (only or ops)}
@@ -95,6 +83,9 @@ class Ops:
         self.weights, registry = {}, {}
         feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=not device.is_host)
         for name, op in self.ops.items():
+            if op.bits is not None:
+                self.weights[name] = from_e4m3(op.bits.T)
+                registry[name] = Buffer.from_numpy(op.bits).view(FLOAT8, op.bits.shape)
             if op.bound:
                 kept = feeds.weight(*op.bound)
                 plain = self.weights[name] = widened(kept)
@@ -145,8 +136,8 @@ def widened(kept: Array) -> F32:
 
 
 def _array(buffer: Buffer) -> Array:
-    is_narrow = buffer.dtype == DType.bfloat16
-    found: Array = (buffer.view(DType.uint16, buffer.shape) if is_narrow else buffer).to_numpy()
+    bits = {DType.bfloat16: DType.uint16, FLOAT8: DType.uint8}.get(buffer.dtype, buffer.dtype)
+    found: Array = buffer.view(bits, buffer.shape).to_numpy()
     return found
 
 
@@ -188,10 +179,10 @@ def build_ops(
     """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op.
 
     Where norms are folded, the products behind them take moments, those before them and "embed"
-    write them, and there is no "norm".
+    write them, and there is no "norm". In FLOAT8 there are those that are not as in bfloat16.
     """
     if dtype == FLOAT8:
-        raise ConfigError("dtype = float8: ops are measured alone in float32 and bfloat16")
+        return float8_ops(model, on)
     d, vocab, state = model.d_model, model.vocab_size, model.state_width
     folds = folds_norms(by, model, dtype)
     assert bound or not folds

@@ -2,12 +2,13 @@
 
 `rows` says how many prompts of which length are scored. The divergence from the model in float64
 must be no more than four times that of the same model in float64 whose weights and activations are
-rounded to bfloat16 wherever a step may round them.
+rounded, to bfloat16 or float8, wherever a step may round them.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,17 @@ from engine.config import EngineConfig
 from engine.device.linear import round_bfloat16
 from engine.messages import MAX_LOGPROBS, SamplingParams
 from engine.process.engine import Engine
+from engine.weights.float8 import (
+    float8_channel_mixer,
+    from_e4m3,
+    in_inner_order,
+    norm_scale,
+    round_e4m3,
+)
 from engine.weights.random_model import random_tensors
-from engine.weights.weights import Weights, fold
-from tests.engines.numpy_runner import F64, as_it_is, feed, in_float64
+from engine.weights.weights import LayerWeights, Weights, fold
+from tests.engines.numpy_runner import F64, Kept, as_it_is, feed, in_float64, silu
+from tests.kernels import oracle
 
 MOST = 4.0
 
@@ -38,15 +47,17 @@ def _measure(task: Task) -> dict[str, Any]:
     top, found = _on_device(task, drawn.tolist())
     weights = fold(task.model, random_tensors(task.model), "random")
     exact = np.stack([_logprobs(in_float64(weights), ids) for ids in drawn.tolist()])
-    kept = _rounded if task.dtype == "bfloat16" else as_it_is
+    kept = as_it_is if task.dtype == "float32" else _rounded
     narrow = in_float64(weights, kept)
-    rounded = np.stack([_logprobs(narrow, ids, kept) for ids in drawn.tolist()])
+    mixers = [float8_mixer(one) for one in weights.layers if task.dtype == "float8"]
+    rounded = np.stack([_logprobs(narrow, ids, kept, mixers) for ids in drawn.tolist()])
     # Of the scored tokens alone, no term of which is negative.
     logp, logr = (np.take_along_axis(one, top, axis=2) for one in (exact, rounded))
     ours, allowed = _divergence(logp, found), _divergence(logp, logr) + 1e-9
     same = float((top[..., 0] == exact.argmax(2)).mean())
     return {
         "d_model": task.d_model,
+        "dtype": task.dtype,
         "tokens": int(top.shape[0] * top.shape[1]),
         "divergence": ours,
         "divergence_of_rounding": allowed,
@@ -71,13 +82,36 @@ def _on_device(task: Task, prompts: list[list[int]]) -> tuple[np.ndarray, F64]:
     return np.stack(tops), np.stack(logprobs).astype(np.float64)
 
 
-def _logprobs(weights: Weights, ids: list[int], kept: Any = as_it_is) -> F64:
+def _logprobs(
+    weights: Weights,
+    ids: list[int],
+    kept: Kept = as_it_is,
+    mixers: Sequence[Callable[[F64], F64]] = (),
+) -> F64:
     """f64[len(ids) - 1, V]: of what follows each token but the last."""
     state, rows = np.zeros(weights.config.state_width), []
     for position, token in enumerate(ids[:-1]):
-        logits, state = feed(weights, token, position, state, kept)
+        logits, state = feed(weights, token, position, state, kept, mixers)
         rows.append(kept(logits) - np.logaddexp.reduce(kept(logits)))
     return np.stack(rows)
+
+
+def float8_mixer(layer: LayerWeights) -> Callable[[F64], F64]:
+    """Return what a layer's channel mixer in float8 adds to a token, but for what sums lack."""
+    tensors = float8_channel_mixer(layer)
+    up, down = (from_e4m3(tensors[f"{name}_weight"]).astype(np.float64) for name in ("up", "down"))
+    up_scale, up_bias = tensors["up_columns"].T
+    down_scale, down_bias = tensors["down_columns"].T
+    by = norm_scale(up.shape[1])
+
+    def mix(x: F64) -> F64:
+        normed = from_e4m3(round_e4m3(by * oracle.layer_norm(x[None])[0]))
+        inner = silu(up @ normed * up_scale + up_bias) / tensors["up_divisors"]
+        stored = from_e4m3(round_e4m3(in_inner_order(inner)))
+        y: F64 = down @ stored * down_scale + down_bias
+        return y
+
+    return mix
 
 
 def _rounded(values: F64) -> F64:

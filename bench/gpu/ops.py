@@ -23,10 +23,11 @@ from bench.engine.ops import Ops, widened
 from bench.gpu.task import Lines, Task, read_task
 from bench.peaks.timing import seconds_per_call
 from engine.device.linear import graph_dtype
-from engine.device.products import choose_product
+from engine.device.products import FLOAT8, choose_product
 from engine.device.runner import open_device
 from engine.messages import MAX_LOGPROBS
 from engine.steps.batch import SAMPLING
+from engine.weights.float8 import from_e4m3, in_inner_order, norm_scale
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]
@@ -36,6 +37,9 @@ Found = tuple[F64, F64, F64]
 PRODUCTS = {"up", "down", "proj_in", "proj_out", "head"}
 RESIDUAL = {"down", "proj_out"}
 """Those that a residual is added to."""
+LOST_OF_SUMS = 2.0**-11
+"""Of the magnitudes that are summed: what tensor cores may lose of a product in FLOAT8, if they
+keep 14 bits as is said of them, and K is 4,096."""
 LOOKED_AT = 24
 """Rows that are compared."""
 
@@ -48,7 +52,7 @@ def main(argv: list[str]) -> int:
     ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, bound=True, only=task.ops)
     for name in ops.ops:
         for rows in task.rows if name in PRODUCTS else task.op_rows if name != "call" else ():
-            known = {"op": name, "d_model": task.d_model, "rows": rows}
+            known = {"op": name, "dtype": task.dtype, "d_model": task.d_model, "rows": rows}
             known |= {"product": (by or "cpu") if name in PRODUCTS else None}
             lines.attempt(f"{name} {rows}", partial(_attempt, ops, task, name, rows), **known)
     return 0
@@ -68,7 +72,9 @@ def _attempt(ops: Ops, task: Task, name: str, rows: int) -> dict[str, Any]:
 def check(ops: Ops, name: str, rows: int) -> float:
     """Return the largest error of an op on so many rows, as a part of what is allowed."""
     before, outputs, after = ops.run(name, rows)
-    if name in ops.weights:
+    if ops.dtype == FLOAT8:
+        found = _float8(name, ops.weights.get(name), before, outputs)
+    elif name in ops.weights:
         found = _product(name, ops.weights[name], before, outputs)
     else:
         found = CHECKS[name](before, outputs, after)
@@ -127,6 +133,32 @@ def _with_moments(found: Found, outputs: list[Array], rows: npt.NDArray[np.int64
     pairs = zip(found, moments, strict=True)
     y, wanted, allowed = (np.concatenate([a.ravel(), b.ravel()]) for a, b in pairs)
     return y, wanted, allowed
+
+
+def _float8(name: str, weight: Array | None, before: list[Array], outputs: list[Array]) -> Found:
+    """The ops of `bench.engine.float8`: a norm has no weight, "up" writes INNER of each 64."""
+    rows = looked_at(len(before[0]))
+    if weight is None:
+        x = _wide(before[0][rows])
+        y = norm_scale(x.shape[1]) * oracle.layer_norm(x)
+        return from_e4m3(outputs[0][rows]).astype(np.float64), y, 1e-4 + _rounding_e4m3(y)
+    x, wide = (one.astype(np.float64) for one in (from_e4m3(before[0][rows]), weight))
+    scales, bias = before[1].T.astype(np.float64)
+    y = x @ wide * scales + bias
+    lost = LOST_OF_SUMS * (np.abs(x) @ np.abs(wide)) * scales
+    if name == "down":
+        y += _wide(before[2][rows])
+        allowed = 1.2 * _rounding(outputs[0], y) + lost
+        return _with_moments((_wide(outputs[0][rows]), y, allowed), outputs, rows)
+    y, lost = y / (1 + np.exp(-y)) / before[2], 1.1 * lost / before[2]  # SiLU's slope, at most
+    y, lost = in_inner_order(y), in_inner_order(lost)
+    return from_e4m3(outputs[0][rows]).astype(np.float64), y, 1e-4 + _rounding_e4m3(y) + lost
+
+
+def _rounding_e4m3(values: F64) -> F64:
+    """Return what rounding to e4m3 may change: half of its steps."""
+    steps: F64 = 2.0**-4 * np.abs(values) + 2.0**-10
+    return steps
 
 
 def _embed(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:

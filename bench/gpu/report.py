@@ -57,9 +57,13 @@ def _models(lines: list[Record]) -> list[Record]:
     models = []
     for width in sorted({line["d_model"] for line in decoded}):
         mine = [line for line in decoded if line["d_model"] == width]
-        batches = [line for line in mine if line["part"].startswith("decode")]
-        runs: list[Record] = []
-        runs += [{"by": "srm", "dtype": "bfloat16", "batches": batches}] if batches else []
+        batches: dict[str, list[Record]] = {}
+        for line in mine:
+            if line["part"].startswith("decode"):
+                batches.setdefault(line["dtype"], []).append(line)
+        runs: list[Record] = [
+            {"by": "srm", "dtype": dtype, "batches": found} for dtype, found in batches.items()
+        ]
         others = [line for line in lines if "by" in line and line.get("d_model") == width]
         others = [line for line in others if "tokens_per_s" in line]
         runs += [
@@ -73,7 +77,8 @@ def _models(lines: list[Record]) -> list[Record]:
             for by in dict.fromkeys(one["by"] for one in others)
         ]
         model = {"name": f"random d {width}", "flops_per_token": mine[0]["flops_per_token"]}
-        models.append(model | {"bytes": {"bfloat16": mine[0]["bytes"]}, "runs": runs})
+        counted = {line["dtype"]: line["bytes"] for line in mine}
+        models.append(model | {"bytes": counted, "runs": runs})
     return models
 
 
@@ -98,9 +103,10 @@ def markdown(record: Record) -> list[str]:
 
 def _rates(record: Record) -> list[str]:
     return table(
-        "model | by | rows | step | tok/s | GFLOP/s | of the peak | GB/s | of the peak",
+        "model | by | dtype | rows | step | tok/s | GFLOP/s | of the peak | GB/s | of the peak",
         (
-            f"{model['name']} | {run['by']} | {batch['batch_size']:,} | {seconds * 1e3:.2f} ms | "
+            f"{model['name']} | {run['by']} | {run['dtype']} "
+            f"| {batch['batch_size']:,} | {seconds * 1e3:.2f} ms | "
             + rate_cells(record, run["dtype"], batch["tokens_per_s"], model["flops_per_token"])
             + f" | {byte_cells(record, moved, seconds)}"
             for model, run in runs_of(record)
@@ -125,9 +131,9 @@ def _many(lines: list[Record]) -> list[str]:
 
 def _ops(lines: list[Record]) -> list[str]:
     return table(
-        "op | d | rows | right | error, of what rounding allows | time | GFLOP/s | GB/s",
+        "op | dtype | d | rows | right | error, of what rounding allows | time | GFLOP/s | GB/s",
         (
-            f"{one['op']} | {one['d_model']} | {one['rows']:,} | {_ok(one)} | "
+            f"{one['op']} | {one['dtype']} | {one['d_model']} | {one['rows']:,} | {_ok(one)} | "
             + (f"{one['error']:.2g} | " if "error" in one else f"{one['died']} | ")
             + (_speed(one) if "seconds" in one else "– | – | –")
             for one in lines

@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
     task = read_task(argv)
     lines, model, config = Lines.of(task), task.model, bench_config(task)
     counted = decode_bytes(model, task.dtype, task.device)._asdict()
-    facts = {"d_model": model.d_model, "flops_per_token": model.flops_per_token, "bytes": counted}
+    facts: dict[str, Any] = {"d_model": model.d_model, "dtype": task.dtype}
+    facts |= {"flops_per_token": model.flops_per_token, "bytes": counted}
     runner = open_runner(task)
 
     def rates(rows: int, top_p: float = 1.0) -> dict[str, Any]:

@@ -29,7 +29,7 @@ COLOURS = {
     "PyTorch captured": "tab:green",
     "PyTorch compiled, captured": "tab:red",
 }
-DASHES = {"float32": "--", "bfloat16": "-"}
+DASHES = {"float32": "--", "bfloat16": "-", "float8": ":"}
 
 
 def draw_engine(record: Record) -> Figure:

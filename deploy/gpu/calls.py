@@ -25,6 +25,7 @@ class Part:
     under: tuple[str, ...] = ()  # a program that runs it; the part is left out where it is missing
     checks_products: bool = False
     needs_products: bool = False  # left out where a part before found one wrong
+    needs_gpu: str = ""  # why a rehearsal on a processor leaves it out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Sizes:
     common: Mapping[str, Any] = field(default_factory=dict)
     product_rows: tuple[int, ...] = (0, 1, 2, 8, 64, 128, 129, 1000, 4096, 65_536)
     op_rows: tuple[int, ...] = (2, 129, 4096)
+    op_seconds: float = 0.05  # of a repetition: there are a hundred sizes to time
     ops: tuple[str, ...] = ()
     step_rows: tuple[int, ...] = (4096, 16_384, 65_536)
     forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",))
@@ -65,6 +67,7 @@ REHEARSAL = Sizes(
     common={"vocab_size": 1802, "seconds": 0.01, "repetitions": 2, "gib": 0.01},
     product_rows=(0, 1, 2, 65),
     op_rows=(2, 129),
+    op_seconds=0.01,
     ops=("proj_in", "embed"),
     step_rows=(2, 16),
     forms=(("eager",),),
@@ -90,7 +93,11 @@ def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
         arguments=("adopt", cache_dir, sizes.device),
     )
     begin = [facts, adopt] if sizes.device == "gpu" else [facts]
-    return {1: _without_max(sizes, facts), 2: begin + _headline(sizes), 3: begin + _looks(sizes)}
+    return {
+        1: _without_max(sizes, facts),
+        2: begin + _headline(sizes),
+        3: begin + _float8(sizes) + _looks(sizes),
+    }
 
 
 def _without_max(sizes: Sizes, facts: Part) -> list[Part]:
@@ -111,11 +118,11 @@ def _without_max(sizes: Sizes, facts: Part) -> list[Part]:
 def _headline(sizes: Sizes) -> list[Part]:
     rows = {"rows": sizes.step_rows}
     widest, narrowest = max(sizes.widths), min(sizes.widths)
-    checked = {"rows": sizes.product_rows, "op_rows": sizes.op_rows, "ops": sizes.ops}
+    checked = _checked_ops(sizes)
     return [
         _part("probe", 60, "probe", widest, rows=sizes.step_rows[:1], ops=sizes.ops),
         *(
-            _part("ops", 90, "ops", width, checks_products=True, **checked)
+            _part("ops", 120, "ops", width, checks_products=True, ops=sizes.ops, **checked)
             for width in sizes.widths
         ),
         *(
@@ -130,6 +137,27 @@ def _headline(sizes: Sizes) -> list[Part]:
             for slots in sizes.many_slots
         ),
     ]
+
+
+def _float8(sizes: Sizes) -> list[Part]:
+    """Channel mixers in float8: their products are ours alone, there is no other to go on with."""
+    common = {"dtype": "float8", "product": "own"}
+    common["needs_gpu"] = "float8 is of an H100 or H200 alone: no processor rehearses it"
+    rows, checked = {"rows": sizes.step_rows}, _checked_ops(sizes)
+    parts = [
+        _part("ops float8", 40, "ops", width, checks_products=True, **checked, **common)
+        for width in sizes.widths
+    ]
+    for width in sizes.widths:
+        parts += [
+            _part("decode float8", 60, "steps", width, needs_products=True, **rows, **common),
+            _part("logprobs float8", 40, "logprobs", width, rows=sizes.scored, **common),
+        ]
+    return parts
+
+
+def _checked_ops(sizes: Sizes) -> dict[str, Any]:
+    return {"rows": sizes.product_rows, "op_rows": sizes.op_rows, "seconds": sizes.op_seconds}
 
 
 def _looks(sizes: Sizes) -> list[Part]:

@@ -1,7 +1,8 @@
 """`python -m deploy.gpu.graphs`: lists and compiles every compiled graph of the kit.
 
 Each is compiled in a process of its own, which reports its progress; graphs that exist already are
-kept. A failure does not stop the others; the exit status counts the failures.
+kept. For a processor, to rehearse, those that a GPU alone has are left out. A failure does not stop
+the others; the exit status counts the failures.
 """
 
 from __future__ import annotations
@@ -17,18 +18,25 @@ log = logging.getLogger(__name__)
 
 STEP, OPS = "engine.device.precompile", "bench.gpu.compile_ops"
 GRAPHS = {
-    "d 1,024": f"{STEP} --d-model 1024",
-    "d 512": f"{STEP} --d-model 512",
-    "ops of d 1,024": f"{OPS} --d-model 1024",
-    "ops of d 512": f"{OPS} --d-model 512",
-    "d 1,024, MAX's products": f"{STEP} --d-model 1024 --product max",
-    "d 512, MAX's products": f"{STEP} --d-model 512 --product max",
-    "ops of d 1,024, MAX's products": f"{OPS} --d-model 1024 --product max",
-    "ops of d 512, MAX's products": f"{OPS} --d-model 512 --product max",
+    "d 1,024": f"{STEP} --d-model 1024 --dtype bfloat16",
+    "d 512": f"{STEP} --d-model 512 --dtype bfloat16",
+    "ops of d 1,024": f"{OPS} --d-model 1024 --dtype bfloat16",
+    "ops of d 512": f"{OPS} --d-model 512 --dtype bfloat16",
     "every op in float32, for the tests": "tests.kernels.compile_for_gpu",
 }
-"""By description: the module that compiles the graphs, with its own settings: models of 8 layers in
-bfloat16, as `deploy.gpu.calls` measures them."""
+"""By description: the module that compiles the graphs, with its own settings. Models have 8 layers,
+as `deploy.gpu.calls` measures them."""
+GPU_GRAPHS = {
+    "d 1,024, float8": f"{STEP} --d-model 1024 --dtype float8",
+    "d 512, float8": f"{STEP} --d-model 512 --dtype float8",
+    "ops of d 1,024, float8": f"{OPS} --d-model 1024 --dtype float8",
+    "ops of d 512, float8": f"{OPS} --d-model 512 --dtype float8",
+    "d 1,024, MAX's products": f"{STEP} --d-model 1024 --dtype bfloat16 --product max",
+    "d 512, MAX's products": f"{STEP} --d-model 512 --dtype bfloat16 --product max",
+    "ops of d 1,024, MAX's products": f"{OPS} --d-model 1024 --dtype bfloat16 --product max",
+    "ops of d 512, MAX's products": f"{OPS} --d-model 512 --dtype bfloat16 --product max",
+}
+"""Those that a GPU alone has."""
 
 
 def main(argv: list[str]) -> int:
@@ -37,15 +45,18 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.gpu.graphs", allow_abbrev=False)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="what for")
     parser.add_argument("--output", required=True, type=Path, help="folder for the graphs")
-    parser.add_argument("--only", choices=GRAPHS, action="append", help="one of them; repeatable")
+    every = GRAPHS | GPU_GRAPHS
+    parser.add_argument("--only", choices=every, action="append", help="one of them; repeatable")
     given = parser.parse_args(argv)
-    wanted, failed = given.only or list(GRAPHS), 0
+    if given.device == "cpu":
+        log.info("left out, since a GPU alone has it: %s", "; ".join(GPU_GRAPHS))
+    wanted, failed = given.only or list(every if given.device == "gpu" else GRAPHS), 0
     for number, name in enumerate(wanted, 1):
         log.info("%d of %d: %s", number, len(wanted), name)
-        settings = ["--device", given.device, "--dtype", "bfloat16", "--output", str(given.output)]
+        settings = ["--device", given.device, "--output", str(given.output)]
         started = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", *GRAPHS[name].split(), *settings], check=False
+            [sys.executable, "-m", *every[name].split(), *settings], check=False
         ).returncode
         failed += done != 0
         log.info("%s: exit %d after %.0f s", name, done, time.monotonic() - started)

@@ -68,6 +68,9 @@ class Call:
             if part.under and shutil.which(part.under[0]) is None:
                 self._write(part, left_out=f"no {part.under[0]} here")
                 continue
+            if part.needs_gpu and self.device == "cpu":
+                self._write(part, left_out=part.needs_gpu)
+                continue
             if part.needs_products and wrong:
                 self._write(part, left_out=f"products are wrong: {', '.join(wrong)}")
                 failed += 1
@@ -82,7 +85,8 @@ class Call:
             failed += status != 0
             if part.checks_products:
                 found = wrong_products(part.name, self._lines_of(part))
-                if found and self.device == "gpu" and self.product != ALTERNATIVE:
+                others = self.product != ALTERNATIVE and "product" not in part.settings
+                if found and self.device == "gpu" and others:
                     self.product = ALTERNATIVE  # from here on
                     left_to_do.appendleft(replace(part, name=f"{part.name} by {ALTERNATIVE}"))
                 else:

@@ -62,6 +62,13 @@ def from_e4m3(bits: Array) -> F32:
     return found
 
 
+def in_inner_order(values: Array) -> Array:
+    """Return inner channels, the last axis, in the order that they are stored in."""
+    size = len(INNER)
+    groups = values.reshape(*values.shape[:-1], values.shape[-1] // size, size)
+    return groups[..., INNER].reshape(values.shape)
+
+
 def norm_scale(width: int) -> int:
     """Return what normalised rows are multiplied with: a power of two, for sqrt(width) to fit."""
     return 1 << int(math.log2(LARGEST / math.sqrt(width)))
@@ -88,8 +95,7 @@ def float8_channel_mixer(layer: LayerWeights) -> dict[str, Array]:
     bound = 1.13 * math.sqrt(width) * np.sqrt((up**2).sum(axis=1)) + np.abs(up_bias)
     divisor = np.exp2(np.ceil(np.log2(np.maximum(bound, 1e-30) / LARGEST))).astype(np.float32)
     up_bits, up_scale = _scaled(up)
-    down = np.ascontiguousarray((divisor[:, None] * layer.down_weight).T)
-    down = down.reshape(width, -1, len(INNER))[:, :, INNER].reshape(down.shape)
+    down = in_inner_order(np.ascontiguousarray((divisor[:, None] * layer.down_weight).T))
     down_bits, down_scale = _scaled(down)
     return {
         "up_weight": up_bits,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -170,20 +170,24 @@ def as_it_is(values: F64) -> F64:
 
 
 def feed(
-    weights: Weights, token: int, position: int, state: F64, kept: Kept = as_it_is
+    weights: Weights,
+    token: int,
+    position: int,
+    state: F64,
+    kept: Kept = as_it_is,
+    mixers: Sequence[Callable[[F64], F64]] = (),
 ) -> tuple[F64, F64]:
     """One token through the model: logits f64[V] and the new state f64[state_width].
 
-    `kept` is what becomes of that which a step in a narrower dtype keeps of its activations.
+    `kept` is what becomes of that which a step in a narrower dtype keeps of its activations. With
+    `mixers` those are the layers' channel mixers, norms included.
     """
     if not 0 <= token < weights.config.vocab_size:  # the sequence's last sample was not finite
         return np.full(weights.config.vocab_size, np.nan), np.full_like(state, np.nan)
     x = weights.embedding[token].astype(np.float64)
     left, new_states = list(state.reshape(-1, weights.config.d_model)), []
-    for layer in weights.layers:
-        normed = kept(_norm(x, layer.channel_norm_weight, layer.channel_norm_bias))
-        up = normed @ layer.up_weight + layer.up_bias
-        x = kept(x + kept(_silu(up)) @ layer.down_weight + layer.down_bias)
+    for index, layer in enumerate(weights.layers):
+        x = kept(x + (mixers[index](x) if mixers else _mix_channels(layer, x, kept)))
         mixed = kept(_norm(x, layer.token_norm_weight, layer.token_norm_bias))
         if layer.proj_in_weight is not None and layer.proj_in_bias is not None:
             mixed = kept(mixed @ layer.proj_in_weight + layer.proj_in_bias)
@@ -194,6 +198,12 @@ def feed(
             mixed = kept(mixed) @ layer.proj_out_weight + layer.proj_out_bias
         x = kept(x + mixed)
     return x @ weights.head, np.concatenate(new_states)
+
+
+def _mix_channels(layer: LayerWeights, x: F64, kept: Kept) -> F64:
+    normed = kept(_norm(x, layer.channel_norm_weight, layer.channel_norm_bias))
+    y: F64 = kept(silu(normed @ layer.up_weight + layer.up_bias)) @ layer.down_weight
+    return y + layer.down_bias
 
 
 def in_float64(part: Any, kept: Kept = as_it_is) -> Any:
@@ -221,12 +231,12 @@ def _mix(
     y, s = _run_unit(first, x, position, states[0], kept)
     if not others:
         return y, [s]
-    source = x if config.mixer == "combined" else kept(_silu(y))
+    source = x if config.mixer == "combined" else kept(silu(y))
     z, t = _run_unit(others[0], source, position, states[1], kept)
     return (kept(y) + z if config.mixer == "combined" else z), [s, t]
 
 
-def _silu(x: F64) -> F64:
+def silu(x: F64) -> F64:
     y: F64 = x / (1 + np.exp(-x))
     return y
 

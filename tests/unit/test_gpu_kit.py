@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import deploy.gpu.run as run_module
 from bench.gpu.profile import last_step, read_kernels
+from bench.gpu.task import Task
+from deploy.gpu import graphs
 from deploy.gpu.calls import GPU, REHEARSAL, Part, calls
 from deploy.gpu.run import ENVIRONMENT, TIMED_OUT, Call, wrong_products
 from tests.serving import ROOT
 
 KIT = ROOT / "deploy" / "gpu"
+OPS = "bench.gpu.ops"
+TASK = {"part": "", "lines": "", "device": "gpu", "cache_dir": ""}
 ATTEMPTS = """
 import os, sys, time
 from pathlib import Path
@@ -54,6 +62,11 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 def part(*rows: int, name: str = "a", **fields: Any) -> Part:
     settings = {"rows": rows}
     return Part(name=name, limit_s=300, module="attempts", settings=settings, **fields)
+
+
+def is_missing(part: Part) -> bool:
+    """Whether the program that runs it is not here."""
+    return bool(part.under) and shutil.which(part.under[0]) is None
 
 
 def written(call: Call) -> list[dict[str, Any]]:
@@ -102,6 +115,23 @@ def test_another_product_is_checked_where_the_first_is_wrong(call: Call) -> None
     assert ends == ["a", "a by max", "b"] and call.product == "max"
 
 
+def test_float8_has_no_other_product_to_go_on_with(call: Call) -> None:
+    call.device = "gpu"
+    checks = replace(part(1, 4, checks_products=True), settings={"rows": (1, 4), "product": "own"})
+    call.run([checks, part(7, name="b", needs_products=True)])
+    ends = {line["part"]: line for line in written(call) if line["key"] == "end"}
+    assert ends["b"]["left_out"] == "products are wrong: a: up 4" and call.product == "auto"
+
+
+def test_what_a_gpu_alone_has_is_left_out_of_a_rehearsal_which_says_so(call: Call) -> None:
+    assert call.run([part(1, needs_gpu="no processor has it"), part(1, name="b")]) == 0
+    (left_out, *_) = written(call)
+    assert left_out["part"] == "a" and left_out["left_out"] == "no processor has it"
+    call.device = "gpu"
+    call.run([part(1, name="c", needs_gpu="no processor has it")])
+    assert written(call)[-1]["exit"] == 0
+
+
 def test_one_row_and_products_that_nobody_looked_at() -> None:
     looked = {"product": "max", "key": "up 1", "rows": 1, "ok": False}
     assert not wrong_products("a", [looked])  # a step on a GPU has two at least
@@ -135,6 +165,53 @@ def test_both_sizes_have_the_same_parts_in_every_call() -> None:
         names = {one.module for one in parts} - {"engine.device.graph_notes"}
         assert {one.module for one in calls(REHEARSAL, "graphs")[number]} == names
         assert all((ROOT / f"{one.replace('.', '/')}.py").exists() for one in names - {"pytest"})
+
+
+def test_float8_is_checked_timed_and_compared_at_both_widths() -> None:
+    every = [one for parts in calls(GPU, "graphs").values() for one in parts]
+    narrow = [one for one in every if one.settings.get("dtype") == "float8"]
+    found = {(one.module.rpartition(".")[2], one.settings["d_model"]) for one in narrow}
+    assert found == {(name, d) for name in ("ops", "steps", "logprobs") for d in (512, 1024)}
+    rehearsed = [one for parts in calls(REHEARSAL, "").values() for one in parts if one.needs_gpu]
+    assert [one.settings["dtype"] for one in rehearsed] == ["float8"] * 3
+
+
+def test_timing_ops_leaves_half_of_their_time_to_feeding_and_checking_them() -> None:
+    """A repetition takes up to twice its least time, and finding out how many calls as long."""
+    parts = [one for each in calls(GPU, "").values() for one in each if one.module == OPS]
+    assert len(parts) == 4
+    for one in parts:
+        task = msgspec.convert({**TASK, **one.settings}, Task)
+        products, others = (2, 1) if task.dtype == "float8" else (5, 11)
+        sizes = products * len(task.rows) + others * len(task.op_rows)
+        assert sizes * (2 * task.repetitions + 2) * task.seconds <= one.limit_s / 2
+
+
+def test_every_graph_that_a_gpu_is_measured_with_is_packed() -> None:
+    for one in calls(GPU, "")[2] + calls(GPU, "")[3]:
+        if "d_model" in one.settings:
+            task = msgspec.convert({**TASK, **one.settings}, Task)
+            module = graphs.OPS if one.module == OPS else graphs.STEP
+            wanted = f"{module} --d-model {task.d_model} --dtype {task.dtype}"
+            assert wanted in {**graphs.GRAPHS, **graphs.GPU_GRAPHS}.values()
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_processor_is_given_no_graph_that_it_cannot_have(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled: list[str] = []
+
+    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        compiled.append(" ".join(command))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", note)
+    caplog.set_level(logging.INFO)
+    assert graphs.main(["--device", device, "--output", str(tmp_path)]) == 0
+    of_a_gpu = [one for one in compiled if "float8" in one or "--product" in one]
+    assert len(of_a_gpu) == (8 if device == "gpu" else 0) and len(compiled) - len(of_a_gpu) == 5
+    assert ("a GPU alone has it: d 1,024, float8;" in caplog.text) == (device == "cpu")
 
 
 @pytest.fixture
@@ -180,12 +257,17 @@ def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
         assert done.returncode == 0, done.stdout + (results / f"call-{number}.log").read_text()
         lines = (results / f"call-{number}.jsonl").read_bytes().splitlines()
         parts = calls(REHEARSAL, "")[number]
-        ended = [one["part"] for one in map(json.loads, lines) if one["key"] == "end"]
-        assert ended == [one.name for one in parts]
+        ends = [one for one in map(json.loads, lines) if one["key"] == "end"]
+        assert [one["part"] for one in ends] == [one.name for one in parts]
+        left_out = {one["part"] for one in ends if "left_out" in one}
+        assert left_out == {one.name for one in parts if one.needs_gpu or is_missing(one)}
         assert all(one.get("ok", True) for one in map(json.loads, lines))
     command = [sys.executable, "-m", "bench.gpu.report", str(results), str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (report,) = tmp_path.glob("*-gpu.md")
-    for shown in ("PyTorch eager | 16", "srm | 16", "proj_in | 256 | 65 | yes", "parked halfway"):
+    for shown in (
+        *("PyTorch eager | bfloat16 | 16", "srm | bfloat16 | 16", "parked halfway"),
+        *("proj_in | bfloat16 | 256 | 65 | yes", "call-3 | decode float8 256 | left out"),
+    ):
         assert f"| {shown} |" in report.read_text().replace("random d 256 | ", "")
     assert report.with_suffix(".svg").exists()

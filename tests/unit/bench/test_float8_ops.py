@@ -1,0 +1,95 @@
+"""How the kit for a GPU holds channel mixers in float8 to float64, tried on what numpy computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from max.graph import DeviceRef
+
+from bench.engine.feeds import Array
+from bench.engine.float8 import float8_ops
+from bench.engine.ops import widened
+from bench.gpu.logprobs import float8_mixer
+from bench.gpu.ops import _float8 as check_float8
+from engine.config import ModelConfig
+from engine.device.linear import round_bfloat16
+from engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_scale, round_e4m3
+from engine.weights.random_model import random_tensors
+from engine.weights.weights import fold
+from tests.engines.numpy_runner import F64, TINY, feed, in_float64, silu, tiny_weights
+from tests.kernels import oracle
+
+MODEL = ModelConfig(d_model=512, num_layers=3, num_heads=4, n_ctx=16, vocab_size=1024)
+ONE_LAYER = ModelConfig(d_model=64, num_layers=1, num_heads=4, n_ctx=16, vocab_size=64)
+Wrong = Callable[[F64], F64]
+
+
+def in_order(y: F64) -> F64:
+    """As `srm_up_e4m3` would write them that did not know INNER."""
+    return y.reshape(len(y), -1, 64)[..., np.argsort(INNER)].reshape(y.shape)
+
+
+WRONG: dict[str, list[Wrong]] = {
+    "norm": [lambda y: y * 1.2, lambda y: y[:, ::-1]],
+    "up": [lambda y: y * 1.2, lambda y: y[:, ::-1], in_order],
+    "down": [lambda y: y * 1.02, lambda y: y[:, ::-1], lambda y: np.roll(y, 1, axis=0)],
+}
+"""What is told from rounding."""
+
+
+def computed(name: str, weight: Array, before: list[Array]) -> F64:
+    """What an op writes, before it is rounded."""
+    if name == "norm":
+        return norm_scale(MODEL.d_model) * oracle.layer_norm(widened(before[0]).astype(np.float64))
+    x, (scales, bias) = from_e4m3(before[0]).astype(np.float64), before[1].T
+    y: F64 = x @ from_e4m3(weight).T * scales + bias
+    if name == "down":
+        return y + widened(before[2])
+    y = silu(y) / before[2]
+    return in_inner_order(y)
+
+
+@pytest.mark.parametrize("rows", [0, 40])
+@pytest.mark.parametrize("name", [*WRONG])
+def test_what_is_right_and_what_is_wrong_are_told_apart(name: str, rows: int) -> None:
+    op = float8_ops(MODEL, DeviceRef.GPU())[name]
+    before = op.feed(rows)
+    weight = np.zeros(0) if op.bits is None else op.bits
+    y = computed(name, weight, before)
+
+    def error(wrong: Wrong = lambda y: y) -> float:
+        written = wrong(y).astype(np.float32)
+        outputs: list[Array] = [round_e4m3(written)]
+        if name == "down":
+            out = round_bfloat16(written)
+            outputs = [out, oracle.moments(widened(out).astype(np.float64)).astype(np.float32)]
+        plain = None if op.bits is None else from_e4m3(weight.T)
+        found, expected, allowed = check_float8(name, plain, before, outputs)
+        assert found.shape == expected.shape and (found.size > 0) == (rows > 0)
+        return float((np.abs(found - expected) / allowed).max(initial=0))
+
+    assert error() <= 1
+    if rows:
+        assert all(error(wrong) > 1 for wrong in WRONG[name])
+
+
+def test_a_token_passes_the_channel_mixers_that_are_given() -> None:
+    weights = in_float64(tiny_weights())
+    state = np.zeros(TINY.state_width)
+    exact, after = feed(weights, 3, 0, state)
+    silent, _ = feed(weights, 3, 0, state, mixers=[np.zeros_like] * TINY.num_layers)
+    assert np.abs(silent - exact).max() > 0.01 * np.abs(exact).max() and after.any()
+
+
+def test_the_float8_mixer_is_the_layers_within_its_rounding() -> None:
+    (layer,) = fold(ONE_LAYER, random_tensors(ONE_LAYER), "").layers
+    wide = in_float64(layer)
+    rng, off = np.random.default_rng(0), []
+    mix = float8_mixer(layer)
+    for x in rng.standard_normal((8, ONE_LAYER.d_model)):
+        normed = oracle.layer_norm(x[None])[0] * wide.channel_norm_weight + wide.channel_norm_bias
+        exact = silu(normed @ wide.up_weight + wide.up_bias) @ wide.down_weight + wide.down_bias
+        off.append(np.std(mix(x) - exact) / np.std(exact))
+    assert 0.02 < np.mean(off) < 0.06
