@@ -6,7 +6,8 @@ and bytes from the kernels' own code, run by the interpreter of the tests:
 - A product takes what its operations take at the rate that the device reaches, divided by two
   shares. One is that of the tensor cores' time in a tile: CLOCKS_A_TERM clocks for each term of its
   sums, beside CLOCKS_AN_INSTRUCTION for each instruction of a thread after its last product, none
-  of which is counted as hidden. The other is that of the rounds of tiles that are full.
+  of which is counted as hidden. The other is that of the rounds of tiles that are full. A term of
+  a small tile, of half the rows, takes half the clocks, and an instruction as many.
 - Anything takes at least what its bytes take, as if no activation stayed in the cache, and its
   instructions, one a clock in each of a processor's four schedulers.
 - From one kernel's end to the next one's start there is a gap.
@@ -38,6 +39,9 @@ TILE = (128, 256)
 """Rows and columns of a product's tile."""
 PAIR = 2
 """Tiles, one below the other, that two processors compute together."""
+SMALL_ROWS, FOUR, GROUP = 64, 4, 16
+"""Rows of a small tile; those that four processors compute together. They have the same rows and
+are taken if all of them find, in groups of so many processors, four at once."""
 CLOCKS_A_TERM, CLOCKS_AN_INSTRUCTION, SCHEDULERS = 16, 2, 4
 DECODED = 4
 """Rows of `decode_counts`."""
@@ -192,8 +196,11 @@ def _row(
     if kind not in PRODUCTS:
         return moved / rows, 0.0
     inner, outer = int(launch.settings["K"]), int(launch.settings["N"])
-    clocks = CLOCKS_A_TERM * inner
+    clusters = ceil(rows / TILE[0] / PAIR) * outer // TILE[1]
+    fit = clusters <= config.processors // GROUP * (GROUP // FOUR)
+    tile_rows = SMALL_ROWS if fit else TILE[0]
+    clocks = CLOCKS_A_TERM * inner * tile_rows / TILE[0]
     epilogue = code.epilogues[kind]
-    rounds = rows / TILE[0] * outer / TILE[1] / config.processors
+    rounds = rows / tile_rows * outer / TILE[1] / config.processors
     shares = clocks / (clocks + CLOCKS_AN_INSTRUCTION * epilogue) * rounds / ceil(rounds)
     return moved / rows, flops / rows / config.tflops / 1e3 / shares

@@ -47,7 +47,7 @@ class Sizes:
         (65_536, 1024, 4096),
         (65_536, 512, 2048),
     )
-    same_rows: tuple[int] = (1000,)  # sequences that must say the same everywhere
+    same_rows: tuple[int] = (4500,)  # that must say the same everywhere: more than small tiles get
     wide_slots: int = 600_000  # of d 1,024: more than 2^32 values
     many_slots: tuple[int, ...] = (65_536, 1_048_576, 4_194_304)  # of the narrowest
     scored: tuple[int, int] = (4, 12)  # prompts and tokens of each

@@ -1,11 +1,12 @@
 """Prints the PTX of the products of `sm90.mojo`, each (N, K, epilogue) under its name.
 
-With `-D wide` those of both benchmark widths, else small ones of every epilogue.
+With `-D wide` those of both benchmark widths, else small ones of every epilogue. Those whose tiles
+have LEAST_ROWS are named "small_" and so on.
 """
 
 from max.gpu.host import get_gpu_target
 from srm.products._sm90_epilogue import BF16, E4M3, Parts
-from srm.products._sm90_kernel import product_kernel
+from srm.products._sm90_kernel import LEAST_ROWS, MOST_ROWS, product_kernel
 from std.compile import compile_info
 from std.sys import is_defined
 
@@ -23,12 +24,17 @@ comptime UP_E4M3 = Parts(False, True, False, False, False, False, E4M3)
 comptime DOWN_E4M3 = Parts(False, False, True, False, False, True, E4M3)
 
 
-def show[N: Int, K: Int, parts: Parts](name: String):
+def show[N: Int, K: Int, parts: Parts, BM: Int = MOST_ROWS](name: String):
     var made = compile_info[
-        product_kernel[N, K, parts], emission_kind=KIND, target=TARGET
+        product_kernel[N, K, parts, BM], emission_kind=KIND, target=TARGET
     ]()
     print("=== " + name, N, K)
     print(made.asm)
+
+
+def show_both[N: Int, K: Int, parts: Parts](name: String):
+    show[N, K, parts](name)
+    show[N, K, parts, LEAST_ROWS]("small_" + name)
 
 
 def main():
@@ -37,14 +43,14 @@ def main():
             show[4 * d, d, UP]("up")
             show[4 * d, d, NORMED_UP]("normed_up")
             show[d, 4 * d, DOWN]("down")
-            show[d, 4 * d, MEASURED_DOWN]("measured_down")
-            show[d, d, MEASURED_DOWN]("measured_down")
+            show_both[d, 4 * d, MEASURED_DOWN]("measured_down")
+            show_both[d, d, MEASURED_DOWN]("measured_down")
             show[d, d, PROJ_IN]("proj_in")
-            show[d, d, NORMED_PROJ_IN]("normed_proj_in")
+            show_both[d, d, NORMED_PROJ_IN]("normed_proj_in")
             show[8192, d, HEAD]("head")
             show[8192, d, SLICES]("slices")
             show[4 * d, d, UP_E4M3]("up_e4m3")
-            show[d, 4 * d, DOWN_E4M3]("down_e4m3")
+            show_both[d, 4 * d, DOWN_E4M3]("down_e4m3")
     else:
         comptime for K in [256, 512]:
             show[512, K, UP]("up")
@@ -58,3 +64,13 @@ def main():
         comptime for K in [512, 1024]:
             show[512, K, UP_E4M3]("up_e4m3")
             show[512, K, DOWN_E4M3]("down_e4m3")
+        show[512, 256, UP, LEAST_ROWS]("small_up")
+        show[512, 256, DOWN, LEAST_ROWS]("small_down")
+        show[512, 256, PROJ_IN, LEAST_ROWS]("small_proj_in")
+        show[512, 256, HEAD, LEAST_ROWS]("small_head")
+        show[512, 256, SLICES, LEAST_ROWS]("small_slices")
+        show[512, 256, NORMED_UP, LEAST_ROWS]("small_normed_up")
+        show[512, 256, NORMED_PROJ_IN, LEAST_ROWS]("small_normed_proj_in")
+        show[512, 256, MEASURED_DOWN, LEAST_ROWS]("small_measured_down")
+        show[512, 512, UP_E4M3, LEAST_ROWS]("small_up_e4m3")
+        show[512, 512, DOWN_E4M3, LEAST_ROWS]("small_down_e4m3")

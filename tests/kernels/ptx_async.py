@@ -29,7 +29,6 @@ ROW_BYTES = 128  # of a tile: what its swizzle spans
 DEPTH_BYTES = 32  # of a row that one product reads
 M, N = 64, 256  # of a product
 MULTIPLY = "wgmma.mma_async.sync.aligned.m64n256"
-PAIR = 2  # blocks of a cluster
 TEAM = 4  # warps that begin a product together
 F32, U64 = KINDS["f32"], KINDS["u64"]
 IGNORED = ("fence", "setmaxnreg", "wgmma.fence")
@@ -120,6 +119,7 @@ class AsyncSteps(Steps):
         self,
         program: Program,
         rank: int,
+        size: int,
         threads: int,
         arguments: tuple[Array | int | TensorMap, ...],
         blocks: list[AsyncSteps],
@@ -137,7 +137,7 @@ class AsyncSteps(Steps):
             if isinstance(given, TensorMap):
                 program.shared[name] = next(numbers)  # its address is its number
         others = tuple(0 if isinstance(given, TensorMap) else given for given in arguments)
-        super().__init__(program, (PAIR, 1, 1), (threads, 1, 1), others)
+        super().__init__(program, (size, 1, 1), (threads, 1, 1), others)
         self._register("%ctaid.x")[:] = rank
         arrays = [given for given in others if isinstance(given, np.ndarray)]
         self.memory = WarpMemory(arrays, program.shared_bytes, rank << RANK_BITS)

@@ -1,4 +1,4 @@
-"""Runs PTX of kernels whose blocks work in pairs, as `ptx.py` runs those of single blocks.
+"""Runs PTX of kernels whose blocks work in clusters, as `ptx.py` runs those of single blocks.
 
 Warps run in turns, each as far as it gets, in an order drawn by a seed; copies land when no warp
 can go on, in any order. So a result does not rest on one that happens to be right.
@@ -6,9 +6,11 @@ can go on, in any order. So a result does not rest on one that happens to be rig
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
-from tests.kernels.ptx_async import PAIR, AsyncSteps, Copy, TensorMap, read_program
+from tests.kernels.ptx_async import AsyncSteps, Copy, TensorMap, read_program
 from tests.kernels.ptx_memory import WARP
 from tests.kernels.ptx_steps import Array
 from tests.kernels.ptx_text import PTXError
@@ -18,7 +20,7 @@ ALIGNED = ("shfl", "stmatrix", "ldmatrix", "wgmma", "bar.warp", "barrier.cluster
 
 
 class Cluster:
-    """A launch of two blocks."""
+    """A launch of one cluster."""
 
     def __init__(
         self,
@@ -31,9 +33,10 @@ class Cluster:
         self._chance = np.random.default_rng(seed)
         self._copies: list[Copy] = []
         blocks: list[AsyncSteps] = []
-        for rank in range(PAIR):
+        size = int(re.findall(r"\.reqnctapercluster (\d+)", text)[0])
+        for rank in range(size):
             program = read_program(text, rank, shared_bytes)
-            blocks.append(AsyncSteps(program, rank, threads, arguments, blocks, self._copies))
+            blocks.append(AsyncSteps(program, rank, size, threads, arguments, blocks, self._copies))
         self._warps = [
             _Warp(self, block, first) for block in blocks for first in range(0, threads, WARP)
         ]

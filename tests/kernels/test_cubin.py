@@ -8,13 +8,14 @@ import pytest
 
 from tests.kernels.cubin import Resources, kernels_of
 from tests.kernels.ptx import printed
-from tests.kernels.test_products import KINDS
+from tests.kernels.test_products import KINDS, SMALL
 
 REGISTERS, SHARED = 65_536, 232_448
 """Of a processor of an H100 or H200."""
 PRODUCT = (384, 1, 0)
 LIMITS = {
     **dict.fromkeys(KINDS, PRODUCT),
+    **dict.fromkeys((f"{SMALL}{kind}" for kind in KINDS), PRODUCT),
     "sample": (256, 2, 40_000),
     "score": (256, 2, 2_000),
     "mix": (256, 5, 0),

@@ -25,6 +25,8 @@ from tests.kernels.ptx_text import PTXError
 THREADS, SHARED_BYTES = 384, 213_056  # of _sm90_kernel.mojo
 SLICE = 256
 COLUMNS = 512
+SMALL = "small_"
+"""What names begin with of kernels whose tiles have half as many rows."""
 ROW_COUNTS = [1, 2, 127, 128, 129, 257]
 KINDS = {
     **EPILOGUES,
@@ -65,8 +67,9 @@ class Run(NamedTuple):
     """`Cluster.epilogue`."""
 
 
-def run(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -> Run:
+def run(text: str, name: str, rows: int, depth: int, columns: int = COLUMNS) -> Run:
     """Run a kernel; a row of x, and of the residual, is the same whatever `rows` is."""
+    kind, is_small = name.removeprefix(SMALL), name.startswith(SMALL)
     shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
     drawn = [
         np.random.default_rng([i, depth]).standard_normal(shape, np.float32)
@@ -90,7 +93,7 @@ def run(text: str, kind: str, rows: int, depth: int, columns: int = COLUMNS) -> 
     )
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
     of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
-    factors = TensorMap(given[0], 128), TensorMap(given[1], 128)
+    factors = (TensorMap(one, 64 if is_small else 128) for one in given[:2])
     arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices]
     arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors, rows]
     cluster = Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows)
@@ -175,6 +178,16 @@ def test_a_row_does_not_depend_on_others(ran: Callable[[str, int], Run], kind: s
         np.testing.assert_array_equal(few.slices, most.slices[:rows])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_tiles_give_the_same_bits(
+    kernels: dict[str, str], ran: Callable[[str, int], Run], kind: str
+) -> None:
+    depth, rows, name = 256 * (1 + kind.endswith("e4m3")), 129, f"{SMALL}{kind}"
+    small, whole = run(kernels[f"{name} {COLUMNS} {depth}"], name, rows, depth), ran(kind, rows)
+    np.testing.assert_array_equal(small.out, whole.out)
+    np.testing.assert_array_equal(small.slices, whole.slices)
+
+
 @pytest.mark.parametrize(
     ("part", "instead", "error"),
     [
@@ -200,7 +213,7 @@ def test_every_product_of_the_benchmarks_is_right(tmp_path: Path) -> None:
     for name, text in compile_kernels(tmp_path, "wide").items():
         kind, columns, depth = name.split()
         rows = 257 if int(columns) < 8192 else 100
-        check(kind, run(text, kind, rows, int(depth), int(columns)))
+        check(kind.removeprefix(SMALL), run(text, kind, rows, int(depth), int(columns)))
 
 
 needs_ptxas = pytest.mark.skipif(

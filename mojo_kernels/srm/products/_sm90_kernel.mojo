@@ -1,10 +1,10 @@
 """The kernel of `sm90.mojo`: `product_kernel`.
 
-A block of three warpgroups stays on its processor and takes tiles of BM x BN; the two blocks of a
-cluster take tiles below each other. Warpgroup 0 loads, 1 and 2 multiply 64 rows each. A ring of
-STAGES lies between them: a stage holds ROW_BYTES of the BM rows of x and of the BN rows of w, and
-each block loads half of those of w for both. `full` of a stage counts the bytes that have come,
-`empty` the consumers of both blocks that are done with it.
+A block of three warpgroups stays on its processor and takes tiles of BM x BN; the blocks of a
+cluster take tiles below each other. Warpgroup 0 loads, 1 and 2 multiply 64 rows each; of a tile of
+64 rows 1 alone. A ring of STAGES lies between them: a stage holds ROW_BYTES of the BM rows of x and
+of the BN rows of w, and each block loads a part of those of w for all. `full` of a stage counts the
+bytes that have come, `empty` the consumers of all blocks that are done with it.
 
 No consumer waits for another one: each warp finishes its own sums (`_sm90_epilogue.mojo`), while the
 other consumer multiplies, as far as the ring lets them drift apart.
@@ -46,17 +46,21 @@ from ._sm90_epilogue import (
     read_norm,
 )
 
-comptime BM = 128
-"""Rows of a tile."""
+comptime MOST_ROWS = 128
+"""Of a tile."""
+comptime LEAST_ROWS = 64
+"""Of a tile, those of one consumer. What is done to a row is the same."""
 comptime STAGES = 4
 """Stages of the ring."""
-comptime PAIR = 2
-"""Blocks of a cluster."""
+comptime CLUSTER_ROWS = 256
+"""Of a cluster's tiles, one below the other."""
+comptime BLOCKS[BM: Int] = CLUSTER_ROWS // BM
+"""Of a cluster: two, or four with small tiles, so that w is loaded as often for the same rows."""
 comptime ROW_BYTES = 128
 """Of a row of a stage: what the swizzle spans."""
 comptime DEPTH_BYTES = 32
 """Of a row that one product takes."""
-comptime STAGE_BYTES = (BM + BN) * ROW_BYTES
+comptime STAGE_BYTES = (MOST_ROWS + BN) * ROW_BYTES
 """Of a stage."""
 comptime PATCHES = STAGES * STAGE_BYTES
 """Where the patches of the eight consuming warps begin."""
@@ -68,23 +72,25 @@ comptime THREADS = 384
 """Threads of a block."""
 comptime BK[factors: DType] = ROW_BYTES // size_of[factors]()
 """Depth of a stage."""
-comptime X_TILE[factors: DType] = Coord(Idx[BM], Idx[BK[factors]])
+comptime X_TILE[factors: DType, BM: Int] = Coord(Idx[BM], Idx[BK[factors]])
 """What a block loads of x for a stage."""
-comptime W_TILE[factors: DType] = Coord(Idx[BN // PAIR], Idx[BK[factors]])
+comptime W_TILE[factors: DType, BM: Int] = Coord(
+    Idx[BN // BLOCKS[BM]], Idx[BK[factors]]
+)
 """What it loads of w."""
 
 
 @__llvm_metadata(
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)),
-    `nvvm.cluster_dim`=StaticTuple[Int32, 3](Int32(PAIR), 1, 1),
+    `nvvm.cluster_dim`=StaticTuple[Int32, 3](Int32(BLOCKS[BM]), 1, 1),
 )
 @__llvm_arg_metadata(x_tiles, `nvvm.grid_constant`)
 @__llvm_arg_metadata(w_tiles, `nvvm.grid_constant`)
 def product_kernel[
-    N: Int, K: Int, parts: Parts
+    N: Int, K: Int, parts: Parts, BM: Int
 ](
-    x_tiles: TMATensorTile[parts.factors, X_TILE[parts.factors]],
-    w_tiles: TMATensorTile[parts.factors, W_TILE[parts.factors]],
+    x_tiles: TMATensorTile[parts.factors, X_TILE[parts.factors, BM]],
+    w_tiles: TMATensorTile[parts.factors, W_TILE[parts.factors, BM]],
     out_: Values[BF16],
     bias: Values[BF16],
     residual: Values[BF16],
@@ -94,12 +100,13 @@ def product_kernel[
     divisors: Values[F32],
     rows: Int32,
 ):
-    """Multiply, on a grid of any even number of blocks.
+    """Multiply, on a grid of any number of clusters.
 
     Parameters:
         N: Columns of the output.
         K: Length of the sums.
         parts: What else goes into the output.
+        BM: Rows of a tile, MOST_ROWS or LEAST_ROWS.
 
     Args:
         x_tiles: Describes x, [M, K].
@@ -116,6 +123,9 @@ def product_kernel[
     comptime factors = parts.factors
     comptime depth = BK[factors]
     comptime assert K % (depth * STAGES) == 0 and N % BN == 0
+    comptime consumers = BM // LEAST_ROWS
+    comptime blocks = BLOCKS[BM]
+    comptime w_rows = BN // blocks
     comptime turns = K // depth // STAGES
     comptime tiles_n = N // BN
     var shared = external_memory[
@@ -123,32 +133,34 @@ def product_kernel[
     ]()
     var full = shared.unsafe_offset(BARRIERS).unsafe_bitcast[SharedMemBarrier]()
     var empty = full.unsafe_offset(STAGES)
-    var rank = Int(block_idx.x) % PAIR
+    var rank = Int(block_idx.x) % blocks
     if thread_idx.x == 0:
         comptime for s in range(STAGES):
             full[unsafe_offset=s].init(1)
-            empty[unsafe_offset=s].init(2 * PAIR)
+            empty[unsafe_offset=s].init(Int32(consumers * blocks))
     fence_mbarrier_init()
     cluster_sync()
 
-    var pairs = ceildiv(Int(rows), BM * PAIR) * tiles_n
-    var stride = Int(grid_dim.x) // PAIR
+    var count = ceildiv(Int(rows), CLUSTER_ROWS) * tiles_n
+    var stride = Int(grid_dim.x) // blocks
     var group = Int(thread_idx.x) // 128
     if group == 0:
         warpgroup_reg_dealloc[40]()
         if thread_idx.x == 0:
             var phase = UInt32(1)  # an empty ring
-            for pair in range(Int(block_idx.x) // PAIR, pairs, stride):
-                var m = (pair // tiles_n * PAIR + rank) * BM
-                var n = pair % tiles_n * BN + rank * (BN // PAIR)
+            for tile in range(Int(block_idx.x) // blocks, count, stride):
+                var m = (tile // tiles_n * blocks + rank) * BM
+                var n = tile % tiles_n * BN + rank * w_rows
                 for turn in range(turns):
                     comptime for s in range(STAGES):
                         empty[unsafe_offset=s].wait(phase)
-                        full[unsafe_offset=s].expect_bytes(Int32(STAGE_BYTES))
+                        full[unsafe_offset=s].expect_bytes(
+                            Int32((BM + BN) * ROW_BYTES)
+                        )
                         var k = (turn * STAGES + s) * depth
                         var x_to = shared.unsafe_offset(s * STAGE_BYTES)
                         var w_to = x_to.unsafe_offset(
-                            (BM + rank * (BN // PAIR)) * ROW_BYTES
+                            (BM + rank * w_rows) * ROW_BYTES
                         )
                         # A multicast to this block alone: MAX 26.7 clears a bit of the barrier's
                         # address in a plain load, which may be the block's rank in its cluster.
@@ -164,24 +176,24 @@ def product_kernel[
                         w_tiles.async_multicast_load(
                             TileTensor(
                                 w_to.unsafe_bitcast[Scalar[factors]](),
-                                row_major[BN // PAIR, depth](),
+                                row_major[w_rows, depth](),
                             ),
                             full[unsafe_offset=s],
                             (k, n),
-                            UInt16((1 << PAIR) - 1),
+                            UInt16((1 << blocks) - 1),
                         )
                     phase ^= 1
-    else:
+    elif group <= consumers:
         warpgroup_reg_alloc[232]()
         var consumer = group - 1
         var in_group = Int(thread_idx.x) % 128
-        var warp_row = consumer * 64 + in_group // 32 * 16
+        var warp_row = consumer * LEAST_ROWS + in_group // 32 * 16
         var patch = shared.unsafe_offset(
             PATCHES + warp_row // 16 * PATCH_BYTES
         ).unsafe_bitcast[Scalar[BF16]]()
         var phase = UInt32(0)
-        for pair in range(Int(block_idx.x) // PAIR, pairs, stride):
-            var row = (pair // tiles_n * PAIR + rank) * BM + warp_row
+        for tile in range(Int(block_idx.x) // blocks, count, stride):
+            var row = (tile // tiles_n * blocks + rank) * BM + warp_row
             var norm = read_norm[K, parts](moments, row, Int(rows))
             var sums = Sums(0)
             for turn in range(turns):
@@ -193,7 +205,7 @@ def product_kernel[
                         64, 1, TensorMapSwizzle.SWIZZLE_128B
                     ](
                         x_from.unsafe_offset(
-                            consumer * 64 * ROW_BYTES
+                            consumer * LEAST_ROWS * ROW_BYTES
                         ).unsafe_bitcast[Scalar[factors]]()
                     )
                     var w_at = WGMMADescriptor[factors].create[
@@ -211,13 +223,13 @@ def product_kernel[
                     wgmma_commit_group_sync()
                     # The product before this one is done, and with it its stage is free.
                     wgmma_wait_group_sync[1]()
-                    if (s > 0 or turn > 0) and in_group < PAIR:
+                    if (s > 0 or turn > 0) and in_group < blocks:
                         empty[
                             unsafe_offset=(s + STAGES - 1) % STAGES
                         ].arrive_cluster(UInt32(in_group))
                 phase ^= 1
             wgmma_wait_group_sync[0]()
-            if in_group < PAIR:
+            if in_group < blocks:
                 empty[unsafe_offset=STAGES - 1].arrive_cluster(UInt32(in_group))
             finish_sums[N, parts](
                 sums,
@@ -227,7 +239,7 @@ def product_kernel[
                 ),
                 patch,
                 row,
-                pair % tiles_n * BN,
+                tile % tiles_n * BN,
                 Int(rows),
             )
     cluster_sync()  # a block that ended could not be arrived at

@@ -9,7 +9,7 @@
 
 act is the identity or SiLU; bias and residual of the first may be absent, and SiLU excludes a
 residual. Sums and all that follows are float32, and are rounded once. TMA, wgmma and clusters of
-two blocks (`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on the other rows.
+two or four blocks (`_sm90_kernel.mojo`). An element's bits do not depend on M, nor on other rows.
 
 norm(x) = (x - mean) / sqrt(variance + EPSILON), row by row. It comes after the sums, since it is the
 same for all k: norm(x) w^T = (x w^T - mean * columns[:, 0]) / sqrt(…), columns[n, 0] being the sum
@@ -47,8 +47,10 @@ from std.math import ceildiv
 
 from ._sm90_epilogue import BF16, BN, E4M3, F32, Parts, Tensors, Values
 from ._sm90_kernel import (
-    BM,
-    PAIR,
+    BLOCKS,
+    CLUSTER_ROWS,
+    LEAST_ROWS,
+    MOST_ROWS,
     SHARED_BYTES,
     THREADS,
     W_TILE,
@@ -67,7 +69,9 @@ def enqueue[
     rows: Int,
     ctx: DeviceContext,
 ) raises:
-    """Enqueue a product.
+    """Enqueue a product, of small tiles if all of them find a processor at once.
+
+    There are few whole tiles then, and processors without one. A row's bits are the same.
 
     Parameters:
         dtype: Of the factors.
@@ -88,8 +92,53 @@ def enqueue[
     comptime assert dtype == parts.factors
     if rows == 0:
         return
+    var clusters = ceildiv(rows, CLUSTER_ROWS) * (N // BN)
+    var processors = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
+    # A cluster lies within one of the groups that processors are in, of 16 or 18.
+    if clusters <= processors // 16 * (16 // BLOCKS[LEAST_ROWS]):
+        enqueue_tiles[N, K, parts, LEAST_ROWS](
+            x, w, tensors, rows, clusters, ctx
+        )
+    else:
+        clusters = min(clusters, processors // BLOCKS[MOST_ROWS])
+        enqueue_tiles[N, K, parts, MOST_ROWS](
+            x, w, tensors, rows, clusters, ctx
+        )
+
+
+@always_inline
+def enqueue_tiles[
+    dtype: DType, //, N: Int, K: Int, parts: Parts, BM: Int
+](
+    x: InputTensor[dtype=dtype, rank=2, ...],
+    w: InputTensor[dtype=dtype, rank=2, ...],
+    tensors: Tensors,
+    rows: Int,
+    clusters: Int,
+    ctx: DeviceContext,
+) raises:
+    """Enqueue a product with tiles of BM rows.
+
+    Parameters:
+        dtype: Of the factors.
+        N: Columns of the output.
+        K: Length of the sums.
+        parts: What goes into the output besides.
+        BM: Rows of a tile.
+
+    Args:
+        x: The rows, [T, K].
+        w: The weights, [N, K].
+        tensors: The output and what goes into it.
+        rows: M.
+        clusters: How many take the tiles.
+        ctx: The device.
+
+    Raises:
+        If the device refuses.
+    """
     var x_tiles = create_tensor_tile[
-        X_TILE[parts.factors], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+        X_TILE[parts.factors, BM], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
     ](
         ctx,
         TileTensor(
@@ -98,7 +147,7 @@ def enqueue[
         ),
     )
     var w_tiles = create_tensor_tile[
-        W_TILE[parts.factors], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
+        W_TILE[parts.factors, BM], swizzle_mode=TensorMapSwizzle.SWIZZLE_128B
     ](
         ctx,
         TileTensor(
@@ -106,9 +155,7 @@ def enqueue[
             row_major(Coord(Idx[N], Idx[K])),
         ),
     )
-    var clusters = ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)
-    clusters = min(clusters // PAIR, ceildiv(rows, BM * PAIR) * (N // BN))
-    ctx.enqueue_function[product_kernel[N, K, parts]](
+    ctx.enqueue_function[product_kernel[N, K, parts, BM]](
         x_tiles,
         w_tiles,
         tensors.out_,
@@ -119,7 +166,7 @@ def enqueue[
         tensors.moments,
         tensors.divisors,
         Int32(rows),
-        grid_dim=clusters * PAIR,
+        grid_dim=clusters * BLOCKS[BM],
         block_dim=THREADS,
         shared_mem_bytes=SHARED_BYTES,
         func_attribute=FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(

@@ -56,10 +56,24 @@ def test_a_step_takes_what_its_kernels_take() -> None:
 
 
 def test_rounds_that_are_not_full_cost_as_much_as_those_that_are() -> None:
-    rows = 16 * 128  # 32 tiles of the down product, on 64 processors
-    case = count_step(WIDTH, rows, STEP, CODE, CONFIG)
+    # 40 tiles of the down product on 64 processors; small ones would be 80.
+    assert down_ns(20 * 128) == pytest.approx(64 / 40 * 8 * 2 * 4 * WIDTH**2 / 100e3)
+
+
+def test_small_tiles_fill_processors_that_whole_ones_leave_idle() -> None:
+    """Their last instructions take as long as those of whole ones, on half of the products."""
+    full = 8 * 2 * 4 * WIDTH**2 / 100e3
+    assert down_ns(16 * 128) == pytest.approx(full)  # 32 whole tiles, or 64 small ones
+    slow = CODE._replace(epilogues=CODE.epilogues | {"down": 2048})
+    assert down_ns(16 * 128, slow) == pytest.approx(full * (1 + 4096 / 16384))
+    assert down_ns(32 * 128, slow) == pytest.approx(full * (1 + 4096 / 32768))
+
+
+def down_ns(rows: int, code: Code = CODE) -> float:
+    case = count_step(WIDTH, rows, STEP, code, CONFIG)
     (down,) = (one for one in case["kernels"] if one["name"] == "down")
-    assert down["ns"] == pytest.approx(2 * 8 * 2 * 4 * WIDTH**2 / 100e3)
+    ns: float = down["ns"]
+    return ns
 
 
 def test_an_unknown_kernel_is_not_counted_as_nothing() -> None:
