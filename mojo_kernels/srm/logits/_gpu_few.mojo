@@ -3,7 +3,8 @@
 Every token is compared with every other: of so few that is less work than any search.
 """
 
-from max.gpu import WARP_SIZE, thread_idx
+from max.gpu import WARP_SIZE, lane_id, thread_idx
+from max.gpu.primitives import warp
 from std.math import fma
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
@@ -80,3 +81,12 @@ struct Few(Copyable):
                 edge, unrank(block.max(rank(logit) if mass >= target else 0))
             )
         return edge
+
+    def mass(self, begin: Int, end: Int, threshold: Float32) -> Float32:
+        """What those of a warp's tokens weigh that a threshold keeps; they lie together.
+        """
+        var sum = Float32(0)
+        for i in range(begin + lane_id(), end, WARP_SIZE):
+            var kept = at_least(self.logits[unsafe_offset=i], threshold)
+            sum = fma(kept, self.weights[unsafe_offset=i], sum)
+        return warp.sum(sum)

@@ -230,20 +230,34 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                 self.raise_threshold[_PEAKS](
                     unrank(self.block.min(rank(self.peak))), Float32(top_k)
                 )
-            count = self.gather()
-        if count <= FEW and top_k > 0:
-            self.threshold = self.few.edge(self.block, count, top_k, top_p)
-        else:
-            if 0 < top_k < count:
-                self.raise_threshold[_COUNT](self.smallest(), Float32(top_k))
-            if top_p < 1:
-                var kept = Float32(mass)
-                if top_k > 0 or min_p > 0:
-                    kept = self.block.total(self.in_warp[_MASS](self.threshold))
-                self.raise_threshold[_MASS](
-                    self.below_top_p(temperature, top_p, kept), top_p * kept
-                )
+            count = self.truncate_few(top_k, top_p)
+            if count <= FEW:
+                return
+        if 0 < top_k < count:
+            self.raise_threshold[_COUNT](self.smallest(), Float32(top_k))
+        if top_p < 1:
+            var kept = Float32(mass)
+            if top_k > 0 or min_p > 0:
+                kept = self.block.total(self.in_warp[_MASS](self.threshold))
+            self.raise_threshold[_MASS](
+                self.below_top_p(temperature, top_p, kept), top_p * kept
+            )
         self.warp_mass = self.in_warp[_MASS](self.threshold)
+
+    def truncate_few(mut self, top_k: Int, top_p: Float32) -> Int:
+        """Count the tokens kept, and if they are few, drop those that top_k and top_p do not keep.
+        """
+        self.few.clear()
+        var own = self.in_lane[_COUNT](self.threshold)
+        var in_warp = warp.sum(own)
+        var count, before = self.block.total_and_before(in_warp)
+        if count <= Float32(FEW):
+            self.gather(Int(before + warp.prefix_sum[exclusive=True](own)))
+            self.threshold = self.few.edge(self.block, Int(count), top_k, top_p)
+            self.warp_mass = self.few.mass(
+                Int(before), Int(before + in_warp), self.threshold
+            )
+        return Int(count)
 
     def below_top_p(
         self, temperature: Float32, top_p: Float32, kept: Float32
@@ -269,17 +283,11 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         self.visit(find_least)
         return unrank(self.block.min(rank(least.reduce_min())))
 
-    def gather(self) -> Int:
-        """Count the tokens kept. No more than FEW are in `few` then, in the order of the threads.
+    def gather(self, before: Int):
+        """Put the tokens kept into `few`, `before` being those of the threads before this one.
         """
         var threshold = self.threshold
-        self.few.clear()
-        var own = self.in_lane[_COUNT](threshold)
-        var count, before = self.block.total_and_before(warp.sum(own))
-        if count > Float32(FEW):
-            return Int(count)
-        before += warp.prefix_sum[exclusive=True](own)
-        var address = UInt32(Int(self.few.logits.unsafe_offset(Int(before))))
+        var address = UInt32(Int(self.few.logits.unsafe_offset(before)))
 
         def store(
             token: Int, logits: _Turn, weights: _Turn
@@ -294,7 +302,6 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
                 self.few.logits[unsafe_offset=thread_idx.x]
             )
         barrier()
-        return Int(count)
 
     def raise_threshold[of: _Sum](mut self, low: Float32, target: Float32):
         """Raise the threshold as far as it still keeps a sum; to `low` it does.
