@@ -73,18 +73,29 @@ CLOSED, NO_ROWS = -2, -1
 NOBODY = -1
 
 
+class StepRows(NamedTuple):
+    """New tokens of a step, at most one of each stream."""
+
+    streams: I64
+    tokens: I32
+    """-1: none."""
+    reasons: U8
+    logprobs: F32
+    """Of those that asked; none where nobody did."""
+
+    def part(self, rows: Bool) -> StepRows:
+        """Return those of some rows."""
+        logprobs = self.logprobs[rows] if len(self.logprobs) else self.logprobs
+        return StepRows(self.streams[rows], self.tokens[rows], self.reasons[rows], logprobs)
+
+
 class Arrived(NamedTuple):
     """What `TokenTable.put` did with a step's rows."""
 
     readers: I64
     """Readers that have new tokens to take, maybe twice."""
-    direct: I64
-    """Numbers above INDEX_BITS of the streams whose token is handed out."""
-    tokens: I32
-    """Their tokens."""
-
-
-NO_DIRECT: tuple[I64, I32] = (np.empty(0, np.int64), np.empty(0, np.int32))
+    direct: StepRows | None
+    """What is handed out, if anything is."""
 
 
 class TokenTable:
@@ -101,8 +112,6 @@ class TokenTable:
         self._size = np.zeros(0, np.int32)
         self._reader = np.zeros(0, np.int32)  # whom to tell of news
         self._is_direct = np.zeros(0, np.bool_)  # its tokens are handed out as they arrive
-        self.direct_tokens = np.zeros(0, np.bool_)
-        """bool[vocab]: tokens that may be handed out as they arrive; empty: none."""
         self._num_numbers = 0  # ever given out
         # By row.
         self._reason = np.zeros(0, np.uint8)
@@ -159,54 +168,45 @@ class TokenTable:
         self._unused.append(number)
 
     def set_direct(self, first: int, is_direct: bool) -> None:
-        """Have `put` hand out the tokens of a reader of one completion, all of which were taken,
-        until one comes that may not be, or that is its last."""
+        """Have `put` hand out the tokens of a reader, who took all that came before, until the last
+        one of any of its completions comes."""
         self._is_direct[first >> INDEX_BITS] = is_direct
 
     def end_direct(self) -> None:
         """Append all tokens that come from now on."""
         self._is_direct[:] = False
 
-    def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> Arrived:
-        """Append a step's rows, at most one per stream, but for those that are handed out. Rows of
-        closed or ended streams are dropped."""
-        numbers = streams >> INDEX_BITS
+    def put(self, new: StepRows) -> Arrived:
+        """Append a step's rows, but for those that are handed out. Rows of closed or ended streams
+        are dropped."""
+        numbers = new.streams >> INDEX_BITS
         assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
         first_rows = self._row[numbers]
         if (first_rows < 0).any():
             for number in np.unique(numbers[first_rows == NO_ROWS]).tolist():
                 self._give_rows(number)
             first_rows = self._row[numbers]
-        rows = first_rows + (streams & _INDEX)
+        rows = first_rows + (new.streams & _INDEX)
         is_open = (first_rows >= 0) & (self._reason[np.maximum(rows, 0)] == 0)
         if not is_open.all():
-            rows, numbers, tokens = rows[is_open], numbers[is_open], tokens[is_open]
-            reasons = reasons[is_open]
-            logprobs = logprobs[is_open] if len(logprobs) else logprobs
+            rows, numbers, new = rows[is_open], numbers[is_open], new.part(is_open)
         if self._counts:
-            tokens = self._not_come(rows, tokens)
-        direct = NO_DIRECT
+            new = new._replace(tokens=self._not_come(rows, new.tokens))
+        direct = None
+        self._is_direct[numbers[(new.reasons != 0) | (new.tokens < 0)]] = False
         is_direct = self._is_direct[numbers]
         if is_direct.any():
-            may_be = (tokens >= 0) & (reasons == 0)
-            may_be[may_be] = self.direct_tokens[tokens[may_be]]
-            self._is_direct[numbers[~may_be]] = False  # what follows comes behind it
-            is_direct &= may_be
-            direct = numbers[is_direct], tokens[is_direct]
-            rest = ~is_direct
-            rows, numbers, tokens, reasons = rows[rest], numbers[rest], tokens[rest], reasons[rest]
-            logprobs = logprobs[rest] if len(logprobs) else logprobs
-        self._reason[rows] = reasons
-        said, speakers = np.flatnonzero(tokens >= 0), rows
-        if len(said) < len(rows):
-            speakers, tokens = rows[said], tokens[said]
-            logprobs = logprobs[said] if len(logprobs) else logprobs
-        self._queues.append(speakers, tokens, logprobs)
-        if self._counts and len(said) < len(rows):
-            has_news = reasons != 0
-            has_news[said] = True
-            numbers = numbers[has_news]
-        return Arrived(self._reader[numbers], *direct)
+            direct = new.part(is_direct)
+            rows, numbers, new = rows[~is_direct], numbers[~is_direct], new.part(~is_direct)
+        self._reason[rows] = new.reasons
+        is_said = new.tokens >= 0
+        if is_said.all():
+            self._queues.append(rows, new.tokens, new.logprobs)
+        else:
+            said = new.part(is_said)
+            self._queues.append(rows[is_said], said.tokens, said.logprobs)
+            numbers = numbers[is_said | (new.reasons != 0)]
+        return Arrived(self._reader[numbers], direct)
 
     def skip_read(self, first: int, indices: I64) -> None:
         """Deliver no token again of these completions, all of whose tokens come once more."""

@@ -65,8 +65,8 @@ class Encoder(ABC):
         return None
 
     @abstractmethod
-    def around_text(self) -> tuple[bytes, bytes]:
-        """What a choice that only goes on, the first of its request, has around its text."""
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What a choice that only goes on has around its text."""
 
     def around(self, text: tuple[bytes, bytes], usage: UsageField) -> tuple[bytes, bytes]:
         """What an event that is sent now has around the text of its only choice."""

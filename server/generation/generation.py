@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from engine.client.client import EngineClient
 from engine.client.streams import Delivery, Stream
 from engine.errors import NotFinite
 from engine.messages import REASONS
-from engine.steps.token_deltas import NO_NEWS, TokenDeltas, slices
+from engine.steps.token_deltas import NO_NEWS, CompletionTokens, TokenDeltas, slices
 from server.generation.detokenize import Detokenizer
 from server.generation.engine_request import (
     RequestOwner,
@@ -30,7 +30,12 @@ from server.generation.engine_request import (
 from server.generation.event_writer import EventWriter, Outlet
 from server.generation.prompts import Prompt
 from server.generation.sample_selection import Ranking, SampleSelection
-from server.generation.stop_strings import StopStringStream, StopStringWatch, taken
+from server.generation.stop_strings import (
+    StopStringStream,
+    StopStringWatch,
+    do_nothing,
+    taken,
+)
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage
@@ -38,6 +43,9 @@ from server.text.sample import Delta, StopStrings, join
 from server.text.text import Text
 
 _ERROR = REASONS.index("error")
+MOST_ALONE = 16
+"""Most choices of a request for which each has events of its own, since many clients read only the
+first choice of an event."""
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
 
@@ -83,6 +91,7 @@ class Generation:
         self._selection = SampleSelection(request, len(prompts))
         self._parts: dict[int, list[Delta]] = {}  # of samples that run, by index
         self._stream: Stream | None = None
+        self._watch: StopStringWatch | None = None
         is_scored = self._params.prompt_logprobs is not None
         self._asked = [  # prompts that need the engine
             i
@@ -141,22 +150,32 @@ class Generation:
         return self.prompts[index // self.request.n]
 
     @property
+    def goes_on_as_text(self) -> bool:
+        """Whether all between a choice's first tokens and its last is text, sent as it arrives."""
+        request = self.request
+        says_more = request.logprobs is not None or request.return_token_ids
+        is_text = not request.return_packed and request.skip_special_tokens
+        return is_text and not says_more and (request.stream_interval or 1) == 1
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is a stream of nothing but text, sent as it arrives."""
         request = self.request
-        asks_for_scores = request.logprobs is not None or request.prompt_logprobs is not None
-        says_more = asks_for_scores or request.echo or request.return_token_ids
-        is_text = not request.return_packed and request.skip_special_tokens
-        is_at_once = (request.stream_interval or 1) == 1
+        begins_with_more = request.echo or request.prompt_logprobs is not None
         is_cut = self._stops is not None or request.include_stop_str_in_output
-        is_plain = is_text and is_at_once and not (says_more or is_cut)
+        is_plain = self.goes_on_as_text and not (begins_with_more or is_cut)
         return request.stream and is_plain and not request.stream_whole
+
+    def says_text(self, index: int) -> bool:
+        """Return whether the next token of a choice, if it is whole characters, is no more than
+        these, and cannot be the end of anything before it."""
+        return self.goes_on_as_text and self._detokenizer.is_settled(index)
 
     async def deltas(
         self, client: EngineClient, writer: EventWriter | None = None
     ) -> AsyncGenerator[TokenDeltas, None]:
         """Yield the new tokens of samples, of AT_ONCE at most unless the request is plain; to be
-        iterated once. What `writer` writes is not yielded.
+        iterated once. What `writer` writes meanwhile is not yielded.
 
         Without `stream` a sample with stop strings comes whole. Raises what the engine refuses the
         request with; a refusal of any prompt ends them all.
@@ -168,34 +187,44 @@ class Generation:
         )
         if not requests:
             return
-        with client.open(requests) as stream:
+        with ExitStack() as opened:
+            stream = self._stream = opened.enter_context(client.open(requests))
             note_stream(stream)
-            self._stream = stream
-            if self.is_plain and writer is not None:  # as little as can be in between
-                last_token = 0
-                while stream.unfinished:
-                    await writer.wait(stream, self.outlet, last_token)
-                    delivery = stream.take()
-                    self._note(stream, delivery)
-                    if len(tokens := delivery.news.token_ids):
-                        last_token = tokens[-1]
-                    yield self._by_sample(delivery.news)
-                return
-            source = taken(stream, only_ended=wants_whole(self.request))
+            go_on = do_nothing
+            if writer is not None and self._is_written_directly:
+                go_on = opened.enter_context(writer.writing(stream, self.outlet))
+            source = taken(stream, go_on, only_ended=wants_whole(self.request))
             if self._stops is not None:
-                watch = StopStringWatch(self._table, self._stops, len(requests) * stream.n)
+                size = len(requests) * stream.n
+                watch = self._watch = StopStringWatch(self._table, self._stops, size)
+                self.outlet.kinds = watch.kinds
                 can_wait = not (self.request.stream or self.request.ends_early)
-                source = StopStringStream(stream, watch).taken(only_whole=can_wait)
+                source = StopStringStream(stream, watch).taken(go_on, only_whole=can_wait)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)
-                    for part in slices(self._by_sample(delivery.news), AT_ONCE):
+                    news = self._by_sample(delivery.news)
+                    for part in [news] if self.is_plain else slices(news, AT_ONCE):
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
+
+    @property
+    def _is_written_directly(self) -> bool:
+        is_stream = self.request.stream and not self.request.stream_whole
+        are_all_asked = len(self._asked) == len(self.prompts)
+        return is_stream and are_all_asked and self.num_choices <= MOST_ALONE
 
     def texts(self, news: TokenDeltas) -> list[Delta]:
         """Return the text and scores of new tokens, one delta per sample with news."""
         return self._detokenizer.feed(news)
+
+    def text(self, index: int, new: CompletionTokens) -> list[Delta]:
+        """Return the same of one token of a sample, which still runs, that `deltas` does not yield;
+        ends the sample at a stop string."""
+        token = int.from_bytes(new.token_ids, "little")
+        if self._stream is not None and self._watch is not None and self._watch.stops(index, token):
+            self._stream.stop(np.array([index]))
+        return self._detokenizer.feed_one(index, new)
 
     def pass_on(self, news: TokenDeltas) -> TokenDeltas:
         """Count new tokens that need no text here."""

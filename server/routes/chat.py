@@ -146,8 +146,8 @@ class ChatEncoder(Encoder):
         events = [choices for choices in (said, ended) if choices]
         return [[Raw(encode_json(choice)) for choice in choices] for choices in events]
 
-    def around_text(self) -> tuple[bytes, bytes]:
-        choice = encode_json(ChunkChoice(index=0, delta=ChatDelta(content="\0")))
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        choice = encode_json(ChunkChoice(index=index, delta=ChatDelta(content="\0")))
         begin, _, end = choice.partition(b"\\u0000")
         return begin, end
 

@@ -130,8 +130,8 @@ class CompletionEncoder(Encoder):
         stops = self.request.stop_token_ids
         return Choices(self.pieces, self.template, self.generation.num_choices, stops)
 
-    def around_text(self) -> tuple[bytes, bytes]:
-        return self.template.head(0), self.template.end
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        return self.template.head(index), self.template.end
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> bytes:  # noqa: ARG002
         return encode_json(Completion(**fields))

@@ -142,6 +142,11 @@ class Sample:
         self._held = b""
         self.finished = False
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it holds back no bytes that may still become a character or a stop string."""
+        return not (self._held or self._decoder.getstate()[0])
+
     def feed(self, output: CompletionTokens | Output) -> Delta:
         """Take what the engine sent, in order. A stop string ends the completion early."""
         token_ids = spoken = output.token_ids

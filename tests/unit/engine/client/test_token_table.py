@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.client.token_queues import PAGE
-from engine.client.token_table import INDEX_BITS, UNUSED_READERS, Arrived, Stretches, TokenTable
+from engine.client.token_table import (
+    UNUSED_READERS,
+    Arrived,
+    StepRows,
+    Stretches,
+    TokenTable,
+)
 from engine.messages import REASONS
 from engine.steps.token_deltas import TokenDeltas, merge, slices
 
@@ -24,7 +30,7 @@ def put_all(table: TokenTable, rows: dict[int, int], ends: set[int] | None) -> A
     tokens = np.array(list(rows.values()), np.int32)
     reasons = np.array([2 * (stream in (ends or ())) for stream in rows], np.uint8)
     streams = np.array(list(rows), np.int64)
-    return table.put(streams, tokens, -tokens.astype(np.float32), reasons)
+    return table.put(StepRows(streams, tokens, reasons, -tokens.astype(np.float32)))
 
 
 def read(news: TokenDeltas) -> dict[int, list[int]]:
@@ -40,8 +46,7 @@ def read(news: TokenDeltas) -> dict[int, list[int]]:
 @given(st.randoms(use_true_random=False), st.integers(10, 60))
 def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> None:
     table = TokenTable()
-    table.direct_tokens = np.arange(9_999) % 3 > 0
-    direct: set[int] = set()  # those of one completion whose tokens are handed out
+    direct: set[int] = set()  # first completions of those whose tokens are handed out
     opened: list[tuple[int, int]] = []
     unread: dict[int, list[int]] = {}
     ended: set[int] = set()
@@ -58,7 +63,7 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
             table.close(first, size)
             direct.discard(first)
             late = put_all(table, {first: 1}, None)  # on its way when it was closed
-            assert not len(late.readers) and not len(late.direct)
+            assert not len(late.readers) and late.direct is None
             for i in range(size):
                 del unread[first + i]
         elif kind == "take":
@@ -68,7 +73,7 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
             assert all(unread[first + i] == found.get(i, []) for i in range(size))
             unread |= {first + i: [] for i in range(size)}
             assert not table.take(first, size).indices.size
-            if size == 1 and first not in ended and rng.random() < 0.7:
+            if rng.random() < 0.7:
                 table.set_direct(first, True)
                 direct.add(first)
         else:
@@ -78,15 +83,17 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
                 }
                 ends = {stream for stream in rows if rng.random() < 0.01}
                 arrived = put_all(table, rows, ends)
-                handed_out = dict(
-                    zip((arrived.direct << INDEX_BITS).tolist(), arrived.tokens, strict=True)
-                )
+                handed_out = {}
+                if (out := arrived.direct) is not None:
+                    handed_out = dict(zip(out.streams.tolist(), out.tokens.tolist(), strict=True))
+                    assert out.logprobs.tolist() == [-token for token in handed_out.values()]
                 ended |= ends
+                direct -= {first for first, size in opened if ends & {*range(first, first + size)}}
                 for stream, token in rows.items():
-                    if stream in direct and token % 3 and stream not in ends:
+                    first = max(first for first, _ in opened if first <= stream)
+                    if first in direct:
                         assert handed_out.pop(stream) == token
                     else:
-                        direct.discard(stream)
                         unread[stream].append(token)
                 assert not handed_out
     for first, size in opened:
@@ -124,7 +131,7 @@ def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
     table = TokenTable()
     first = table.open(1, 0)
     error, none = np.array([3], np.uint8), np.empty(0, np.float32)  # which is no token
-    table.put(np.array([first]), np.array([-1], np.int32), none, error)
+    table.put(StepRows(np.array([first]), np.array([-1], np.int32), error, none))
     news = table.take(first, 1)
     assert (len(news.token_ids), news.reasons.tolist()) == (0, [3])
 
