@@ -60,7 +60,9 @@ class Stream:
         self._streams = streams
         self._number = number
         self._size = self.unfinished
-        self._first = streams.table.open(self._size, number)
+        self.num_top = requests[0].params.logprobs or 0
+        """Alternatives of each token that the requests ask for."""
+        self._first = streams.table.open(self._size, number, self.num_top)
         self._told: dict[tuple[int, int], int] = {}  # tokens in Outputs, by place and index
         self._skipped: dict[tuple[int, int], int] = {}  # of these, those that come again
         self._is_durable = all(request.durable for request in requests)
@@ -378,6 +380,8 @@ class Streams:
             np.frombuffer(columns.token_ids, "<i4"),
             np.frombuffer(columns.reasons, np.uint8),
             np.frombuffer(columns.logprobs, "<f4"),
+            np.frombuffer(columns.top_ids, "<i4").reshape(-1, columns.num_top or 1),
+            np.frombuffer(columns.top_logprobs, "<f4").reshape(-1, columns.num_top or 1),
         )
         readers, direct = self.table.put(rows)
         fresh = np.zeros(len(self.has_news), np.bool_)

@@ -58,10 +58,11 @@ class Detokenizer:
             del self._samples[index]
         return [delta]
 
-    def is_settled(self, index: int) -> bool:
-        """Return whether a sample runs, has begun and holds nothing back."""
+    def free_sample(self, index: int) -> Sample | None:
+        """Return a sample of text that runs, has begun, and holds back no beginning of a stop
+        string; else None."""
         sample = self._samples.get(index)
-        return sample is not None and sample.is_settled
+        return sample if isinstance(sample, Sample) and sample.is_free else None
 
     def cut(self, begin: int, end: int, unread: int) -> None:
         """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""

@@ -18,6 +18,7 @@ from server.generation.rendering import Choices
 from server.schema.completion_response import Samples, Usage
 from server.text.logprobs import naming
 from server.text.sample import Delta
+from server.text.score_columns import ScoreColumns, score_columns
 from server.text.text import Text
 
 UsageField = Usage | UnsetType | None
@@ -31,6 +32,9 @@ _CHOICES = Raw(b'"here go the choices"')
 
 class Encoder(ABC):
     """Encodes the replies to one request."""
+
+    scores: type[ScoreColumns]
+    """How its choices say scores."""
 
     def __init__(
         self, generation: Generation, text: Text, model_name: str, client: EngineClient
@@ -63,6 +67,12 @@ class Encoder(ABC):
     def rendering(self) -> Choices | None:
         """The renderer of text-only choices straight from arrays, or None."""
         return None
+
+    def score_columns(self) -> ScoreColumns | None:
+        """What renders scores straight from arrays; None if they are not asked for."""
+        if self.request.logprobs is None:
+            return None
+        return score_columns(self.scores, self.text, self.request.return_tokens_as_token_ids)
 
     @abstractmethod
     def around_text(self, index: int) -> tuple[bytes, bytes]:

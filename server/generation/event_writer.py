@@ -8,9 +8,10 @@ Most tokens cost a look-up; what is more than the text of whole characters, its 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,8 +20,10 @@ from engine.client.streams import Stream
 from engine.client.token_table import StepRows
 from engine.steps.token_deltas import CompletionTokens
 from server import metrics
-from server.generation.rendering import Pieces
+from server.generation.rendering import Pieces, escaped
 from server.generation.stop_strings import CLEAN, do_nothing
+from server.text.sample import Sample
+from server.text.score_columns import ScoreColumns
 
 
 class ChunkedReply(Protocol):
@@ -45,9 +48,20 @@ class Rendering(Protocol):
         """Return the events for what is new of a choice; none if it adds nothing yet."""
         ...
 
-    def around(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return what an event has around the text of a choice, if that is all it says now."""
+    def around(self, index: int) -> Around | None:
+        """Return what an event has around a token's text and scores, if it says no more now."""
         ...
+
+
+class Around(NamedTuple):
+    """What an event of one token has besides its text and scores, which are looked up."""
+
+    begin: bytes
+    end: bytes
+    sample: Sample
+    scores: ScoreColumns | None = None
+    """None: it has no scores."""
+    before_scores: bytes = b""
 
 
 class Outlet:
@@ -69,13 +83,14 @@ class Outlet:
 class _Line:
     """Where the events of one choice go."""
 
-    __slots__ = ("begin", "end", "index", "kinds", "outlet")
+    __slots__ = ("around", "index", "kinds", "num_top", "outlet")
 
-    def __init__(self, outlet: Outlet, index: int) -> None:
+    def __init__(self, outlet: Outlet, index: int, num_top: int, kinds: bytes | bytearray) -> None:
         self.outlet = outlet
         self.index = index
-        self.begin = self.end = b""
-        self.kinds: bytes | bytearray = b""
+        self.num_top = num_top
+        self.kinds = kinds
+        self.around: Around | None = None
 
 
 class EventWriter:
@@ -84,17 +99,17 @@ class EventWriter:
     def __init__(self, client: EngineClient, pieces: Pieces) -> None:
         self._pieces = pieces
         self._lines: dict[int, _Line] = {}  # by number of their streams
-        self._all_clean, self._none_clean = (
-            bytes([CLEAN]) * len(pieces.json),
-            bytes(len(pieces.json)),
-        )
+        self._all_clean = bytes([CLEAN]) * len(pieces.json)
         client.hand_out(self.write)
 
     @contextmanager
     def writing(self, stream: Stream, outlet: Outlet) -> Iterator[Callable[[], None]]:
         """Have a stream's events written here. What this yields is called whenever all that came of
         the stream is sent, and nobody but the writer has to make events until it has news."""
-        lines = {number: _Line(outlet, index) for index, number in enumerate(stream.numbers)}
+        lines = {
+            number: _Line(outlet, index, stream.num_top, outlet.kinds or self._all_clean)
+            for index, number in enumerate(stream.numbers)
+        }
 
         def pause() -> None:
             stream.set_direct(False)
@@ -103,7 +118,7 @@ class EventWriter:
             if outlet.rendering is None or outlet.reply is None or outlet.reply.is_paused:
                 return
             for line in lines.values():
-                self._settle(line)
+                line.around = outlet.rendering.around(line.index)
             outlet.reply.on_pause = pause
             stream.set_direct(True)
 
@@ -120,16 +135,25 @@ class EventWriter:
         """Write the events of one token for each of these streams."""
         lines, tokens = self._lines, rows.tokens.tolist()
         texts = self._pieces.json[rows.tokens].tolist()
+        scores = self._scores(rows) if len(rows.logprobs) else {}
         said: dict[Outlet, bytes] = {}
         for at, number in enumerate(rows.streams.tolist()):
             line, text, token = lines[number], texts[at], tokens[at]
-            outlet = line.outlet
-            if text and line.kinds[token] == CLEAN:
-                events = b"%b%b%b" % (line.begin, text, line.end)
+            outlet, around, score = line.outlet, line.around, scores.get(at, b"")
+            if around and line.kinds[token] == CLEAN and score is not None:
+                begin, end, sample, _, before_score = around
                 outlet.num_tokens += 1
+                if not text or sample.is_cut:
+                    text = escaped(sample.text_of(token))
+                    if not (text or score):
+                        continue
+                elif score:
+                    sample.pass_on(token)
+                events = b"%b%b%b%b%b" % (begin, text, before_score, score, end)
             else:
-                events = outlet.rendering.render(line.index, _completion_tokens(rows, at))  # type: ignore[union-attr]  # see `writing`
-                self._settle(line)
+                new = _completion_tokens(rows, at, line.num_top)
+                events = outlet.rendering.render(line.index, new)  # type: ignore[union-attr]  # see `writing`
+                line.around = outlet.rendering.around(line.index)  # type: ignore[union-attr]
             if events:
                 said[outlet] = said[outlet] + events if outlet in said else events
         now = time.monotonic()
@@ -141,16 +165,27 @@ class EventWriter:
         for outlet in said:
             outlet.last = now
 
-    def _settle(self, line: _Line) -> None:
-        """Note what events of a choice have around their text, if text is all that they say."""
-        around = line.outlet.rendering.around(line.index)  # type: ignore[union-attr]  # see `writing`
-        if around is None:
-            line.kinds = self._none_clean
-        else:
-            line.begin, line.end = around
-            line.kinds = line.outlet.kinds or self._all_clean
+    def _scores(self, rows: StepRows) -> dict[int, bytes | None]:
+        """Return the scores, as JSON, of rows that have some and may need no more than a look-up;
+        None where they do."""
+        alike: defaultdict[tuple[ScoreColumns, int], dict[int, int]] = defaultdict(dict)
+        for at, number in enumerate(rows.streams.tolist()):
+            line = self._lines[number]
+            if line.around and line.around.scores:
+                alike[line.around.scores, line.num_top][at] = line.around.sample.num_characters
+        found: dict[int, bytes | None] = {}
+        for (scores, num_top), offsets in alike.items():
+            own = np.array([*offsets])
+            tops = rows.alternatives(own, num_top)
+            told = scores.render(rows.tokens[own], rows.logprobs[own], *tops, offsets.values())
+            found.update(zip(offsets, told, strict=True))
+        return found
 
 
-def _completion_tokens(rows: StepRows, at: int) -> CompletionTokens:
-    logprobs = rows.logprobs[at : at + 1].tobytes()
-    return CompletionTokens(rows.tokens[at].tobytes(), logprobs, b"", b"", None)
+def _completion_tokens(rows: StepRows, at: int, num_top: int) -> CompletionTokens:
+    own = slice(at, at + 1)
+    return CompletionTokens(
+        *(rows.tokens[own].tobytes(), rows.logprobs[own].tobytes()),
+        *(rows.top_ids[own, :num_top].tobytes(), rows.top_logprobs[own, :num_top].tobytes()),
+        None,
+    )

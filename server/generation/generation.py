@@ -39,7 +39,7 @@ from server.generation.stop_strings import (
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage
-from server.text.sample import Delta, StopStrings, join
+from server.text.sample import Delta, Sample, StopStrings, join
 from server.text.text import Text
 
 _ERROR = REASONS.index("error")
@@ -150,26 +150,26 @@ class Generation:
         return self.prompts[index // self.request.n]
 
     @property
-    def goes_on_as_text(self) -> bool:
-        """Whether all between a choice's first tokens and its last is text, sent as it arrives."""
-        request = self.request
-        says_more = request.logprobs is not None or request.return_token_ids
-        is_text = not request.return_packed and request.skip_special_tokens
-        return is_text and not says_more and (request.stream_interval or 1) == 1
-
-    @property
     def is_plain(self) -> bool:
         """Whether it is a stream of nothing but text, sent as it arrives."""
         request = self.request
-        begins_with_more = request.echo or request.prompt_logprobs is not None
+        asks_for_scores = request.logprobs is not None or request.prompt_logprobs is not None
         is_cut = self._stops is not None or request.include_stop_str_in_output
-        is_plain = self.goes_on_as_text and not (begins_with_more or is_cut)
+        is_plain = self._goes_on_as_text and not (asks_for_scores or request.echo or is_cut)
         return request.stream and is_plain and not request.stream_whole
 
-    def says_text(self, index: int) -> bool:
-        """Return whether the next token of a choice, if it is whole characters, is no more than
-        these, and cannot be the end of anything before it."""
-        return self.goes_on_as_text and self._detokenizer.is_settled(index)
+    @property
+    def _goes_on_as_text(self) -> bool:
+        """Whether all between a choice's first tokens and its last is text, sent as it arrives, and
+        scores."""
+        request = self.request
+        is_text = request.skip_special_tokens and not request.return_token_ids
+        return is_text and not request.return_packed and (request.stream_interval or 1) == 1
+
+    def free_sample(self, index: int) -> Sample | None:
+        """Return a choice's sample if the text of its next token is sent as it is, should the token
+        have nothing of a stop string."""
+        return self._detokenizer.free_sample(index) if self._goes_on_as_text else None
 
     async def deltas(
         self, client: EngineClient, writer: EventWriter | None = None
@@ -190,16 +190,17 @@ class Generation:
         with ExitStack() as opened:
             stream = self._stream = opened.enter_context(client.open(requests))
             note_stream(stream)
+            if self._stops is not None:
+                size = len(requests) * stream.n
+                self._watch = StopStringWatch(self._table, self._stops, size)
+                self.outlet.kinds = self._watch.kinds
             go_on = do_nothing
             if writer is not None and self._is_written_directly:
                 go_on = opened.enter_context(writer.writing(stream, self.outlet))
             source = taken(stream, go_on, only_ended=wants_whole(self.request))
-            if self._stops is not None:
-                size = len(requests) * stream.n
-                watch = self._watch = StopStringWatch(self._table, self._stops, size)
-                self.outlet.kinds = watch.kinds
+            if self._watch is not None:
                 can_wait = not (self.request.stream or self.request.ends_early)
-                source = StopStringStream(stream, watch).taken(go_on, only_whole=can_wait)
+                source = StopStringStream(stream, self._watch).taken(go_on, only_whole=can_wait)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)

@@ -12,6 +12,7 @@ from msgspec import UNSET, Raw
 
 from engine.steps.token_deltas import CompletionTokens, TokenDeltas
 from server.generation.encoding import Encoder, UsageField
+from server.generation.event_writer import Around
 from server.generation.generation import MOST_ALONE
 from server.http.responses import together
 from server.text.sample import Delta, join
@@ -46,11 +47,16 @@ class StreamEvents:
         events = self._of_deltas(self._generation.text(index, new))
         return b"data: %b\n\n" % together(events) if events else b""
 
-    def around(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return what an event has around the text of a choice, if that is all it says now."""
-        if self._is_continuous or not self._generation.says_text(index):
+    def around(self, index: int) -> Around | None:
+        """Return what an event has around a token's text and scores, if it says no more now."""
+        sample = None if self._is_continuous else self._generation.free_sample(index)
+        if sample is None:
             return None
-        return self._encoder.around(self._encoder.around_text(index), self._usage)
+        begin, end = self._encoder.around(self._encoder.around_text(index), self._usage)
+        if (scores := self._encoder.score_columns()) is None:
+            return Around(begin, end, sample)
+        before, _, end = end.partition(b"null")  # the first one is in the place of scores
+        return Around(begin, end, sample, scores, before)
 
     def _of_deltas(self, deltas: list[Delta]) -> list[bytes]:
         deltas = self._pacing.take(deltas)

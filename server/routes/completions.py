@@ -34,6 +34,7 @@ from server.schema.sampling_fields import NEUTRAL
 from server.text import packed
 from server.text.logprobs import of_delta
 from server.text.sample import Delta
+from server.text.score_columns import CompletionScores
 from server.text.text import Text
 
 OPERATIONS = (
@@ -109,6 +110,7 @@ def _text_choice(
 class CompletionEncoder(Encoder):
     """Encodes a reply as a Completion with its Choices."""
 
+    scores = CompletionScores
     pieces: Pieces
     template: Template
 

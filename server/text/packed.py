@@ -34,11 +34,6 @@ class PackedSample:
         self._stop_token_ids = stop_token_ids
         self.finished = False
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether it holds nothing back, as ever."""
-        return True
-
     def feed(self, output: CompletionTokens | Output) -> Delta:
         """Take what the engine sent, in order."""
         stop_reason: str | int | None = None

@@ -29,6 +29,8 @@ from server.text.text import Text
 from tests.serving import joined, parts_of
 
 LENGTH = REASONS.index("length")
+WIDTH = 4
+"""Alternatives in a step's rows."""
 STATUS = Status("ready", 9, 0, 0, 99, 1, 0, 512, 320, "f")
 THE, CAT, MAT, CUT, REST, NEWLINE, SPECIAL = 263, 264, 269, 129, 104, 200, 1
 """Words; the two bytes of é; and what reads as nothing."""
@@ -120,11 +122,21 @@ class Served:
     def say(self, tokens: dict[tuple[int, int], int], ends: Any = (), version: int = 1) -> None:
         """Tokens, by request and completion."""
         numbers = [self.heard[request].stream + index for request, index in tokens]
+        token_ids = np.array([*tokens.values()], "<i4")
+        # The token itself is among its alternatives, or not; sometimes there are fewer.
+        top_ids = (
+            token_ids[:, None] + np.arange(WIDTH, dtype="<i4") + token_ids[:, None] % 2
+        ) % 320
+        top_ids[token_ids % 7 == 0, 1:] = -1
+        is_asked = bool(self.heard[-1].params.logprobs)
         columns = Columns(
             streams=np.array(numbers, "<i8").tobytes(),
-            token_ids=np.array([*tokens.values()], "<i4").tobytes(),
+            token_ids=token_ids.tobytes(),
             reasons=bytes([LENGTH if key in ends else 0 for key in tokens]),
-            logprobs=np.array([-0.1 * token for token in tokens.values()], "<f4").tobytes(),
+            logprobs=(-0.1 * token_ids).astype("<f4").tobytes(),
+            num_top=is_asked * WIDTH,
+            top_ids=is_asked * top_ids.tobytes(),
+            top_logprobs=is_asked * (-0.3 * top_ids).astype("<f4").tobytes(),
         )
         self.client._streams.receive(Outputs([], columns, version))
 
@@ -251,6 +263,12 @@ FIELDS: list[dict[str, Any]] = [
     {"stop": ["th", "\n"], "logprobs": 0, "return_token_ids": True, "n": 2},
     {"logprobs": 0, "n": 2},
     {"is_chat": True, "logprobs": 0, "n": 2},
+    {"logprobs": WIDTH, "n": 2, "stop": ["e\n"]},
+    {"logprobs": 2, "return_tokens_as_token_ids": True, "echo": True, "prompt": [5, 6]},
+    {"is_chat": True, "logprobs": 3, "return_tokens_as_token_ids": True},
+    {"is_chat": True, "logprobs": WIDTH, "n": 3},
+    {"logprobs": 1, "return_packed": True},
+    {"logprobs": 2, "n": 17},
     {"stream_interval": 3, "n": 2},
     {"return_packed": True, "logprobs": 0},
     {"skip_special_tokens": False, "n": 2},
