@@ -110,11 +110,16 @@ class Encoder(ABC):
         if self.generation.weights_version != self._version:
             self._frames.clear()
             self._version = self.generation.weights_version
+        if isinstance(usage, Usage):
+            return self._framed(usage, samples)
         if usage not in self._frames:
-            example = self.envelope(self._fields([_CHOICES], usage, samples), is_event=True)
-            begin, end = example.split(_CHOICES)
-            self._frames[usage] = (begin, end)
+            self._frames[usage] = self._framed(usage, samples)
         return self._frames[usage]
+
+    def _framed(self, usage: UsageField, samples: SamplesField) -> tuple[bytes, bytes]:
+        example = self.envelope(self._fields([_CHOICES], usage, samples), is_event=True)
+        begin, end = example.split(_CHOICES)
+        return begin, end
 
     def token_ids(self, delta: Delta) -> list[int] | UnsetType:
         """The token ids of a choice, if they are asked for."""

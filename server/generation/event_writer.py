@@ -62,6 +62,8 @@ class Around(NamedTuple):
     scores: ScoreColumns | None = None
     """None: it has no scores."""
     before_scores: bytes = b""
+    counts: Callable[[], tuple[int, int]] | None = None
+    """What is formatted into `end`, if anything is: tokens so far, with and without prompts."""
 
 
 class Outlet:
@@ -141,8 +143,10 @@ class EventWriter:
             line, text, token = lines[number], texts[at], tokens[at]
             outlet, around, score = line.outlet, line.around, scores.get(at, b"")
             if around and line.kinds[token] == CLEAN and score is not None:
-                begin, end, sample, _, before_score = around
+                begin, end, sample, _, before_score, counts = around
                 outlet.num_tokens += 1
+                if counts is not None:
+                    end %= counts()
                 if not text or sample.is_cut:
                     text = escaped(sample.text_of(token))
                     if not (text or score):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -92,13 +93,19 @@ _UNKNOWN, CLEAN, _SUSPICIOUS = range(3)
 before."""
 
 
+@lru_cache(maxsize=64)
+def _kinds_of(table: ByteTable, _stops: tuple[bytes, ...]) -> bytearray:
+    """Return the kinds of tokens beside these stop strings, which all who look for them learn."""
+    return bytearray(len(table.entries))
+
+
 class StopStringWatch:
     """Finds stop strings in completions that are asked for together."""
 
     def __init__(self, table: ByteTable, stops: StopStrings, num_choices: int) -> None:
         self._table = table
         self._stops = stops
-        self.kinds = bytearray(len(table.entries))
+        self.kinds = _kinds_of(table, stops.all)
         """By token."""
         self._kinds: U8 = np.frombuffer(self.kinds, np.uint8)
         self._has_begun = np.zeros(num_choices, np.bool_)

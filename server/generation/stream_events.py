@@ -15,7 +15,11 @@ from server.generation.encoding import Encoder, UsageField
 from server.generation.event_writer import Around
 from server.generation.generation import MOST_ALONE
 from server.http.responses import together
+from server.schema.completion_response import Usage
 from server.text.sample import Delta, join
+
+_COUNT = 7_777_777_777_777_777
+"""Stands for a count of tokens where it is to be formatted."""
 
 
 class StreamEvents:
@@ -32,6 +36,7 @@ class StreamEvents:
         self._is_continuous = bool(options and options.continuous_usage_stats)
         self._usage: UsageField = None if options and options.include_usage else UNSET
         self._told = 0  # tokens, where usage says them
+        self._prompt_tokens = generation.usage.prompt_tokens
 
     def events(self, news: TokenDeltas | list[Delta]) -> list[bytes]:
         """Return the events for new tokens, or for whole choices."""
@@ -49,14 +54,25 @@ class StreamEvents:
 
     def around(self, index: int) -> Around | None:
         """Return what an event has around a token's text and scores, if it says no more now."""
-        sample = None if self._is_continuous else self._generation.free_sample(index)
-        if sample is None:
-            return None
-        begin, end = self._encoder.around(self._encoder.around_text(index), self._usage)
-        if (scores := self._encoder.score_columns()) is None:
-            return Around(begin, end, sample)
-        before, _, end = end.partition(b"null")  # the first one is in the place of scores
-        return Around(begin, end, sample, scores, before)
+        encoder, sample = self._encoder, self._generation.free_sample(index)
+        if sample is None or (self._is_continuous and len(self._generation.prompts) > 1):
+            return None  # how much of a prompt was cached is not known before it begins
+        usage, counts, before = self._usage, None, b""
+        if self._is_continuous:
+            usage, counts = self._generation.usage_of(_COUNT), self._counts
+        begin, end = encoder.around(encoder.around_text(index), usage)
+        if isinstance(usage, Usage):
+            end = end.replace(b"%", b"%%")
+            for count in (usage.completion_tokens, usage.total_tokens):
+                end = end.replace(b"%d" % count, b"%d")
+        if (scores := encoder.score_columns()) is not None:
+            before, _, end = end.partition(b"null")  # the first one is in the place of scores
+        return Around(begin, end, sample, scores, before, counts)
+
+    def _counts(self) -> tuple[int, int]:
+        """Return how many tokens there are so far: completion tokens, and all."""
+        self._told = self._generation.completion_tokens
+        return self._told, self._told + self._prompt_tokens
 
     def _of_deltas(self, deltas: list[Delta]) -> list[bytes]:
         deltas = self._pacing.take(deltas)

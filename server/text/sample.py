@@ -25,16 +25,16 @@ class StopStrings:
 
     def __init__(self, stops: list[str]) -> None:
         """`stops` has at least one string, none empty."""
-        self._stops = [stop.encode() for stop in stops]
-        self._any = re.compile(b"|".join(map(re.escape, self._stops)))
-        self._beginnings = {stop[:size] for stop in self._stops for size in range(1, len(stop))}
-        self._longest_beginning = max(map(len, self._stops)) - 1
+        self.all = tuple(stop.encode() for stop in stops)
+        self._any = re.compile(b"|".join(map(re.escape, self.all)))
+        self._beginnings = {stop[:size] for stop in self.all for size in range(1, len(stop))}
+        self._longest_beginning = max(map(len, self.all)) - 1
 
     def search(self, data: bytes) -> tuple[int, int] | None:
         """Begin and end of the stop string that is complete first; of several, the longest."""
         if not self._any.search(data):
             return None
-        found = ((data.find(stop), len(stop)) for stop in self._stops)
+        found = ((data.find(stop), len(stop)) for stop in self.all)
         end, begin = min((begin + size, begin) for begin, size in found if begin >= 0)
         return begin, end
 

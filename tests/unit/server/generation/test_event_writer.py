@@ -32,6 +32,7 @@ LENGTH = REASONS.index("length")
 WIDTH = 4
 """Alternatives in a step's rows."""
 STATUS = Status("ready", 9, 0, 0, 99, 1, 0, 512, 320, "f")
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 THE, CAT, MAT, CUT, REST, NEWLINE, SPECIAL = 263, 264, 269, 129, 104, 200, 1
 """Words; the two bytes of é; and what reads as nothing."""
 
@@ -89,7 +90,7 @@ class Served:
         self.heard: list[Request] = []
         self.stopped: list[StopSamples] = []
         self.generations: list[Generation] = []
-        pieces, models = Pieces(text), Models("m", text.model.n_ctx)
+        pieces, models = Pieces(text), Models("m%d", text.model.n_ctx)
         self.responder = Responder(self.client, EventWriter(self.client, pieces))
         self.route = Completions(self.client, text, models, self.responder, pieces)
 
@@ -105,7 +106,7 @@ class Served:
         owner = RequestOwner(created_unix=1)
         encoder: Encoder = await self.route.begin(json.dumps(body).encode(), id, owner)
         if is_chat:
-            encoder = ChatEncoder(encoder.generation, self.text, "m", self.client)
+            encoder = ChatEncoder(encoder.generation, self.text, "m%d", self.client)
         self.generations.append(encoder.generation)
         reply = Reply()
         outlet = encoder.generation.outlet if self._is_direct else None
@@ -153,6 +154,30 @@ async def begun(served: Served, **fields: Any) -> tuple[Reply, asyncio.Task[None
     await turns()
     assert len(reply.events) == 1 and reply.num_written == 0
     return reply, task
+
+
+async def test_usage_counts_what_was_written_before(text: Text) -> None:
+    served = Served(text)
+    reply, _ = await begun(served, stream_options=CONTINUOUS)
+    for token in (CUT, REST, CAT):
+        served.say({(0, 0): token})
+    assert reply.num_written == 2
+    counts = [(event["usage"]["completion_tokens"], event["model"]) for event in reply.events]
+    assert counts == [(1, "m%d"), (3, "m%d"), (4, "m%d")]
+    assert reply.events[-1]["usage"]["total_tokens"] == 5
+
+
+async def test_scores_are_written_with_the_place_of_each_token(text: Text) -> None:
+    served = Served(text)
+    reply, _ = await begun(served, logprobs=0)
+    for token in (CAT, CUT, REST, MAT):
+        served.say({(0, 0): token})
+    assert reply.num_written == 4
+    scores = [event["choices"][0]["logprobs"] for event in reply.events]
+    assert [one["text_offset"] for one in scores] == [[0], [4], [8], [8], [9]]
+    assert [one["tokens"][0] for one in scores] == [
+        *(" the", " cat", "bytes:\\xc3", "bytes:\\xa9", " mat")
+    ]
 
 
 def texts(reply: Reply) -> list[str]:
@@ -257,8 +282,11 @@ async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(text:
 FIELDS: list[dict[str, Any]] = [
     {},
     {"is_chat": True},
-    {"n": 3, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"n": 3, "stream_options": CONTINUOUS},
     {"n": 2, "stream_options": {"include_usage": True}, "echo": True},
+    {"logprobs": 1, "n": 2, "stream_options": CONTINUOUS},
+    {"is_chat": True, "n": 2, "stream_options": CONTINUOUS, "stop": ["cat"]},
+    {"prompt": [[5], [6, 7]], "stream_options": CONTINUOUS},
     {"prompt": [[5], [6, 7]], "stop": ["t the", "éé"], "include_stop_str_in_output": True},
     {"stop": ["th", "\n"], "logprobs": 0, "return_token_ids": True, "n": 2},
     {"logprobs": 0, "n": 2},
@@ -311,7 +339,7 @@ def choices_of(reply: Reply) -> list[dict[str, Any]]:
     return [joined(parts_of(reply.events, index)) for index in range(count)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=80)
 @given(st.sampled_from(FIELDS), st.integers(0, 2**32))
 def test_whoever_writes_them_events_say_the_same(
     text: Text, fields: dict[str, Any], seed: int
@@ -323,3 +351,7 @@ def test_whoever_writes_them_events_say_the_same(
     assert choices_of(one[1]) == choices_of(other[1])
     assert one[1].events[-1].get("usage") == other[1].events[-1].get("usage")
     assert one[0].tokens == other[0].tokens
+    usages = [event["usage"] for event in one[1].events if event.get("usage")]
+    counts = [usage["completion_tokens"] for usage in usages]
+    prompt = {usage["total_tokens"] - usage["completion_tokens"] for usage in usages}
+    assert counts == sorted(counts) and len(prompt) == bool(usages)
