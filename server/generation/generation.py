@@ -108,6 +108,11 @@ class Generation:
         return self._detokenizer.num_tokens + self.outlet.num_tokens
 
     @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of the engine."""
+        return self._stream is not None and not self._stream.unfinished
+
+    @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.request.n
 

@@ -33,8 +33,14 @@ from server.text.sample import Delta
 class Responder:
     """Answers the requests of one API process."""
 
-    def __init__(self, client: EngineClient, writer: EventWriter) -> None:
-        self._client, self._writer = client, writer
+    def __init__(
+        self, client: EngineClient, writer: EventWriter, stream_max_rate: float = 0.0
+    ) -> None:
+        """`stream_max_rate`: most times a second that a stream is sent events; 0: any number."""
+        self._client = client
+        # Who waits between events takes what came meanwhile, as a slow reader does.
+        self._writer = None if stream_max_rate else writer
+        self._pause_s = 1 / stream_max_rate if stream_max_rate else 0.0
         self._ids_in_use: set[str] = set()
 
     async def respond(self, encoder: Encoder) -> Response:
@@ -77,6 +83,8 @@ class Responder:
                     outlet.last = now
                     yield together(events)
                     outlet.rendering = stream
+                    if self._pause_s and not generation.has_ended:
+                        await asyncio.sleep(self._pause_s)
             if generation.samples is not UNSET:
                 yield encoder.event([], UNSET, generation.samples)
             if options and options.include_usage:

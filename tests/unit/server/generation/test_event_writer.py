@@ -80,7 +80,7 @@ class Reply:
 class Served:
     """Requests that an engine answers as a test says."""
 
-    def __init__(self, text: Text, is_direct: bool = True) -> None:
+    def __init__(self, text: Text, is_direct: bool = True, max_rate: float = 0.0) -> None:
         self.text, self._is_direct = text, is_direct
         self.client = EngineClient("tcp://127.0.0.1:1")
         self.client.status = STATUS
@@ -91,7 +91,7 @@ class Served:
         self.stopped: list[StopSamples] = []
         self.generations: list[Generation] = []
         pieces, models = Pieces(text), Models("m%d", text.model.n_ctx)
-        self.responder = Responder(self.client, EventWriter(self.client, pieces))
+        self.responder = Responder(self.client, EventWriter(self.client, pieces), max_rate)
         self.route = Completions(self.client, text, models, self.responder, pieces)
 
     def _hear(self, message: Any) -> None:
@@ -178,6 +178,31 @@ async def test_scores_are_written_with_the_place_of_each_token(text: Text) -> No
     assert [one["tokens"][0] for one in scores] == [
         *(" the", " cat", "bytes:\\xc3", "bytes:\\xa9", " mat")
     ]
+
+
+async def test_a_stream_of_few_events_has_all_tokens_in_them(text: Text) -> None:
+    served = Served(text, max_rate=1e-6)
+    reply, task = await begun(served)
+    for token in (CAT, MAT):
+        served.say({(0, 0): token})
+        await turns()
+    assert texts(reply) == [" the"]  # and no more for 11 days
+    task.cancel()
+    served = Served(text, max_rate=1e9)
+    reply, task = await begun(served)
+    for token in (CAT, MAT):
+        served.say({(0, 0): token})
+    served.say({(0, 0): THE}, ends={(0, 0)})
+    await asyncio.wait_for(task, 60)
+    assert texts(reply) == [" the", " cat mat the"] and not reply.num_written
+
+
+async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -> None:
+    served = Served(text, max_rate=1e-6)
+    reply, task = await served.ask()
+    served.say({(0, 0): THE}, ends={(0, 0)})
+    await asyncio.wait_for(task, 60)
+    assert texts(reply) == [" the"]
 
 
 def texts(reply: Reply) -> list[str]:
