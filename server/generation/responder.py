@@ -121,6 +121,7 @@ class Responder:
             yield
         finally:
             self._ids_in_use.remove(generation.id)
+            generation.outlet.rendering = None  # or a cycle waits for the collector
             _record(generation)
 
 

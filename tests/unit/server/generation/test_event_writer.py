@@ -203,6 +203,7 @@ async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -
     served.say({(0, 0): THE}, ends={(0, 0)})
     await asyncio.wait_for(task, 60)
     assert texts(reply) == [" the"]
+    assert served.generations[0].outlet.rendering is None  # which knows the generation
 
 
 def texts(reply: Reply) -> list[str]:
