@@ -305,6 +305,27 @@ async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(text:
     assert [(one["index"], one["stop_reason"]) for one in ends] == [(0, "cat m"), (1, "\n\n")]
 
 
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
+    text: Text, num_turns: int
+) -> None:
+    served = Served(text)
+    reply, _ = await served.ask(stop=["cat m"])
+    reply.pause()
+    served.say({(0, 0): THE})
+    await turns()
+    served.say({(0, 0): CAT})  # the beginning of the stop string, and read though nobody takes it
+    await turns()
+    reply.resume()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    served.say({(0, 0): THE})
+    await turns()
+    served.say({(0, 0): THE})
+    assert "".join(texts(reply)) == " the cat the the"
+    assert reply.num_written
+
+
 FIELDS: list[dict[str, Any]] = [
     {},
     {"is_chat": True},
