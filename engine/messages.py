@@ -259,6 +259,12 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """uint8[rows], indices into REASONS."""
     logprobs: bytes = b""
     """float32[rows], valid for rows that asked; empty where none did."""
+    num_top: int = 0
+    """Most of the likeliest tokens that any row asked for: those that did are the first rows."""
+    top_ids: bytes = b""
+    """int32[first rows, num_top]; -1 beyond what a row asked for."""
+    top_logprobs: bytes = b""
+    """float32[first rows, num_top]."""
     cached: list[tuple[int, int]] = []
     """`Request.stream` and `Output.cached_tokens`, if any, of requests that begin to sample."""
 

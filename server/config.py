@@ -58,6 +58,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a client may take none of a reply before it is taken for gone, in seconds."""
     retry_grace_s: float = 2.0
     """How long a request waits for the retry of an SDK that timed out, in seconds; 0: never."""
+    stream_max_rate: float = 0.0
+    """Most times a second that a stream is sent what is new; 0: any number."""
     api_keys_file: str = ""
     """File of the keys that requests must have, one a line; empty: none but SRM_API_KEYS."""
     requests_per_minute: float = 0.0
@@ -131,6 +133,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in (
             *("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute"),
             *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s"),
+            "stream_max_rate",
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

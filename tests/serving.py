@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import signal
@@ -232,6 +233,31 @@ def events_of(server: Server, path: str = COMPLETIONS, /, **fields: Any) -> list
 def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
     """What events say of one choice."""
     return [one for event in events for one in event["choices"] if one["index"] == index]
+
+
+def added(first: Any, more: Any) -> Any:
+    """What two parts of a choice say together: texts and lists go on, the rest is said once."""
+    if isinstance(first, dict) and isinstance(more, dict):
+        return first | {name: added(first.get(name), value) for name, value in more.items()}
+    if isinstance(first, (str, bytes, list)) and more is not None:
+        return first + more
+    assert more is None or first is None or first == more
+    return first if more is None else more
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The choice that a stream has in these parts."""
+    whole: dict[str, Any] = {}
+    for part in parts:
+        assert whole.get("finish_reason") is None, "nothing comes behind the end"
+        whole = added(whole, unpacked(part))
+    return whole
+
+
+def unpacked(choice: dict[str, Any]) -> dict[str, Any]:
+    packed = choice.get("packed", {})
+    decoded = {name: base64.b64decode(value) for name, value in packed.items()}
+    return choice | {"packed": decoded} if packed else choice
 
 
 def connect(server: Server, **fields: Any) -> socket.socket:

@@ -32,7 +32,6 @@ from engine.messages import (
     TakeSnapshot,
     error_of,
 )
-from engine.steps.batch import Bool
 from engine.tasks import task_group
 
 HEARTBEAT_S = 1.0
@@ -137,9 +136,9 @@ class EngineClient:
         finally:
             stream.close()
 
-    def hand_out(self, tokens: Bool, write: Write) -> None:
+    def hand_out(self, write: Write) -> None:
         """See `Streams.hand_out`."""
-        self._streams.hand_out(tokens, write)
+        self._streams.hand_out(write)
 
     async def snapshot(self) -> Done:
         """Have every engine write a snapshot of durable requests; returns when all are on disk.

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from engine.client.spread import MAX_RUNS, Part, Spread
-from engine.client.token_table import INDEX_BITS, NOBODY, TokenTable
+from engine.client.token_table import NOBODY, StepRows, TokenTable
 from engine.errors import EngineError, SRMError, StepFailed
 from engine.messages import (
     PROMPT,
@@ -30,11 +30,11 @@ from engine.messages import (
     ToEngine,
     without_first,
 )
-from engine.steps.batch import I32, I64, Bool
+from engine.steps.batch import I64
 from engine.steps.token_deltas import TokenDeltas, merge, of_outputs
 
 Send = Callable[[ToEngine], None]
-Write = Callable[[I64, I32], None]
+Write = Callable[[StepRows], None]
 
 
 class Delivery(NamedTuple):
@@ -60,7 +60,9 @@ class Stream:
         self._streams = streams
         self._number = number
         self._size = self.unfinished
-        self._first = streams.table.open(self._size, number)
+        self.num_top = requests[0].params.logprobs or 0
+        """Alternatives of each token that the requests ask for."""
+        self._first = streams.table.open(self._size, number, self.num_top)
         self._told: dict[tuple[int, int], int] = {}  # tokens in Outputs, by place and index
         self._skipped: dict[tuple[int, int], int] = {}  # of these, those that come again
         self._is_durable = all(request.durable for request in requests)
@@ -88,16 +90,17 @@ class Stream:
         return chain.from_iterable(self._parts)
 
     @property
-    def direct_number(self) -> int:
-        """What `Streams.hand_out` knows it by."""
-        return self._first >> INDEX_BITS
+    def numbers(self) -> range:
+        """What a step's rows know its completions by."""
+        return range(self._first, self._first + self._size)
 
     def set_direct(self, is_direct: bool) -> None:
-        """Have `Streams.hand_out` given the tokens of a stream of one completion while it waits, if
-        the last one that it took is of the weights in use."""
-        streams = self._streams
-        is_direct = is_direct and streams.versions[self._number] == streams.weights_version
-        streams.table.set_direct(self._first, bool(is_direct))
+        """Have the tokens that come from now on handed out, if all others are taken and the last of
+        them is of the weights in use; or have them kept."""
+        streams, number = self._streams, self._number
+        is_same = streams.versions[number] == streams.weights_version
+        is_direct = is_direct and bool(is_same) and not streams.has_news[number]
+        streams.table.set_direct(self._first, is_direct)
 
     async def wait(self) -> None:
         """Wait until there is something to take.
@@ -148,6 +151,8 @@ class Stream:
                     self._streams.send(part.engine, message)
         self.unfinished -= len(indices)
         table.mute(self._first, indices)
+        if not self.unfinished:
+            self.wake()
 
     def cut(self, place: int, end: int) -> int:
         """End a request's completions from index `end` on, started or not; returns how many tokens
@@ -281,10 +286,10 @@ class Streams:
         self.weights_version = 0
         """Of the last columns."""
 
-    def hand_out(self, tokens: Bool, write: Write) -> None:
-        """Have `write` called for each step with the numbers of direct streams and a token of each,
-        whose id is True in `tokens`, bool[vocab]."""
-        self.table.direct_tokens, self._write = tokens, write
+    def hand_out(self, write: Write) -> None:
+        """Have `write` called for each step with the new tokens of streams that are direct; the end
+        of a completion, and all that comes behind it of its stream, is kept."""
+        self._write = write
 
     def send(self, engine: int, message: ToEngine) -> None:
         self._sends[engine](message)
@@ -370,12 +375,15 @@ class Streams:
         if version != self.weights_version:  # a stream's reader is to hear of it first
             self.table.end_direct()
             self.weights_version = version
-        readers, direct, tokens = self.table.put(
+        rows = StepRows(
             np.frombuffer(columns.streams, "<i8"),
             np.frombuffer(columns.token_ids, "<i4"),
-            np.frombuffer(columns.logprobs, "<f4"),
             np.frombuffer(columns.reasons, np.uint8),
+            np.frombuffer(columns.logprobs, "<f4"),
+            np.frombuffer(columns.top_ids, "<i4").reshape(-1, columns.num_top or 1),
+            np.frombuffer(columns.top_logprobs, "<f4").reshape(-1, columns.num_top or 1),
         )
+        readers, direct = self.table.put(rows)
         fresh = np.zeros(len(self.has_news), np.bool_)
         fresh[readers] = True
         self.versions[fresh] = version
@@ -384,5 +392,5 @@ class Streams:
         self.has_news |= fresh
         for number in np.flatnonzero(fresh).tolist():
             self._streams[number].wake()
-        if self._write is not None and len(direct):
-            self._write(direct, tokens)
+        if self._write is not None and direct is not None:
+            self._write(direct)

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.client.alternatives import NO_TOP, Alternatives
 from engine.client.token_queues import TokenQueues
 from engine.errors import InvalidRequest, Overloaded
 from engine.steps.batch import F32, I32, I64, Bool
-from engine.steps.token_deltas import NO_NEWS, NO_TOP_IDS, NO_TOP_LOGPROBS, U8, TokenDeltas
+from engine.steps.token_deltas import NO_NEWS, U8, TokenDeltas
 
 
 class Stretches:
@@ -73,18 +74,43 @@ CLOSED, NO_ROWS = -2, -1
 NOBODY = -1
 
 
+class StepRows(NamedTuple):
+    """New tokens of a step, at most one of each stream."""
+
+    streams: I64
+    tokens: I32
+    """-1: none."""
+    reasons: U8
+    logprobs: F32
+    """Of those that asked; none where nobody did."""
+    top_ids: I32
+    """i32[first rows, k]: alternatives of those that asked for some; -1 behind them."""
+    top_logprobs: F32
+    """f32[first rows, k]"""
+
+    def alternatives(self, rows: I64, count: int) -> tuple[I32, F32]:
+        """Return those of some rows, which asked for `count`."""
+        if not count:
+            return np.empty((len(rows), 0), np.int32), np.empty((len(rows), 0), np.float32)
+        return self.top_ids[rows, :count], self.top_logprobs[rows, :count]
+
+    def part(self, rows: Bool) -> StepRows:
+        """Return those of some rows."""
+        logprobs = self.logprobs[rows] if len(self.logprobs) else self.logprobs
+        firsts = rows[: len(self.top_ids)]
+        return StepRows(
+            *(self.streams[rows], self.tokens[rows], self.reasons[rows], logprobs),
+            *(self.top_ids[firsts], self.top_logprobs[firsts]),
+        )
+
+
 class Arrived(NamedTuple):
     """What `TokenTable.put` did with a step's rows."""
 
     readers: I64
     """Readers that have new tokens to take, maybe twice."""
-    direct: I64
-    """Numbers above INDEX_BITS of the streams whose token is handed out."""
-    tokens: I32
-    """Their tokens."""
-
-
-NO_DIRECT: tuple[I64, I32] = (np.empty(0, np.int64), np.empty(0, np.int32))
+    direct: StepRows | None
+    """What is handed out, if anything is."""
 
 
 class TokenTable:
@@ -94,15 +120,15 @@ class TokenTable:
         """`counts`: it is to know what was delivered, for `skip_read`."""
         self._counts = counts
         self._queues = TokenQueues()
+        self._alternatives = Alternatives()
         self._stretches = Stretches()
         self._unused: deque[int] = deque()
         # By the number above INDEX_BITS.
         self._row = np.full(0, CLOSED, np.int32)  # the first of its rows
         self._size = np.zeros(0, np.int32)
         self._reader = np.zeros(0, np.int32)  # whom to tell of news
+        self._num_top = np.zeros(0, np.int32)  # alternatives that it asked for
         self._is_direct = np.zeros(0, np.bool_)  # its tokens are handed out as they arrive
-        self.direct_tokens = np.zeros(0, np.bool_)
-        """bool[vocab]: tokens that may be handed out as they arrive; empty: none."""
         self._num_numbers = 0  # ever given out
         # By row.
         self._reason = np.zeros(0, np.uint8)
@@ -117,12 +143,18 @@ class TokenTable:
         return self._queues.num_pages
 
     @property
+    def num_alternatives(self) -> int:
+        """Rows that hold alternatives of tokens that nobody has read."""
+        return self._alternatives.num_rows
+
+    @property
     def num_rows(self) -> int:
         """Rows that memory is allocated for."""
         return len(self._reason)
 
-    def open(self, size: int, reader: int) -> int:
-        """Make room for `size` completions of a reader; return the stream number of the first.
+    def open(self, size: int, reader: int, num_top: int = 0) -> int:
+        """Make room for `size` completions of a reader, who asks for so many alternatives of each
+        token; return the stream number of the first.
 
         Raises InvalidRequest for more than a reader may have, Overloaded for too many readers.
         """
@@ -143,8 +175,10 @@ class TokenTable:
                 self._row = np.append(self._row, np.full(more, CLOSED, np.int32))
                 self._size = np.append(self._size, np.zeros(more, np.int32))
                 self._reader = np.append(self._reader, np.zeros(more, np.int32))
+                self._num_top = np.append(self._num_top, np.zeros(more, np.int32))
                 self._is_direct = np.append(self._is_direct, np.zeros(more, np.bool_))
         self._row[number], self._size[number], self._reader[number] = NO_ROWS, size, reader
+        self._num_top[number] = num_top
         return number << INDEX_BITS
 
     def close(self, first: int, size: int) -> None:
@@ -152,61 +186,53 @@ class TokenTable:
         number = first >> INDEX_BITS
         row = int(self._row[number])
         if row != NO_ROWS:
-            self._queues.forget(np.arange(row, row + size))
+            self._forget(number, np.arange(row, row + size))
             self._stretches.give_back(row, size)
         self._row[number] = CLOSED
         self._is_direct[number] = False
         self._unused.append(number)
 
     def set_direct(self, first: int, is_direct: bool) -> None:
-        """Have `put` hand out the tokens of a reader of one completion, all of which were taken,
-        until one comes that may not be, or that is its last."""
+        """Have `put` hand out the tokens of a reader, who took all that came before, until the last
+        one of any of its completions comes."""
         self._is_direct[first >> INDEX_BITS] = is_direct
 
     def end_direct(self) -> None:
         """Append all tokens that come from now on."""
         self._is_direct[:] = False
 
-    def put(self, streams: I64, tokens: I32, logprobs: F32, reasons: U8) -> Arrived:
-        """Append a step's rows, at most one per stream, but for those that are handed out. Rows of
-        closed or ended streams are dropped."""
-        numbers = streams >> INDEX_BITS
+    def put(self, new: StepRows) -> Arrived:
+        """Append a step's rows, but for those that are handed out. Rows of closed or ended streams
+        are dropped."""
+        numbers = new.streams >> INDEX_BITS
         assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
         first_rows = self._row[numbers]
         if (first_rows < 0).any():
             for number in np.unique(numbers[first_rows == NO_ROWS]).tolist():
                 self._give_rows(number)
             first_rows = self._row[numbers]
-        rows = first_rows + (streams & _INDEX)
+        rows = first_rows + (new.streams & _INDEX)
         is_open = (first_rows >= 0) & (self._reason[np.maximum(rows, 0)] == 0)
         if not is_open.all():
-            rows, numbers, tokens = rows[is_open], numbers[is_open], tokens[is_open]
-            reasons = reasons[is_open]
-            logprobs = logprobs[is_open] if len(logprobs) else logprobs
+            rows, numbers, new = rows[is_open], numbers[is_open], new.part(is_open)
         if self._counts:
-            tokens = self._not_come(rows, tokens)
-        direct = NO_DIRECT
+            new = new._replace(tokens=self._not_come(rows, new.tokens))
+        direct = None
+        self._is_direct[numbers[(new.reasons != 0) | (new.tokens < 0)]] = False
         is_direct = self._is_direct[numbers]
         if is_direct.any():
-            may_be = (tokens >= 0) & (reasons == 0)
-            may_be[may_be] = self.direct_tokens[tokens[may_be]]
-            self._is_direct[numbers[~may_be]] = False  # what follows comes behind it
-            is_direct &= may_be
-            direct = numbers[is_direct], tokens[is_direct]
-            rest = ~is_direct
-            rows, numbers, tokens, reasons = rows[rest], numbers[rest], tokens[rest], reasons[rest]
-            logprobs = logprobs[rest] if len(logprobs) else logprobs
-        self._reason[rows] = reasons
-        said, speakers = np.flatnonzero(tokens >= 0), rows
-        if len(said) < len(rows):
-            speakers, tokens = rows[said], tokens[said]
-            logprobs = logprobs[said] if len(logprobs) else logprobs
-        self._queues.append(speakers, tokens, logprobs)
-        if self._counts and len(said) < len(rows):
-            has_news = reasons != 0
-            has_news[said] = True
-            numbers = numbers[has_news]
-        return Arrived(self._reader[numbers], *direct)
+            direct = new.part(is_direct)
+            rows, numbers, new = rows[~is_direct], numbers[~is_direct], new.part(~is_direct)
+        self._reason[rows] = new.reasons
+        is_said, readers = new.tokens >= 0, self._reader[numbers]
+        if not is_said.all():
+            readers = readers[is_said | (new.reasons != 0)]
+            rows, numbers, new = rows[is_said], numbers[is_said], new.part(is_said)
+        self._queues.append(rows, new.tokens, new.logprobs)
+        if count := len(new.top_ids):
+            num_top = self._num_top[numbers[:count]]
+            self._alternatives.append(rows[:count], num_top, new.top_ids, new.top_logprobs)
+        return Arrived(readers, direct)
 
     def skip_read(self, first: int, indices: I64) -> None:
         """Deliver no token again of these completions, all of whose tokens come once more."""
@@ -229,7 +255,7 @@ class TokenTable:
         if row < 0:
             return NO_NEWS
         if size == 1 and not only_ended:
-            return self._take_one(row)
+            return self._take_one(row, int(self._num_top[first >> INDEX_BITS]))
         stretch = slice(row, row + size)
         has_ended = (self._reason[stretch] != 0) & ~self._is_told[stretch]
         if not only_ended:
@@ -238,9 +264,10 @@ class TokenTable:
         rows = indices + row
         reasons = self._reason[rows]
         self._is_told[rows] = reasons != 0
-        return TokenDeltas(indices, *self._queues.read(rows), reasons)
+        tops = self._alternatives.read(rows, int(self._num_top[first >> INDEX_BITS]))
+        return TokenDeltas(indices, *self._queues.read(rows), reasons, *tops)
 
-    def _take_one(self, row: int) -> TokenDeltas:
+    def _take_one(self, row: int, num_top: int) -> TokenDeltas:
         reason = int(self._reason[row])
         if not self._queues.count[row] and (not reason or self._is_told[row]):
             return NO_NEWS
@@ -248,7 +275,8 @@ class TokenTable:
         tokens, logprobs = self._queues.read_one(row)
         offsets = np.array([0, len(tokens)])
         reasons = np.array([reason], np.uint8)
-        return TokenDeltas(ONE_INDEX, offsets, tokens, logprobs, reasons, *_NO_TOP)
+        tops = self._alternatives.read(np.array([row]), num_top) if num_top else NO_TOP
+        return TokenDeltas(ONE_INDEX, offsets, tokens, logprobs, reasons, *tops)
 
     def reader(self, stream: int) -> int:
         """Return the reader of a stream; NOBODY if it is closed."""
@@ -265,7 +293,7 @@ class TokenTable:
         self._reason[rows] = 1
         self._is_told[rows] = True
         unread = int(self._queues.count[rows].sum())
-        self._queues.forget(rows)
+        self._forget(first >> INDEX_BITS, rows)
         return unread
 
     def told(self, first: int, size: int) -> Bool:
@@ -285,6 +313,12 @@ class TokenTable:
             return np.zeros(size, np.bool_)
         is_ended: Bool = self._reason[row : row + size] != 0
         return is_ended
+
+    def _forget(self, number: int, rows: I64) -> None:
+        """Drop what was not read of a reader's rows."""
+        self._queues.forget(rows)
+        if self._num_top[number]:
+            self._alternatives.forget(rows)
 
     def _row_of(self, stream: int) -> int:
         """Return the row of an open stream; negative while its reader has no rows."""
@@ -315,4 +349,3 @@ class TokenTable:
 
 _INDEX = (1 << INDEX_BITS) - 1
 ONE_INDEX: I64 = np.zeros(1, np.int64)
-_NO_TOP = (NO_TOP_IDS, NO_TOP_LOGPROBS)

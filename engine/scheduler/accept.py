@@ -107,9 +107,9 @@ def _check_scoring(request: Request, prompt_length: int) -> None:
             f"2 tokens; got 0, prompt_logprobs = {params.prompt_logprobs}, {prompt_length} tokens",
             "max_tokens",
         )
-    if params.logprobs and request.emit != "delta":
+    if params.logprobs and request.emit == "final":
         raise InvalidRequest(
-            f"logprobs must be 0 where emit is {request.emit}, since alternatives are not kept; "
+            "logprobs must be 0 where emit is final, since alternatives are not kept; "
             f"got {params.logprobs}",
             "logprobs",
         )

@@ -15,8 +15,8 @@ from engine.scheduler.outputs import (
     RUNNING,
     STOP,
     NewTokens,
-    decode_scores,
     new_tokens,
+    places_of_scores,
     prompt_scores,
     sampled,
     unsampled,
@@ -49,10 +49,11 @@ class StepCompletion:
         # int64 is what numpy indexes with: it would convert an int32 index at every use.
         slots, positions, ends = batch.slots.astype(np.int64), batch.positions, batch.ends
         tokens, logprobs, starting = result.token_ids, result.logprobs, batch.starting
+        places = places_of_scores(batch)
         is_live = table.sequence_id[slots] == batch.sequence_ids
         if not is_live.all():  # aborted, or ended by the step before this one
             slots, positions, ends = slots[is_live], positions[is_live], ends[is_live]
-            tokens, logprobs = tokens[is_live], logprobs[is_live]
+            tokens, logprobs, places = tokens[is_live], logprobs[is_live], places[is_live]
             starting = starting[is_live[starting]]
         first = batch.slots[starting].astype(np.int64)
         self._latencies.sample(slots, first, table.first_id[first], batch.turn)
@@ -62,6 +63,7 @@ class StepCompletion:
             may_speak |= table.emit[slots] != FINAL
         rows = np.flatnonzero(may_speak)  # few, unless there are many streams
         slots, positions, tokens, ends = slots[rows], positions[rows], tokens[rows], ends[rows]
+        places = places[rows]
         is_stop = self._stop_sets.table[table.stop_row[slots], tokens]
         reasons = np.where(is_stop, STOP, np.where(ends, LENGTH, RUNNING))
         reasons[tokens < 0] = ERROR
@@ -74,7 +76,7 @@ class StepCompletion:
             slots[speaks],
             positions[speaks],
             reasons[speaks],
-            decode_scores(batch),
+            places[speaks],
             result.scores,
             self._roster.untold,
         )
@@ -89,15 +91,24 @@ class StepCompletion:
             self._complete_columns(
                 *(slots[in_columns], positions[in_columns], tokens[in_columns]),
                 *(logprobs[rows][in_columns], reasons[in_columns]),
+                *(places[in_columns], result.scores),
             )
         table.free(ended)
         return prompt_outputs + outputs
 
     def _complete_columns(
-        self, slots: I64, positions: I32, tokens: I32, logprobs: F32, reasons: I64
+        self,
+        slots: I64,
+        positions: I32,
+        tokens: I32,
+        logprobs: F32,
+        reasons: I64,
+        places: I64,
+        scores: Scores,
     ) -> None:
         columns = new_tokens(
-            self._table, self._roster.by_first_id, slots, positions, tokens, logprobs, reasons
+            *(self._table, self._roster.by_first_id, slots, positions, tokens),
+            *(logprobs, reasons, places, scores),
         )
         columns.finished.extend(self._roster.count_ends(slots[reasons != RUNNING]))
         self._columns.append(columns)

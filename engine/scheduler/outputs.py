@@ -20,12 +20,14 @@ RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"
 
 
-def decode_scores(batch: Batch) -> dict[int, int]:
-    """Map each slot whose decode row was scored to the place of its scores in the step's."""
-    if not len(batch.score_rows):
-        return {}
-    rows = batch.score_rows[: batch.num_scored_decode]
-    return {slot: place for place, slot in enumerate(batch.slots[rows].tolist())}
+NO_PLACE = -1
+
+
+def places_of_scores(batch: Batch) -> I64:
+    """i64[decode rows]: the place of each one's scores in the step's; NO_PLACE: it has none."""
+    places = np.full(batch.num_decode, NO_PLACE)
+    places[batch.score_rows[: batch.num_scored_decode]] = np.arange(batch.num_scored_decode)
+    return places
 
 
 def sampled(
@@ -34,14 +36,14 @@ def sampled(
     slots: I64,
     positions: I32,
     reasons: I64,
-    places: Mapping[int, int],
+    places: I64,
     scores: Scores,
     untold: Set[int],
 ) -> list[Output]:
     """Make the Outputs of these slots' sequences: their new tokens, or all of them at their end.
 
     Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
-    id, `places` those of `decode_scores`. Sequences in `untold` get all their tokens.
+    id, `places` of `places_of_scores`. Sequences in `untold` get all their tokens.
     """
     sequence_ids, tells_news = table.sequence_id[slots], table.emit[slots] == DELTA
     if untold:
@@ -54,15 +56,15 @@ def sampled(
         positions + (reasons != ERROR),  # an error is no token
         table.num_logprobs[slots],
         reasons,
+        places,
     )
     outputs = []
-    for slot, sequence_id, first_id, start, stop, num_logprobs, reason in zip(
+    for slot, sequence_id, first_id, start, stop, num_logprobs, reason, place in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         group = groups[first_id]
         fields: dict[str, bytes] = {}
-        if slot in places:  # then it streams, and has one new token at most
-            place = places[slot]
+        if place != NO_PLACE:  # then it streams, and has one new token at most
             fields = scores.as_bytes(place, place + stop - start, num_logprobs)
         elif num_logprobs != NO_LOGPROBS:
             assert table.output_logprobs is not None
@@ -90,6 +92,8 @@ class NewTokens:
     token_ids: I32  # i32[rows]
     reasons: U8  # u8[rows]
     logprobs: F32  # f32[rows], or none where nobody asked
+    top_ids: I32  # i32[first rows, k] for those that asked, as many as any did
+    top_logprobs: F32  # f32[first rows, k]
     cached: list[tuple[int, int]]  # stream and cached tokens of groups that begin to sample
     finished: list[str]  # ids of requests that end with these rows
 
@@ -104,11 +108,15 @@ class NewTokens:
         ]
 
     def _columns(self, rows: slice | Bool, bits: int, owner: int) -> Columns:
+        firsts = rows if isinstance(rows, slice) else rows[: len(self.top_ids)]
         return Columns(
             streams=(self.streams[rows] - (owner << bits)).tobytes(),
             token_ids=self.token_ids[rows].tobytes(),
             reasons=self.reasons[rows].tobytes(),
             logprobs=self.logprobs[rows].tobytes() if len(self.logprobs) else b"",
+            num_top=self.top_ids.shape[1],
+            top_ids=self.top_ids[firsts].tobytes(),
+            top_logprobs=self.top_logprobs[firsts].tobytes(),
             cached=[
                 (stream - (owner << bits), count)
                 for stream, count in self.cached
@@ -125,9 +133,18 @@ def new_tokens(
     tokens: I32,
     logprobs: F32,
     reasons: I64,
+    places: I64,
+    scores: Scores,
 ) -> NewTokens:
     """Collect what these slots' sequences sampled at these positions, and which end; see `sampled`.
     The caller, who counts the ends, fills `finished` in."""
+    num_top, found = 0, places[places != NO_PLACE]
+    if len(found):  # theirs are the first rows
+        order = np.argsort(places == NO_PLACE, kind="stable")
+        slots, positions, tokens = slots[order], positions[order], tokens[order]
+        logprobs, reasons = logprobs[order], reasons[order]
+        logprobs[: len(found)] = scores.logprobs[found]
+        num_top = int(table.num_logprobs[slots[: len(found)]].max())
     first_ids = np.unique(table.first_id[slots[positions == table.first_position[slots]]])
     begun = [groups[first_id] for first_id in first_ids.tolist()]
     asks = bool((table.num_logprobs[slots] != NO_LOGPROBS).any())
@@ -136,6 +153,8 @@ def new_tokens(
         token_ids=tokens,
         reasons=reasons.astype(np.uint8),
         logprobs=logprobs if asks else logprobs[:0],
+        top_ids=scores.top_ids[found, :num_top],
+        top_logprobs=scores.top_logprobs[found, :num_top],
         cached=[(group.request.stream, group.cached) for group in begun if group.cached],
         finished=[],
     )

@@ -6,7 +6,7 @@ A sample is kept from its first tokens to its last ones. Knows no engine.
 from __future__ import annotations
 
 from engine.messages import SamplingParams
-from engine.steps.token_deltas import TokenDeltas
+from engine.steps.token_deltas import CompletionTokens, TokenDeltas
 from server.schema.completion_request import CompletionRequest
 from server.text.packed import PackedSample
 from server.text.sample import Delta, Sample, StopStrings
@@ -40,19 +40,29 @@ class Detokenizer:
     def feed(self, news: TokenDeltas) -> list[Delta]:
         """Return what new tokens add to each sample; samples that are over are skipped."""
         deltas = []
-        for index, output in news.entries():
-            if self._is_over[index]:  # ended at a stop string before this came, or not needed
-                if self._is_over[index] == _CUT:
-                    self.num_tokens += len(output.token_ids) // 4
-                continue
-            sample = self._sample(index)
-            delta = sample.feed(output)
-            self.num_tokens += delta.num_tokens
-            deltas.append(delta)
-            if sample.finished:
-                self._is_over[index] = _ENDED
-                del self._samples[index]
+        for index, new in news.entries():
+            deltas += self.feed_one(index, new)
         return deltas
+
+    def feed_one(self, index: int, new: CompletionTokens) -> list[Delta]:
+        """As `feed`, of one sample."""
+        if self._is_over[index]:  # ended at a stop string before this came, or not needed
+            if self._is_over[index] == _CUT:
+                self.num_tokens += len(new.token_ids) // 4
+            return []
+        sample = self._sample(index)
+        delta = sample.feed(new)
+        self.num_tokens += delta.num_tokens
+        if sample.finished:
+            self._is_over[index] = _ENDED
+            del self._samples[index]
+        return [delta]
+
+    def free_sample(self, index: int) -> Sample | None:
+        """Return a sample of text that runs, has begun, and holds back no beginning of a stop
+        string; else None."""
+        sample = self._samples.get(index)
+        return sample if isinstance(sample, Sample) and sample.is_free else None
 
     def cut(self, begin: int, end: int, unread: int) -> None:
         """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""

@@ -18,6 +18,7 @@ from server.generation.rendering import Choices
 from server.schema.completion_response import Samples, Usage
 from server.text.logprobs import naming
 from server.text.sample import Delta
+from server.text.score_columns import ScoreColumns, score_columns
 from server.text.text import Text
 
 UsageField = Usage | UnsetType | None
@@ -31,6 +32,9 @@ _CHOICES = Raw(b'"here go the choices"')
 
 class Encoder(ABC):
     """Encodes the replies to one request."""
+
+    scores: type[ScoreColumns]
+    """How its choices say scores."""
 
     def __init__(
         self, generation: Generation, text: Text, model_name: str, client: EngineClient
@@ -64,9 +68,15 @@ class Encoder(ABC):
         """The renderer of text-only choices straight from arrays, or None."""
         return None
 
+    def score_columns(self) -> ScoreColumns | None:
+        """What renders scores straight from arrays; None if they are not asked for."""
+        if self.request.logprobs is None:
+            return None
+        return score_columns(self.scores, self.text, self.request.return_tokens_as_token_ids)
+
     @abstractmethod
-    def around_text(self) -> tuple[bytes, bytes]:
-        """What a choice that only goes on, the first of its request, has around its text."""
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What a choice that only goes on has around its text."""
 
     def around(self, text: tuple[bytes, bytes], usage: UsageField) -> tuple[bytes, bytes]:
         """What an event that is sent now has around the text of its only choice."""
@@ -100,11 +110,16 @@ class Encoder(ABC):
         if self.generation.weights_version != self._version:
             self._frames.clear()
             self._version = self.generation.weights_version
+        if isinstance(usage, Usage):
+            return self._framed(usage, samples)
         if usage not in self._frames:
-            example = self.envelope(self._fields([_CHOICES], usage, samples), is_event=True)
-            begin, end = example.split(_CHOICES)
-            self._frames[usage] = (begin, end)
+            self._frames[usage] = self._framed(usage, samples)
         return self._frames[usage]
+
+    def _framed(self, usage: UsageField, samples: SamplesField) -> tuple[bytes, bytes]:
+        example = self.envelope(self._fields([_CHOICES], usage, samples), is_event=True)
+        begin, end = example.split(_CHOICES)
+        return begin, end
 
     def token_ids(self, delta: Delta) -> list[int] | UnsetType:
         """The token ids of a choice, if they are asked for."""

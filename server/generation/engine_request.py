@@ -92,11 +92,8 @@ def _emit(
     request: CompletionRequest, params: SamplingParams, owner: RequestOwner
 ) -> Literal["final", "delta", "columns"]:
     """Emit each step if it is read, or to count discarded tokens; else only the end."""
-    # Columns have neither durable requests nor alternatives.
-    if params.logprobs:
-        return "delta"
-    if request.stops or not wants_whole(request):
-        return "delta" if owner.durable else "columns"
+    if request.stops or params.logprobs or not wants_whole(request):
+        return "delta" if owner.durable else "columns"  # which durable requests may not have
     return "columns" if request.ends_early and not owner.durable else "final"
 
 

@@ -1,23 +1,29 @@
 """EventWriter: events of one token, written to all connections in one pass a step.
 
-A stream of one completion that is nothing but text goes on here once its first event is sent. Its
-task sleeps until something comes that is not the text of a whole token: an end, part of a
-character, other weights; or while its client reads too slowly, which gets fewer, larger events.
+A stream of few choices goes on here once its first event is sent. Its task sleeps until a choice
+ends or the weights change; or while its client reads too slowly, which gets fewer, larger events.
+Most tokens cost a look-up; what is more than the text of whole characters, its request renders.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.client.client import EngineClient
 from engine.client.streams import Stream
+from engine.client.token_table import StepRows
+from engine.steps.token_deltas import CompletionTokens
 from server import metrics
-from server.generation.rendering import Pieces
+from server.generation.rendering import Pieces, escaped
+from server.generation.stop_strings import CLEAN, do_nothing
+from server.text.sample import Sample
+from server.text.score_columns import ScoreColumns
 
 
 class ChunkedReply(Protocol):
@@ -35,18 +41,58 @@ class ChunkedReply(Protocol):
         ...
 
 
+class Rendering(Protocol):
+    """Makes the events of one request, the first of which is sent."""
+
+    def render(self, index: int, new: CompletionTokens) -> bytes:
+        """Return the events for what is new of a choice; none if it adds nothing yet."""
+        ...
+
+    def around(self, index: int) -> Around | None:
+        """Return what an event has around a token's text and scores, if it says no more now."""
+        ...
+
+
+class Around(NamedTuple):
+    """What an event of one token has besides its text and scores, which are looked up."""
+
+    begin: bytes
+    end: bytes
+    sample: Sample
+    scores: ScoreColumns | None = None
+    """None: it has no scores."""
+    before_scores: bytes = b""
+    counts: Callable[[], tuple[int, int]] | None = None
+    """What is formatted into `end`, if anything is: tokens so far, with and without prompts."""
+
+
 class Outlet:
-    """Where one stream's events go."""
+    """Where the events of one request go."""
 
     def __init__(self, started: float) -> None:
         self.reply: ChunkedReply | None = None
-        """None while only the stream's task may write."""
-        self.begin = self.end = b""
-        """What an event has around its text; empty where only the stream's task makes them."""
+        """None while only the request's task may write."""
+        self.rendering: Rendering | None = None
+        """None before the first event."""
+        self.kinds: bytearray | None = None
+        """By token: CLEAN where its text is sent as it is; None: that is so of all."""
         self.last = started
         """When the last event was written, or the request began."""
         self.num_tokens = 0
-        """Tokens that were written here."""
+        """Tokens that were written here without being rendered."""
+
+
+class _Line:
+    """Where the events of one choice go."""
+
+    __slots__ = ("around", "index", "kinds", "num_top", "outlet")
+
+    def __init__(self, outlet: Outlet, index: int, num_top: int, kinds: bytes | bytearray) -> None:
+        self.outlet = outlet
+        self.index = index
+        self.num_top = num_top
+        self.kinds = kinds
+        self.around: Around | None = None
 
 
 class EventWriter:
@@ -54,41 +100,96 @@ class EventWriter:
 
     def __init__(self, client: EngineClient, pieces: Pieces) -> None:
         self._pieces = pieces
-        self._outlets: dict[int, Outlet] = {}
-        client.hand_out(pieces.is_whole, self.write)
+        self._lines: dict[int, _Line] = {}  # by number of their streams
+        self._all_clean = bytes([CLEAN]) * len(pieces.json)
+        client.hand_out(self.write)
 
-    async def wait(self, stream: Stream, outlet: Outlet, last_token: int) -> None:
-        """Write what comes of a stream, whose tokens so far end with this one, until there is
-        something to take. Raises what `Stream.wait` does."""
-        reply = outlet.reply
-        is_text = outlet.begin and self._pieces.is_whole[last_token]
-        if reply is None or reply.is_paused or not is_text:
-            await stream.wait()
-            return
-        self._outlets[stream.direct_number] = outlet
-        reply.on_pause = lambda: stream.set_direct(False)
-        stream.set_direct(True)
-        try:
-            await stream.wait()
-        finally:
+    @contextmanager
+    def writing(self, stream: Stream, outlet: Outlet) -> Iterator[Callable[[], None]]:
+        """Have a stream's events written here. What this yields is called whenever all that came of
+        the stream is sent, and nobody but the writer has to make events until it has news."""
+        lines = {
+            number: _Line(outlet, index, stream.num_top, outlet.kinds or self._all_clean)
+            for index, number in enumerate(stream.numbers)
+        }
+
+        def pause() -> None:
             stream.set_direct(False)
-            reply.on_pause = _do_nothing
-            del self._outlets[stream.direct_number]
 
-    def write(self, numbers: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]) -> None:
-        """Write one token to each of these streams."""
-        now, outlets, gaps = time.monotonic(), self._outlets, []
-        texts = self._pieces.json[tokens].tolist()
-        for number, text in zip(numbers.tolist(), texts, strict=True):
-            outlet = outlets[number]
-            begin, end = outlet.begin, outlet.end
-            size = len(begin) + len(text) + len(end)
-            outlet.reply.write(b"%x\r\n%b%b%b\r\n" % (size, begin, text, end))  # type: ignore[union-attr]  # see `wait`
-            outlet.num_tokens += 1
-            gaps.append(now - outlet.last)
+        def go_on() -> None:
+            if outlet.rendering is None or outlet.reply is None or outlet.reply.is_paused:
+                return
+            for line in lines.values():
+                line.around = outlet.rendering.around(line.index)
+            outlet.reply.on_pause = pause
+            stream.set_direct(True)
+
+        self._lines.update(lines)
+        try:
+            yield go_on
+        finally:
+            for number in lines:
+                del self._lines[number]
+            if outlet.reply is not None:
+                outlet.reply.on_pause = do_nothing
+
+    def write(self, rows: StepRows) -> None:
+        """Write the events of one token for each of these streams."""
+        lines, tokens = self._lines, rows.tokens.tolist()
+        texts = self._pieces.json[rows.tokens].tolist()
+        scores = self._scores(rows) if len(rows.logprobs) else {}
+        said: dict[Outlet, bytes] = {}
+        for at, number in enumerate(rows.streams.tolist()):
+            line, text, token = lines[number], texts[at], tokens[at]
+            outlet, around, score = line.outlet, line.around, scores.get(at, b"")
+            if around and line.kinds[token] == CLEAN and score is not None:
+                begin, end, sample, _, before_score, counts = around
+                outlet.num_tokens += 1
+                if counts is not None:
+                    end %= counts()
+                if not text or sample.is_cut:
+                    text = escaped(sample.text_of(token))
+                    if not (text or score):
+                        continue
+                elif score:
+                    sample.pass_on(token)
+                events = b"%b%b%b%b%b" % (begin, text, before_score, score, end)
+            else:
+                new = _completion_tokens(rows, at, line.num_top)
+                events = outlet.rendering.render(line.index, new)  # type: ignore[union-attr]  # see `writing`
+                line.around = outlet.rendering.around(line.index)  # type: ignore[union-attr]
+            if events:
+                said[outlet] = said[outlet] + events if outlet in said else events
+        now = time.monotonic()
+        for outlet, events in said.items():
+            outlet.reply.write(b"%x\r\n%b\r\n" % (len(events), events))  # type: ignore[union-attr]  # see `writing`
+        metrics.observe_all(
+            metrics.INTER_TOKEN_LATENCY, np.array([now - outlet.last for outlet in said])
+        )
+        for outlet in said:
             outlet.last = now
-        metrics.observe_all(metrics.INTER_TOKEN_LATENCY, np.array(gaps))
+
+    def _scores(self, rows: StepRows) -> dict[int, bytes | None]:
+        """Return the scores, as JSON, of rows that have some and may need no more than a look-up;
+        None where they do."""
+        alike: defaultdict[tuple[ScoreColumns, int], dict[int, int]] = defaultdict(dict)
+        for at, number in enumerate(rows.streams.tolist()):
+            line = self._lines[number]
+            if line.around and line.around.scores:
+                alike[line.around.scores, line.num_top][at] = line.around.sample.num_characters
+        found: dict[int, bytes | None] = {}
+        for (scores, num_top), offsets in alike.items():
+            own = np.array([*offsets])
+            tops = rows.alternatives(own, num_top)
+            told = scores.render(rows.tokens[own], rows.logprobs[own], *tops, offsets.values())
+            found.update(zip(offsets, told, strict=True))
+        return found
 
 
-def _do_nothing() -> None:
-    pass
+def _completion_tokens(rows: StepRows, at: int, num_top: int) -> CompletionTokens:
+    own = slice(at, at + 1)
+    return CompletionTokens(
+        *(rows.tokens[own].tobytes(), rows.logprobs[own].tobytes()),
+        *(rows.top_ids[own, :num_top].tobytes(), rows.top_logprobs[own, :num_top].tobytes()),
+        None,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from engine.client.client import EngineClient
 from engine.client.streams import Delivery, Stream
 from engine.errors import NotFinite
 from engine.messages import REASONS
-from engine.steps.token_deltas import NO_NEWS, TokenDeltas, slices
+from engine.steps.token_deltas import NO_NEWS, CompletionTokens, TokenDeltas, slices
 from server.generation.detokenize import Detokenizer
 from server.generation.engine_request import (
     RequestOwner,
@@ -30,14 +30,22 @@ from server.generation.engine_request import (
 from server.generation.event_writer import EventWriter, Outlet
 from server.generation.prompts import Prompt
 from server.generation.sample_selection import Ranking, SampleSelection
-from server.generation.stop_strings import StopStringStream, StopStringWatch, taken
+from server.generation.stop_strings import (
+    StopStringStream,
+    StopStringWatch,
+    do_nothing,
+    taken,
+)
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage
-from server.text.sample import Delta, StopStrings, join
+from server.text.sample import Delta, Sample, StopStrings, join
 from server.text.text import Text
 
 _ERROR = REASONS.index("error")
+MOST_ALONE = 16
+"""Most choices of a request for which each has events of its own, since many clients read only the
+first choice of an event."""
 AT_ONCE = 512
 """Most completions that are detokenized before other tasks get their turn."""
 
@@ -83,6 +91,7 @@ class Generation:
         self._selection = SampleSelection(request, len(prompts))
         self._parts: dict[int, list[Delta]] = {}  # of samples that run, by index
         self._stream: Stream | None = None
+        self._watch: StopStringWatch | None = None
         is_scored = self._params.prompt_logprobs is not None
         self._asked = [  # prompts that need the engine
             i
@@ -97,6 +106,11 @@ class Generation:
         if selected:
             return self._selection.num_tokens
         return self._detokenizer.num_tokens + self.outlet.num_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes of the engine."""
+        return self._stream is not None and not self._stream.unfinished
 
     @property
     def num_choices(self) -> int:
@@ -145,18 +159,28 @@ class Generation:
         """Whether it is a stream of nothing but text, sent as it arrives."""
         request = self.request
         asks_for_scores = request.logprobs is not None or request.prompt_logprobs is not None
-        says_more = asks_for_scores or request.echo or request.return_token_ids
-        is_text = not request.return_packed and request.skip_special_tokens
-        is_at_once = (request.stream_interval or 1) == 1
         is_cut = self._stops is not None or request.include_stop_str_in_output
-        is_plain = is_text and is_at_once and not (says_more or is_cut)
+        is_plain = self._goes_on_as_text and not (asks_for_scores or request.echo or is_cut)
         return request.stream and is_plain and not request.stream_whole
+
+    @property
+    def _goes_on_as_text(self) -> bool:
+        """Whether all between a choice's first tokens and its last is text, sent as it arrives, and
+        scores."""
+        request = self.request
+        is_text = request.skip_special_tokens and not request.return_token_ids
+        return is_text and not request.return_packed and (request.stream_interval or 1) == 1
+
+    def free_sample(self, index: int) -> Sample | None:
+        """Return a choice's sample if the text of its next token is sent as it is, should the token
+        have nothing of a stop string."""
+        return self._detokenizer.free_sample(index) if self._goes_on_as_text else None
 
     async def deltas(
         self, client: EngineClient, writer: EventWriter | None = None
     ) -> AsyncGenerator[TokenDeltas, None]:
         """Yield the new tokens of samples, of AT_ONCE at most unless the request is plain; to be
-        iterated once. What `writer` writes is not yielded.
+        iterated once. What `writer` writes meanwhile is not yielded.
 
         Without `stream` a sample with stop strings comes whole. Raises what the engine refuses the
         request with; a refusal of any prompt ends them all.
@@ -168,34 +192,45 @@ class Generation:
         )
         if not requests:
             return
-        with client.open(requests) as stream:
+        with ExitStack() as opened:
+            stream = self._stream = opened.enter_context(client.open(requests))
             note_stream(stream)
-            self._stream = stream
-            if self.is_plain and writer is not None:  # as little as can be in between
-                last_token = 0
-                while stream.unfinished:
-                    await writer.wait(stream, self.outlet, last_token)
-                    delivery = stream.take()
-                    self._note(stream, delivery)
-                    if len(tokens := delivery.news.token_ids):
-                        last_token = tokens[-1]
-                    yield self._by_sample(delivery.news)
-                return
-            source = taken(stream, only_ended=wants_whole(self.request))
             if self._stops is not None:
-                watch = StopStringWatch(self._table, self._stops, len(requests) * stream.n)
+                size = len(requests) * stream.n
+                self._watch = StopStringWatch(self._table, self._stops, size)
+                self.outlet.kinds = self._watch.kinds
+            go_on = do_nothing
+            if writer is not None and self._is_written_directly:
+                go_on = opened.enter_context(writer.writing(stream, self.outlet))
+            source = taken(stream, go_on, only_ended=wants_whole(self.request))
+            if self._watch is not None:
                 can_wait = not (self.request.stream or self.request.ends_early)
-                source = StopStringStream(stream, watch).taken(only_whole=can_wait)
+                source = StopStringStream(stream, self._watch).taken(go_on, only_whole=can_wait)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)
-                    for part in slices(self._by_sample(delivery.news), AT_ONCE):
+                    news = self._by_sample(delivery.news)
+                    for part in [news] if self.is_plain else slices(news, AT_ONCE):
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
+
+    @property
+    def _is_written_directly(self) -> bool:
+        is_stream = self.request.stream and not self.request.stream_whole
+        are_all_asked = len(self._asked) == len(self.prompts)
+        return is_stream and are_all_asked and self.num_choices <= MOST_ALONE
 
     def texts(self, news: TokenDeltas) -> list[Delta]:
         """Return the text and scores of new tokens, one delta per sample with news."""
         return self._detokenizer.feed(news)
+
+    def text(self, index: int, new: CompletionTokens) -> list[Delta]:
+        """Return the same of one token of a sample, which still runs, that `deltas` does not yield;
+        ends the sample at a stop string."""
+        token = int.from_bytes(new.token_ids, "little")
+        if self._stream is not None and self._watch is not None and self._watch.stops(index, token):
+            self._stream.stop(np.array([index]))
+        return self._detokenizer.feed_one(index, new)
 
     def pass_on(self, news: TokenDeltas) -> TokenDeltas:
         """Count new tokens that need no text here."""

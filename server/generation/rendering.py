@@ -99,9 +99,9 @@ class Choices:
         self._is_cut = np.zeros(num_choices, np.bool_)
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
 
-    def render(self, news: TokenDeltas, is_joined: bool = True) -> list[bytes]:
-        """Return the choices with news as JSON; `is_joined`: maybe all in one, with commas."""
-        if is_joined and len(news.indices) > 2:  # arrays would cost more than they save
+    def render(self, news: TokenDeltas) -> list[bytes]:
+        """Return the choices with news as JSON, maybe all in one, with commas."""
+        if len(news.indices) > 2:  # arrays would cost more than they save
             rendered = self._many(news)
             return [rendered] if rendered else []
         return [*filter(None, (self._one(news, entry) for entry in range(len(news.indices))))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from operator import itemgetter
 
@@ -19,25 +19,28 @@ from engine.client.client import EngineClient
 from engine.errors import IdInUse, InvalidRequest
 from engine.steps.token_deltas import TokenDeltas
 from server import metrics
-from server.generation.encoding import Encoder, UsageField
+from server.generation.encoding import Encoder
 from server.generation.event_writer import EventWriter
 from server.generation.generation import AT_ONCE, Generation
 from server.generation.read_ahead import read_ahead
+from server.generation.stream_events import StreamEvents
 from server.http.bodies import json_reply
 from server.http.request_log import note_completion
 from server.http.responses import EventStream, together
-from server.text.sample import Delta, join
-
-MOST_ALONE = 16
-"""Most choices of a request for which each has events of its own, since many clients read only the
-first choice of an event."""
+from server.text.sample import Delta
 
 
 class Responder:
     """Answers the requests of one API process."""
 
-    def __init__(self, client: EngineClient, writer: EventWriter) -> None:
-        self._client, self._writer = client, writer
+    def __init__(
+        self, client: EngineClient, writer: EventWriter, stream_max_rate: float = 0.0
+    ) -> None:
+        """`stream_max_rate`: most times a second that a stream is sent events; 0: any number."""
+        self._client = client
+        # Who waits between events takes what came meanwhile, as a slow reader does.
+        self._writer = None if stream_max_rate else writer
+        self._pause_s = 1 / stream_max_rate if stream_max_rate else 0.0
         self._ids_in_use: set[str] = set()
 
     async def respond(self, encoder: Encoder) -> Response:
@@ -65,49 +68,29 @@ class Responder:
         return encoder.reply([raw for _, raw in choices])
 
     async def _events(self, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-        """Yield the reply as a stream, one or more events at a time.
-
-        Choices with news share an event, except in requests of at most MOST_ALONE choices.
-        """
+        """Yield the reply as a stream, one or more events at a time."""
         generation, options = encoder.generation, encoder.request.stream_options
-        is_continuous = bool(options and options.continuous_usage_stats)
-        usage: UsageField = None if options and options.include_usage else UNSET
-        outlet = generation.outlet
-        is_direct = generation.is_plain and generation.num_choices == 1 and not is_continuous
-        around_text = encoder.around_text() if is_direct else None
-        told = 0  # tokens, where usage says them
-        is_few = generation.num_choices <= MOST_ALONE
-        encoded = _encoding(encoder)
-
-        def events(choices: list[Raw]) -> list[bytes]:
-            so_far = generation.usage_of(told) if is_continuous else usage
-            parts = zip(choices, strict=True) if is_few else (choices,)
-            return [encoder.event(part, so_far) for part in parts]
-
+        stream, outlet = StreamEvents(encoder), generation.outlet
         with self._claimed(generation):
             async with aclosing(self._news(generation)) as parts:
                 async for arrived in parts:
-                    begun, news = encoded(arrived)
-                    if not (begun or news):
+                    events = stream.events(arrived)
+                    if not events:
                         continue
                     now = time.monotonic()
                     if outlet.last != generation.started:
                         metrics.INTER_TOKEN_LATENCY.observe(now - outlet.last)
                     outlet.last = now
-                    said = events(begun) if begun else []
-                    if is_continuous:
-                        told = generation.completion_tokens
-                    for choices in news:
-                        said += events(choices)
-                    yield together(said)
-                    if around_text is not None:
-                        outlet.begin, outlet.end = encoder.around(around_text, usage)
+                    yield together(events)
+                    outlet.rendering = stream
+                    if self._pause_s and not generation.has_ended:
+                        await asyncio.sleep(self._pause_s)
             if generation.samples is not UNSET:
                 yield encoder.event([], UNSET, generation.samples)
             if options and options.include_usage:
                 yield encoder.event([], generation.usage)
 
-    def _news(self, generation: Generation) -> AsyncGenerator[_News, None]:
+    def _news(self, generation: Generation) -> AsyncGenerator[TokenDeltas | list[Delta], None]:
         """Return what arrives: whole choices if they are asked for, else tokens."""
         if not generation.request.stream_whole:
             return generation.deltas(self._client, self._writer)
@@ -138,32 +121,8 @@ class Responder:
             yield
         finally:
             self._ids_in_use.remove(generation.id)
+            generation.outlet.rendering = None  # or a cycle waits for the collector
             _record(generation)
-
-
-_News = TokenDeltas | list[Delta]
-_Choices = tuple[list[Raw], list[list[Raw]]]
-"""Choices that begin, and the choices of each event."""
-
-
-def _encoding(encoder: Encoder) -> Callable[[_News], _Choices]:
-    """Return how a stream is encoded: whole choices, new tokens straight from arrays where nothing
-    but text is wanted, or the new text of each choice."""
-    generation, request = encoder.generation, encoder.request
-    rendering = encoder.rendering() if generation.is_plain else None
-    pacing = Pacing(request.stream_interval or 1)
-    is_joined = generation.num_choices > MOST_ALONE
-
-    def encoded(news: _News) -> _Choices:
-        if isinstance(news, list):
-            return [], [[encoder.whole(choice, is_event=True) for choice in news]]
-        if rendering is not None:
-            choices = [*map(Raw, rendering.render(generation.pass_on(news), is_joined))]
-            return [], [choices] if choices else []
-        deltas = pacing.take(generation.texts(news))
-        return encoder.begun(deltas), encoder.news(deltas)
-
-    return encoded
 
 
 def _record(generation: Generation) -> None:
@@ -187,29 +146,3 @@ def _record(generation: Generation) -> None:
     )
     if generation.first_output is not None:
         metrics.TIME_TO_FIRST_TOKEN.observe(generation.first_output - generation.started)
-
-
-class Pacing:
-    """`stream_interval`: holds back the deltas of a choice until they have enough tokens.
-
-    A choice's first tokens are passed on at once, so that the time to the first token does not
-    grow; so are its last, since nothing comes after them.
-    """
-
-    def __init__(self, min_tokens: int) -> None:
-        self._min_tokens = min_tokens
-        self._held: dict[int, list[Delta]] = {}
-        self._num_held: dict[int, int] = {}  # tokens
-
-    def take(self, deltas: list[Delta]) -> list[Delta]:
-        """Return what may be sent now, joined with what was held back before it."""
-        ready = []
-        for delta in deltas:
-            held = self._held.setdefault(delta.index, [])
-            held.append(delta)
-            count = self._num_held.get(delta.index, 0) + delta.num_tokens
-            if delta.is_first or delta.finish_reason or count >= self._min_tokens:
-                ready.append(join(self._held.pop(delta.index)))
-                count = 0
-            self._num_held[delta.index] = count
-        return ready

@@ -10,7 +10,8 @@ may be the beginning of a stop string.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,12 +25,19 @@ _MOST_PARTS = 64
 """Most parts that wait unmerged."""
 
 
-async def taken(stream: Stream, only_ended: bool = False) -> AsyncGenerator[Delivery, None]:
+def do_nothing() -> None:
+    """Take the place of a `go_on`."""
+
+
+async def taken(
+    stream: Stream, go_on: Callable[[], None] = do_nothing, only_ended: bool = False
+) -> AsyncGenerator[Delivery, None]:
     """Yield what is new, until all has ended; `only_ended` as in `Stream.take`.
 
-    Raises as `Stream.wait`.
+    `go_on` is called whenever all that was yielded is dealt with. Raises as `Stream.wait`.
     """
     while stream.unfinished:
+        go_on()
         await stream.wait()
         yield stream.take(only_ended)
 
@@ -45,12 +53,16 @@ class StopStringStream:
         self._version = 0
         self._has_come = asyncio.Event()
 
-    async def taken(self, only_whole: bool) -> AsyncGenerator[Delivery, None]:
+    async def taken(
+        self, go_on: Callable[[], None], only_whole: bool
+    ) -> AsyncGenerator[Delivery, None]:
         """Yield as `taken` of the stream; `only_whole`: once, when all has ended."""
         task = asyncio.create_task(self._fill(), name="watch for stop strings")
         task.add_done_callback(lambda _: self._has_come.set())
         try:
             while not task.done() or self._parts:
+                if not self._parts:
+                    go_on()
                 await (asyncio.wait({task}) if only_whole else self._has_come.wait())
                 self._has_come.clear()
                 if self._parts:
@@ -76,7 +88,15 @@ class StopStringStream:
             self._has_come.set()
 
 
-_UNKNOWN, _CLEAN, _SUSPICIOUS = range(3)
+_UNKNOWN, CLEAN, _SUSPICIOUS = range(3)
+"""Kinds of tokens. No stop string begins in a CLEAN one or is complete there, unless it had begun
+before."""
+
+
+@lru_cache(maxsize=64)
+def _kinds_of(table: ByteTable, _stops: tuple[bytes, ...]) -> bytearray:
+    """Return the kinds of tokens beside these stop strings, which all who look for them learn."""
+    return bytearray(len(table.entries))
 
 
 class StopStringWatch:
@@ -85,7 +105,9 @@ class StopStringWatch:
     def __init__(self, table: ByteTable, stops: StopStrings, num_choices: int) -> None:
         self._table = table
         self._stops = stops
-        self._kinds: U8 = np.zeros(len(table.entries), np.uint8)  # of each token
+        self.kinds = _kinds_of(table, stops.all)
+        """By token."""
+        self._kinds: U8 = np.frombuffer(self.kinds, np.uint8)
         self._has_begun = np.zeros(num_choices, np.bool_)
         self._begun: dict[int, bytes] = {}  # beginnings of stop strings that texts end in
 
@@ -95,7 +117,7 @@ class StopStringWatch:
         kinds = self._kinds[news.token_ids]
         if not kinds.all():
             for token in np.unique(news.token_ids[kinds == _UNKNOWN]).tolist():
-                self._kinds[token] = self._kind(token)
+                self._learn(token)
             kinds = self._kinds[news.token_ids]
         suspicious = np.zeros(len(kinds) + 1, np.int64)
         np.cumsum(kinds == _SUSPICIOUS, out=suspicious[1:])
@@ -107,10 +129,17 @@ class StopStringWatch:
             if self._has_stopped(index := int(news.indices[entry]), news.tokens_of(entry))
         ]
 
-    def _kind(self, token: int) -> int:
+    def stops(self, index: int, token: int) -> bool:
+        """Return whether a completion, which runs, reaches a stop string with this token."""
+        if self.kinds[token] == _UNKNOWN:
+            self._learn(token)
+        is_near = self.kinds[token] == _SUSPICIOUS or self._has_begun[index]
+        return bool(is_near) and self._has_stopped(index, token.to_bytes(4, "little"))
+
+    def _learn(self, token: int) -> None:
         data = self._table.entries[token]
-        near = self._stops.search(data) is not None or self._stops.undecided(data) > 0
-        return _SUSPICIOUS if near else _CLEAN
+        is_near = self._stops.search(data) is not None or self._stops.undecided(data) > 0
+        self.kinds[token] = _SUSPICIOUS if is_near else CLEAN
 
     def _has_stopped(self, index: int, token_ids: bytes) -> bool:
         data = self._begun.pop(index, b"") + self._table.join(token_ids)

@@ -117,7 +117,9 @@ def create_app(
     app.add_middleware(RequestMiddleware, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
-    served, completing, chatting = services(client, text, config.model_name, template)
+    served, completing, chatting = services(
+        client, text, config.model_name, template, config.stream_max_rate
+    )
     tokenizing = tokenize.Tokenizing(text, served, template)
     app.include_router(completing.routes(config.max_body_bytes))
     app.include_router(chatting.routes(config.max_body_bytes))

@@ -36,6 +36,7 @@ from server.schema.openapi import BodySchema, Operation
 from server.text.chat_template import ChatTemplate
 from server.text.logprobs import scored
 from server.text.sample import Delta
+from server.text.score_columns import ChatScores
 from server.text.text import Text
 
 OPERATIONS = (
@@ -97,6 +98,7 @@ async def render(template: ChatTemplate | None, chat: Conversation) -> str:
 class ChatEncoder(Encoder):
     """Encodes a reply as a ChatCompletion, or as ChatChunks."""
 
+    scores = ChatScores
     _has_told_prompt = False
 
     def whole(self, choice: Delta, is_event: bool) -> Raw:
@@ -146,8 +148,8 @@ class ChatEncoder(Encoder):
         events = [choices for choices in (said, ended) if choices]
         return [[Raw(encode_json(choice)) for choice in choices] for choices in events]
 
-    def around_text(self) -> tuple[bytes, bytes]:
-        choice = encode_json(ChunkChoice(index=0, delta=ChatDelta(content="\0")))
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        choice = encode_json(ChunkChoice(index=index, delta=ChatDelta(content="\0")))
         begin, _, end = choice.partition(b"\\u0000")
         return begin, end
 

@@ -34,6 +34,7 @@ from server.schema.sampling_fields import NEUTRAL
 from server.text import packed
 from server.text.logprobs import of_delta
 from server.text.sample import Delta
+from server.text.score_columns import CompletionScores
 from server.text.text import Text
 
 OPERATIONS = (
@@ -109,6 +110,7 @@ def _text_choice(
 class CompletionEncoder(Encoder):
     """Encodes a reply as a Completion with its Choices."""
 
+    scores = CompletionScores
     pieces: Pieces
     template: Template
 
@@ -130,8 +132,8 @@ class CompletionEncoder(Encoder):
         stops = self.request.stop_token_ids
         return Choices(self.pieces, self.template, self.generation.num_choices, stops)
 
-    def around_text(self) -> tuple[bytes, bytes]:
-        return self.template.head(0), self.template.end
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        return self.template.head(index), self.template.end
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> bytes:  # noqa: ARG002
         return encode_json(Completion(**fields))

@@ -31,11 +31,15 @@ class Services(NamedTuple):
 
 
 def services(
-    client: EngineClient, text: Text, model_name: str, template: ChatTemplate | None
+    client: EngineClient,
+    text: Text,
+    model_name: str,
+    template: ChatTemplate | None,
+    stream_max_rate: float = 0.0,
 ) -> Services:
     """Make the services of a model called `model_name`. The caller closes `template` itself."""
     models, pieces = Models(model_name, text.model.n_ctx), Pieces(text)
-    responder = Responder(client, EventWriter(client, pieces))
+    responder = Responder(client, EventWriter(client, pieces), stream_max_rate)
     completions = Completions(client, text, models, responder, pieces)
     chat = Chat(client, text, models, completions, template, responder)
     return Services(models, completions, chat)

@@ -25,16 +25,16 @@ class StopStrings:
 
     def __init__(self, stops: list[str]) -> None:
         """`stops` has at least one string, none empty."""
-        self._stops = [stop.encode() for stop in stops]
-        self._any = re.compile(b"|".join(map(re.escape, self._stops)))
-        self._beginnings = {stop[:size] for stop in self._stops for size in range(1, len(stop))}
-        self._longest_beginning = max(map(len, self._stops)) - 1
+        self.all = tuple(stop.encode() for stop in stops)
+        self._any = re.compile(b"|".join(map(re.escape, self.all)))
+        self._beginnings = {stop[:size] for stop in self.all for size in range(1, len(stop))}
+        self._longest_beginning = max(map(len, self.all)) - 1
 
     def search(self, data: bytes) -> tuple[int, int] | None:
         """Begin and end of the stop string that is complete first; of several, the longest."""
         if not self._any.search(data):
             return None
-        found = ((data.find(stop), len(stop)) for stop in self._stops)
+        found = ((data.find(stop), len(stop)) for stop in self.all)
         end, begin = min((begin + size, begin) for begin, size in found if begin >= 0)
         return begin, end
 
@@ -107,12 +107,13 @@ class Sample:
         "_index",
         "_is_first",
         "_keeps_stop",
-        "_num_characters",
         "_offset_decoder",
         "_stop_token_ids",
         "_stops",
         "_table",
         "finished",
+        "is_cut",
+        "num_characters",
     )
 
     def __init__(
@@ -138,9 +139,30 @@ class Sample:
         self._is_first = True
         self._decoder = _Utf8("replace")
         self._offset_decoder = _Utf8("replace")
-        self._num_characters = 0
+        self.num_characters = 0
+        """Complete ones before the next token, if offsets are wanted."""
         self._held = b""
+        self.is_cut = False
+        """Whether its text so far ends inside a character."""
         self.finished = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is held back that may be the beginning of a stop string."""
+        return not self._held
+
+    def pass_on(self, token: int) -> None:
+        """Note a token of whole characters, behind whole ones, whose text others send."""
+        self.num_characters += self._table.num_characters[token]
+
+    def text_of(self, token: int) -> str:
+        """Return the text that a token adds which reaches no stop string, and begins none."""
+        piece = self._table.entries[token]
+        text = self._decoder.decode(piece)
+        self.is_cut = bool(self._decoder.getstate()[0])
+        if self._has_offsets:
+            self.num_characters += len(self._offset_decoder.decode(piece))
+        return text
 
     def feed(self, output: CompletionTokens | Output) -> Delta:
         """Take what the engine sent, in order. A stop string ends the completion early."""
@@ -168,11 +190,13 @@ class Sample:
         self.finished = finish_reason is not None
         is_first, self._is_first = self._is_first, False
         echo, self._echo = self._echo, b""
+        text = self._decoder.decode(self._table.join(echo) + data, self.finished)
+        self.is_cut = bool(self._decoder.getstate()[0])
         num_top = len(output.top_ids) // max(len(output.token_ids), 1)  # of each token
         return Delta(
             index=self._index,
             is_first=is_first,
-            text=self._decoder.decode(self._table.join(echo) + data, self.finished),
+            text=text,
             token_ids=token_ids,
             logprobs=output.logprobs[: len(token_ids)],
             top_ids=output.top_ids[: num_top * len(token_ids)],
@@ -194,6 +218,6 @@ class Sample:
         if BROKEN in counts or self._offset_decoder.getstate()[0]:
             pieces = self._table.pieces(token_ids)
             counts = [len(self._offset_decoder.decode(piece)) for piece in pieces]
-        offsets = list(accumulate(counts, initial=self._num_characters))
-        self._num_characters = offsets.pop()
+        offsets = list(accumulate(counts, initial=self.num_characters))
+        self.num_characters = offsets.pop()
         return offsets

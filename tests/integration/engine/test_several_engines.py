@@ -195,7 +195,7 @@ class Breaks(NumpyRunner):
 @pytest.mark.parametrize(
     ("emit", "params"),
     [
-        ("delta", {"logprobs": 2}),
+        *((emit, {"logprobs": 2}) for emit in ("delta", "columns")),
         *((emit, {}) for emit in ("final", "delta", "columns")),
         *((emit, {"logprobs": 0, "prompt_logprobs": 2}) for emit in ("final", "delta", "columns")),
     ],

@@ -22,8 +22,10 @@ from tests.serving import (
     complete,
     connect,
     events_of,
+    joined,
     parts_of,
     read_all,
+    unpacked,
     wait_until,
 )  # fmt: skip
 
@@ -72,31 +74,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 OF_STREAMS = {"stream_interval", "stream_whole"}
 OF_THE_PROMPT = ("prompt_token_ids", "prompt_logprobs")
-
-
-def added(first: Any, more: Any) -> Any:
-    """What two parts of a choice say together: texts and lists go on, the rest is said once."""
-    if isinstance(first, dict) and isinstance(more, dict):
-        return first | {name: added(first.get(name), value) for name, value in more.items()}
-    if isinstance(first, (str, bytes, list)) and more is not None:
-        return first + more
-    assert more is None or first is None or first == more
-    return first if more is None else more
-
-
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The choice that a stream has in these parts."""
-    whole: dict[str, Any] = {}
-    for part in parts:
-        assert whole.get("finish_reason") is None, "nothing comes behind the end"
-        whole = added(whole, unpacked(part))
-    return whole
-
-
-def unpacked(choice: dict[str, Any]) -> dict[str, Any]:
-    packed = choice.get("packed", {})
-    decoded = {name: base64.b64decode(value) for name, value in packed.items()}
-    return choice | {"packed": decoded} if packed else choice
 
 
 @pytest.mark.parametrize(("path", "fields"), CASES)

@@ -8,10 +8,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.client.alternatives import NO_TOP
 from engine.client.token_queues import PAGE
-from engine.client.token_table import INDEX_BITS, UNUSED_READERS, Arrived, Stretches, TokenTable
+from engine.client.token_table import (
+    UNUSED_READERS,
+    Arrived,
+    StepRows,
+    Stretches,
+    TokenTable,
+)
 from engine.messages import REASONS
 from engine.steps.token_deltas import TokenDeltas, merge, slices
+
+WIDTH = 3
+"""Alternatives in a step's rows. Those of token 7 are 7, 8, 9."""
 
 
 def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -> list[int]:
@@ -20,14 +30,24 @@ def put(table: TokenTable, rows: dict[int, int], ends: set[int] | None = None) -
     return readers
 
 
-def put_all(table: TokenTable, rows: dict[int, int], ends: set[int] | None) -> Arrived:
+def put_all(
+    table: TokenTable, rows: dict[int, int], ends: set[int] | None, num_asking: int = 0
+) -> Arrived:
+    """The first `num_asking` rows have alternatives."""
     tokens = np.array(list(rows.values()), np.int32)
     reasons = np.array([2 * (stream in (ends or ())) for stream in rows], np.uint8)
     streams = np.array(list(rows), np.int64)
-    return table.put(streams, tokens, -tokens.astype(np.float32), reasons)
+    top_ids = (tokens[:num_asking, None] + np.arange(WIDTH)).astype(np.int32)
+    logprobs, top_logprobs = -tokens.astype(np.float32), -top_ids.astype(np.float32)
+    return table.put(StepRows(streams, tokens, reasons, logprobs, top_ids, top_logprobs))
 
 
-def read(news: TokenDeltas) -> dict[int, list[int]]:
+def read(news: TokenDeltas, num_top: int = 0) -> dict[int, list[int]]:
+    if num_top and len(news.token_ids):
+        assert np.array_equal(news.top_ids, news.token_ids[:, None] + np.arange(num_top))
+        assert np.array_equal(news.top_logprobs, -news.top_ids)
+    else:
+        assert not news.top_ids.size
     found = {}
     for entry, index in enumerate(news.indices.tolist()):
         tokens = np.frombuffer(news.tokens_of(entry), "<i4")
@@ -40,16 +60,17 @@ def read(news: TokenDeltas) -> dict[int, list[int]]:
 @given(st.randoms(use_true_random=False), st.integers(10, 60))
 def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> None:
     table = TokenTable()
-    table.direct_tokens = np.arange(9_999) % 3 > 0
-    direct: set[int] = set()  # those of one completion whose tokens are handed out
+    direct: set[int] = set()  # first completions of those whose tokens are handed out
     opened: list[tuple[int, int]] = []
+    num_top: dict[int, int] = {}  # by stream
     unread: dict[int, list[int]] = {}
     ended: set[int] = set()
     for action in range(num_actions):
         kind = rng.choice(["open", "close", "take", "take", "put", "put", "put"])
         if kind == "open" or not opened:
             size = rng.choice([1, 1, 2, 5])
-            first = table.open(size, action)
+            first = table.open(size, action, asked := rng.choice([0, 0, 2, WIDTH]))
+            num_top |= dict.fromkeys(range(first, first + size), asked)
             assert unread.keys().isdisjoint(range(first, first + size))
             opened.append((first, size))
             unread |= {first + i: [] for i in range(size)}
@@ -58,17 +79,17 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
             table.close(first, size)
             direct.discard(first)
             late = put_all(table, {first: 1}, None)  # on its way when it was closed
-            assert not len(late.readers) and not len(late.direct)
+            assert not len(late.readers) and late.direct is None
             for i in range(size):
                 del unread[first + i]
         elif kind == "take":
             first, size = rng.choice(opened)
             news = table.take(first, size)
-            found = read(news)
+            found = read(news, num_top[first])
             assert all(unread[first + i] == found.get(i, []) for i in range(size))
             unread |= {first + i: [] for i in range(size)}
             assert not table.take(first, size).indices.size
-            if size == 1 and first not in ended and rng.random() < 0.7:
+            if rng.random() < 0.7:
                 table.set_direct(first, True)
                 direct.add(first)
         else:
@@ -76,22 +97,29 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
                 rows = {
                     s: rng.randrange(9_999) for s in unread if s not in ended and rng.random() < 0.7
                 }
+                asking = [stream for stream in rows if num_top[stream]]
+                rows = {stream: rows[stream] for stream in asking} | rows
                 ends = {stream for stream in rows if rng.random() < 0.01}
-                arrived = put_all(table, rows, ends)
-                handed_out = dict(
-                    zip((arrived.direct << INDEX_BITS).tolist(), arrived.tokens, strict=True)
-                )
+                arrived = put_all(table, rows, ends, len(asking))
+                handed_out = {}
+                if (out := arrived.direct) is not None:
+                    handed_out = dict(zip(out.streams.tolist(), out.tokens.tolist(), strict=True))
+                    assert out.logprobs.tolist() == [-token for token in handed_out.values()]
+                    firsts = [s for s in handed_out if num_top[s]]
+                    assert [*handed_out][: len(firsts)] == firsts
+                    assert out.top_ids[:, 0].tolist() == [handed_out[s] for s in firsts]
                 ended |= ends
+                direct -= {first for first, size in opened if ends & {*range(first, first + size)}}
                 for stream, token in rows.items():
-                    if stream in direct and token % 3 and stream not in ends:
+                    first = max(first for first, _ in opened if first <= stream)
+                    if first in direct:
                         assert handed_out.pop(stream) == token
                     else:
-                        direct.discard(stream)
                         unread[stream].append(token)
                 assert not handed_out
     for first, size in opened:
         table.close(first, size)
-    assert table.num_pages == 0
+    assert table.num_pages == 0 and table.num_alternatives == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99))))
@@ -124,7 +152,7 @@ def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
     table = TokenTable()
     first = table.open(1, 0)
     error, none = np.array([3], np.uint8), np.empty(0, np.float32)  # which is no token
-    table.put(np.array([first]), np.array([-1], np.int32), none, error)
+    table.put(StepRows(np.array([first]), np.array([-1], np.int32), error, none, *NO_TOP))
     news = table.take(first, 1)
     assert (len(news.token_ids), news.reasons.tolist()) == (0, [3])
 

@@ -7,6 +7,7 @@ import pytest
 
 from engine.messages import MAX_LOGPROBS, PROMPT, Output
 from engine.scheduler.scheduler import Scheduler
+from engine.state.sequence import STREAMS
 from engine.steps.batch import SAMPLED, Batch, Scores, StepResult
 from tests.engines.making import floats, ints, request_of, rows, scheduled, scheduler_of
 
@@ -97,3 +98,23 @@ def test_alternatives_come_with_each_token_to_those_who_asked(most: int) -> None
         assert (floats(outputs["chosen"].logprobs), outputs["chosen"].top_ids) == ([-0.5], b"")
     assert asks.finish_reason == "length"
     assert (len(scheduled(scheduler).score_rows), scheduler.table.num_asking) == (0, 0)
+
+
+def test_alternatives_in_columns_are_those_of_the_first_rows() -> None:
+    scheduler = scheduler_of()
+    for stream, most in enumerate((None, 1, 0, 2)):
+        owner = STREAMS * (stream == 3)
+        scheduler.add(
+            request_of(f"{most}", [5], emit="columns", stream=owner + stream, logprobs=most)
+        )
+    complete(scheduler, scheduled(scheduler))
+    (columns,) = scheduler.take_columns()
+    split = dict(columns.split(STREAMS.bit_length() - 1))
+    assert [np.frombuffer(split[owner].streams, "<i8").tolist() for owner in (0, 1)] == [
+        [1, 0, 2],
+        [3],
+    ]
+    assert [floats(split[owner].logprobs) for owner in (0, 1)] == [[0, -0.5, -0.5], [-1]]
+    assert {split[owner].num_top for owner in (0, 1)} == {2}
+    assert [ints(split[owner].top_ids) for owner in (0, 1)] == [[0, 1], [100, 101]]
+    assert floats(split[1].top_logprobs) == [-100, -101]

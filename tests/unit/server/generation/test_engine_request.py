@@ -32,7 +32,7 @@ def asked(text: Text, owner: RequestOwner = NOBODY, **fields: Any) -> list[Reque
     [
         ({}, "final", None),
         ({"best_of": 4}, "final", 0),
-        ({"best_of": 4, "logprobs": 3}, "delta", 3),
+        ({"best_of": 4, "logprobs": 3}, "columns", 3),
         ({"n": 2, "best_of": 2}, "final", None),
         ({"return_packed": True, "logprobs": 0}, "final", 0),
         ({"stop": "a", "priority": -7}, "columns", None),

@@ -1,165 +1,404 @@
-"""Events that are written without waking their streams' tasks: which, in what bytes, until when."""
+"""Events that are written without waking their streams' tasks: in what bytes, until when."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import random
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from engine.client.client import EngineClient
-from engine.client.streams import Stream
-from engine.messages import Columns, Outputs, Request, SamplingParams
+from engine.messages import REASONS, Columns, Outputs, Request, Status, StopSamples
+from server.generation.encoding import Encoder
 from server.generation.engine_request import RequestOwner
-from server.generation.event_writer import EventWriter, Outlet
+from server.generation.event_writer import EventWriter
 from server.generation.generation import Generation
 from server.generation.rendering import Pieces
-from server.schema.completion_request import parse_completion
+from server.generation.responder import Responder
+from server.routes.chat import ChatEncoder
+from server.routes.completions import Completions
+from server.routes.models import Models
 from server.text.text import Text
+from tests.serving import joined, parts_of
 
-WHOLE, CUT, END = 5, 6, 2
+LENGTH = REASONS.index("length")
+WIDTH = 4
+"""Alternatives in a step's rows."""
+STATUS = Status("ready", 9, 0, 0, 99, 1, 0, 512, 320, "f")
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+THE, CAT, MAT, CUT, REST, NEWLINE, SPECIAL = 263, 264, 269, 129, 104, 200, 1
+"""Words; the two bytes of é; and what reads as nothing."""
 
 
 class Reply:
-    """The body of a reply, as it is sent."""
+    """The body of a reply, as it is sent: by its task, and by others."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.num_written = 0
         self.on_pause: Callable[[], None] = lambda: None
         self.is_paused = False
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
 
     def write(self, data: bytes) -> None:
-        self.sent.append(data)
+        size, _, rest = data.partition(b"\r\n")
+        assert len(rest) == int(size, 16) + 2 and rest.endswith(b"\r\n")
+        self.sent.append(rest[:-2])
+        self.num_written += 1
+
+    def pause(self) -> None:
+        self.is_paused = True
+        self.may_go_on.clear()
+        self.on_pause()
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self.may_go_on.set()
+
+    async def send_all(self, events: AsyncGenerator[bytes, None], outlet: Any) -> None:
+        """Send what a task makes, as EventStream does; `outlet` None: nobody else may."""
+        async for event in events:
+            self.sent.append(b"data: %b\n\n" % event)
+            if outlet is not None:
+                outlet.reply = self
+            await self.may_go_on.wait()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        said = b"".join(self.sent).removeprefix(b"data: ").removesuffix(b"\n\n")
+        return [json.loads(event) for event in said.split(b"\n\ndata: ")]
 
 
-class Two:
-    """Two streams of a completion each, whose first event is sent."""
+class Served:
+    """Requests that an engine answers as a test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: Text, is_direct: bool = True, max_rate: float = 0.0) -> None:
+        self.text, self._is_direct = text, is_direct
         self.client = EngineClient("tcp://127.0.0.1:1")
-        pieces: Any = Pieces.__new__(Pieces)
-        pieces.json = np.array([b"%c" % (97 + token) for token in range(8)], np.object_)
-        pieces.is_whole = np.arange(8) != CUT
-        self.writer = EventWriter(self.client, pieces)
+        self.client.status = STATUS
         streams = self.client._streams
         streams.spread.count = 1
         streams._sends = (self._hear,)
         self.heard: list[Request] = []
-        params = SamplingParams(n=1)
-        self.streams = [
-            streams.open([Request(name, b"\5\0\0\0", params, emit="columns")]) for name in "ab"
-        ]
-        self.replies = [Reply(), Reply()]
-        self.outlets = [Outlet(0.0), Outlet(0.0)]
-        for outlet, reply, name in zip(self.outlets, self.replies, b"ab", strict=True):
-            outlet.reply = reply
-            outlet.begin, outlet.end = b"<%c " % name, b">"
+        self.stopped: list[StopSamples] = []
+        self.generations: list[Generation] = []
+        pieces, models = Pieces(text), Models("m%d", text.model.n_ctx)
+        self.responder = Responder(self.client, EventWriter(self.client, pieces), max_rate)
+        self.route = Completions(self.client, text, models, self.responder, pieces)
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, Request):
             self.heard.append(message)
+        elif isinstance(message, StopSamples):
+            self.stopped.append(message)
 
-    def say(self, *tokens: int, reasons: tuple[int, int] = (0, 0), version: int = 1) -> None:
-        """A token of each stream."""
-        numbers = [one.stream for one in self.heard[: len(tokens)]]
+    async def ask(self, is_chat: bool = False, **fields: Any) -> tuple[Reply, asyncio.Task[None]]:
+        body = {"prompt": [5], "max_tokens": 99, "stream": True, **fields}
+        id = f"r{len(self.heard)}"
+        owner = RequestOwner(created_unix=1)
+        encoder: Encoder = await self.route.begin(json.dumps(body).encode(), id, owner)
+        if is_chat:
+            encoder = ChatEncoder(encoder.generation, self.text, "m%d", self.client)
+        self.generations.append(encoder.generation)
+        reply = Reply()
+        outlet = encoder.generation.outlet if self._is_direct else None
+        sending = reply.send_all(self.responder._events(encoder), outlet)
+        task = asyncio.create_task(sending)
+        await turns()
+        return reply, task
+
+    @property
+    def tokens(self) -> list[tuple[int, int]]:
+        """What each request's key is charged: its tokens in the reply, and the others."""
+        return [(one.completion_tokens, one.discarded_tokens) for one in self.generations]
+
+    def say(self, tokens: dict[tuple[int, int], int], ends: Any = (), version: int = 1) -> None:
+        """Tokens, by request and completion."""
+        numbers = [self.heard[request].stream + index for request, index in tokens]
+        token_ids = np.array([*tokens.values()], "<i4")
+        # The token itself is among its alternatives, or not; sometimes there are fewer.
+        top_ids = (
+            token_ids[:, None] + np.arange(WIDTH, dtype="<i4") + token_ids[:, None] % 2
+        ) % 320
+        top_ids[token_ids % 7 == 0, 1:] = -1
+        is_asked = bool(self.heard[-1].params.logprobs)
         columns = Columns(
             streams=np.array(numbers, "<i8").tobytes(),
-            token_ids=np.array(tokens, "<i4").tobytes(),
-            reasons=bytes(reasons[: len(tokens)]),
+            token_ids=token_ids.tobytes(),
+            reasons=bytes([LENGTH if key in ends else 0 for key in tokens]),
+            logprobs=(-0.1 * token_ids).astype("<f4").tobytes(),
+            num_top=is_asked * WIDTH,
+            top_ids=is_asked * top_ids.tobytes(),
+            top_logprobs=is_asked * (-0.3 * top_ids).astype("<f4").tobytes(),
         )
         self.client._streams.receive(Outputs([], columns, version))
 
-    def waiting(self, which: int, last_token: int = WHOLE) -> asyncio.Task[None]:
-        return asyncio.create_task(
-            self.writer.wait(self.streams[which], self.outlets[which], last_token)
-        )
+
+async def turns() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
 
 
-def taken(stream: Stream) -> list[int]:
-    tokens: list[int] = stream.take().news.token_ids.tolist()
-    return tokens
+async def begun(served: Served, **fields: Any) -> tuple[Reply, asyncio.Task[None]]:
+    """A stream of one choice whose first event is sent."""
+    reply, task = await served.ask(**fields)
+    served.say({(len(served.heard) - 1, 0): THE})
+    await turns()
+    assert len(reply.events) == 1 and reply.num_written == 0
+    return reply, task
 
 
-async def test_tokens_are_written_as_chunks_and_nobody_wakes() -> None:
-    two = Two()
+async def test_usage_counts_what_was_written_before(text: Text) -> None:
+    served = Served(text)
+    reply, _ = await begun(served, stream_options=CONTINUOUS)
+    for token in (CUT, REST, CAT):
+        served.say({(0, 0): token})
+    assert reply.num_written == 2
+    counts = [(event["usage"]["completion_tokens"], event["model"]) for event in reply.events]
+    assert counts == [(1, "m%d"), (3, "m%d"), (4, "m%d")]
+    assert reply.events[-1]["usage"]["total_tokens"] == 5
+
+
+async def test_scores_are_written_with_the_place_of_each_token(text: Text) -> None:
+    served = Served(text)
+    reply, _ = await begun(served, logprobs=0)
+    for token in (CAT, CUT, REST, MAT):
+        served.say({(0, 0): token})
+    assert reply.num_written == 4
+    scores = [event["choices"][0]["logprobs"] for event in reply.events]
+    assert [one["text_offset"] for one in scores] == [[0], [4], [8], [8], [9]]
+    assert [one["tokens"][0] for one in scores] == [
+        *(" the", " cat", "bytes:\\xc3", "bytes:\\xa9", " mat")
+    ]
+
+
+async def test_a_stream_of_few_events_has_all_tokens_in_them(text: Text) -> None:
+    served = Served(text, max_rate=1e-6)
+    reply, task = await begun(served)
+    for token in (CAT, MAT):
+        served.say({(0, 0): token})
+        await turns()
+    assert texts(reply) == [" the"]  # and no more for 11 days
+    task.cancel()
+    served = Served(text, max_rate=1e9)
+    reply, task = await begun(served)
+    for token in (CAT, MAT):
+        served.say({(0, 0): token})
+    served.say({(0, 0): THE}, ends={(0, 0)})
+    await asyncio.wait_for(task, 60)
+    assert texts(reply) == [" the", " cat mat the"] and not reply.num_written
+
+
+async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -> None:
+    served = Served(text, max_rate=1e-6)
+    reply, task = await served.ask()
+    served.say({(0, 0): THE}, ends={(0, 0)})
+    await asyncio.wait_for(task, 60)
+    assert texts(reply) == [" the"]
+    assert served.generations[0].outlet.rendering is None  # which knows the generation
+
+
+def texts(reply: Reply) -> list[str]:
+    return [choice["text"] for event in reply.events for choice in event["choices"]]
+
+
+async def test_tokens_are_written_in_one_event_each_and_nobody_wakes(text: Text) -> None:
+    served = Served(text)
     name = "srm_inter_token_latency_seconds_count"
+    replies = [(await begun(served))[0] for _ in range(2)]
     before = REGISTRY.get_sample_value(name) or 0
-    two.say(WHOLE, WHOLE)
-    assert [taken(one) for one in two.streams] == [[WHOLE], [WHOLE]]
-    tasks = [two.waiting(0), two.waiting(1)]
-    await asyncio.sleep(0)
-    for token in (WHOLE, 1, 0):
-        two.say(token, WHOLE)
-    await asyncio.sleep(0)
-    assert two.replies[0].sent == [b"5\r\n<a f>\r\n", b"5\r\n<a b>\r\n", b"5\r\n<a a>\r\n"]
-    assert two.replies[1].sent == [b"5\r\n<b f>\r\n"] * 3
-    assert [one.num_tokens for one in two.outlets] == [3, 3]
-    assert REGISTRY.get_sample_value(name) == before + 6
-    assert not any(task.done() for task in tasks)
-    for task in tasks:
-        task.cancel()
+    for token in (CAT, CUT, REST, MAT):
+        served.say({(0, 0): token, (1, 0): MAT})
+    assert texts(replies[0]) == [" the", " cat", "é", " mat"]
+    assert texts(replies[1]) == [" the", *4 * [" mat"]]
+    assert [reply.num_written for reply in replies] == [3, 4]
+    assert REGISTRY.get_sample_value(name) == before + 7
+
+
+async def test_choices_with_news_are_written_together(text: Text) -> None:
+    served = Served(text)
+    reply, _ = await served.ask(n=3)
+    served.say({(0, 0): THE})
+    await turns()
+    served.say({(0, 0): CAT, (0, 1): MAT, (0, 2): CUT})  # two of which begin
+    served.say({(0, 2): REST})
+    assert reply.num_written == 2 and len(reply.sent) == 3
+    choices = [event["choices"] for event in reply.events]
+    assert [(one["index"], one["text"]) for (one,) in choices] == [
+        *((0, " the"), (0, " cat"), (1, " mat"), (2, "é"))
+    ]
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        lambda two: two.say(CUT),
-        lambda two: two.say(END, reasons=(1, 0)),
-        lambda two: two.say(1, version=2),
-        lambda two: [two.replies[0].on_pause(), two.say(1)],
+        lambda served, _: served.say({(0, 0): MAT}, ends={(0, 0)}),
+        lambda served, _: served.say({(0, 0): MAT}, version=2),
+        lambda served, reply: [reply.pause(), served.say({(0, 0): MAT})],
     ],
-    ids=["part of a character", "an end", "other weights", "a slow client"],
+    ids=["an end", "other weights", "a slow client"],
 )
 async def test_what_is_odd_is_left_to_the_task_and_so_is_all_behind_it(
-    odd: Callable[[Two], Any],
+    text: Text, odd: Callable[[Served, Reply], Any]
 ) -> None:
-    two = Two()
-    two.say(WHOLE)
-    assert taken(two.streams[0]) == [WHOLE]
-    task = two.waiting(0)
-    await asyncio.sleep(0)
-    two.say(1)
-    odd(two)
-    two.say(3)  # before the task has had its turn
-    await task
-    assert two.replies[0].sent == [b"5\r\n<a b>\r\n"]
-    left = taken(two.streams[0])
-    assert left in ([CUT, 3], [END], [1, 3])  # nothing comes behind an end
-    two.say(4)
-    assert len(two.replies[0].sent) == 1
+    served = Served(text)
+    reply, _ = await begun(served)
+    served.say({(0, 0): CAT})
+    odd(served, reply)
+    served.say({(0, 0): THE}, version=2)  # before the task has had its turn
+    assert reply.num_written == 1
+    await turns()
+    assert reply.num_written == 1 and "".join(texts(reply)).startswith(" the cat mat")
+    reply.resume()
+    await turns()
+    for _ in range(2):  # written again, once the task has taken all that came
+        served.say({(0, 0): THE}, version=2)
+    is_over = reply.events[-1]["choices"][0]["finish_reason"] is not None
+    assert reply.num_written == (1 if is_over else 3)
 
 
-@pytest.mark.parametrize(
-    "what", ["no reply", "no frame", "a cut character", "a slow client", "older weights"]
-)
-async def test_a_stream_that_may_not_be_written_to_is_its_tasks(what: str) -> None:
-    two = Two()
-    if what == "no reply":
-        two.outlets[0].reply = None
-    elif what == "no frame":
-        two.outlets[0].begin = b""
-    elif what == "a slow client":
-        two.replies[0].is_paused = True
-    two.say(WHOLE, WHOLE)
-    taken(two.streams[0])
-    if what == "older weights":  # the other stream hears of the new ones first
-        two.client._streams.weights_version = 2
-    task = two.waiting(0, last_token=CUT if what == "a cut character" else WHOLE)
-    await asyncio.sleep(0)
-    two.say(1, version=2 if what == "older weights" else 1)
-    await task
-    assert not two.replies[0].sent and taken(two.streams[0]) == [1]
+@pytest.mark.parametrize("what", ["no reply", "no event", "a slow client", "older weights"])
+async def test_a_stream_that_may_not_be_written_to_is_its_tasks(text: Text, what: str) -> None:
+    served = Served(text, is_direct=what != "no reply")
+    reply, _ = await served.ask()
+    if what == "a slow client":
+        reply.pause()
+    if what != "no event":
+        served.say({(0, 0): THE})
+        if what == "older weights":  # another stream hears of the new ones first
+            served.client._streams.weights_version = 2
+        await turns()
+    if what == "a slow client":
+        reply.may_go_on.set()  # it has read some, but not enough
+        await turns()
+    served.say({(0, 0): CAT}, version=2 if what == "older weights" else 1)
+    assert not reply.num_written
+    await turns()
+    assert not reply.num_written and texts(reply)[-1] == " cat"
 
 
-def test_tokens_that_were_written_count_as_completion_tokens_and_are_not_discarded(
-    text: Text,
+async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(text: Text) -> None:
+    served = Served(text)
+    reply, task = await served.ask(n=2, stop=["cat m", "\n\n"])
+    served.say({(0, 0): THE, (0, 1): THE})
+    await turns()
+    served.say({(0, 0): CAT, (0, 1): CAT})  # held back
+    served.say({(0, 0): MAT, (0, 1): THE})
+    assert [np.frombuffer(one.indices, "<i4").tolist() for one in served.stopped] == [[0]]
+    served.say({(0, 0): MAT, (0, 1): NEWLINE})  # the first was on its way
+    served.say({(0, 1): NEWLINE})
+    assert reply.num_written and len(served.stopped) == 2
+    await turns()
+    assert task.done()
+    choices = [choice for event in reply.events for choice in event["choices"]]
+    said = ["".join(one["text"] for one in choices if one["index"] == index) for index in (0, 1)]
+    assert said == [" the ", " the cat the"]
+    ends = [one for one in choices if one["finish_reason"]]
+    assert [(one["index"], one["stop_reason"]) for one in ends] == [(0, "cat m"), (1, "\n\n")]
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
+    text: Text, num_turns: int
 ) -> None:
-    """A key is charged the sum of both."""
-    request = parse_completion(b'{"prompt": [5], "max_tokens": 4, "stream": true}')
-    generation = Generation("a", request, [b"\5\0\0\0"], text, RequestOwner())
-    generation.outlet.num_tokens = 3
-    assert (generation.completion_tokens, generation.discarded_tokens) == (3, 0)
-    assert generation.usage.completion_tokens == 3
+    served = Served(text)
+    reply, _ = await served.ask(stop=["cat m"])
+    reply.pause()
+    served.say({(0, 0): THE})
+    await turns()
+    served.say({(0, 0): CAT})  # the beginning of the stop string, and read though nobody takes it
+    await turns()
+    reply.resume()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    served.say({(0, 0): THE})
+    await turns()
+    served.say({(0, 0): THE})
+    assert "".join(texts(reply)) == " the cat the the"
+    assert reply.num_written
+
+
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"is_chat": True},
+    {"n": 3, "stream_options": CONTINUOUS},
+    {"n": 2, "stream_options": {"include_usage": True}, "echo": True},
+    {"logprobs": 1, "n": 2, "stream_options": CONTINUOUS},
+    {"is_chat": True, "n": 2, "stream_options": CONTINUOUS, "stop": ["cat"]},
+    {"prompt": [[5], [6, 7]], "stream_options": CONTINUOUS},
+    {"prompt": [[5], [6, 7]], "stop": ["t the", "éé"], "include_stop_str_in_output": True},
+    {"stop": ["th", "\n"], "logprobs": 0, "return_token_ids": True, "n": 2},
+    {"logprobs": 0, "n": 2},
+    {"is_chat": True, "logprobs": 0, "n": 2},
+    {"logprobs": WIDTH, "n": 2, "stop": ["e\n"]},
+    {"logprobs": 2, "return_tokens_as_token_ids": True, "echo": True, "prompt": [5, 6]},
+    {"is_chat": True, "logprobs": 3, "return_tokens_as_token_ids": True},
+    {"is_chat": True, "logprobs": WIDTH, "n": 3},
+    {"logprobs": 1, "return_packed": True},
+    {"logprobs": 2, "n": 17},
+    {"stream_interval": 3, "n": 2},
+    {"return_packed": True, "logprobs": 0},
+    {"skip_special_tokens": False, "n": 2},
+    {"is_chat": True, "stop": ["cat"], "n": 4, "return_token_ids": True},
+    {"n": 17},
+]
+
+
+async def all_said(
+    text: Text, fields: dict[str, Any], rng: random.Random, is_direct: bool
+) -> tuple[Served, Reply]:
+    """A stream whose tokens come at any time, and whose client pauses."""
+    served = Served(text, is_direct)
+    reply, task = await served.ask(**fields)
+    n, version = fields.get("n", 1), 1
+    places = range(len(served.heard))
+    left = {(place, index): rng.randint(1, 25) for place in places for index in range(n)}
+    while left:
+        spoken = [key for key in left if rng.random() < 0.8]
+        tokens = {
+            key: rng.choice([THE, CAT, MAT, CUT, REST, NEWLINE, SPECIAL, rng.randrange(320)])
+            for key in spoken
+        }
+        ends = {key for key in spoken if left[key] == 1}
+        version += rng.random() < 0.03
+        served.say(tokens, ends, version)
+        left = {key: count - (key in tokens) for key, count in left.items() if key not in ends}
+        chance, is_slow, num_turns = rng.random(), rng.random() < 0.1, rng.choice([0, 0, 1, 12])
+        if chance < 0.1 and is_direct:
+            reply.pause() if is_slow else reply.resume()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+    reply.resume()
+    await asyncio.wait_for(task, 60)
+    return served, reply
+
+
+def choices_of(reply: Reply) -> list[dict[str, Any]]:
+    count = 1 + max(choice["index"] for event in reply.events for choice in event["choices"])
+    return [joined(parts_of(reply.events, index)) for index in range(count)]
+
+
+@settings(max_examples=80)
+@given(st.sampled_from(FIELDS), st.integers(0, 2**32))
+def test_whoever_writes_them_events_say_the_same(
+    text: Text, fields: dict[str, Any], seed: int
+) -> None:
+    one, other = (
+        asyncio.run(all_said(text, fields, random.Random(seed), is_direct))
+        for is_direct in (True, False)
+    )
+    assert choices_of(one[1]) == choices_of(other[1])
+    assert one[1].events[-1].get("usage") == other[1].events[-1].get("usage")
+    assert one[0].tokens == other[0].tokens
+    usages = [event["usage"] for event in one[1].events if event.get("usage")]
+    counts = [usage["completion_tokens"] for usage in usages]
+    prompt = {usage["total_tokens"] - usage["completion_tokens"] for usage in usages}
+    assert counts == sorted(counts) and len(prompt) == bool(usages)

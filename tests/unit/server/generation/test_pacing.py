@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason
-from server.generation.responder import Pacing
+from server.generation.stream_events import Pacing
 from server.text.sample import Delta, join
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=20)

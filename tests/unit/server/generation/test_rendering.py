@@ -68,7 +68,7 @@ def test_events_add_up_to_the_text(
     choices = Choices(Pieces(text), Template(encode_choice), NUM_CHOICES, (STOP_TOKEN,))
     said: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for news in deliveries(completions, reasons, rng):
-        parts = choices.render(news, is_joined=rng.random() < 0.5)
+        parts = choices.render(news)
         for choice in json.loads(b"[" + b",".join(parts) + b"]"):
             said[choice["index"]].append(choice)
     for index, tokens in enumerate(completions):
