@@ -32,8 +32,8 @@ USAGE = """usage: srm COMMAND [options]
             `report` or `compare`
   tune      which matrix product is the fastest for a model on this machine's GPU
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `counted`, `prefix`, `precision`, `snapshot`, `http`, `streams`, `fleet` or `scale`;
-            `srm bench table` shows the records
+            `first-tokens`, `counted`, `prefix`, `precision`, `snapshot`, `http`, `streams`,
+            `fleet` or `scale`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -60,6 +60,7 @@ BENCHMARKS = {
     "prefill": "bench.engine.prefill",
     "host": "bench.host.host",
     "simulate": "bench.host.simulate",
+    "first-tokens": "bench.host.first_tokens",
     "counted": "bench.gpu.counted",
     "prefix": "bench.engine.prefix",
     "precision": "bench.model.precision",
@@ -74,7 +75,8 @@ BENCHMARKS = {
 
 SETTINGS = """
   model device devices dtype product num_slots memory_fraction prefix_slots prefix_cache
-  max_step_rows max_step_tokens max_waiting max_waiting_bytes max_parked_bytes
+  max_step_rows max_step_tokens prefill_step_tokens max_prefill_share
+  max_waiting max_waiting_bytes max_parked_bytes
   request_timeout_s cache_dir graphs_dir overlap step_timeout_s drain_s
   snapshot_dir snapshot_interval_s snapshot_s
   log_level log_format
@@ -94,6 +96,7 @@ SETTINGS = """
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s gb_per_s launch_us efficiencies
+  step_ms row_us at_once shares
   processors ghz gap_us
   sequences random_sequences folder lines
   requests n max_tokens streams logprobs most token_us profile flame

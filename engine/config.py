@@ -151,6 +151,10 @@ AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """The dtype that `auto` stands for on each device."""
 CPU_STEP_ROWS = 2_048
 """The `max_step_rows` that 0 stands for on a CPU; on a GPU it depends on the model's width."""
+CPU_PREFILL_STEP_TOKENS = 512
+"""The `prefill_step_tokens` that 0 stands for on a CPU, but for narrow models, whose steps cost
+more besides their rows: in theirs, tokens times d_model are `CPU_PREFILL_STEP_VALUES`."""
+CPU_PREFILL_STEP_VALUES = 2**18
 GPU_STEP_VALUES = 2**22
 """Rows of a GPU's step times d_model: four times as many bfloat16 numbers, an inner activation,
 take 32 MiB and stay in a cache of 50, while a step takes far longer than its launches."""
@@ -192,6 +196,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most sequences that one step decodes; others take turns. 0 is chosen by device and model."""
     max_step_tokens: int = 0
     """Most tokens that one step feeds: decoded ones, then prompts; 0 is twice max_step_rows."""
+    prefill_step_tokens: int = 0
+    """Most tokens of a step that feeds prompts, so that first tokens come soon; 0 is chosen by
+    device and model."""
+    max_prefill_share: float = 0.9
+    """Most of such a step that prompts take from running sequences; their first tokens come
+    first."""
     max_waiting: int = 100_000
     """Most sequences that wait for a slot; a request beyond them is refused with 503."""
     max_waiting_bytes: int = 1024**3
@@ -230,8 +240,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 <= self.num_slots < 2**31:
             raise ValueError(f"num_slots must be 0 … 2**31 - 1, got {self.num_slots}")
-        if not 0 < self.memory_fraction <= 1:
-            raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
+        for name in ("memory_fraction", "max_prefill_share"):
+            if not 0 < getattr(self, name) <= 1:  # nor NaN
+                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         for least, names in (
             (1, ("prefix_slots", "max_waiting", "max_waiting_bytes")),
             (0, ("max_slots", "max_step_rows", "max_step_tokens", "max_parked_bytes")),
@@ -260,6 +271,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"max_step_tokens must be 0 or larger than max_step_rows = {self.max_step_rows} "
                 f"and 1, got {self.max_step_tokens}"
             )
+        if self.prefill_step_tokens < 0 or self.prefill_step_tokens == 1:
+            raise ValueError(
+                f"prefill_step_tokens must be 0 or at least 2, got {self.prefill_step_tokens}"
+            )
         if not self.endpoint.startswith(("ipc://", "tcp://")):
             raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if not (self.step_timeout_s == 0 or 1 <= self.step_timeout_s <= 1e6):
@@ -275,7 +290,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Most rows and most tokens of a step: as set, or chosen where the setting is 0; then rows
         leave at least half of `max_step_tokens` to prompts.
 
-        Raises ConfigError if a GPU could not count the values of such a step.
+        Raises ConfigError if a GPU could not count the values of such a step, or if
+        `prefill_step_tokens` is more than it.
         """
         rows, tokens = self.max_step_rows, self.max_step_tokens
         widest = max(4 * model.d_model, model.vocab_size)  # an inner activation, or the logits
@@ -290,4 +306,17 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"max_step_tokens must be at most {most} where device is gpu and a token has "
                 f"{widest} values in a matrix, got {tokens}"
             )
+        if self.prefill_step_tokens > tokens:
+            raise ConfigError(
+                f"prefill_step_tokens must be at most max_step_tokens = {tokens}, got "
+                f"{self.prefill_step_tokens}"
+            )
         return rows, tokens
+
+    def prefill_step_limit(self, model: ModelConfig) -> int:
+        """Most tokens of a step that feeds prompts: as set, or chosen where the setting is 0."""
+        _, tokens = self.step_limits(model)
+        if self.prefill_step_tokens or self.device == "gpu":
+            return self.prefill_step_tokens or tokens
+        narrow = CPU_PREFILL_STEP_VALUES // model.d_model
+        return min(max(CPU_PREFILL_STEP_TOKENS, narrow), tokens)

@@ -19,7 +19,7 @@ from engine.scheduler.prefill import Prefill
 from engine.scheduler.wait_queues import FairLine
 from engine.state.fair_share import FairShare, FairShares
 from engine.state.latency import Latencies
-from engine.state.prefixes import NO_SLOT, Prefixes
+from engine.state.prefixes import NO_SLOT, Order, Prefixes
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import SlotTable, StopSets
 from engine.steps.batch import I32, I64, SlotStates
@@ -291,7 +291,7 @@ class Admission:
             group.unforked += len(slots)
 
 
-def _urgency(group: SequenceGroup) -> tuple[int, float, int, int]:
+def _urgency(group: SequenceGroup) -> tuple[int, float, int, Order]:
     """Sort key: the largest is served first."""
     share = group.share
-    return (share.tier.priority, -share.load, -share.number, -group.first_id)
+    return (share.tier.priority, -share.load, -share.number, group.order)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.state.latency import Turn
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import SlotTable
 from engine.steps.batch import (
@@ -53,9 +52,10 @@ class PromptChunk(NamedTuple):
 
 
 def assemble(
-    table: SlotTable, slots: I64, chunks: list[PromptChunk], turn: Turn | None = None
+    table: SlotTable, slots: I64, chunks: list[PromptChunk], is_turn: bool = False
 ) -> Batch:
-    """Make the batch that decodes these slots, i64[D], of that `turn`, and feeds these chunks."""
+    """Make the batch that decodes these slots, i64[D], and feeds these chunks. `is_turn`: others
+    run too."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
     positions = table.position[slots]
@@ -71,7 +71,7 @@ def assemble(
         scored_ids=np.array([chunk.group.first_id for chunk in scored], np.int64),
         edits=_edits(table, slots),
         starting=rows[positions[rows] == table.first_position[slots[rows]]],
-        turn=turn,
+        is_turn=is_turn,
         **_scored(table, slots, scored),
     )
 

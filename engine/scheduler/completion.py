@@ -56,7 +56,7 @@ class StepCompletion:
             tokens, logprobs, places = tokens[is_live], logprobs[is_live], places[is_live]
             starting = starting[is_live[starting]]
         first = batch.slots[starting].astype(np.int64)
-        self._latencies.sample(slots, first, table.first_id[first], batch.turn)
+        self._latencies.sample(slots, first, table.first_id[first], batch.is_turn)
         table.record(slots, positions, tokens, logprobs)
         may_speak = ends | self._stop_sets.may_end[tokens]
         if table.num_streaming:

@@ -1,8 +1,8 @@
 """Round robin: which running sequences a step decodes when there are more than it has rows.
 
-Sequences of the highest priority first, then those of the next one; within a priority slots take
-turns. Keeps: with one priority, the work of a step depends on its rows and not on how many slots
-there are, but for counting those that run.
+Sequences of the highest priority first, then those of the next one; within a priority those that
+have not sampled yet, then the others in turn. Keeps: with one priority, the work of a step depends
+on its rows and not on how many slots there are, but for counting those that run or begin.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from engine.state.fair_share import FairShares
-from engine.state.latency import MIXED, Turn
 from engine.state.slots import SlotTable
 from engine.steps.batch import I64, Bool
 
@@ -18,28 +17,24 @@ from engine.steps.batch import I64, Bool
 class RoundRobin:
     """The slot whose turn it is, for each priority."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
+    def __init__(self) -> None:
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
 
-    def take(self, table: SlotTable, shares: FairShares) -> tuple[I64, Turn | None]:
-        """The slots to decode, i64[max_rows at most], and which Turn of `engine.state.latency` it
-        is."""
+    def take(self, table: SlotTable, shares: FairShares, room: int) -> tuple[I64, bool]:
+        """The slots to decode, i64[room at most], and whether others run too."""
         num_running = int(np.count_nonzero(table.is_running))
-        if num_running <= self._max_rows:
-            return np.flatnonzero(table.is_running), None
+        if num_running <= room:
+            return np.flatnonzero(table.is_running), False
         owning = shares.owning
         self._next = {one: slot for one, slot in self._next.items() if one in owning}
         if len(owning) > 1:
-            return self._by_priority(table, shares), MIXED
+            return self._by_priority(table, shares, room), True
         (priority,) = owning
-        begin = self._next.get(priority, 0)
-        slots = self._in_turn(table, None, priority, num_running, self._max_rows)
-        return slots, (begin, self._next[priority])
+        return self._in_turn(table, None, priority, num_running, room), True
 
-    def _by_priority(self, table: SlotTable, shares: FairShares) -> I64:
+    def _by_priority(self, table: SlotTable, shares: FairShares, room: int) -> I64:
         """All running slots of the higher priorities, and a turn of the first that does not fit."""
-        room, descending = self._max_rows, shares.owning[::-1]
+        descending = shares.owning[::-1]
         counts = np.cumsum([shares.tiers[one].owned for one in descending])  # or fewer that run
         fitting = int(np.searchsorted(counts, room, "right"))
         chosen = []
@@ -58,26 +53,31 @@ class RoundRobin:
     def _in_turn(
         self, table: SlotTable, its_own: Bool | None, priority: int, most: int, limit: int
     ) -> I64:
-        """Up to `limit` running slots of the priority, from the one whose turn it is on.
+        """Up to `limit` running slots of the priority: new ones, then from the one whose turn it is
+        on.
 
         `most` slots of the priority run. `its_own[place]`: whether a share belongs to the priority;
         None if no other priority runs.
         """
         is_running = table.is_running
-        chosen, turn = [], self._next.get(priority, 0)
-        missing, left = limit, len(is_running)
+        new = np.flatnonzero(table.is_new & is_running)
+        if its_own is not None:
+            new = new[its_own[table.share[new]]]
+        if len(new) > limit:
+            new = new[np.argpartition(table.sequence_id[new], limit)[:limit]]  # the earliest
+        chosen, turn = [new], self._next.get(priority, 0)
+        missing, left = limit - len(new), len(is_running)
         while missing and left:
             # Expect them in so many slots; do not wrap around, nor pass where the search began.
             stretch = min(1 + missing * len(is_running) // most, len(is_running) - turn, left)
-            runs = is_running[turn : turn + stretch]
+            runs = is_running[turn : turn + stretch] & ~table.is_new[turn : turn + stretch]
             if its_own is not None:
                 runs = runs & its_own[table.share[turn : turn + stretch]]
             found = turn + np.flatnonzero(runs)[:missing]
-            chosen.append(found)
+            if len(found):
+                chosen.append(found)
+                self._next[priority] = int(found[-1]) + 1
             missing -= len(found)
             left -= stretch
             turn = turn + stretch if turn + stretch < len(is_running) else 0
-        slots = np.concatenate(chosen)
-        if len(slots):
-            self._next[priority] = int(slots[-1]) + 1
-        return slots
+        return np.concatenate(chosen)

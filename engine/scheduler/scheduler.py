@@ -36,7 +36,7 @@ from engine.scheduler.round_robin import RoundRobin
 from engine.state.latency import Latencies
 from engine.state.parked import Parked
 from engine.state.prefixes import Prefixes
-from engine.state.sequence import SequenceGroup
+from engine.state.sequence import PATIENCE, SequenceGroup
 from engine.state.slots import SlotTable, StopSets
 from engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
 
@@ -56,15 +56,17 @@ class Scheduler:
         self._model = model
         self._config = config
         self._state_bytes = 4 * model.state_width
-        self._max_rows, self._max_tokens = config.step_limits(model)
+        self._max_rows, _ = config.step_limits(model)
+        self._prefill_step_tokens = config.prefill_step_limit(model)
         self._admission = Admission(
             *(self.table, self.stop_sets, self.prefixes, self.parking, self.latencies),
-            self._max_tokens,
+            self._prefill_step_tokens,
         )
         self._roster = RequestRegistry(self._admission)
         self._completion = StepCompletion(self._admission, self._roster)
-        self._turns = RoundRobin(self._max_rows)
+        self._turns = RoundRobin()
         self._next_id = 0
+        self._num_prompt_tokens = 0  # of all requests accepted
         self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order
 
     @property
@@ -130,6 +132,8 @@ class Scheduler:
                 excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
             )
         self._next_id += request.params.n
+        group.rank = self._num_prompt_tokens + PATIENCE * len(group.prompt)
+        self._num_prompt_tokens += len(group.prompt)
         self._roster.enter(group)
         if parked is not None:
             self.parking.put(group, parked, self.latencies.unknown(len(parked)))
@@ -323,11 +327,11 @@ class Scheduler:
         the device has run: the step after can be scheduled at once."""
         admission = self._admission
         admission.admit()
-        slots, turn = self._turns.take(self.table, admission.shares)
-        chunks, prefilled = admission.prefill.chunks(self._max_tokens - len(slots))
+        slots, is_turn = self._turns.take(self.table, admission.shares, self._decode_room())
+        chunks, prefilled = admission.prefill.chunks(self._prefill_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        batch = assemble(self.table, slots, chunks, turn)
+        batch = assemble(self.table, slots, chunks, is_turn)
         new = slots[batch.new["row"]]
         self.table.is_new[new] = False
         first_ids = self.table.first_id[new[batch.new["read_slot"] != new]]
@@ -344,6 +348,20 @@ class Scheduler:
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
             admission.count_forks(self._roster.by_first_id[first_id], count)
         return batch
+
+    def _decode_room(self) -> int:
+        """Most rows that the next step decodes.
+
+        Where prompts are fed the step is short, so that their first tokens come soon. First tokens
+        have what they need of it, prompts their share, next tokens the rest.
+        """
+        waiting = self._admission.prefill.num_tokens
+        if not waiting:
+            return self._max_rows
+        tokens = self._prefill_step_tokens
+        prompts = min(max(int(self._config.max_prefill_share * tokens), 1), tokens - 1, waiting)
+        first = int(np.count_nonzero(self.table.is_new & self.table.is_running))
+        return min(self._max_rows, max(tokens - prompts, min(first, tokens - 1)))
 
     def complete(self, batch: Batch, result: StepResult) -> list[Output]:
         """Record what a step sampled, end and free the sequences it ended; say what it scored.

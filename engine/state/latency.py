@@ -8,8 +8,6 @@ behind.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,103 +20,74 @@ from engine.state.sequence import SequenceGroup
 from engine.steps.batch import I32, I64, Bool
 
 F64 = npt.NDArray[np.float64]
-Turn = tuple[int, int]
-"""From the first slot up to but not including the second, past the last slot if need be."""
-MIXED: Turn = (-1, -1)  # the slots served do not follow each other
 Gap = tuple[float, int]  # seconds between two tokens, and how many rows waited so long
-EACH = math.nan  # in place of a stretch's time: each of its slots has one of its own
+MOST_STEPS = 4_096
+"""Steps whose times are kept before those that no slot needs any more are dropped."""
 
 
 class InterTokenLatency:
-    """When each slot was served last, as stretches of slots.
+    """When each slot was served last, as the number of the step that did it.
 
-    A step serves every running slot of one stretch: all of them, or those whose turn it is. So
-    slots last served by the same step lie side by side, and a few boundaries say when each was.
-    Only where steps serve slots of high priority beside some of a lower one is the time of each
-    slot kept.
-    Keeps: the counts of a step add up to its rows that are not their sequence's first.
+    As long as every step serves all running slots, they share one number, and a step costs the same
+    whatever its rows. Keeps: the counts of a step add up to its rows that are not their sequence's
+    first.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
-        self._begins = [0]  # of the stretches, ascending
-        self._times = [0.0]  # seconds, of the step that served each, or EACH
-        self._each: F64 | None = None  # f64[num_slots] seconds, in stretches of EACH
+        self._last: I64 = np.zeros(num_slots, np.int64)  # i64 step that served each slot, or older
+        self._floor = 0  # the last step that served all running slots
+        self._times = [0.0]  # seconds, of the steps from `_floor` on
+        self._most_steps = MOST_STEPS
 
-    def serve(self, slots: I64, first: I64, turn: Turn | None, now: float) -> list[Gap]:
-        """Note that a turn's running slots, or all, were served at `now`; return (seconds, rows)
-        pairs.
+    def serve(self, slots: I64, first: I64, is_turn: bool, now: float) -> list[Gap]:
+        """Note that a step served these slots, i64[D], at `now`; return (seconds, rows) pairs.
 
-        `slots`: i64[D], ascending from where the turn begins, but for MIXED. `first`: i64[S], those
-        of them that were served for the first time, and so did not wait for a next token.
+        `first`: i64[S], those of them that were served for the first time, and so did not wait for
+        a next token. `is_turn`: others, which run too, were not served.
         """
-        if turn is None and len(self._begins) == 1 and self._each is None:
-            gaps = [(now - self._times[0], len(slots) - len(first))]
-            self._times[0] = now
-            return gaps if gaps[0][1] else []
-        if turn == MIXED:
-            return self._serve_mixed(slots, first, now)
-        found: list[Gap] = []
-        first = np.sort(first)
-        begin, stop = turn or (0, self._num_slots)
-        if begin < stop:
-            found = self._serve_stretch(slots, first, begin, stop, now)
+        num_known, step = len(self._times), self._floor + len(self._times)
+        self._times.append(now)
+        if num_known == 1 and not is_turn:
+            counts = np.array([len(slots) - len(first)])
         else:
-            # Past the last slot: two stretches, and the slots of each ascend.
-            cut = bisect_left(range(len(slots)), True, key=lambda row: bool(slots[row] < begin))
-            if begin < self._num_slots:
-                found += self._serve_stretch(slots[:cut], first, begin, self._num_slots, now)
-            if stop:
-                found += self._serve_stretch(slots[cut:], first, 0, stop, now)
-        if self._each is not None and not any(map(math.isnan, self._times)):
-            self._each = None
-        return found
+            self._last[first] = step
+            counts = self._counts(slots, num_known + 1)[:num_known]
+            self._last[slots] = step
+        waited = np.flatnonzero(counts)
+        gaps = [
+            (now - self._times[place], count)
+            for place, count in zip(waited.tolist(), counts[waited].tolist(), strict=True)
+        ]
+        if not is_turn:
+            self._floor, self._times = step, [now]
+        elif num_known >= self._most_steps:
+            self._drop_unused()
+        return gaps
 
     def last(self, slots: I64) -> F64:
         """When these slots were served last: f64[len(slots)], in seconds."""
-        times = np.array(self._times)[np.searchsorted(self._begins, slots, "right") - 1]
-        return times if self._each is None else np.where(np.isnan(times), self._each[slots], times)
+        return np.array(self._times)[self._places(self._last[slots])]
 
-    def _serve_mixed(self, slots: I64, first: I64, now: float) -> list[Gap]:
-        each = self._each if self._each is not None else np.zeros(self._num_slots)
-        ends = [*self._begins[1:], self._num_slots]
-        for begin, end, time in zip(self._begins, ends, self._times, strict=True):
-            if not math.isnan(time):
-                each[begin:end] = time
-        self._each, self._begins, self._times = each, [0], [EACH]
-        gaps = self._gaps_of_each(slots, first, now)
-        each[slots] = now
-        return gaps
+    def _places(self, steps: I64) -> I64:
+        """Return the places in `_times` of these steps."""
+        return np.maximum(steps - self._floor, 0)
 
-    def _gaps_of_each(self, slots: I64, first: I64, now: float) -> list[Gap]:
-        assert self._each is not None
-        waited = slots[~np.isin(slots, first)] if len(first) else slots
-        times, counts = np.unique(self._each[waited], return_counts=True)
-        return list(zip((now - times).tolist(), counts.tolist(), strict=True))
+    def _counts(self, slots: I64, num_places: int) -> I64:
+        """Return how many of these slots were served last by the step at each place."""
+        last = self._last[slots]
+        # Neighbours were mostly served by the same step, so there are few pieces.
+        begins = np.flatnonzero(np.diff(last, prepend=-1))
+        counts = np.diff(begins, append=len(last))
+        found = np.bincount(self._places(last[begins]), counts, num_places)
+        return found.astype(np.int64)
 
-    def _serve_stretch(
-        self, slots: I64, first: I64, begin: int, stop: int, now: float
-    ) -> list[Gap]:
-        low = bisect_right(self._begins, begin) - 1
-        high = bisect_left(self._begins, stop)
-        edges = [begin, *self._begins[low + 1 : high], stop]
-        cuts = np.searchsorted(slots, edges)
-        rows = np.diff(cuts) - np.diff(np.searchsorted(first, edges))
-        gaps: list[Gap] = []
-        for place, (time, count) in enumerate(
-            zip(self._times[low:high], rows.tolist(), strict=True)
-        ):
-            if math.isnan(time):
-                gaps += self._gaps_of_each(slots[cuts[place] : cuts[place + 1]], first, now)
-            elif count:
-                gaps.append((now - time, count))
-        begins, times = [begin], [now]
-        if stop < (self._begins[high] if high < len(self._begins) else self._num_slots):
-            begins.append(stop)  # the rest of the last one
-            times.append(self._times[high - 1])
-        low += self._begins[low] < begin  # the beginning of the first one stays
-        self._begins[low:high], self._times[low:high] = begins, times
-        return gaps
+    def _drop_unused(self) -> None:
+        """Number the steps anew, without those after which each slot was served again."""
+        places = self._places(self._last)
+        used = np.bincount(places, minlength=len(self._times)) > 0
+        self._last = (np.cumsum(used) - 1)[places]
+        self._floor, self._times = 0, np.array(self._times)[used].tolist()
+        self._most_steps = max(self._most_steps, 2 * len(self._times))
 
 
 PUBLISH_S = 0.1
@@ -178,12 +147,12 @@ class Latencies:
         assert group.taken_up is not None
         self._taken_up[slots] = self.now if group.started else group.taken_up
 
-    def sample(self, slots: I64, first: I64, first_ids: I64, turn: Turn | None) -> None:
-        """Note that a step sampled a token for each of these slots, in the order of its turn: for
-        those of `first`, i64[S], of the groups `first_ids`, the first one."""
+    def sample(self, slots: I64, first: I64, first_ids: I64, is_turn: bool) -> None:
+        """Note that a step sampled a token for each of these slots: for those of `first`, i64[S],
+        of the groups `first_ids`, the first one. `is_turn`: other slots run too."""
         self.num_sampled += len(slots)
         late = self._end_pauses(slots, first) if self._paused else first
-        self._gaps += self._pace.serve(slots, late, turn, self.now)
+        self._gaps += self._pace.serve(slots, late, is_turn, self.now)
         if len(first):
             self._first_token[first] = self.now
             self._spoke.append((self.now, first_ids))

@@ -17,7 +17,7 @@ from engine.steps.batch import I32
 NO_SLOT = -1
 NO_TOKENS: I32 = np.empty(0, np.int32)
 
-Order = tuple[int, int]  # order of service: the larger comes first
+Order = tuple[int, int, int]  # order of service: the larger comes first
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Prefix:
     slot: int = NO_SLOT
     is_ready: bool = False
     """The slot holds the state, or will when the batches scheduled so far have run."""
-    order: Order = (0, 0)  # order of the request that makes the state
+    order: Order = (0, 0, 0)  # order of the request that makes the state
     pins: int = 0  # number of users that write the slot or are still to read it
     parent: Prefix | None = None
     """None outside the tree: such a prefix is never found, and freed with its last pin."""

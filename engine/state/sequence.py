@@ -17,6 +17,9 @@ from engine.steps.batch import I32, I64, U64
 from engine.steps.token_edits import EditPlan
 
 NO_SLOTS: I32 = np.empty(0, np.int32)
+PATIENCE = 16
+"""How many times its own length a prompt lets arrive later and be fed earlier, in tokens. So the
+shorter ones come first, and none is passed for ever."""
 STREAMS = 2**40
 """A request's stream numbers lie below; the bits above are for whoever owns the engine."""
 
@@ -61,6 +64,8 @@ class SequenceGroup:
     awaited: Prefix | None = None  # prefix that another request is to make before this one begins
     unforked: int = 0
     """Started sequences whose first step, which reads the prefix, is still to come."""
+    rank: int = 0
+    """Prompt tokens that had arrived before it, and `PATIENCE` times its own."""
     arrived: float = 0.0  # when it was accepted, in seconds, as are the next two
     taken_up: float | None = None  # when its prompt's turn came
     finished: float = 0.0  # when its last sequence ended
@@ -73,8 +78,8 @@ class SequenceGroup:
 
     @property
     def order(self) -> Order:
-        """Served first is largest: higher priority, then earlier arrival."""
-        return (self.request.priority, -self.first_id)
+        """Served first is largest: higher priority, then a short prompt, then earlier arrival."""
+        return (self.request.priority, -self.rank, -self.first_id)
 
     @property
     def unstarted(self) -> int:

@@ -106,7 +106,7 @@ class Batch:
     # Facts that the device does not need. The step may end after the next one is scheduled.
     # i64[S]: the decode rows that are a sequence's first.
     starting: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    turn: tuple[int, int] | None = None  # a Turn of engine.state.latency; None: all slots
+    is_turn: bool = False  # other sequences run too, whose turn it is not
 
     @property
     def num_decode(self) -> int:

@@ -17,6 +17,7 @@ from tests.models.demo import engine_on_max, prompts
 SETTINGS = [
     {"max_step_rows": 1, "max_step_tokens": 2},  # every prompt token in a step of its own
     {"max_step_rows": 7, "max_step_tokens": 20},
+    {"max_step_rows": 200, "max_step_tokens": 300, "prefill_step_tokens": 31},
     {"max_step_rows": 256, "max_step_tokens": 300},
     {"max_step_rows": 4_096, "max_step_tokens": 10_000, "num_slots": 16_384},
 ]

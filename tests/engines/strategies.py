@@ -21,11 +21,16 @@ HEADERS[1][:20] = HEADERS[0][:20]
 
 def configs(min_waiting: int = 1) -> st.SearchStrategy[EngineConfig]:
     return st.builds(
-        lambda max_step_rows, spare_tokens, **others: EngineConfig(
-            max_step_rows=max_step_rows, max_step_tokens=max_step_rows + spare_tokens, **others
+        lambda rows, spare_tokens, prefill_step_tokens, **others: EngineConfig(
+            max_step_rows=rows,
+            max_step_tokens=rows + spare_tokens,
+            prefill_step_tokens=min(prefill_step_tokens, rows + spare_tokens),
+            **others,
         ),
-        max_step_rows=st.integers(1, 5),
+        rows=st.integers(1, 5),
         spare_tokens=st.integers(1, 12),
+        prefill_step_tokens=st.sampled_from([0, 2, 3, 5, 8]),
+        max_prefill_share=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
         num_slots=st.integers(1, 6),
         max_waiting=st.integers(min_waiting, min_waiting + 24),
         prefix_slots=st.integers(1, 5),

@@ -72,11 +72,14 @@ class History:
     def __init__(self, number: int) -> None:
         self.draw = draw = random.Random(number)
         rows = draw.randint(1, 5)
+        tokens = rows + draw.randint(1, 12)
         self.config = EngineConfig(
             num_slots=draw.randint(1, 8),
             prefix_slots=draw.randint(1, 4),
             max_step_rows=rows,
-            max_step_tokens=rows + draw.randint(1, 12),
+            max_step_tokens=tokens,
+            prefill_step_tokens=draw.randint(2, tokens),
+            max_prefill_share=draw.choice([0.1, 0.5, 0.9, 1.0]),
             max_waiting=40,
             max_parked_bytes=draw.choice([0, 2_000, 2**32, 2**32]),
         )

@@ -125,8 +125,41 @@ def test_a_gpu_can_count_the_values_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "width", "limit"),
+    [
+        ({}, 1_024, 512),
+        ({}, 512, 512),
+        ({}, 256, 1_024),
+        ({}, 2, 4_096),
+        ({"max_step_tokens": 101}, 256, 101),
+        ({"device": "gpu"}, 1_024, 8_192),
+        ({"device": "gpu", "prefill_step_tokens": 700}, 1_024, 700),
+        ({"prefill_step_tokens": 4_096}, 1_024, 4_096),
+        ({"max_step_tokens": 5_000, "prefill_step_tokens": 2}, 256, 2),
+    ],
+)
+def test_a_step_that_feeds_prompts_is_a_short_one_on_a_cpu(
+    settings: dict[str, Any], width: int, limit: int
+) -> None:
+    model = ModelConfig(d_model=width, num_layers=1, num_heads=2, n_ctx=8, vocab_size=8)
+    config = EngineConfig(**settings)
+    _, tokens = config.step_limits(model)
+    assert config.prefill_step_limit(model) == limit
+    too_many = msgspec.structs.replace(config, prefill_step_tokens=tokens + 1)
+    message = f"prefill_step_tokens must be at most max_step_tokens = {tokens}, got {tokens + 1}"
+    with pytest.raises(ConfigError, match=message):
+        too_many.step_limits(model)
+
+
+@pytest.mark.parametrize(
     ("settings", "named"),
     [
+        ({"prefill_step_tokens": 1}, "prefill_step_tokens must be 0 or at least 2, got 1"),
+        ({"prefill_step_tokens": -1}, "prefill_step_tokens must be 0 or at least 2, got -1"),
+        *(
+            ({"max_prefill_share": share}, rf"max_prefill_share must be in \(0, 1\], got {share}")
+            for share in (0.0, -0.5, 1.5, float("nan"))
+        ),
         ({"device": "gpu", "max_step_rows": 65_537}, "max_step_rows must be at most 65536 where"),
         ({"max_step_rows": -1}, "max_step_rows must be at least 0"),
         ({"max_step_tokens": 1}, "max_step_tokens must be 0 or larger"),

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 
 from engine.scheduler.scheduler import Scheduler
-from engine.state.latency import MIXED
 from tests.engines.making import complete, request_of, scheduled, scheduler_of
 
 
@@ -15,7 +14,7 @@ def served(scheduler: Scheduler) -> Counter[str]:
     """Rows of the next step, by request."""
     batch = scheduled(scheduler)
     first_ids = scheduler.table.first_id[batch.slots].tolist()
-    assert batch.turn == MIXED
+    assert batch.is_turn
     found = Counter(scheduler._roster.by_first_id[one].request.id for one in first_ids)
     complete(scheduler, batch)
     return found

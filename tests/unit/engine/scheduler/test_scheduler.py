@@ -86,7 +86,7 @@ def test_long_prompts_are_fed_in_chunks_behind_the_decode_rows() -> None:
     scheduler.add(request_of("decoding", [4], max_tokens=20))
     step(scheduler)
     scheduler.add(request_of("long", range(2, 13)))
-    scheduler.add(request_of("next", [20, 21, 22]))
+    scheduler.add(request_of("next", range(20, 31)))
     chunks = []
     for _ in range(4):
         chunks.append(rows(batch := scheduled(scheduler)))
@@ -95,7 +95,7 @@ def test_long_prompts_are_fed_in_chunks_behind_the_decode_rows() -> None:
         [[FROM_DEVICE], [2, 3, 4, 5]],
         [[FROM_DEVICE], [6, 7, 8, 9]],
         [[FROM_DEVICE], [10, 11], [20, 21]],
-        [[FROM_DEVICE], [12]],
+        [[12], [22, 23, 24, 25]],  # the first token comes before others' next ones
     ]
 
 
@@ -152,8 +152,8 @@ def test_one_slot_serves_any_n() -> None:
     scheduler = scheduler_of(num_slots=1, prefix_slots=1)
     scheduler.add(request_of("a", n=3, max_tokens=1))
     scheduler.add(request_of("b", [5], n=2, max_tokens=1))
-    # The slot would stand idle while the prompt of a is prefilled.
-    assert [output.id for output in steps(scheduler, 5)] == [*"baaab"]
+    # The prompt of b is the shorter one. That of a is prefilled in the third step.
+    assert [output.id for output in steps(scheduler, 6)] == [*"bbaaa"]
 
 
 @pytest.mark.parametrize(

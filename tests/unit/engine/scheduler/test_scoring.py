@@ -34,18 +34,18 @@ def test_scored_prompts_come_before_the_others_and_after_decode_rows() -> None:
     scheduler.add(request_of("asks", [11, 12, 13, 14], prompt_logprobs=2))
     scheduler.add(request_of("also", [21, 22], prompt_logprobs=0))
     batch = scheduled(scheduler)
-    assert batch.token_ids[1:].tolist() == [8, 11, 12, 13, 21, 5, 6]
-    assert batch.targets.tolist() == [SAMPLED, 9, 12, 13, 14, 22]
+    assert batch.token_ids[1:].tolist() == [8, 21, 11, 12, 13, 5, 6]
+    assert batch.targets.tolist() == [SAMPLED, 9, 22, 12, 13, 14]
     assert batch.score_rows.tolist() == [1, 2, 3, 4, 5]
-    assert batch.num_top.tolist() == [0, 2, 2, 2, 0]
+    assert batch.num_top.tolist() == [0, 0, 2, 2, 2]
     scheduler.abort("aborted")
-    asks, also = complete(scheduler, batch)
+    also, asks = complete(scheduler, batch)
     assert (asks.id, asks.index, asks.finish_reason) == ("asks", PROMPT, None)
     assert ints(asks.token_ids) == [12, 13, 14]
-    assert (floats(asks.logprobs), ints(asks.ranks)) == ([-1, -2, -3], [2, 3, 4])
-    assert ints(asks.top_ids) == [100, 101, 200, 201, 300, 301]
-    assert floats(asks.top_logprobs) == [-100, -101, -200, -201, -300, -301]
-    assert (ints(also.token_ids), floats(also.logprobs)) == ([22], [-4])
+    assert (floats(asks.logprobs), ints(asks.ranks)) == ([-2, -3, -4], [3, 4, 5])
+    assert ints(asks.top_ids) == [200, 201, 300, 301, 400, 401]
+    assert floats(asks.top_logprobs) == [-200, -201, -300, -301, -400, -401]
+    assert (ints(also.token_ids), floats(also.logprobs)) == ([22], [-1])
     assert also.top_ids == also.top_logprobs == b""
 
 

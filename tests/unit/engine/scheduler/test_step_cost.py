@@ -39,7 +39,8 @@ def calls_of_turns(num_slots: int) -> int:
     scheduler.add(request_of("high", [5], n=2, max_tokens=60))
     scheduler.add(request_of("low", [5], n=num_slots - 2, priority=-1, max_tokens=60))
     scheduler._admission.admit()
-    return calls_of(lambda: scheduler._turns.take(scheduler.table, scheduler._admission.shares))
+    shares = scheduler._admission.shares
+    return calls_of(lambda: scheduler._turns.take(scheduler.table, shares, 4))
 
 
 def calls_of_an_admission(waiting: int) -> int:

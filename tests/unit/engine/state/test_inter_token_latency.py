@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.state.latency import MIXED, InterTokenLatency
+from engine.state.latency import InterTokenLatency
 
 NUM_SLOTS = 12
 
@@ -34,6 +34,7 @@ def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -
     """Each step says which slots run from now on, how many of them a step has room for, and
     whether those with an even number go first."""
     pace, begin = InterTokenLatency(NUM_SLOTS), 0
+    pace._most_steps = 3  # so that steps are numbered anew now and then
     running: set[int] = set()
     served_at: dict[int, float] = {}  # of the running slots that were served
     for now, (wanted, limit, is_mixed) in enumerate(steps, 1):
@@ -42,15 +43,15 @@ def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -
         running = wanted
         is_turn = len(running) > limit
         chosen = turn_of(sorted(running), begin if is_turn else 0, limit)
-        turn = (begin, chosen[-1] + 1) if is_turn else None
-        if turn and is_mixed:
+        if is_turn and is_mixed:
             chosen = sorted(sorted(running), key=lambda slot: slot % 2)[:limit]
-            turn = MIXED
-        begin = turn[1] if turn and turn != MIXED else begin
+        elif is_turn:
+            begin = chosen[-1] + 1
         first = [slot for slot in chosen if slot not in served_at]
         expected = Counter(now - served_at[slot] for slot in chosen if slot in served_at)
         found: Counter[float] = Counter()
-        for gap, count in pace.serve(np.array(chosen), np.array(first, np.int64), turn, float(now)):
+        rows = np.array(chosen), np.array(first, np.int64)
+        for gap, count in pace.serve(*rows, is_turn, float(now)):
             found[gap] += count
         assert found == expected
         last = [served_at.get(slot) for slot in sorted(running)]
@@ -59,10 +60,13 @@ def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -
         served_at |= dict.fromkeys(chosen, now)
 
 
-def test_stretches_stay_few() -> None:
-    pace = InterTokenLatency(1_000)
-    for step in range(500):
-        begin = step * 100 % 1_000
+def test_times_of_steps_stay_few() -> None:
+    pace, most = InterTokenLatency(1_000), 0
+    pace._most_steps = 50
+    for step in range(5_000):
+        begin = step * 100 % 900  # the last hundred slots are never served
         slots = np.arange(begin, begin + 100)
-        pace.serve(slots, slots[:0], (begin, begin + 100), float(step))
-        assert len(pace._begins) <= 11
+        pace.serve(slots, slots[:0], True, float(step))
+        most = max(most, len(pace._times))
+    assert most == 50
+    assert pace.last(np.array([0, 899, 999])).tolist() == [4995.0, 4994.0, 0.0]

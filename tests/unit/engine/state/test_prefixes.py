@@ -8,7 +8,7 @@ import pytest
 from engine.state.prefixes import Prefix, Prefixes
 from engine.steps.batch import I32
 
-ORDER = (0, 0)
+ORDER = (0, 0, 0)
 
 
 def ids(*tokens: int) -> I32:

@@ -1,0 +1,148 @@
+"""How soon first tokens come: what a step gives to prompts, to first tokens and to next ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.scheduler.scheduler import Scheduler
+from engine.state.sequence import PATIENCE
+from engine.steps.batch import Batch
+from tests.engines.making import complete, request_of, scheduled, scheduler_of, step, steps
+
+MANY = {"num_slots": 200, "max_step_rows": 64, "max_step_tokens": 128, "max_waiting": 1_000}
+
+
+def running_scheduler(count: int, **settings: Any) -> Scheduler:
+    """A scheduler of which so many sequences have sampled once."""
+    scheduler = scheduler_of(**{**MANY, **settings})
+    scheduler.add(request_of("running", [5], n=count, max_tokens=60))
+    while scheduler.table.is_new.any() or not scheduler.table.num_owned:
+        step(scheduler)
+    return scheduler
+
+
+def rows_by_request(scheduler: Scheduler, batch: Batch) -> Counter[str]:
+    first_ids = scheduler.table.first_id[batch.slots].tolist()
+    return Counter(scheduler._roster.by_first_id[one].request.id for one in first_ids)
+
+
+@pytest.mark.parametrize(
+    ("share", "prompts"), [(0.01, 1), (0.25, 5), (0.5, 10), (0.99, 19), (1.0, 19)]
+)
+def test_prompts_have_their_share_of_a_short_step(share: float, prompts: int) -> None:
+    scheduler = running_scheduler(40, prefill_step_tokens=20, max_prefill_share=share)
+    for i in range(3):
+        scheduler.add(request_of(f"prompt {i}", [7] * 60))
+    batch = scheduled(scheduler)
+    assert (batch.num_decode, batch.num_tokens) == (20 - prompts, 20)
+
+
+def test_prompts_have_all_that_sequences_leave() -> None:
+    scheduler = running_scheduler(3, prefill_step_tokens=20, max_prefill_share=0.25)
+    scheduler.add(request_of("prompt", [7] * 60))
+    batch = scheduled(scheduler)
+    assert (batch.num_decode, batch.num_tokens) == (3, 20)
+
+
+def test_sequences_have_all_that_prompts_leave() -> None:
+    scheduler = running_scheduler(40, prefill_step_tokens=20, max_prefill_share=0.9)
+    scheduler.add(request_of("prompt", [7] * 5))
+    batch = scheduled(scheduler)
+    assert (batch.num_decode, batch.num_tokens) == (16, 20)
+
+
+def test_no_step_decodes_more_than_its_rows() -> None:
+    scheduler = running_scheduler(100, prefill_step_tokens=120, max_prefill_share=0.2)
+    scheduler.add(request_of("prompt", [7] * 60))
+    batch = scheduled(scheduler)
+    assert (batch.num_decode, batch.num_tokens) == (64, 120)
+
+
+def test_a_step_without_prompts_is_as_large_as_any() -> None:
+    scheduler = running_scheduler(100, prefill_step_tokens=20)
+    assert scheduled(scheduler).num_decode == 64
+
+
+def test_first_tokens_come_before_next_ones_and_before_prompts() -> None:
+    scheduler = running_scheduler(40, prefill_step_tokens=20, max_prefill_share=1.0)
+    scheduler.add(request_of("short", [7, 8], n=16))
+    scheduler.add(request_of("long", [9] * 60))
+    complete(scheduler, scheduled(scheduler))
+    batch = scheduled(scheduler)
+    assert rows_by_request(scheduler, batch) == {"short": 16}
+    assert batch.num_tokens == 20
+
+
+def test_all_that_run_take_turns_while_prompts_are_fed() -> None:
+    scheduler = running_scheduler(40, prefill_step_tokens=20, max_prefill_share=0.5)
+    for i in range(20):
+        scheduler.add(request_of(f"prompt {i}", [7] * 60, max_tokens=1))
+    before = scheduler.table.position.copy()
+    for _ in range(12):
+        step(scheduler)
+    first_id = scheduler._roster.by_id["running"].first_id
+    served = (scheduler.table.position - before)[scheduler.table.first_id == first_id]
+    assert served.min() >= 2 and served.max() - served.min() <= 1
+
+
+def test_of_new_sequences_without_room_the_earliest_begin() -> None:
+    scheduler = scheduler_of(num_slots=50, max_step_rows=6)
+    for i in range(10):
+        scheduler.add(request_of(f"{i}", [5], n=3, max_tokens=9))
+    seen = [rows_by_request(scheduler, scheduled(scheduler)) for _ in range(5)]
+    assert seen == [{f"{2 * i}": 3, f"{2 * i + 1}": 3} for i in range(5)]
+    scheduler.table.is_new[:30] = True
+    scheduler.table.sequence_id[:30] = np.arange(30)[::-1]  # the latest in the lowest slots
+    assert sorted(scheduled(scheduler).slots.tolist()) == [24, 25, 26, 27, 28, 29]
+
+
+def test_first_tokens_come_one_after_the_other_and_not_when_all_is_read() -> None:
+    limits = {"prefill_step_tokens": 16, "max_prefill_share": 0.75, "prefix_cache": False}
+    scheduler, fed, fed_until = scheduler_of(**MANY, **limits), 0, dict[str, int]()
+    for i in range(100):
+        scheduler.add(request_of(str(i), [7] * 5, max_tokens=50, emit="delta"))
+    while len(fed_until) < 100:
+        batch = scheduled(scheduler)
+        fed += batch.num_tokens
+        for output in complete(scheduler, batch):
+            fed_until.setdefault(output.id, fed)
+    assert list(fed_until) == [str(i) for i in range(100)]
+    for place, tokens in enumerate(fed_until.values(), 1):
+        # 4 tokens of a prompt are three quarters of what is fed; its first token comes a step
+        # later, which is a large one where all prompts are read.
+        assert tokens <= 4 * place / 0.75 + 16 + 64
+
+
+def test_the_shortest_prompts_come_first_whatever_came_first() -> None:
+    scheduler = scheduler_of(num_slots=1, prefix_slots=1)
+    for name, length in (("long", 9), ("short", 3), ("middle", 6), ("short too", 3)):
+        scheduler.add(request_of(name, [5] * length, max_tokens=1))
+    said = [output.id for output in steps(scheduler)]
+    assert said == ["short", "short too", "middle", "long"]
+
+
+@pytest.mark.parametrize("priority", [0, -1])
+def test_a_priority_beats_any_length(priority: int) -> None:
+    scheduler = scheduler_of(num_slots=1)
+    scheduler.add(request_of("long", [5] * 60, max_tokens=1))
+    scheduler.add(request_of("short", [5, 6], max_tokens=1, priority=priority))
+    said = [output.id for output in steps(scheduler)]
+    assert said == (["short", "long"] if priority == 0 else ["long", "short"])
+
+
+def test_a_long_prompt_lets_pass_so_much_and_no_more() -> None:
+    scheduler = scheduler_of(num_slots=1)
+    scheduler.add(request_of("long", [5] * 40, max_tokens=1))
+    said: list[str] = []
+    for i in itertools.count():
+        if "long" in said:
+            break
+        scheduler.add(request_of(f"short {i}", [5], max_tokens=1))
+        said += [output.id for output in step(scheduler)]
+    # One token each, after the 40 of the long one; of equal rank is the one that it starts before.
+    assert len(said) - 1 == PATIENCE * (40 - 1) - 40
