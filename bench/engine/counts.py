@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.config import Dtype, ModelConfig
+from engine.device.products import SLICE
 from engine.weights.step_bytes import FLOAT8, SIZES, STATE, logit_size
 
 KERNEL_SIZE = 4
@@ -79,6 +80,9 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
             return Count(rows * (BIASED + 4 * SAMPLED), rows * (touched + STATE * BIASED))
         case "sample" | "sample_top_p":  # largest, scaled, shifted, exponential, sum; read once
             return Count(5 * rows * vocab, logits)
+        case "sample_slices":  # two numbers of each slice, and the logits of one
+            slices, one = vocab // SLICE, SLICE * logit_size(dtype, device)
+            return Count(5 * rows * (slices + SLICE), rows * (slices * 2 * STATE + one))
         case "score":  # the same, and compared with the target
             return Count(6 * rows * vocab, logits + rows * 2 * STATE * (1 + TOP))
     raise KeyError(name)

@@ -110,6 +110,10 @@ class Feeds:
             self.values(BIASED),
         ]
 
+    def head(self, rows: int) -> list[Array]:
+        """Return inputs of the head that leaves slices; its weight is bound."""
+        return [self.stored(rows, self._model.d_model), _sampling(rows), _slots(rows)]
+
     def expand(self, rows: int) -> list[Array]:
         """Return inputs of decode rows of which none is new."""
         sampling, new = np.zeros((rows, 6), np.int32), np.full((1, 9), -1, np.int32)
@@ -120,6 +124,15 @@ class Feeds:
         """Return inputs of sampling at temperature 1."""
         where = [self._middle(rows), _slots(rows)]
         return [_zeros(rows), self._logits(rows), _sampling(rows, top_p), *where]
+
+    def sample_slices(self, rows: int) -> list[Array]:
+        """Return the same with the slices of the logits, as the head leaves them."""
+        inputs = self.sample(rows)
+        parts = widen_bfloat16(inputs[1][:DISTINCT]).reshape(min(rows, DISTINCT), -1, SLICE)
+        largest = parts.max(-1)
+        sums = np.exp(parts - largest[..., None]).sum(-1)
+        slices = np.stack([largest, sums], -1)
+        return [*inputs, np.resize(slices, (rows, *slices.shape[1:]))]
 
     def score(self, rows: int) -> list[Array]:
         """Return inputs that score the sampled token of every row."""
@@ -143,7 +156,7 @@ def _sampling(rows: int, top_p: float = 1.0) -> I32:
     """Records of temperature 1 and seeds 0, 1, …"""
     records = np.zeros(rows, SAMPLING)
     records["temperature"], records["top_p"], records["seed"] = 1, top_p, np.arange(rows)
-    return records.view(np.int32).reshape(rows, -1)
+    return records.view(np.int32).reshape(rows, SAMPLING.itemsize // 4)
 
 
 def _slots(rows: int) -> I32:

@@ -28,6 +28,7 @@ from engine.device.runner import open_device
 NAMES = {
     "mix_prompts": f"mix, prompts of {PROMPT}",
     "sample_top_p": "sample, top-p 0.9",
+    "sample_slices": "sample, from slices",
     "proj_in": "proj in",
     "proj_out": "proj out",
 }

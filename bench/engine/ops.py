@@ -19,7 +19,16 @@ import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
-from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorValue, Weight
+from max.graph import (
+    BufferType,
+    BufferValue,
+    DeviceRef,
+    Graph,
+    Module,
+    TensorType,
+    TensorValue,
+    Weight,
+)
 
 from bench.engine.counts import KERNEL_SIZE, PROMPT
 from bench.engine.feeds import Array, Feeds
@@ -39,9 +48,11 @@ from engine.device.linear import (
 from engine.device.model import NORMED, graph_shape
 from engine.device.products import (
     FLOAT8,
+    SLICE,
     Product,
     Stream,
     folds_norms,
+    head_with_slices,
     multiply_into_stream,
     multiply_normed,
     stream_types,
@@ -179,7 +190,8 @@ def build_ops(
     """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op.
 
     Where norms are folded, the products behind them take moments, those before them and "embed"
-    write them, and there is no "norm". In FLOAT8 there are those that are not as in bfloat16.
+    write them, and there is no "norm". In FLOAT8 there are those that are not as in bfloat16. The
+    "own" product's head leaves slices, and a sampler reads them.
     """
     if dtype == FLOAT8:
         return float8_ops(model, on)
@@ -226,6 +238,9 @@ def build_ops(
         shape = (inner, columns) if bound else None
         return {name: Op(types, call, feed, None if bound else 1, shape)}
 
+    def head(x: TensorValue, sampling: BufferValue, slots: TensorValue) -> Any:
+        return head_with_slices(x, Weight("head", dtype, (vocab, d), on), "tokens", sampling, slots)
+
     def normed(name: str, inner: int, columns: int, silu: bool) -> Op:
         def call(x: TensorValue, of_columns: TensorValue, moments: TensorValue) -> TensorValue:
             weight = Weight(name, dtype, (columns, inner), on)
@@ -262,6 +277,11 @@ def build_ops(
     ]
     scores = ints("decode", "decode", "targets", "scored", "scored")
     scored: Inputs = [logits, sampling, *scores]
+    of_slices = TensorType(FLOAT, ["head", vocab // SLICE, 2], on)
+    sliced = {
+        "head": Op([x, sampling, *ints("decode")], head, made.head, None, (d, vocab)),
+        "sample_slices": Op([*sampled, of_slices], kernels.sample, made.sample_slices),
+    }
     return {
         "call": Op(
             [TensorType(FLOAT, [1], on)], lambda x: x + 1, lambda _: [np.ones(1, np.float32)]
@@ -280,7 +300,7 @@ def build_ops(
         "mix_prompts": Op(mixed, kernels.mix, partial(made.mix, length=PROMPT)),
         "taps": Op(tapped, kernels.taps, made.taps),
         **product("proj_out", d, d, residual=True),
-        **product("head", d, vocab, is_head=True),
+        **(sliced if by == "own" else product("head", d, vocab, is_head=True)),
         "edit": Op(edited, kernels.edit, made.edit),
         "sample": Op(sampled, kernels.sample, made.sample),
         "sample_top_p": Op(sampled, kernels.sample, partial(made.sample, top_p=0.9)),

@@ -10,6 +10,7 @@ and bytes from the kernels' own code, run by the interpreter of the tests:
   a small tile, of half the rows, takes half the clocks, and an instruction as many.
 - Anything takes at least what its bytes take, as if no activation stayed in the cache, and its
   instructions, one a clock in each of a processor's four schedulers.
+- At temperature 1 the head leaves slices, and rows are drawn from them; with top-p neither is so.
 - From one kernel's end to the next one's start there is a gap.
 
 Edits and scores are launched and do nothing; host and uploads are under the step before.
@@ -18,6 +19,7 @@ Edits and scores are launched and do nothing; host and uploads are under the ste
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +33,7 @@ from tests.kernels.lowered import LAYERS, Launch, lower
 from tests.kernels.ptx import compiled
 from tests.kernels.test_gpu_batches import decode_counts
 from tests.kernels.test_gpu_rows import row_counts
-from tests.kernels.test_products import COLUMNS, check, compile_kernels
+from tests.kernels.test_products import COLUMNS, SLOTS, check, compile_kernels
 from tests.kernels.test_products import run as run_product
 from tests.kernels.test_sampler import Settings as Sampling
 
@@ -43,6 +45,8 @@ SMALL_ROWS, FOUR, GROUP = 64, 4, 16
 """Rows of a small tile; those that four processors compute together. They have the same rows and
 are taken if all of them find, in groups of so many processors, four at once."""
 CLOCKS_A_TERM, CLOCKS_AN_INSTRUCTION, SCHEDULERS = 16, 2, 4
+SLICE_BYTES = 8
+"""What the head leaves of each row of a tile."""
 DECODED = 4
 """Rows of `decode_counts`."""
 PRODUCTS = {
@@ -50,13 +54,15 @@ PRODUCTS = {
     "proj_in": "normed_proj_in",
     "down": "measured_down",
     "proj_out": "measured_down",
-    "head": "head",
+    "head": "slices",
 }
 """Matrix products, and the epilogue of each, as tests/kernels/product_kernels.mojo names it."""
+BY_SAMPLER = {"head", "sample"}
+"""What depends on how rows are sampled: the head leaves slices where rows are drawn from them."""
 NAMES = {
     **{f"srm_{name}": name for name in ("expand", "mix", "edit", "sample", "score")},
     "srm_embed_stream": "embed",
-    "srm_linear_sm90": "head",
+    "srm_head_sm90": "head",
 }
 IDLE = {"edit", "score"}
 SAMPLERS = {"temperature 1": Sampling(), "top-p 0.9": Sampling(top_p=0.9)}
@@ -89,9 +95,10 @@ class CountedConfig(Settings, frozen=True, forbid_unknown_fields=True):
 class Code(NamedTuple):
     """Instructions and bytes that were counted in compiled code."""
 
-    epilogues: dict[str, int]  # of each of PRODUCTS: instructions of a thread, of a full tile
+    epilogues: dict[str, int]  # of each product: instructions of a thread, of a full tile
     mix: tuple[float, float]  # of a channel of a row: instructions of warps, and bytes
     samplers: dict[str, tuple[float, float]]  # of a row: likewise
+    """Keys of what is BY_SAMPLER are of `_kinds`."""
 
 
 def main(argv: list[str]) -> int:
@@ -120,15 +127,29 @@ def read_code() -> Code:
         rows = compiled("row_kernels.mojo", folder)
         mixed = decode_counts(compiled("batch_kernels.mojo", folder), "mix", "bfloat16", width)
     epilogues = {}
-    for kind in set(PRODUCTS.values()):
-        ran = run_product(products[f"{kind} {COLUMNS} {depth}"], kind, PAIR * TILE[0], depth)
-        check(kind, ran)
-        epilogues[kind] = ran.epilogue
+    for name, kind in PRODUCTS.items():
+        for sampler in _samplers(name):
+            slots = SLOTS if SAMPLERS.get(sampler) == Sampling() else SLOTS[:0]
+            text = products[f"{kind} {COLUMNS} {depth}"]
+            ran = run_product(text, kind, PAIR * TILE[0], depth, slots=slots)
+            check(kind, ran)
+            epilogues[_kind(name, sampler)] = ran.epilogue
     return Code(
-        epilogues={name: epilogues[kind] for name, kind in PRODUCTS.items()},
+        epilogues=epilogues,
         mix=(mixed.warp_instructions / DECODED / width, sum(mixed.moved) / DECODED / width),
-        samplers={name: row_counts(rows, settings) for name, settings in SAMPLERS.items()},
+        samplers={
+            _kind("sample", name): row_counts(rows, settings) for name, settings in SAMPLERS.items()
+        },
     )
+
+
+def _samplers(name: str) -> Iterable[str]:
+    return SAMPLERS if name in BY_SAMPLER else [""]
+
+
+def _kind(name: str, sampler: str) -> str:
+    """Return the name of what a kernel does, for a way to sample if there is a difference."""
+    return f"{name}, {sampler}" if sampler else name
 
 
 def count_step(
@@ -136,19 +157,20 @@ def count_step(
 ) -> dict[str, Any]:
     """Count a step of a model of that width, whose LAYERS layers launch what `launches` has."""
     model = ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
-    names = [_kind(launch) for launch in launches]
+    names = [_name(launch) for launch in launches]
     first, head = names.index("embed") + 1, names.index("head")
     layer = names[first : first + (head - first) // LAYERS]
     step = [*names[:first], *layer * model.num_layers, *names[head:]]
     kernels: list[dict[str, Any]] = []
     for name, calls in Counter(step).items():
         launch = launches[names.index(name)]
-        for kind in SAMPLERS if name == "sample" else [name]:
-            moved, busy_ns = _row(kind, launch, model, rows, code, config)
+        for sampler in _samplers(name):
+            moved, busy_ns = _row(name, sampler, launch, model, rows, code, config)
             memory_ns = moved / config.tb_per_s / 1e3
             kernels.append(
                 {
-                    "name": kind,
+                    "name": _kind(name, sampler),
+                    "sampler": sampler,
                     "launches": calls,
                     "bytes": calls * moved,
                     "ns": calls * max(busy_ns, memory_ns),
@@ -156,7 +178,10 @@ def count_step(
                 }
             )
     gaps_ns = len(step) * config.gap_us * 1e3 / rows
-    ns = gaps_ns + sum(one["ns"] for one in kernels if one["name"] not in SAMPLERS)
+    ns = {
+        sampler: gaps_ns + sum(one["ns"] for one in kernels if one["sampler"] in {"", sampler})
+        for sampler in SAMPLERS
+    }
     return {
         "width": width,
         "rows": rows,
@@ -164,13 +189,11 @@ def count_step(
         "launches_a_layer": len(layer),
         "gaps_ns": gaps_ns,
         "kernels": kernels,
-        "tokens_per_s": {
-            one["name"]: 1e9 / (ns + one["ns"]) for one in kernels if one["name"] in SAMPLERS
-        },
+        "tokens_per_s": {sampler: 1e9 / taken for sampler, taken in ns.items()},
     }
 
 
-def _kind(launch: Launch) -> str:
+def _name(launch: Launch) -> str:
     """Return the name of what is launched, as `bench.engine.counts` has it."""
     if launch.name == "srm_normed_sm90":
         return "up" if launch.settings["silu"] == "True" else "proj_in"
@@ -180,27 +203,35 @@ def _kind(launch: Launch) -> str:
 
 
 def _row(
-    kind: str, launch: Launch, model: ModelConfig, rows: int, code: Code, config: CountedConfig
+    name: str,
+    sampler: str,
+    launch: Launch,
+    model: ModelConfig,
+    rows: int,
+    code: Code,
+    config: CountedConfig,
 ) -> tuple[float, float]:
     """Return bytes that a kernel moves for a row, and nanoseconds that it has the processors."""
     issued_per_ns = config.processors * SCHEDULERS * config.ghz
-    if kind in code.samplers:
-        instructions, moved = code.samplers[kind]
+    if name == "sample":
+        instructions, moved = code.samplers[_kind(name, sampler)]
         return moved, instructions / issued_per_ns
-    if kind == "mix":
+    if name == "mix":
         instructions, moved = (model.d_model * one for one in code.mix)
         return moved, instructions / issued_per_ns
-    if kind in IDLE:
+    if name in IDLE:
         return 0.0, 0.0
-    flops, moved = count_op(kind, model, "bfloat16", "gpu", rows)
-    if kind not in PRODUCTS:
+    flops, moved = count_op(name, model, "bfloat16", "gpu", rows)
+    if name not in PRODUCTS:
         return moved / rows, 0.0
     inner, outer = int(launch.settings["K"]), int(launch.settings["N"])
+    if name == "head" and SAMPLERS[sampler] == Sampling():
+        moved += rows * outer // TILE[1] * SLICE_BYTES
     clusters = ceil(rows / TILE[0] / PAIR) * outer // TILE[1]
     fit = clusters <= config.processors // GROUP * (GROUP // FOUR)
     tile_rows = SMALL_ROWS if fit else TILE[0]
     clocks = CLOCKS_A_TERM * inner * tile_rows / TILE[0]
-    epilogue = code.epilogues[kind]
+    epilogue = code.epilogues[_kind(name, sampler)]
     rounds = rows / tile_rows * outer / TILE[1] / config.processors
     shares = clocks / (clocks + CLOCKS_AN_INSTRUCTION * epilogue) * rounds / ceil(rounds)
     return moved / rows, flops / rows / config.tflops / 1e3 / shares

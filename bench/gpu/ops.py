@@ -108,7 +108,7 @@ def _product(name: str, weight: Array, before: list[Array], outputs: list[Array]
     """Every column of some rows. A library may round after each part of the epilogue."""
     rows = looked_at(len(before[0]))
     x, wide = _wide(before[0][rows]), weight.astype(np.float64)
-    bias = _wide(before[1])
+    bias = np.zeros(1) if name == "head" else _wide(before[1])
     if bias.ndim == 2:  # a folded norm's columns: sums, and biases
         x, bias = oracle.layer_norm(x), bias[:, 1]
     y = x @ wide
@@ -121,14 +121,23 @@ def _product(name: str, weight: Array, before: list[Array], outputs: list[Array]
         seen.append(y := y + _wide(before[2][rows]))
     sums = np.abs(x) @ np.abs(wide)  # in float32, in any order
     allowed = 1.2 * _rounding(outputs[0], *seen) + 2e-6 * sums
-    return _with_moments((_wide(outputs[0][rows]), y, allowed), outputs, rows)
+    found = _wide(outputs[0][rows]), y, allowed
+    if name == "head":  # at temperature 1
+        slices = partial(oracle.slices, temperatures=np.ones(len(rows)))
+        return _with_moments(found, outputs, rows, slices)
+    return _with_moments(found, outputs, rows)
 
 
-def _with_moments(found: Found, outputs: list[Array], rows: npt.NDArray[np.int64]) -> Found:
+def _with_moments(
+    found: Found,
+    outputs: list[Array],
+    rows: npt.NDArray[np.int64],
+    moments_of: Callable[[F64], F64] = oracle.moments,
+) -> Found:
     """Add the moments of these rows of the first output, where they are the second."""
     if len(outputs) == 1:
         return found
-    expected = oracle.moments(_wide(outputs[0][rows]))
+    expected = moments_of(_wide(outputs[0][rows]))
     moments = outputs[1][rows].astype(np.float64), expected, 1e-5 * np.abs(expected) + 1e-6
     pairs = zip(found, moments, strict=True)
     y, wanted, allowed = (np.concatenate([a.ravel(), b.ravel()]) for a, b in pairs)
@@ -229,7 +238,7 @@ def _edit(before: list[Array], _: list[Array], after: list[Array]) -> Found:
 
 def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     """Tokens, by where their draws must lie, and log-probabilities; all in units of the limit."""
-    _, logits, sampling, positions, slots = before
+    _, logits, sampling, positions, slots, *_ = before
     rows = looked_at(len(slots))
     tokens, logprobs = outputs
     if not np.array_equal(after[0][slots[: len(tokens)]], tokens):
@@ -282,6 +291,7 @@ CHECKS: dict[str, Callable[[list[Array], list[Array], list[Array]], Found]] = {
     "edit": _edit,
     "sample": _sample,
     "sample_top_p": _sample,
+    "sample_slices": _sample,
     "score": _score,
 }
 

@@ -204,6 +204,8 @@ def edit(
     penalties: TensorValue,
     tokens: TensorValue,
     biases: TensorValue,
+    *,
+    slices: TensorValue | None = None,
 ) -> None:
     """Change the logits of some decode rows in place, before `sample` and `score` read them.
 
@@ -219,11 +221,14 @@ def edit(
         penalties: f32[E, 3], repetition (1 is off), frequency and presence (0 is off).
         tokens: i32[N].
         biases: f32[B], of the first B tokens.
+        slices: of the logits, `head_with_slices`'s; those of `rows` are made invalid.
     """
+    lists = [rows, spans, penalties, tokens, biases]
     ops.inplace_custom(
         "srm_edit",
         logits.device,
-        [last_token, logits, token_ids, read_slots, rows, spans, penalties, tokens, biases],
+        [last_token, logits, token_ids, read_slots, *lists, biases if slices is None else slices],
+        parameters={"has_slices": slices is not None},
     )
 
 
@@ -233,6 +238,7 @@ def sample(
     sampling: BufferValue,
     positions: TensorValue,
     slots: TensorValue,
+    slices: TensorValue | None = None,
 ) -> tuple[TensorValue, TensorValue]:
     """Sample a token for every decode row and remember it in the row's slot.
 
@@ -244,6 +250,7 @@ def sample(
         logits: float[H, V], H >= D, the first D are used.
         sampling: i32[S, 6], read: how each slot samples, as `expand` left it.
         positions, slots: i32[D], of the decode rows; a row writes its slot.
+        slices: of the logits, `head_with_slices`'s; rows without truncations are drawn from them.
 
     Returns:
         Tokens i32[D], -1 where the logits have NaN or +inf or nothing finite; and
@@ -253,11 +260,12 @@ def sample(
     tokens, logprobs = ops.inplace_custom(
         "srm_sample",
         device,
-        [last_token, logits, sampling, positions, slots],
+        [last_token, logits, sampling, positions, slots, logits if slices is None else slices],
         out_types=[
             TensorType(DType.int32, [rows], device),
             TensorType(DType.float32, [rows], device),
         ],
+        parameters={"has_slices": slices is not None},
     )
     return tokens.tensor, logprobs.tensor
 

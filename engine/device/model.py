@@ -52,6 +52,7 @@ from engine.device.products import (
     Product,
     Stream,
     folds_norms,
+    head_with_slices,
     multiply_float8,
     multiply_float8_into_stream,
     multiply_into_stream,
@@ -147,9 +148,14 @@ def build_step_graph(
         batch = _Rows(states, last_token, *rows)
         weights = _Weights(config, dtype, on, product, scope)
         head = slots.shape[0] + targets.shape[0] - 1
-        logits = _head(weights, _blocks(weights, batch), rows=head)
-        edit(last_token, logits, batch.token_ids, batch.read_slots, *edits)
-        tokens, logprobs = sample(last_token, logits, sampling, positions, slots)
+        stream, slices = _blocks(weights, batch), None
+        if product == "own":
+            matrix = weights.matrix("head", config.d_model, config.vocab_size)
+            logits, slices = head_with_slices(stream, matrix, head, sampling, slots)
+        else:
+            logits = _head(weights, stream, rows=head)
+        edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
+        tokens, logprobs = sample(last_token, logits, sampling, positions, slots, slices)
         scores = score(logits, sampling, slots, tokens, targets, *scored)
         graph.output(tokens, logprobs, *scores)
     return graph

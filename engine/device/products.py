@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from max.driver import Device
 from max.dtype import DType
-from max.graph import Dim, DimLike, TensorType, TensorValue, ops
+from max.graph import BufferValue, Dim, DimLike, TensorType, TensorValue, ops
 
 from engine.config import ModelConfig, ProductSetting
 from engine.errors import ConfigError
@@ -195,7 +195,11 @@ def stream_types(values: TensorType) -> list[TensorType]:
 
 
 def head_with_slices(
-    x: TensorValue, weight: TensorValue, rows: DimLike
+    x: TensorValue,
+    weight: TensorValue,
+    rows: DimLike,
+    sampling: BufferValue,
+    slots: TensorValue,
 ) -> tuple[TensorValue, TensorValue]:
     """The "own" product without bias, and the softmax of its slices.
 
@@ -203,16 +207,18 @@ def head_with_slices(
         x: bfloat16[T, K].
         weight: bfloat16[N, K].
         rows: M, where only the first M <= T rows are wanted.
+        sampling: i32[S, 6], read: how each slot samples.
+        slots: i32[D], of the first rows; the others, if any, count as at temperature 1.
 
     Returns:
         bfloat16[M, N], and float32[M, N / SLICE, 2]: of each slice of a row the largest value, and
-        the sum of exp(value - largest).
+        the sum of exp((value - largest) / temperature).
     """
     columns, depth = map(int, weight.shape)
-    y, slices = ops.custom(
+    y, slices = ops.inplace_custom(
         "srm_head_sm90",
         x.device,
-        [x, weight],
+        [sampling, x, weight, slots],
         [
             TensorType(x.dtype, [rows, columns], x.device),
             TensorType(DType.float32, [rows, columns // SLICE, 2], x.device),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from max.driver import Buffer, Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
-from max.graph import BufferType, DeviceRef, Graph, Module, TensorType, TensorValue
+from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, TensorType, TensorValue
 
 from engine.device import kernels
 from engine.device.graph_cache import cached
@@ -172,6 +172,7 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         "taps": (kernels.taps, [x, rows, bounds, *taps, x]),
         "edit": (kernels.edit, edit(F32)),
         "edit_bfloat16": (kernels.edit, edit(BF16)),
+        "edit_slices": (_edit_slices, [*edit(F32), of(F32, "head", "slices", 2)]),
         "expand": (kernels.expand, [sampling, decode, decode, *said, of(I32, "fed")]),
         "sample": (kernels.sample, [last_token, logits, sampling, decode, decode]),
         "score": (kernels.score, [logits, sampling, *scoring]),
@@ -185,6 +186,10 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
             norm: Inputs = [of(KINDS[kind], "tokens", "width"), row, row]
             found[f"{kind}.layer_norm"] = layer_norm, norm
     return found
+
+
+def _edit_slices(last_token: BufferValue, *given: TensorValue) -> None:
+    kernels.edit(last_token, *given[:-1], slices=given[-1])
 
 
 def _product(

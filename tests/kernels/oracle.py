@@ -173,6 +173,14 @@ def softmax(z: F64) -> F64:
     return weights
 
 
+def slices(logits: F64, temperatures: F64, columns: int = 256) -> F64:
+    """Of each row and so many logits the largest, and what all weigh against it; f64[H, N, 2]."""
+    parts = logits.reshape(len(logits), logits.shape[1] // columns, columns)
+    largest = parts.max(-1, keepdims=True)
+    scaled = (parts - largest) / np.where(temperatures == 0, 1, temperatures)[:, None, None]
+    return np.stack([largest[..., 0], np.exp(scaled).sum(-1)], -1)
+
+
 def truncated(logits: F64, temperature: float, top_k: int, top_p: float, min_p: float) -> F64:
     """The probabilities that are sampled from, f64[V]; 0 where a token is not kept."""
     p = softmax(logits / temperature)

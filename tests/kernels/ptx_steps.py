@@ -23,7 +23,8 @@ Step = Callable[[Threads], None]
 
 BOOL, U32, BF16 = np.dtype(np.bool_), np.dtype(np.uint32), np.dtype("V2")
 REGISTERS = {"p": np.bool_, "rs": np.uint16, "r": np.uint32, "rd": np.uint64}
-KINDS: dict[str, Kind] = {"pred": BOOL, "bf16": BF16, "f32": np.dtype("f4"), "f64": np.dtype("f8")}
+KINDS: dict[str, Kind] = {"pred": BOOL, "f32": np.dtype("f4"), "f64": np.dtype("f8")}
+KINDS |= {"bf16": BF16, "bf16x2": U32}
 for bits in (8, 16, 32, 64):
     for letter, numpys in {"b": "u", "u": "u", "s": "i"}.items():
         KINDS[f"{letter}{bits}"] = np.dtype(f"{numpys}{bits // 8}")
@@ -64,6 +65,13 @@ def same(a: Any) -> Any:
 def pair(high: Any, low: Any) -> Any:
     """Two numbers as bfloat16 in one register."""
     return round_bfloat16(high).astype(np.uint32) << 16 | round_bfloat16(low)
+
+
+def of_pairs(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """The function of both numbers of `pair` in a and b."""
+    high = ((one >> 16 << 16).view(np.float32) for one in (a, b))
+    low = ((one << 16).view(np.float32) for one in (a, b))
+    return pair(function(*high), function(*low))
 
 
 def pair_e4m3(high: Any, low: Any) -> Any:
@@ -194,7 +202,7 @@ class Steps:
         if "rmi" in parts:
             function = np.floor
         if "bf16x2" in parts:
-            sources, to, function = [KINDS["f32"]] * 2, U32, pair
+            function = pair if name == "cvt" else partial(of_pairs, function)
         if "e4m3x2" in parts:
             sources, to, function = [KINDS["f32"]] * 2, KINDS["u16"], pair_e4m3
         if "wide" in parts:

@@ -8,6 +8,8 @@ from max.gpu.host import get_gpu_target
 from srm.logits._gpu_block import BLOCK
 from srm.logits._gpu_row import LONG, SHORT, GPURow
 from srm.logits._logit_row import LogitRow
+from srm.logits._sampling import Sampling
+from srm.logits._slices import draw, sample_rows
 from srm.logits.sampler import _sample_row
 from srm.logits.score import _score_row
 from std.compile import compile_info
@@ -22,10 +24,13 @@ comptime Out[type: DType] = Pointer[Scalar[type], MutUntrackedOrigin]
     `nvvm.minctasm`=__mlir_attr.`2 : index`,
 )
 def sample[
-    dtype: DType, share: Int
+    dtype: DType, share: Int, has_slices: Bool
 ](
     logits: Out[dtype],
+    slices: Out[DType.float32],
     vocab: Int64,
+    rows: Int64,
+    rows_of_a_block: Int64,
     temperature: Out[DType.float32],
     top_k: Out[DType.int32],
     top_p: Out[DType.float32],
@@ -34,18 +39,29 @@ def sample[
     tokens: Out[DType.int32],
     logprobs: Out[DType.float32],
 ):
-    var i = block_idx.x
-    var source = logits.unsafe_offset(i * Int(vocab))
-
     @always_inline
-    def run[Row: LogitRow, //](mut row: Row) {imm}:
-        var token, logprob = _sample_row(
-            row,
+    def asked(i: Int) {imm} -> Sampling:
+        return Sampling(
             temperature[unsafe_offset=i],
             Int(top_k[unsafe_offset=i]),
             top_p[unsafe_offset=i],
             min_p[unsafe_offset=i],
             seeds[unsafe_offset=i],
+        )
+
+    @always_inline
+    def sample_row(i: Int) {imm}:
+        var row = GPURow[share=share](
+            logits.unsafe_offset(i * Int(vocab)), Int(vocab)
+        )
+        var how = asked(i)
+        var token, logprob = _sample_row(
+            row,
+            how.temperature,
+            how.top_k,
+            how.top_p,
+            how.min_p,
+            how.seed,
             i,
             thread_idx.x == 0,
         )
@@ -53,8 +69,28 @@ def sample[
             tokens[unsafe_offset=i] = token
             logprobs[unsafe_offset=i] = logprob
 
-    var row = GPURow[share=share](source, Int(vocab))
-    run(row)
+    @always_inline
+    def draw_row(i: Int) {imm} -> Bool:
+        @always_inline
+        def write(token: Int32, logprob: Float32) {imm}:
+            tokens[unsafe_offset=i] = token
+            logprobs[unsafe_offset=i] = logprob
+
+        return draw(
+            logits.unsafe_offset(i * Int(vocab)),
+            slices.unsafe_offset(i * (Int(vocab) // 256) * 2),
+            Int(vocab),
+            asked(i),
+            i,
+            write,
+        )
+
+    comptime if has_slices:
+        var first = block_idx.x * Int(rows_of_a_block)
+        var count = min(Int(rows_of_a_block), Int(rows) - first)
+        sample_rows(draw_row, sample_row, first, count)
+    else:
+        sample_row(block_idx.x)
 
 
 @__llvm_metadata(
@@ -105,17 +141,22 @@ def main():
     comptime F32 = DType.float32
     comptime for share in [SHORT, LONG, 0]:
         var sampler = compile_info[
-            sample[BF16, share], emission_kind=KIND, target=TARGET
+            sample[BF16, share, False], emission_kind=KIND, target=TARGET
         ]()
         print("=== sample bfloat16", share)
         print(sampler.asm)
+        var slicer = compile_info[
+            sample[BF16, share, True], emission_kind=KIND, target=TARGET
+        ]()
+        print("=== sample_slices bfloat16", share)
+        print(slicer.asm)
         var scorer = compile_info[
             score[BF16, share], emission_kind=KIND, target=TARGET
         ]()
         print("=== score bfloat16", share)
         print(scorer.asm)
     var wide = compile_info[
-        sample[F32, LONG], emission_kind=KIND, target=TARGET
+        sample[F32, LONG, False], emission_kind=KIND, target=TARGET
     ]()
     print("=== sample float32", LONG)
     print(wide.asm)

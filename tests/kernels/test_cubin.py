@@ -16,7 +16,7 @@ PRODUCT = (384, 1, 0)
 LIMITS = {
     **dict.fromkeys(KINDS, PRODUCT),
     **dict.fromkeys((f"{SMALL}{kind}" for kind in KINDS), PRODUCT),
-    "sample": (256, 2, 40_000),
+    **dict.fromkeys(("sample", "sample_slices"), (256, 2, 40_000)),
     "score": (256, 2, 2_000),
     "mix": (256, 5, 0),
     "mix_all": (256, 3, 0),

@@ -123,6 +123,19 @@ def test_bfloat16_is_rounded_after_the_bias_and_after_the_penalties(ops: Ops, vo
     assert (np.abs(widened(bits)[finite] - expected[finite]) <= size * 2**-7 + 2**-4).all()
 
 
+def test_slices_of_edited_rows_no_longer_hold(ops: Ops) -> None:
+    rng = np.random.default_rng(0)
+    asked = draw(rng, 512)
+    logits = rng.normal(0, 4, (15, 512)).astype(np.float32)
+    slices = rng.normal(0, 4, (15, 2, 2)).astype(np.float32)
+    expected, alone = slices.copy(), logits.copy()
+    expected[asked.rows, 0, 0] = np.nan
+    run(ops, alone, asked)
+    ops.run("edit_slices", asked.last_token, logits, *asked[1:], slices)
+    np.testing.assert_array_equal(slices, expected)
+    np.testing.assert_array_equal(logits, alone)
+
+
 def test_rows_that_are_no_distribution_stay_so(ops: Ops) -> None:
     """A broken model is not hidden by edits, but where they ban."""
     asked = draw(np.random.default_rng(0), 50)

@@ -17,7 +17,7 @@ from tests.kernels.ptx import Counts, Kernel, compiled
 from tests.kernels.test_sampler import GREEDY, Settings, columns, random_settings
 from tests.kernels.test_sampler import check as check_tokens
 
-THREADS = 256
+THREADS, WARPS = 256, 8
 SHORT, LONG = 8 * THREADS, 32 * THREADS
 """The longest rows that the first and the second kernel hold; the third takes any."""
 TOP = 5
@@ -47,13 +47,18 @@ def draw(kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]) 
 
 
 def counted(
-    kernel: Kernel, logits: npt.NDArray[np.generic], rows: list[Settings]
+    kernel: Kernel,
+    logits: npt.NDArray[np.generic],
+    rows: list[Settings],
+    slices: F32 | None = None,
+    of_a_block: int = 1,
 ) -> tuple[I32, F32, Counts]:
-    """Sample, and count what that took."""
+    """Sample, and count what that took. With slices a block has some rows."""
     count, vocab = logits.shape
     tokens, logprobs = np.full(count, -9, np.int32), np.full(count, 9, np.float32)
     ran = kernel.launch(
-        *(count, THREADS, np.ascontiguousarray(logits), vocab),
+        *(-(-count // of_a_block), THREADS, np.ascontiguousarray(logits)),
+        *(np.zeros(2, np.float32) if slices is None else slices, vocab, count, of_a_block),
         *columns(rows),
         np.arange(100, 100 + count, dtype=np.uint64),
         *(tokens, logprobs),
@@ -61,8 +66,11 @@ def counted(
     return tokens, logprobs, ran
 
 
-def check(logits: F32, rows: list[Settings], tokens: I32, logprobs: F32) -> None:
-    uniforms = [oracle.uniform(100 + i, i) for i in range(len(rows))]
+def check(
+    logits: F32, rows: list[Settings], tokens: I32, logprobs: F32, places: range | None = None
+) -> None:
+    """`places` are those that the rows had among all."""
+    uniforms = [oracle.uniform(100 + i, i) for i in places or range(len(rows))]
     check_tokens(logits, rows, uniforms, tokens, logprobs, decided=0.8)
 
 
@@ -96,6 +104,79 @@ ROWS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.floating[Any
     "any size": lambda rng, vocab: rng.choice([-1, 1], vocab) * 10 ** rng.uniform(-20, 2, vocab),
     "denormal": lambda rng, vocab: rng.normal(0, 1e-38, vocab),
 }
+
+
+def slices_of(logits: F32, rows: list[Settings]) -> F32:
+    """What the head leaves of logits."""
+    temperatures = np.array([row.temperature for row in rows])
+    with np.errstate(invalid="ignore"):
+        return oracle.slices(logits.astype(np.float64), temperatures).astype(np.float32)
+
+
+PLAIN = [Settings(float(np.float32(one))) for one in (1, 0.5, 1, 2.5, 0.7)]
+
+
+@pytest.mark.parametrize("vocab", [256, 512, 2048, 2304, 8192, 8448, 17_152])
+def test_rows_are_drawn_from_slices(kernels: dict[str, Kernel], vocab: int) -> None:
+    """The largest have more slices than a warp has lanes. Of the logits a row reads one slice."""
+    rng = np.random.default_rng(vocab)
+    bits, logits = rounded(np.array([make(rng, vocab) for make in ROWS.values()] * 2, np.float32))
+    rows = [PLAIN[i % len(PLAIN)] for i in range(len(logits))]
+    kernel, slices = kernel_for(kernels, "sample_slices", vocab), slices_of(logits, rows)
+    tokens, logprobs, ran = counted(kernel, bits, rows, slices, WARPS)
+    check(logits, rows, tokens, logprobs)
+    assert ran.moved[0] == len(rows) * (512 + 32)
+    for row in (0, 7, 9):  # and does not depend on others
+        one = slice(row, row + 1)
+        again = draw_at(kernel, bits[one], rows[row], slices[one], row)
+        assert again == (tokens[row], logprobs[row])
+
+
+def draw_at(
+    kernel: Kernel, bits: npt.NDArray[np.generic], row: Settings, slices: F32, place: int
+) -> tuple[Any, Any]:
+    """Draw a row as the last of others, which are greedy, one to a block."""
+    bits, slices = (np.repeat(one, place + 1, axis=0) for one in (bits, slices))
+    tokens, logprobs, _ = counted(kernel, bits, [*[GREEDY] * place, row], slices)
+    return tokens[-1], logprobs[-1]
+
+
+def test_rows_that_slices_do_not_tell_are_sampled_from_all_logits(
+    kernels: dict[str, Kernel],
+) -> None:
+    """Those with truncations, greedy ones, edited ones and such that are no distribution, between
+    others. What is to be left has slices that would give another token."""
+    rng = np.random.default_rng(5)
+    left = [GREEDY, Settings(top_k=9), Settings(top_p=0.8), Settings(0.7, min_p=0.1), Settings()]
+    odd = np.array([np.nan, np.inf, -np.inf])
+    rows = [one for row in (*left, *[Settings()] * len(odd)) for one in (PLAIN[1], row)]
+    bits, logits = rounded(rng.normal(0, 2, (len(rows), 2048)))
+    slices = slices_of(logits, rows)
+    slices[1:9:2] = [0, 1]
+    slices[1:9:2, 3] = [100, 1]
+    bits[9, :1024], logits[9, :1024] = 0xFF80, -np.inf  # edited: the slices are of what was there
+    slices[9, 0, 0] = np.nan
+    for row, value in zip(range(11, 17, 2), odd, strict=True):
+        part = slice(None) if value < 0 else slice(700, 701)
+        logits[row, part] = value
+        bits[row, part] = np.array(value, np.float32).view(np.uint32) >> 16
+        slices[row] = slices_of(logits[row : row + 1], [Settings()])[0]
+    whole = draw(kernel_for(kernels, "sample", 2048), bits, rows)
+    assert (whole[0][11::2] == -1).all() and not whole[1][11::2].any()
+    for of_a_block in (1, 3, WARPS):
+        kernel = kernel_for(kernels, "sample_slices", 2048)
+        tokens, logprobs, _ = counted(kernel, bits, rows, slices, of_a_block)
+        for found, expected in zip((tokens, logprobs), whole, strict=True):
+            np.testing.assert_array_equal(found[1::2], expected[1::2])
+        check(logits[::2], rows[::2], tokens[::2], logprobs[::2], range(0, 16, 2))
+
+
+def test_a_row_that_is_drawn_from_slices_takes_few_instructions_of_warps(
+    kernels: dict[str, Kernel],
+) -> None:
+    """Of those of all logits a sixth, and a sixteenth of their bytes."""
+    instructions, moved = row_counts(kernels, Settings())
+    assert instructions <= 550 and moved <= 2 * LONG / 15
 
 
 USUAL = ", ".join([kind for kind in ROWS if kind != "denormal"])
@@ -200,11 +281,13 @@ def test_top_p_is_of_what_top_k_keeps(kernels: dict[str, Kernel], vocab: int) ->
 
 
 def row_counts(kernels: dict[str, Kernel], settings: Settings) -> tuple[float, float]:
-    """What sampling of LONG normal logits takes a row: instructions of warps, bytes of logits."""
-    count = 4
-    bits, _ = rounded(np.random.default_rng(0).normal(0, 2, (count, LONG)))
-    *_, ran = counted(kernel_for(kernels, "sample", LONG), bits, [settings] * count)
-    return ran.warp_instructions / count, ran.moved[0] / count
+    """What sampling of LONG normal logits and their slices takes a row, of as many as a block has:
+    instructions of warps, bytes of logits and slices."""
+    bits, logits = rounded(np.random.default_rng(0).normal(0, 2, (WARPS, LONG)))
+    rows = [settings] * WARPS
+    kernel, slices = kernel_for(kernels, "sample_slices", LONG), slices_of(logits, rows)
+    *_, ran = counted(kernel, bits, rows, slices, WARPS)
+    return ran.warp_instructions / WARPS, sum(ran.moved[:2]) / WARPS
 
 
 @pytest.mark.parametrize("vocab", [300, 8192])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from engine.device.linear import round_bfloat16
+from engine.steps.batch import I32
 from engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import EPILOGUES, Array, widened
@@ -21,9 +22,14 @@ from tests.kernels.ptx import printed
 from tests.kernels.ptx_async import TensorMap
 from tests.kernels.ptx_cluster import Cluster
 from tests.kernels.ptx_text import PTXError
+from tests.kernels.test_sampler import Settings, records
 
+SAMPLED = [Settings(), Settings(0.02), Settings(2.5, top_k=3), Settings(2.5), Settings(0)]
+SAMPLING = records(SAMPLED, np.arange(len(SAMPLED)))
+SLOTS = np.repeat(np.array([3, 0, 2, 1, 4, 2], np.int32), [40, 40, 56, 62, 1, 1])
+"""How the first rows are sampled; those beyond are not."""
 THREADS, SHARED_BYTES = 384, 213_056  # of _sm90_kernel.mojo
-SLICE = 256
+SLICE, WARP_ROWS = 256, 16
 COLUMNS = 512
 SMALL = "small_"
 """What names begin with of kernels whose tiles have half as many rows."""
@@ -63,18 +69,30 @@ class Run(NamedTuple):
     out: Array
     slices: Array
     expected: Array
+    slots: I32
+    """Those of the rows that are sampled."""
     epilogue: int
     """`Cluster.epilogue`."""
 
 
-def run(text: str, name: str, rows: int, depth: int, columns: int = COLUMNS) -> Run:
-    """Run a kernel; a row of x, and of the residual, is the same whatever `rows` is."""
+def run(
+    text: str,
+    name: str,
+    rows: int,
+    depth: int,
+    columns: int = COLUMNS,
+    begins: tuple[float, ...] = (),
+    slots: I32 = SLOTS,
+) -> Run:
+    """Run a kernel; a row of x, and of the residual, is the same whatever `rows` is. `begins` is
+    what the first rows of x begin with, if anything is wanted."""
     kind, is_small = name.removeprefix(SMALL), name.startswith(SMALL)
     shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
     drawn = [
         np.random.default_rng([i, depth]).standard_normal(shape, np.float32)
         for i, shape in enumerate(shapes)
     ]
+    drawn[0][: len(begins), 0] = begins
     drawn[1] /= np.sqrt(depth)
     is_normed = kind.startswith("normed")
     if is_normed:
@@ -95,7 +113,8 @@ def run(text: str, name: str, rows: int, depth: int, columns: int = COLUMNS) -> 
     of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
     factors = (TensorMap(one, 64 if is_small else 128) for one in given[:2])
     arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices]
-    arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors, rows]
+    arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
+    arguments += [SAMPLING, slots[:rows], min(rows, len(slots)), rows]
     cluster = Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows)
     cluster.run()
 
@@ -112,7 +131,7 @@ def run(text: str, name: str, rows: int, depth: int, columns: int = COLUMNS) -> 
             .reshape(rows, -1, len(INNER))[..., INNER]
             .reshape(y.shape)
         )
-    return Run(out, slices, y, cluster.epilogue)
+    return Run(out, slices, y, slots[:rows], cluster.epilogue)
 
 
 def check(kind: str, ran: Run) -> None:
@@ -120,7 +139,7 @@ def check(kind: str, ran: Run) -> None:
 
     Of a normalised row the mean is taken off after the sums: what these lack grows with it.
     """
-    out, slices, y, _ = ran
+    out, slices, y, slots, _ = ran
     if kind == "up_e4m3":
         np.testing.assert_allclose(from_e4m3(out), y, rtol=2**-4 + 1e-5, atol=2**-10 + 1e-5)
         assert (out != round_e4m3(y)).sum() <= 2 + out.size // 1000  # sums next to a tie
@@ -133,19 +152,24 @@ def check(kind: str, ran: Run) -> None:
     few = lost[:, 0] < 1e-5
     assert (out[few] != rounded_once[few]).sum() <= 2 + out[few].size // 1000
     if kind == "slices":
-        check_slices(slices, widened(out))
+        check_slices(slices, widened(out), slots)
     if kind in {"measured_down", "down_e4m3"}:
         np.testing.assert_allclose(
             slices, oracle.moments(widened(out).astype(np.float64)), rtol=2e-6, atol=1e-7
         )
 
 
-def check_slices(found: Array, outputs: Array) -> None:
-    parts = outputs.reshape(len(outputs), -1, SLICE).astype(np.float64)
-    largest = parts.max(axis=-1)
-    np.testing.assert_array_equal(found[..., 0], largest)
-    sums = np.exp(parts - largest[..., None]).sum(axis=-1)
-    np.testing.assert_allclose(found[..., 1], sums, rtol=2e-6)
+def check_slices(found: Array, outputs: Array, slots: I32) -> None:
+    """Of rows that are drawn from all tokens. A warp that has none of them leaves nothing."""
+    asked = np.zeros((-(-len(found) // WARP_ROWS) * WARP_ROWS, len(Settings._fields)))
+    asked[: len(slots)] = np.array(SAMPLED)[slots]
+    is_plain = (asked[:, 0] > 0) & (asked[:, 1] == 0)
+    plain = np.flatnonzero(is_plain)
+    expected = oracle.slices(outputs[plain].astype(np.float64), asked[plain, 0])
+    np.testing.assert_array_equal(found[plain, :, 0], expected[..., 0])
+    np.testing.assert_allclose(found[plain, :, 1], expected[..., 1], rtol=2e-6)
+    idle = ~np.repeat(is_plain.reshape(-1, WARP_ROWS).any(1), WARP_ROWS)
+    assert np.isnan(found[idle[: len(found)]]).all()  # as they were
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +191,13 @@ def ran(kernels: dict[str, str]) -> Callable[[str, int], Run]:
 )
 def test_products_are_right(ran: Callable[[str, int], Run], kind: str, rows: int) -> None:
     check(kind, ran(kind, rows))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_slices_of_what_is_no_distribution_are_told(kernels: dict[str, str]) -> None:
+    """A row with NaN, and one with infinities: no sum is a number, and the next row's are."""
+    found = run(kernels[f"slices {COLUMNS} 256"], "slices", 3, 256, begins=(np.nan, np.inf)).slices
+    np.testing.assert_array_equal(np.isnan(found[..., 1]), [[True] * 2, [True] * 2, [False] * 2])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PLAIN])

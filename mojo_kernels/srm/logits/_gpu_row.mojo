@@ -27,6 +27,7 @@ from ._gpu_few import FEW, Few, store_if
 from ._logit_row import (
     LogitRow,
     floor_of,
+    in_powers_of_2,
     is_after,
     rank,
     uniform,
@@ -203,8 +204,7 @@ struct GPURow[dtype: DType, share: Int](LogitRow):
         return self.top
 
     def weigh(mut self, top: Float32, scale: Float32) -> Float64:
-        comptime LOG2_E = Float32(1.4426950408889634)
-        self.scale = min(scale * LOG2_E, Float32.MAX_FINITE)
+        self.scale = in_powers_of_2(scale)
         comptime if Self.is_held:
             self.weights = self.weigh_some(self.logits)
             self.warp_mass = warp.sum(self.weights.reduce_add())

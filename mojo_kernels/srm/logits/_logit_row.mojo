@@ -103,6 +103,14 @@ def inverse(temperature: Float32) -> Float32:
 
 
 @always_inline
+def in_powers_of_2(scale: Float32) -> Float32:
+    """What logits are multiplied with as exponents of 2, `scale` as those of e.
+    """
+    comptime LOG2_E = Float32(1.4426950408889634)
+    return min(scale * LOG2_E, Float32.MAX_FINITE)
+
+
+@always_inline
 def logprob_of(
     logit: Float32, top: Float32, scale: Float32, mass: Float64
 ) -> Float32:

@@ -23,6 +23,20 @@ struct Sampling(TrivialRegisterPassable):
     var seed: UInt64
     """Of the sequence's random stream."""
 
+    @always_inline
+    def is_plain(self) -> Bool:
+        """Tell whether tokens are drawn, and none is left out.
+
+        Returns:
+            Whether that is so.
+        """
+        return (
+            self.temperature > 0
+            and self.top_k == 0
+            and self.top_p >= 1
+            and self.min_p == 0
+        )
+
     @staticmethod
     @always_inline
     def of(records: Values[DType.int32], slot: Int32) -> Self:

@@ -19,6 +19,9 @@ where the row feeds token -1, and there is none where the row feeds a token by n
 The logits are changed in place. They are no buffer, which would have to be copied into; that this
 op comes after the output head and before `srm_sample` follows from the last tokens, which are one.
 
+Where the head left slices of the logits (has_slices), those of an edited row no longer hold: they are
+made invalid.
+
 Tokens are counted in TILE counters at a time: in shared memory by a block per row (GPU), or in
 scratch memory (CPU: rows are split over the cores). Both run `_edit_row`.
 
@@ -31,6 +34,7 @@ scratch memory (CPU: rows are split over the cores). Both run `_edit_row`.
     penalties   [E, 3]   float32    in; repetition, frequency, presence
     tokens      [N]      int32      in
     biases      [B]      float32    in; of tokens[:B]
+    slices      [H, V / 256, 2]  float32  mutated in `rows`; any tensor when has_slices is False
 """
 
 import extensibility
@@ -44,6 +48,8 @@ from std.memory import AddressSpace, unsafe_stack_allocation
 from std.memory.alloc import unsafe_alloc
 from std.utils.numerics import neg_inf
 
+from ._slices import invalidate
+from .._values import untracked
 from ..parallel import num_tasks
 
 comptime TILE = 8192
@@ -178,7 +184,7 @@ struct _Edit:
 
     @staticmethod
     def execute[
-        target: StaticString
+        target: StaticString, has_slices: Bool
     ](
         last_token: MutableInputTensor[dtype=DType.int32, rank=1, ...],
         logits: InputTensor[rank=2, ...],
@@ -189,6 +195,7 @@ struct _Edit:
         penalties: InputTensor[dtype=DType.float32, rank=2, ...],
         tokens: InputTensor[dtype=DType.int32, rank=1, ...],
         biases: InputTensor[dtype=DType.float32, rank=1, ...],
+        slices: InputTensor[dtype=DType.float32, ...],
         ctx: DeviceContext,
     ) raises:
         var num_rows = rows.dim_size(0)
@@ -207,6 +214,7 @@ struct _Edit:
         var penalty_ptr = penalties.unsafe_ptr()
         var token_ptr = tokens.unsafe_ptr()
         var bias_ptr = biases.unsafe_ptr()
+        var slice_ptr = untracked(slices.unsafe_ptr())
 
         @always_inline
         def edit[
@@ -216,6 +224,8 @@ struct _Edit:
             marks: Pointer[Int32, MutUntrackedOrigin, address_space=space],
         ) {var}:
             var row = Int(row_ptr[unsafe_offset=e])
+            comptime if has_slices:
+                invalidate(slice_ptr, row, Int(vocab))
             var last = Int32(-1)
             if id_ptr[unsafe_offset=row] < 0:
                 last = last_ptr[unsafe_offset=Int(slot_ptr[unsafe_offset=row])]

@@ -16,6 +16,8 @@ at first, then over the float's order-preserving integer image, and looks at und
 a GPU sorts them into bins, and the bin's tokens again, or compares each with each where top_k leaves
 few. `_sample_row` is the algorithm; it asks a `LogitRow` for sums over the row: `CPURow` (rows are
 split over the cores, vectors run along a row), or on a GPU, a block per row, `GPURow`.
+Where the head left slices of the logits (has_slices), rows without truncations are drawn from these
+(`_slices.mojo`), and only the others so.
 
     tokens      [D]     int32             out
     logprobs    [D]     float32           out
@@ -24,6 +26,7 @@ split over the cores, vectors run along a row), or on a GPU, a block per row, `G
     sampling    [S, 6]  int32             in at the slots; a buffer, because `srm_expand` mutates it
     positions   [D]     int32             in
     slots       [D]     int32             in
+    slices      [H, V / 256, 2]  float32  in, of `srm_head_sm90`; any tensor when has_slices is False
 """
 
 import extensibility
@@ -31,7 +34,8 @@ from extensibility import InputTensor, OutputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
 from max.algorithm import sync_parallelize
 from max.gpu import block_idx, thread_idx
-from max.gpu.host import DeviceContext
+from max.gpu.host import DeviceAttribute, DeviceContext
+from std.math import ceildiv
 from std.utils.numerics import isfinite, isnan
 from std.utils.static_tuple import StaticTuple
 
@@ -40,6 +44,7 @@ from ._gpu_block import BLOCK
 from ._gpu_row import LONG, SHORT, GPURow
 from ._logit_row import LogitRow, inverse, logprob_of
 from ._sampling import Sampling
+from ._slices import ROWS, SLICE, draw, sample_rows
 from .._values import untracked
 from ..parallel import num_tasks
 
@@ -87,7 +92,7 @@ struct _Sample:
 
     @staticmethod
     def execute[
-        target: StaticString
+        target: StaticString, has_slices: Bool
     ](
         tokens: OutputTensor[dtype=DType.int32, rank=1, ...],
         logprobs: OutputTensor[dtype=DType.float32, rank=1, ...],
@@ -96,6 +101,7 @@ struct _Sample:
         sampling: MutableInputTensor[dtype=DType.int32, rank=2, ...],
         positions: InputTensor[dtype=DType.int32, rank=1, ...],
         slots: InputTensor[dtype=DType.int32, rank=1, ...],
+        slices: InputTensor[...],
         ctx: DeviceContext,
     ) raises:
         var num_rows = tokens.dim_size(0)
@@ -109,11 +115,18 @@ struct _Sample:
         var sampling_ptr = untracked(sampling.unsafe_ptr())
         var position_ptr = positions.unsafe_ptr()
         var slot_ptr = slots.unsafe_ptr()
+        var slice_ptr = untracked(slices.unsafe_ptr()).unsafe_bitcast[Float32]()
+
+        @always_inline
+        def write(i: Int, token: Int32, logprob: Float32) {var}:
+            token_ptr[unsafe_offset=i] = token
+            logprob_ptr[unsafe_offset=i] = logprob
+            var slot = Int(slot_ptr[unsafe_offset=i])
+            last_ptr[unsafe_offset=slot] = max(token, 0)
 
         @always_inline
         def sample[Row: LogitRow, //](mut row: Row, i: Int, writes: Bool) {var}:
-            var slot = slot_ptr[unsafe_offset=i]
-            var asked = Sampling.of(sampling_ptr, slot)
+            var asked = Sampling.of(sampling_ptr, slot_ptr[unsafe_offset=i])
             var token, logprob = _sample_row(
                 row,
                 asked.temperature,
@@ -125,9 +138,7 @@ struct _Sample:
                 writes,
             )
             if writes:
-                token_ptr[unsafe_offset=i] = token
-                logprob_ptr[unsafe_offset=i] = logprob
-                last_ptr[unsafe_offset=Int(slot)] = max(token, 0)
+                write(i, token, logprob)
 
         comptime if target == "cpu":
             var tasks = num_tasks(num_rows * vocab)
@@ -142,7 +153,16 @@ struct _Sample:
 
             sync_parallelize(sample_share, tasks)
         else:
-            var width = Int64(vocab)
+            var width, rows = Int64(vocab), Int64(num_rows)
+            # Several, but no fewer blocks than can run at once: two on a processor.
+            var processors = ctx.get_attribute(
+                DeviceAttribute.MULTIPROCESSOR_COUNT
+            )
+            var each = Int64(
+                min(
+                    ROWS, ceildiv(num_rows, 2 * processors)
+                ) if has_slices else 1
+            )
 
             def launch[share: Int]() raises {var}:
                 """With so many logits to a thread, or any number with 0."""
@@ -152,13 +172,42 @@ struct _Sample:
                     `nvvm.minctasm`=__mlir_attr.`2 : index`,
                 )
                 def sample_block() {var}:
-                    var i = block_idx.x
-                    var source = logit_ptr.unsafe_offset(i * Int(width))
-                    var row = GPURow[share=share](source, Int(width))
-                    sample(row, i, thread_idx.x == 0)
+                    @always_inline
+                    def sample_row(i: Int) {imm}:
+                        var source = logit_ptr.unsafe_offset(i * Int(width))
+                        var row = GPURow[share=share](source, Int(width))
+                        sample(row, i, thread_idx.x == 0)
+
+                    @always_inline
+                    def draw_row(i: Int) {imm} -> Bool:
+                        @always_inline
+                        def write_row(token: Int32, logprob: Float32) {imm}:
+                            write(i, token, logprob)
+
+                        return draw(
+                            logit_ptr.unsafe_offset(i * Int(width)),
+                            slice_ptr.unsafe_offset(
+                                i * (Int(width) // SLICE) * 2
+                            ),
+                            Int(width),
+                            Sampling.of(
+                                sampling_ptr, slot_ptr[unsafe_offset=i]
+                            ),
+                            Int(position_ptr[unsafe_offset=i]),
+                            write_row,
+                        )
+
+                    comptime if has_slices:
+                        var first = block_idx.x * Int(each)
+                        var count = min(Int(each), Int(rows) - first)
+                        sample_rows(draw_row, sample_row, first, count)
+                    else:
+                        sample_row(block_idx.x)
 
                 ctx.enqueue_function(
-                    sample_block, grid_dim=num_rows, block_dim=BLOCK
+                    sample_block,
+                    grid_dim=ceildiv(num_rows, Int(each)),
+                    block_dim=BLOCK,
                 )
 
             if num_rows == 0:

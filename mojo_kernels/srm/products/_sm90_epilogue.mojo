@@ -17,6 +17,8 @@ from std.math import exp, rsqrt
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 
+from ..logits._logit_row import in_powers_of_2, inverse
+from ..logits._sampling import Sampling
 from ..norm import EPSILON
 
 comptime BF16 = DType.bfloat16
@@ -63,7 +65,7 @@ struct Parts(ImplicitlyCopyable):
     var residual: Bool
     """Whether a residual is added last."""
     var slices: Bool
-    """Whether each row's largest output and sum of exponentials are written for each tile."""
+    """Whether each row's softmax is written for each tile; then nothing else goes into it."""
     var norm: Bool
     """Whether the rows of x count as normalised; then there is no bias but that of `columns`."""
     var moments: Bool
@@ -91,13 +93,19 @@ struct Tensors(ImplicitlyCopyable):
     var residual: Values[BF16]
     """The residual, [M, N]."""
     var slices: Values[F32]
-    """Largest output and sum of exp(output - largest), or the moments; [M, N / BN, 2]."""
+    """Largest output and sum of what all weigh against it, or the moments; [M, N / BN, 2]."""
     var columns: Values[F32]
     """Sum of the column's weights, or its scale; and its bias, [N, 2]."""
     var moments: Values[F32]
     """Of x, as who wrote it left them: [M, K / BN, 2]."""
     var divisors: Values[F32]
     """What an output in e4m3 is divided by, [N]."""
+    var sampling: Values[DType.int32]
+    """How each slot samples: records of `Sampling`."""
+    var slots: Values[DType.int32]
+    """Of the rows that are sampled, [D]."""
+    var sampled: Int32
+    """D."""
 
     def __init__(out self, out_: Values[BF16]):
         """Have an output and no part.
@@ -105,8 +113,42 @@ struct Tensors(ImplicitlyCopyable):
         Args:
             out_: The output.
         """
-        var anything = out_.unsafe_bitcast[Float32]()
-        self = Self(out_, out_, out_, anything, anything, anything, anything)
+        var any = out_.unsafe_bitcast[Float32]()
+        var ints = out_.unsafe_bitcast[Int32]()
+        self = Self(out_, out_, out_, any, any, any, any, ints, ints, 0)
+
+
+@always_inline
+def power_of_2(x: Float32) -> Float32:
+    """Compute 2^x by one approximate instruction, right to 2^-22.
+
+    Args:
+        x: The exponent.
+
+    Returns:
+        The power, 0 below 2^-126.
+    """
+    return inlined_assembly[
+        "ex2.approx.ftz.f32 $0, $1;",
+        Float32,
+        constraints="=f,f",
+        has_side_effect=False,
+    ](x)
+
+
+@always_inline
+def two_columns(word: UInt32) -> SIMD[F32, 2]:
+    """Widen two outputs.
+
+    Args:
+        word: Both in bfloat16.
+
+    Returns:
+        Their values.
+    """
+    return bitcast[F32, 2](
+        SIMD[DType.uint32, 2](word << 16, word & 0xFFFF_0000)
+    )
 
 
 @always_inline
@@ -128,12 +170,7 @@ def silu[
     comptime MINUS_LOG2_E = -1.4426950408889634
     var y = SIMD[F32, width]()
     comptime for i in range(Int(width)):
-        var grown = inlined_assembly[
-            "ex2.approx.ftz.f32 $0, $1;",
-            Float32,
-            constraints="=f,f",
-            has_side_effect=False,
-        ](x[i] * MINUS_LOG2_E)
+        var grown = power_of_2(x[i] * MINUS_LOG2_E)
         var share = inlined_assembly[
             "rcp.approx.ftz.f32 $0, $1;",
             Float32,
@@ -186,40 +223,84 @@ def vector_at(row: Int, vector: Int) -> Int:
     return row * CHUNK + (vector ^ (row % 8)) * VECTOR
 
 
+@fieldwise_init
+struct RowNorm(ImplicitlyCopyable):
+    """Of the two rows that a thread has, twice each as the two columns that it has of eight.
+    """
+
+    var mean: SIMD[F32, 4]
+    """Means."""
+    var scale: SIMD[F32, 4]
+    """1 / sqrt(variance + EPSILON), or 1 / temperature in powers of 2 or 0."""
+
+
+@always_inline
+def larger(a: UInt32, b: UInt32) -> UInt32:
+    """Compare two numbers in bfloat16 with two, in one instruction.
+
+    Args:
+        a: Two.
+        b: Two.
+
+    Returns:
+        The larger one of the first of each, and of the second.
+    """
+    return inlined_assembly[
+        "max.bf16x2 $0, $1, $2;",
+        UInt32,
+        constraints="=r,r,r",
+        has_side_effect=False,
+    ](a, b)
+
+
 @always_inline
 def write_slices[
     N: Int
-](sums: Sums, slices: Values[F32], row: Int, column: Int, rows: Int):
-    """Write the largest of a row's BN outputs and the sum of their exponentials over it.
+](
+    outputs: Outputs,
+    norm: RowNorm,
+    slices: Values[F32],
+    row: Int,
+    column: Int,
+    rows: Int,
+):
+    """Write the largest of a row's BN outputs, and the sum of powers of 2 of what others lack to it.
 
     Parameters:
         N: Columns of the output.
 
     Args:
-        sums: The outputs before rounding.
+        outputs: The outputs as they are after rounding.
+        norm: Scales the thread's rows.
         slices: To where.
         row: The warp's first row.
         column: The tile's first column.
         rows: Rows of the output.
     """
-    var outputs = sums.cast[BF16]().cast[F32]()
     comptime for half in range(2):
-        var largest = outputs[half * 2]
-        comptime for i in range(half * 2, BN // 2, 4):
-            largest = max(largest, max(outputs[i], outputs[i + 1]))
+        var most = outputs[half]
+        comptime for i in range(half + 2, BN // 4, 2):
+            most = larger(most, outputs[i])
         comptime for step in range(2):
-            largest = max(largest, warp.shuffle_xor(largest, UInt32(1 << step)))
-        var total = Float32(0)
-        comptime for i in range(half * 2, BN // 2, 4):
-            total += exp(outputs[i] - largest)
-            total += exp(outputs[i + 1] - largest)
+            most = larger(most, warp.shuffle_xor(most, UInt32(1 << step)))
+        var largest = two_columns(most).reduce_max()
+        var scale = norm.scale[half * 2]
+        var shift = largest * scale
+        var total = SIMD[F32, 2](0)
+        comptime for i in range(half, BN // 4, 2):
+            var y = two_columns(outputs[i])
+            comptime for k in range(2):
+                total[k] += power_of_2(y[k].fma(scale, -shift))
+        var sum = total.reduce_add()
         comptime for step in range(2):
-            total += warp.shuffle_xor(total, UInt32(1 << step))
+            sum += warp.shuffle_xor(sum, UInt32(1 << step))
+        # The shift was rounded, and with it all exponents.
+        sum *= power_of_2(-largest.fma(scale, -shift))
         var r = row + Int(lane_id()) // 4 + half * 8
         if lane_id() % 4 == 0 and r < rows:
             slices.unsafe_store[alignment=8](
                 (r * (N // BN) + column // BN) * 2,
-                SIMD[F32, 2](largest, total),
+                SIMD[F32, 2](largest, sum),
             )
 
 
@@ -276,17 +357,6 @@ def write_moments[
             )
 
 
-@fieldwise_init
-struct RowNorm(ImplicitlyCopyable):
-    """Of the two rows that a thread has, twice each as the two columns that it has of eight.
-    """
-
-    var mean: SIMD[F32, 4]
-    """Means."""
-    var scale: SIMD[F32, 4]
-    """1 / sqrt(variance + EPSILON)."""
-
-
 @always_inline
 def read_norm[
     K: Int, parts: Parts
@@ -332,6 +402,29 @@ def read_norm[
 
 
 @always_inline
+def read_temperatures(to: Tensors, row: Int) -> RowNorm:
+    """Read at which temperature rows are sampled.
+
+    Args:
+        to: The tensors.
+        row: The warp's first row.
+
+    Returns:
+        What scales the thread's rows, 0 for those whose slices nobody reads.
+    """
+    var norm = RowNorm(0, 0)
+    comptime for half in range(2):
+        var r = row + Int(lane_id()) // 4 + half * 8
+        if r < Int(to.sampled):
+            var asked = Sampling.of(to.sampling, to.slots[unsafe_offset=r])
+            if asked.is_plain():
+                norm.scale[half * 2] = in_powers_of_2(
+                    inverse(asked.temperature)
+                )
+    return norm
+
+
+@always_inline
 def finish_sums[
     N: Int, parts: Parts
 ](
@@ -362,8 +455,6 @@ def finish_sums[
         rows: Rows of the output.
     """
     var lane = Int(lane_id())
-    comptime if parts.slices:
-        write_slices[N](sums, to.slices, row, column, rows)
 
     # As it moves vectors, a thread has rows i * 4 + lane / 8 and vector lane % 8 of them.
     @always_inline
@@ -459,3 +550,6 @@ def finish_sums[
         syncwarp()
     comptime if parts.moments:
         write_moments[N](outputs, to.slices, row, column, rows)
+    comptime if parts.slices:
+        if warp.max(max(norm.scale[0], norm.scale[2])) > 0:
+            write_slices[N](outputs, norm, to.slices, row, column, rows)

@@ -44,6 +44,7 @@ from ._sm90_epilogue import (
     Values,
     finish_sums,
     read_norm,
+    read_temperatures,
 )
 
 comptime MOST_ROWS = 128
@@ -98,6 +99,9 @@ def product_kernel[
     columns: Values[F32],
     moments: Values[F32],
     divisors: Values[F32],
+    sampling: Values[DType.int32],
+    slots: Values[DType.int32],
+    sampled: Int32,
     rows: Int32,
 ):
     """Multiply, on a grid of any number of clusters.
@@ -114,10 +118,13 @@ def product_kernel[
         out_: The output, [M, N].
         bias: The bias, [N]; as all that follow it may point anywhere where `parts` has it not.
         residual: The residual, [M, N].
-        slices: Largest outputs and sums of exponentials, or moments of the output, [M, N / BN, 2].
+        slices: Largest outputs and what all weigh, or moments of the output, [M, N / BN, 2].
         columns: Sums of the weights' columns, or scales; and biases, [N, 2].
         moments: Of the rows of x, [M, K / BN, 2].
         divisors: Of an output in e4m3, [N].
+        sampling: How each slot samples.
+        slots: Of the rows that are sampled.
+        sampled: How many those are.
         rows: M.
     """
     comptime factors = parts.factors
@@ -191,10 +198,24 @@ def product_kernel[
         var patch = shared.unsafe_offset(
             PATCHES + warp_row // 16 * PATCH_BYTES
         ).unsafe_bitcast[Scalar[BF16]]()
+        var to = Tensors(
+            out_,
+            bias,
+            residual,
+            slices,
+            columns,
+            moments,
+            divisors,
+            sampling,
+            slots,
+            sampled,
+        )
         var phase = UInt32(0)
         for tile in range(Int(block_idx.x) // blocks, count, stride):
             var row = (tile // tiles_n * blocks + rank) * BM + warp_row
             var norm = read_norm[K, parts](moments, row, Int(rows))
+            comptime if parts.slices:
+                norm = read_temperatures(to, row)
             var sums = Sums(0)
             for turn in range(turns):
                 comptime for s in range(STAGES):
@@ -234,9 +255,7 @@ def product_kernel[
             finish_sums[N, parts](
                 sums,
                 norm,
-                Tensors(
-                    out_, bias, residual, slices, columns, moments, divisors
-                ),
+                to,
                 patch,
                 row,
                 tile % tiles_n * BN,

@@ -18,8 +18,11 @@ come from moments: of each row and BN columns the mean, and the sum of squares o
 it. Whoever writes x writes them, of x as it is after rounding. The sums lack a little more the
 further a row's mean is from 0: about 1e-6 of it, measured in deviations.
 
-slices are of each row and BN columns the largest output, and the sum of exp(output - largest): a
-softmax reads those, and then only the columns it wants. They are of the outputs after rounding too.
+slices are of each row and BN columns the largest output, and the sum of exp((output - largest) /
+temperature): a softmax reads those, and then only the columns that it wants. They are of the outputs
+after rounding too, and of the first D rows alone, where these are drawn from all tokens (`Sampling`):
+what stands there for other rows is not said. The sum is NaN where an output of the slice is NaN or
++inf, and where all are -inf.
 
 The last two have x and w in e4m3. A tensor core keeps fewer bits of their sums than float32 has.
 What srm_up_e4m3 writes is x of srm_down_e4m3. Of each 64 columns 8 i + 2 q + b (i < 8, q < 4, b < 2)
@@ -34,11 +37,14 @@ that one lies at 16 q + 2 i + b, and so it must in w.
     residual   [M, N]           bfloat16  in; any tensor when has_residual is False
     columns    [N, 2]           float32   in, of `srm_normed_sm90` and those in e4m3
     divisors   [N]              float32   in, of `srm_up_e4m3`
+    sampling   [S, 6]           int32     in at the slots, of `srm_head_sm90`, a buffer
+    slots      [D]              int32     in, of `srm_head_sm90`; D <= M
     moments    [T, K / 256, 2]  float32   in, of `srm_normed_sm90`
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
+from extensibility import _MutableInputTensor as MutableInputTensor
 from layout import Coord, Idx, TileTensor, row_major
 from layout.tma_async import create_tensor_tile
 from max.gpu.host import DeviceAttribute, DeviceContext, FuncAttribute
@@ -57,6 +63,7 @@ from ._sm90_kernel import (
     X_TILE,
     product_kernel,
 )
+from .._values import untracked
 
 
 @always_inline
@@ -165,6 +172,9 @@ def enqueue_tiles[
         tensors.columns,
         tensors.moments,
         tensors.divisors,
+        tensors.sampling,
+        tensors.slots,
+        tensors.sampled,
         Int32(rows),
         grid_dim=clusters * BLOCKS[BM],
         block_dim=THREADS,
@@ -319,8 +329,10 @@ struct _HeadSM90:
     ](
         output: OutputTensor[dtype=BF16, rank=2, ...],
         slices: OutputTensor[dtype=F32, rank=3, ...],
+        sampling: MutableInputTensor[dtype=DType.int32, rank=2, ...],
         x: InputTensor[dtype=BF16, rank=2, ...],
         w: InputTensor[dtype=BF16, rank=2, ...],
+        slots: InputTensor[dtype=DType.int32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "srm_head_sm90 is for sm_90 alone"
@@ -334,7 +346,9 @@ struct _HeadSM90:
             factors=BF16,
         )
         var to = Tensors(anywhere(output))
-        to.slices = anywhere(slices)
+        to.slices, to.slots = anywhere(slices), anywhere(slots)
+        to.sampling = untracked(sampling.unsafe_ptr())
+        to.sampled = Int32(slots.dim_size(0))
         enqueue[N, K, parts](x, w, to, output.dim_size(0), ctx)
 
 

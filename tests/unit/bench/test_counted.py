@@ -10,9 +10,12 @@ from tests.kernels.lowered import LAYERS, Launch
 CONFIG = CountedConfig(tflops=100.0, tb_per_s=2.0, processors=64, ghz=1.0, gap_us=1.0)
 WIDTH = 512
 CODE = Code(
-    epilogues={"up": 512, "down": 0, "proj_in": 0, "head": 0},
+    epilogues={
+        **{"up": 512, "down": 0, "proj_in": 0},
+        **{"head, temperature 1": 512, "head, top-p 0.9": 0},
+    },
     mix=(0.0, 20.0),
-    samplers={"temperature 1": (2560.0, 0.0), "top-p 0.9": (25600.0, 0.0)},
+    samplers={"sample, temperature 1": (2560.0, 0.0), "sample, top-p 0.9": (25600.0, 0.0)},
 )
 
 
@@ -31,7 +34,7 @@ LAYER = [
     plain("srm_mix"),
 ]
 STEP = [
-    *(plain("srm_embed_stream"), *LAYER * LAYERS, product("linear", 8192, WIDTH)),
+    *(plain("srm_embed_stream"), *LAYER * LAYERS, product("head", 8192, WIDTH)),
     *(plain(f"srm_{name}") for name in ("edit", "sample", "score")),
 ]
 
@@ -49,9 +52,13 @@ def test_a_step_takes_what_its_kernels_take() -> None:
     assert found["down"]["ns"] == pytest.approx(8 * 2 * 4 * WIDTH**2 / 100e3)
     assert found["mix"]["ns"] == pytest.approx(8 * 20 * WIDTH / 2e3)
     assert found["mix"]["bound"] == "memory" and found["edit"]["ns"] == 0
-    assert found["temperature 1"]["ns"] == pytest.approx(2560 / (64 * 4))
-    others = sum(one["ns"] for one in case["kernels"] if one["name"] not in CODE.samplers)
-    ns = others + case["gaps_ns"] + found["top-p 0.9"]["ns"]
+    assert found["sample, temperature 1"]["ns"] == pytest.approx(2560 / (64 * 4))
+    head_ns = 2 * 8192 * WIDTH / 100e3
+    assert found["head, temperature 1"]["ns"] == pytest.approx(head_ns * 9 / 8)
+    assert found["head, top-p 0.9"]["ns"] == pytest.approx(head_ns)
+    ns = case["gaps_ns"] + sum(
+        one["ns"] for one in case["kernels"] if not one["name"].endswith("temperature 1")
+    )
     assert case["tokens_per_s"]["top-p 0.9"] == pytest.approx(1e9 / ns)
 
 

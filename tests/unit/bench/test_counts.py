@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,11 +11,13 @@ from bench.engine.feeds import Array, Feeds
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak
 from engine.config import Dtype, ModelConfig
+from engine.device.linear import widen_bfloat16
 from engine.weights.step_bytes import decode_bytes
+from tests.kernels import oracle
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=2, n_ctx=128, vocab_size=96)
 OPS = ("embed", "norm", "up", "down", "proj_in", "proj_out", "head", "mix", "mix_prompts", "taps",
-       "edit", "sample", "sample_top_p", "score")  # fmt: skip
+       "edit", "sample", "sample_top_p", "sample_slices", "score")  # fmt: skip
 
 
 def size(arrays: list[Array]) -> int:
@@ -64,6 +67,15 @@ def test_an_op_moves_what_it_is_fed_and_gives(rows: int, narrow: bool) -> None:
     prompts = len(feeds.mix(rows, length=PROMPT)[0])
     assert prompts == -(-rows // PROMPT)
     assert count("mix_prompts") < count("mix") if rows > 1 else True
+
+
+def test_slices_fed_are_those_of_the_logits() -> None:
+    model = msgspec.structs.replace(MODEL, vocab_size=512)
+    _, logits, *_, slices = Feeds(model, is_narrow=True, narrow_logits=True).sample_slices(5)
+    expected = oracle.slices(widen_bfloat16(logits).astype(np.float64), np.ones(5))
+    np.testing.assert_allclose(slices, expected, rtol=1e-6)
+    # whole slices, and of the logits one slice
+    assert count_op("sample_slices", model, "bfloat16", "gpu", 5).bytes == slices.nbytes + 5 * 512
 
 
 def test_edits_fed_are_those_that_are_counted() -> None:

@@ -113,9 +113,9 @@ def test_the_engine_takes_what_was_found_for_this_gpu(
 
 
 @pytest.mark.parametrize("rows", [0, 40])
-@pytest.mark.parametrize("name", ["up", "proj_out"])
-def test_products_with_folded_norms_are_held_against_float64(name: str, rows: int) -> None:
-    """Computed here as our kernel does."""
+@pytest.mark.parametrize("name", ["up", "proj_out", "head"])
+def test_our_products_are_held_against_float64(name: str, rows: int) -> None:
+    """Computed here as our kernels do."""
     feeds, width = Feeds(MODEL, is_narrow=True, narrow_logits=True), MODEL.d_model
     weight = widen_bfloat16(feeds.weight(width, width))
     if name == "up":
@@ -126,12 +126,17 @@ def test_products_with_folded_norms_are_held_against_float64(name: str, rows: in
         variance = (moments[..., 1] + apart).sum(1, keepdims=True) / width
         y = (x @ weight - mean * columns[:, 0]) / np.sqrt(variance + 1e-5) + columns[:, 1]
         y = y / (1 + np.exp(-y))
+    elif name == "head":
+        before = feeds.head(rows)
+        y = widen_bfloat16(before[0]) @ weight
     else:
         before = [feeds.stored(rows, width), feeds.stored(width), feeds.stored(rows, width)]
         x, bias, residual = (widen_bfloat16(one) for one in before)
         y = x @ weight + bias + residual
     out = round_bfloat16(y.astype(np.float32))
-    written = oracle.moments(widen_bfloat16(out).astype(np.float64)).astype(np.float32)
+    wide, temperatures = widen_bfloat16(out).astype(np.float64), np.ones(rows)
+    found = oracle.slices(wide, temperatures) if name == "head" else oracle.moments(wide)
+    written = found.astype(np.float32)
     outputs: list[Array] = [out] if name == "up" else [out, written]
 
     def error() -> float:
