@@ -167,6 +167,18 @@ async def test_usage_counts_what_was_written_before(text: Text) -> None:
     assert reply.events[-1]["usage"]["total_tokens"] == 5
 
 
+async def test_a_choice_that_begins_later_counts_what_was_written_before(text: Text) -> None:
+    served = Served(text)
+    reply, _ = await served.ask(is_chat=True, n=2, stream_options=CONTINUOUS)
+    served.say({(0, 0): THE})
+    await turns()
+    for token in (CAT, MAT):
+        served.say({(0, 0): token})
+    served.say({(0, 1): THE})
+    counts = [event["usage"]["completion_tokens"] for event in reply.events]
+    assert (counts, reply.num_written) == ([0, 1, 2, 3, 3, 4], 3)
+
+
 async def test_scores_are_written_with_the_place_of_each_token(text: Text) -> None:
     served = Served(text)
     reply, _ = await begun(served, logprobs=0)
