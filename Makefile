@@ -7,6 +7,7 @@ DEVICE ?= cpu
 ENGINE ?= docker
 SECONDS ?= 600
 JOBS ?= 2
+UV ?= $(shell command -v uv 2>/dev/null)
 COUNT ?= 60
 SEED ?= 14
 PARALLEL = -n $(JOBS) --dist worksteal
@@ -15,7 +16,7 @@ SOURCES := engine server training loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks graphs wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,7 +26,7 @@ help:  ## the targets
 	  || { echo "srm needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "Installing the server (about 0.5 GB to download, once) ..."
-	$(BIN)/pip install --progress-bar on --require-hashes -r requirements.lock
+	$(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install --progress-bar on) --require-hashes -r requirements.lock
 	@touch $@
 
 .venv/dev: .venv/serve requirements-dev.lock
@@ -175,10 +176,15 @@ locks:  ## the hashes in requirements.lock and requirements-docs.lock, after a v
 	  sed -n 's/^\([^ #]*==[^ ]*\).*/\1/p' $$lock > $$lock.in && .venv-locks/bin/uv pip compile --quiet --no-deps \
 	    --generate-hashes --no-annotate --no-header $$lock.in > $$lock.new && mv $$lock.new $$lock || exit 1; rm $$lock.in; done
 
-wheel: .venv/dev  ## the wheel, in dist/
+graphs: .venv/serve  ## the bundled model's graphs for processors, in graphs/, as a release has them
+	@for target in x86-64-v3 x86-64-v4 cooperlake "cooperlake --dtype bfloat16"; do \
+	  $(BIN)/python -m engine.device.precompile --model models/demo --device cpu --output graphs --host-cpu $$target || exit 1; done
+	$(BIN)/python -m engine.device.graph_notes prune graphs
+
+wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache

@@ -213,7 +213,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_dir: Path = Path("~/.cache/srm")
     """Where compiled step graphs are kept between starts."""
     graphs_dir: str = ""
-    """Folder of step graphs that were compiled ahead, read before `cache_dir`; empty: none."""
+    """Folder of graphs that were compiled ahead, read before `cache_dir`; empty: the release's."""
     overlap: bool = True
     """Schedule a step while the one before it runs; the tokens are the same without."""
     endpoint: str = "tcp://127.0.0.1:8765"

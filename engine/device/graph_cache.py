@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 5.0
 
+RELEASED_GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
+"""The bundled model's graphs, which a wheel or an image has beside the program. Those of a source
+tree are as old as its last `make graphs`, but what they were compiled from is in their names."""
+
 
 class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of a compiled graph, in `<file>.json` beside `<file>.mef`."""

@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.device.gpu import open_gpu
 from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
 from engine.device.graph_cache import (
+    RELEASED_GRAPHS,
     load_or_compile,
     load_or_compile_slots,
     measured_product,
@@ -91,7 +92,7 @@ class ModelRunner:
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
         self.dtype = graph_dtype(config.compute_dtype)
-        shipped = Path(config.graphs_dir).expanduser() if config.graphs_dir else None
+        shipped = Path(config.graphs_dir or RELEASED_GRAPHS).expanduser()
         folders = config.cache_dir.expanduser(), shipped
         shape = weights.config, self.dtype, self.device
         asks = config.product == "auto" and not self.device.is_host

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,8 +15,10 @@ import psutil
 import pytest
 
 from engine.config import DEMO_MODEL, EngineConfig
+from engine.device import runner
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
+from engine.settings import load
 from tests.models.demo import START_S, TOKENIZER, afresh, engine_on_max
 from tests.serving import CHATS, ROOT, Server
 from training.tasks import extract_answer, problems, reward
@@ -31,6 +34,19 @@ def demo_server() -> Iterator[Server]:
 def engine() -> Iterator[Engine]:
     with engine_on_max(num_slots=4_096) as one:
         yield one
+
+
+def test_a_graph_of_a_release_is_taken_and_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+    monkeypatch.setattr(runner, "RELEASED_GRAPHS", released)
+    with engine_on_max(num_slots=8):
+        pass  # the graph is in that folder now
+    unused = tmp_path / "cache"
+    with engine_on_max(num_slots=8, cache_dir=unused) as engine:
+        ((output,),) = engine.generate([[1]], SamplingParams(max_tokens=1))
+    assert output.finish_reason == "length" and not unused.exists()
 
 
 def test_it_solves_held_out_problems(demo_server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -75,6 +76,18 @@ def test_a_graph_that_was_shipped_is_taken_and_nothing_is_written(
     session = cast(InferenceSession, None)
     found = load_or_compile(session, MIXED, DType.float32, CPU(), kept, shipped)
     assert (found, kept.exists()) == ("shipped", False)
+
+
+def test_a_graph_of_other_kernels_or_of_another_max_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [path()]
+    monkeypatch.setattr(graph_cache, "KERNELS", tmp_path)
+    for source in ("one", "another"):
+        (tmp_path / "op.mojo").write_text(source)
+        names.append(path())
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.1")
+    assert len({*names, path()}) == 4
 
 
 def test_what_a_graph_does_not_depend_on_does_not_name_it() -> None:
