@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from engine.client.client import EngineClient
-from engine.messages import REASONS, Columns, Outputs, Request, Status, StopSamples
+from engine.messages import (
+    PROMPT,
+    REASONS,
+    Columns,
+    Output,
+    Outputs,
+    Request,
+    Status,
+    StopSamples,
+)
 from server.generation.encoding import Encoder
 from server.generation.engine_request import RequestOwner
 from server.generation.event_writer import EventWriter
@@ -324,6 +333,30 @@ async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
     served.say({(0, 0): THE})
     assert "".join(texts(reply)) == " the cat the the"
     assert reply.num_written
+
+
+@pytest.mark.parametrize("num_turns", range(4))
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"prompt_logprobs": 0, "stop": ["?"]}])
+async def test_a_choice_begins_behind_the_scores_of_its_prompt(
+    text: Text, fields: dict[str, Any], num_turns: int
+) -> None:
+    served = Served(text)
+    reply, _ = await served.ask(prompt=[[5], [6, 7]], **fields)
+    served.say({(0, 0): THE})
+    await turns()
+    served.say({(0, 0): CAT})
+    assert reply.num_written == 1  # so those of the other prompt come while this one is written
+    ids, number, rank = (np.array([one], "<i4").tobytes() for one in (7, 0, 1))
+    score = Output(served.heard[1].id, PROMPT, ids, number, rank)
+    served.client._streams.receive(Outputs([score], None, 1))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    served.say({(0, 0): MAT, (1, 0): THE})
+    await turns()
+    served.say({(0, 0): MAT, (1, 0): THE})
+    assert reply.num_written > 1
+    first = next(one for event in reply.events for one in event["choices"] if one["index"] == 1)
+    assert [*first["prompt_logprobs"][1]] == ["7"]
 
 
 FIELDS: list[dict[str, Any]] = [
