@@ -215,6 +215,14 @@ async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -
     assert served.generations[0].outlet.rendering is None  # which knows the generation
 
 
+async def test_what_needs_no_engine_is_no_reason_to_wait(text: Text) -> None:
+    served = Served(text, max_rate=1e-6)
+    _, task = await served.ask(echo=True, max_tokens=0)
+    await asyncio.wait_for(task, 60)
+    await served.ask(prompt=[[5], [6, 7]], echo=True, logprobs=0, max_tokens=0)
+    assert len(served.heard) == 1  # for the scores of the second prompt
+
+
 def texts(reply: Reply) -> list[str]:
     return [choice["text"] for event in reply.events for choice in event["choices"]]
 
