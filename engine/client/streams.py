@@ -341,6 +341,7 @@ class Streams:
                 stream, part = found
                 stream.add_output(part, output)
                 self._note_version(stream._number, output.first_version, message.weights_version)
+                stream.set_direct(False)  # what comes behind it is taken behind it
                 if not self.has_news[stream._number]:
                     self.has_news[stream._number] = True
                     stream.wake()

@@ -108,9 +108,9 @@ class Generation:
         return self._detokenizer.num_tokens + self.outlet.num_tokens
 
     @property
-    def has_ended(self) -> bool:
-        """Whether nothing more comes of the engine."""
-        return self._stream is not None and not self._stream.unfinished
+    def is_awaited(self) -> bool:
+        """Whether the engine was asked, and more comes of it."""
+        return self._stream is not None and self._stream.unfinished > 0
 
     @property
     def num_choices(self) -> int:

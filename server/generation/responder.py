@@ -83,7 +83,7 @@ class Responder:
                     outlet.last = now
                     yield together(events)
                     outlet.rendering = stream
-                    if self._pause_s and not generation.has_ended:
+                    if self._pause_s and generation.is_awaited:
                         await asyncio.sleep(self._pause_s)
             if generation.samples is not UNSET:
                 yield encoder.event([], UNSET, generation.samples)

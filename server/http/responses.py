@@ -102,6 +102,8 @@ class EventStream(Response):
             except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
                 stopping = errors.stopping()
                 await _break_off(send, errors.status_of(stopping), errors.body_of(stopping))
+            except ClientDisconnect:  # of `send`, behind which nothing can be sent
+                raise
             except Exception:
                 log.exception("stream failed")
                 await _break_off(send, 500, errors.INTERNAL)

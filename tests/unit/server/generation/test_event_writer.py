@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from engine.client.client import EngineClient
-from engine.messages import REASONS, Columns, Outputs, Request, Status, StopSamples
+from engine.messages import (
+    PROMPT,
+    REASONS,
+    Columns,
+    Output,
+    Outputs,
+    Request,
+    Status,
+    StopSamples,
+)
 from server.generation.encoding import Encoder
 from server.generation.engine_request import RequestOwner
 from server.generation.event_writer import EventWriter
@@ -218,6 +227,14 @@ async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -
     assert served.generations[0].outlet.rendering is None  # which knows the generation
 
 
+async def test_what_needs_no_engine_is_no_reason_to_wait(text: Text) -> None:
+    served = Served(text, max_rate=1e-6)
+    _, task = await served.ask(echo=True, max_tokens=0)
+    await asyncio.wait_for(task, 60)
+    await served.ask(prompt=[[5], [6, 7]], echo=True, logprobs=0, max_tokens=0)
+    assert len(served.heard) == 1  # for the scores of the second prompt
+
+
 def texts(reply: Reply) -> list[str]:
     return [choice["text"] for event in reply.events for choice in event["choices"]]
 
@@ -336,6 +353,30 @@ async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
     served.say({(0, 0): THE})
     assert "".join(texts(reply)) == " the cat the the"
     assert reply.num_written
+
+
+@pytest.mark.parametrize("num_turns", range(4))
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"prompt_logprobs": 0, "stop": ["?"]}])
+async def test_a_choice_begins_behind_the_scores_of_its_prompt(
+    text: Text, fields: dict[str, Any], num_turns: int
+) -> None:
+    served = Served(text)
+    reply, _ = await served.ask(prompt=[[5], [6, 7]], **fields)
+    served.say({(0, 0): THE})
+    await turns()
+    served.say({(0, 0): CAT})
+    assert reply.num_written == 1  # so those of the other prompt come while this one is written
+    ids, number, rank = (np.array([one], "<i4").tobytes() for one in (7, 0, 1))
+    score = Output(served.heard[1].id, PROMPT, ids, number, rank)
+    served.client._streams.receive(Outputs([score], None, 1))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    served.say({(0, 0): MAT, (1, 0): THE})
+    await turns()
+    served.say({(0, 0): MAT, (1, 0): THE})
+    assert reply.num_written > 1
+    first = next(one for event in reply.events for one in event["choices"] if one["index"] == 1)
+    assert [*first["prompt_logprobs"][1]] == ["7"]
 
 
 FIELDS: list[dict[str, Any]] = [
