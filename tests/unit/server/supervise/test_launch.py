@@ -37,6 +37,13 @@ def test_settings_survive_the_command_line() -> None:
     assert load(EngineConfig, flags(engine), {}) == engine
 
 
+def test_numbers_of_gpus_survive_the_command_line() -> None:
+    """`--devices`, and any `--engines` above 1 on a GPU, ended `srm serve` with a TypeError."""
+    for devices in ((1,), (0, 3)):
+        engine = EngineConfig(device="gpu", devices=devices)
+        assert load(EngineConfig, flags(engine), {}) == engine
+
+
 BAD = {
     "--port=x": "port = 'x'",
     "--port=65536": "port must lie in",
