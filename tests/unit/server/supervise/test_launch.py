@@ -50,7 +50,7 @@ BAD = {
     "--api-processes=-1": "api_processes must be 0 … 256, got -1",
     "--engines=0": "engines must be 1 … 64, got 0",
     "--engines=65": "engines must be 1 … 64, got 65",
-    "--devices=0": "devices must be empty where device is cpu",
+    "--devices=0": "devices must be empty where device is cpu, got (0,); use device = gpu",
     "--device=gpu --devices=1,1": "devices must be different numbers from 0 on",
     "--device=gpu --devices=-1": "devices must be different numbers from 0 on",
     "--device=gpu --devices=0,1 --engines=3": "engines must be 2, one for each of devices, got 3",
@@ -67,7 +67,7 @@ BAD = {
     "--admin-port=65536": "admin_port must lie in",
     "--cors-origins=https://a.example/path": "cors_origins must be",
     "--otlp-endpoint=collector:4318": "otlp_endpoint must begin with",
-    "--log-format=xml": "log_format = 'xml'",
+    "--log-format=xml": "log_format = 'xml': Invalid enum value 'xml'; allowed are text, json",
     "--config=nowhere.toml": "nowhere.toml",
 }
 
