@@ -177,7 +177,12 @@ def _bench(args: list[str]) -> int:
     if args[:1] and args[0] in BENCHMARKS:
         module = import_module(BENCHMARKS[args[0]])
         return int(module.main(args[1:]))
-    raise ConfigError(f"srm bench measures {', '.join(BENCHMARKS)}; got {args[:1]}")
+    if args[:1] in (["--help"], ["-h"]):
+        print(f"usage: srm bench NAME [options]\n\nNAME is one of {', '.join(BENCHMARKS)};")
+        print("`srm bench NAME --help` explains each.")
+        return 0
+    got = repr(args[0]) if args else "nothing"
+    raise ConfigError(f"it measures {', '.join(BENCHMARKS)}; got {got}")
 
 
 if __name__ == "__main__":

@@ -126,6 +126,18 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Those of `flops_per_token` that channel mixers take."""
         return 2 * self.num_layers * 8 * self.d_model**2
 
+    def misfit(self, inputs: int, outputs: int) -> str:
+        """Name a matrix whose sizes are no multiples of these; empty if those of all are."""
+        d = self.d_model
+        matrices = [(d, 4 * d), (4 * d, d), (d, self.vocab_size)]
+        for inner, outer in matrices + [(d, d)] * self.use_projections:
+            if inner % inputs or outer % outputs:
+                return (
+                    f"it wants multiples of {inputs} inputs and {outputs} outputs, "
+                    f"the model has a matrix of {inner} x {outer}"
+                )
+        return ""
+
 
 class _Foreign(msgspec.Struct):
     """The field that the config.json of another library's model has."""
@@ -146,6 +158,8 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
 
 
 Dtype = Literal["float32", "bfloat16", "float8"]
+FLOAT8_MULTIPLES = (512, 256)
+"""What inputs and outputs of every matrix are multiples of where a model can have float8."""
 ProductSetting = Literal["auto", "own", "linalg", "max"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """The dtype that `auto` stands for on each device."""
@@ -178,7 +192,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: tuple[int, ...] = ()
     """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as are needed."""
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
-    """Weights and activations; auto is float32 on a CPU, bfloat16 on a GPU; float8 has an H100."""
+    """Weights and activations; auto is float32 on a CPU, bfloat16 on a GPU; float8: H100, H200."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is the fastest that
     `srm tune` found, else ours if it fits."""
@@ -252,7 +266,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if not getattr(self, name) >= least:  # nor NaN
                     raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.devices and self.device == "cpu":
-            raise ValueError(f"devices must be empty where device is cpu, got {self.devices}")
+            raise ValueError(
+                f"devices must be empty where device is cpu, got {self.devices}; use device = gpu"
+            )
         if len(set(self.devices)) < len(self.devices) or any(one < 0 for one in self.devices):
             raise ValueError(f"devices must be different numbers from 0 on, got {self.devices}")
         allowed = {"cpu": "auto, float32 or bfloat16", "gpu": "auto, bfloat16 or float8"}

@@ -177,7 +177,15 @@ def _apply(
                 parts, hints[name], strict=False, dec_hook=_decode_extension
             )
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{source}: {name} = {value!r}: {error}") from None
+            choices = _choices(hints[name])
+            allowed = f"; allowed are {', '.join(map(str, choices))}" if choices else ""
+            raise ConfigError(f"{source}: {name} = {value!r}: {error}{allowed}") from None
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The values that a setting, or one of a list, must be among; none if these are not listed."""
+    kind = get_args(hint)[0] if get_origin(hint) is tuple else hint
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _decode_extension(kind: type, value: object) -> object:

@@ -208,6 +208,9 @@ def _cell(value: Any) -> str:
 
 
 def main(argv: list[str]) -> int:
+    if not 1 <= len(argv) <= 2 or argv[0].startswith("-"):
+        sys.stderr.write(f"usage: {(__doc__ or '').split('`')[1]}\n")
+        return ConfigError.exit_code
     results, output = Path(argv[0]), Path(argv[1]) if argv[1:] else RECORDS
     try:
         record = record_of(results)

@@ -8,6 +8,7 @@ is written beside the compiled graphs, where the engine's `product = auto` reads
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from engine.device.graph_cache import ProductChoice, choice_path
 from engine.device.products import Product
 from engine.device.runner import open_device
-from engine.errors import SRMError
+from engine.errors import ConfigError, SRMError
 from engine.settings import load
 from engine.weights.checkpoint import read_model
 
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
     """Measure, print what was found and write it for the engine."""
     config = load(TuneConfig, argv, prog="srm tune")
     if accelerator_count() == 0:
-        open_device("gpu")  # says why
+        _say_why_none()
     model, cache_dir = read_model(config.model).config, config.cache_dir.expanduser()
     found: dict[Product, list[dict[str, Any]] | str] = {
         product: measure(product, model, config, cache_dir) for product in get_args(Product)
@@ -71,6 +72,17 @@ def main(argv: list[str]) -> int:
     partial.replace(path)
     sys.stdout.write(f"product = auto takes {choice.product} from now on: {path}\n")
     return 0
+
+
+def _say_why_none() -> None:
+    """Raises ConfigError, which does not say that a processor may be taken instead."""
+    try:
+        open_device("gpu")
+    except ConfigError as error:
+        why = re.sub("(, else|, or|;) use device = cpu$", "", error.message)
+        raise ConfigError(
+            f"products of a GPU are measured, on the machine with it: {why}"
+        ) from None
 
 
 def ops_of(model: ModelConfig) -> dict[str, int]:

@@ -9,14 +9,13 @@ of a norm too, where a product follows it: see `folds_norms`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from max.driver import Device
 from max.dtype import DType
 from max.graph import BufferValue, Dim, DimLike, TensorType, TensorValue, ops
 
-from engine.config import ModelConfig, ProductSetting
+from engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
 from engine.errors import ConfigError
 
 Product = Literal["own", "linalg", "max"]
@@ -25,7 +24,6 @@ MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}
 OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg"}
 FLOAT8 = DType.float8_e4m3fn
 """Of the products of channel mixers, "own" alone; all else of such a model is bfloat16."""
-FLOAT8_MULTIPLES = (512, 256)
 SLICE = 256
 """Columns of a slice of the head, and of what moments are of: BN of _sm90_epilogue.mojo."""
 
@@ -84,21 +82,7 @@ def _obstacle(product: Product, model: ModelConfig, dtype: DType, device: Device
     if dtype not in {DType.bfloat16, FLOAT8}:
         return f"it multiplies bfloat16, dtype is {dtype.name}"
     depth, columns = FLOAT8_MULTIPLES if dtype == FLOAT8 else MULTIPLES[product]
-    for inner, outer in _shapes(model):
-        if inner % depth or outer % columns:
-            return (
-                f"it wants multiples of {depth} inputs and {columns} outputs, "
-                f"the model has a matrix of {inner} x {outer}"
-            )
-    return ""
-
-
-def _shapes(model: ModelConfig) -> Iterator[tuple[int, int]]:
-    """In and out of every matrix of a model; a square one only with projections."""
-    d = model.d_model
-    yield from ((d, 4 * d), (4 * d, d), (d, model.vocab_size))
-    if model.use_projections:
-        yield d, d
+    return model.misfit(depth, columns)
 
 
 def folds_norms(product: Product | None, model: ModelConfig, dtype: DType) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import FLOAT8_MULTIPLES, EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.steps.batch import SAMPLING
 from engine.weights.checkpoint import read_model
@@ -44,12 +44,16 @@ def inspect_model(folder: Path) -> dict[str, str]:
         "stored as": ", ".join(f"{dtype} {count}" for dtype, count in sorted(dtypes.items())),
         "decays": _range(np.concatenate(decays)) if decays else "none",
         "state": f"{state:,} bytes a sequence, in float32",
-        # A slot keeps the last token besides the state.
-        "slots": f"{GB // (state + FLOAT32):,} per GB (10^9 bytes)",
+        "slots": f"{GB // _slot_bytes(config):,} per GB (10^9 bytes)",
         "work": f"{config.flops_per_token:,} FLOP a token",
         "tokenizer": "yes" if (folder / "tokenizer.json").exists() else "no: token ids only",
         "fingerprint": files.fingerprint,
     }
+
+
+def _slot_bytes(config: ModelConfig) -> int:
+    """A slot keeps, besides the state, the last token and how its sequence samples."""
+    return FLOAT32 * (config.state_width + 1) + SAMPLING.itemsize
 
 
 def _variant(config: ModelConfig) -> str:
@@ -78,10 +82,12 @@ def on_gpu(
     """Count what a GPU with so much memory and these rates holds, and reaches at most.
 
     One bound is of memory traffic, one of matrix products; a step reaches neither quite. Products
-    in float8 count half. Raises ConfigError if the model does not fit.
+    in float8 count half. Raises ConfigError if the model does not fit, or cannot have the dtype.
     """
+    if dtype == "float8" and (misfit := config.misfit(*FLOAT8_MULTIPLES)):
+        raise ConfigError(f"dtype = float8: {misfit}; use dtype = bfloat16")
     settings = EngineConfig(device="gpu", dtype=dtype)
-    slot = FLOAT32 * (config.state_width + 1) + SAMPLING.itemsize
+    slot = _slot_bytes(config)
     rows, _ = settings.step_limits(config)
     moved = decode_bytes(config, settings.compute_dtype, "gpu")
     left = memory_gib * GIB - moved.once - settings.prefix_slots * slot
@@ -108,8 +114,8 @@ def gpu_memory_gib() -> float:
         return float(told.splitlines()[0]) / 1024
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
         raise ConfigError(
-            "device_memory_gib must be given where nvidia-smi names no GPU; an H200 has "
-            "--device-memory-gib 139"
+            "device_memory_gib must be given where nvidia-smi names no GPU; an H100 has "
+            "--device-memory-gib 79, an H200 139"
         ) from None
 
 
@@ -119,12 +125,27 @@ def main(argv: list[str]) -> int:
     )
     made.add_argument("model", type=Path, metavar="MODEL", help="a model folder")
     made.add_argument(
-        "--device", choices=("cpu", "gpu"), default="cpu", help="gpu: what one holds and can reach"
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="gpu: count too what one holds and can reach",
     )
-    made.add_argument("--dtype", choices=get_args(GpuDtype), help="of the GPU; else bfloat16")
-    made.add_argument("--device-memory-gib", type=float, help="of the GPU; else nvidia-smi says")
-    made.add_argument("--tflops", type=float, help=f"of its bfloat16 products; else {TFLOPS:g}")
-    made.add_argument("--tb-per-s", type=float, help=f"of its memory; else {TB_PER_S:g}")
+    made.add_argument(
+        "--dtype", choices=get_args(GpuDtype), help="of the model on the GPU; else bfloat16"
+    )
+    made.add_argument(
+        "--device-memory-gib", type=float, help="of the GPU; else nvidia-smi is asked"
+    )
+    made.add_argument(
+        "--tflops",
+        type=float,
+        help=f"that it reaches in bfloat16 products; else {TFLOPS:g}, of an H200",
+    )
+    made.add_argument(
+        "--tb-per-s",
+        type=float,
+        help=f"that its memory reaches; else {TB_PER_S:g}, of an H200 (3.35: an H100's data sheet)",
+    )
     given = made.parse_args(argv)
     rates = (given.device_memory_gib, given.tflops, given.tb_per_s)
     if given.device == "cpu" and (given.dtype, *rates) != (None,) * 4:

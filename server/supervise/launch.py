@@ -186,7 +186,8 @@ def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
 def flags(config: msgspec.Struct) -> list[str]:
     """Return the settings as command-line flags."""
     return [
-        f"--{name.replace('_', '-')}={','.join(value) if isinstance(value, tuple) else value}"
+        f"--{name.replace('_', '-')}="
+        f"{','.join(map(str, value)) if isinstance(value, tuple) else value}"
         for name, value in msgspec.structs.asdict(config).items()
     ]
 

@@ -80,3 +80,10 @@ def test_what_a_command_cannot_do_is_said_before_any_work(
 ) -> None:
     assert srm.main(argv) == ConfigError.exit_code
     assert message in capsys.readouterr().err
+
+
+def test_what_can_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, code in ((["--help"], 0), ([], 2), (["nonsense"], 2)):
+        assert srm.main(["bench", *argv]) == code
+        said = capsys.readouterr()
+        assert all(name in (said.err if code else said.out) for name in srm.BENCHMARKS)

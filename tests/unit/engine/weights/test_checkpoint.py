@@ -133,7 +133,7 @@ def test_a_model_is_described_by_one_line_for_each_fact(
     found, tensors = inspect_model(tmp_path), load_file(tmp_path / "model.safetensors")
     assert found["variant"] == variant
     assert found["state"] == f"{state} bytes a sequence, in float32"
-    assert found["slots"] == f"{10**9 // (state + 4):,} per GB (10^9 bytes)"
+    assert found["slots"] == f"{10**9 // (state + 4 + 24):,} per GB (10^9 bytes)"
     assert found["parameters"] == f"{sum(value.size for value in tensors.values()):,}"
     assert found["work"] == f"{config.flops_per_token:,} FLOP a token"
     assert found["stored as"] == f"F32 {len(tensors)}"

@@ -37,13 +37,20 @@ def test_settings_survive_the_command_line() -> None:
     assert load(EngineConfig, flags(engine), {}) == engine
 
 
+def test_numbers_of_gpus_survive_the_command_line() -> None:
+    """`--devices`, and any `--engines` above 1 on a GPU, ended `srm serve` with a TypeError."""
+    for devices in ((1,), (0, 3)):
+        engine = EngineConfig(device="gpu", devices=devices)
+        assert load(EngineConfig, flags(engine), {}) == engine
+
+
 BAD = {
     "--port=x": "port = 'x'",
     "--port=65536": "port must lie in",
     "--api-processes=-1": "api_processes must be 0 … 256, got -1",
     "--engines=0": "engines must be 1 … 64, got 0",
     "--engines=65": "engines must be 1 … 64, got 65",
-    "--devices=0": "devices must be empty where device is cpu",
+    "--devices=0": "devices must be empty where device is cpu, got (0,); use device = gpu",
     "--device=gpu --devices=1,1": "devices must be different numbers from 0 on",
     "--device=gpu --devices=-1": "devices must be different numbers from 0 on",
     "--device=gpu --devices=0,1 --engines=3": "engines must be 2, one for each of devices, got 3",
@@ -60,7 +67,7 @@ BAD = {
     "--admin-port=65536": "admin_port must lie in",
     "--cors-origins=https://a.example/path": "cors_origins must be",
     "--otlp-endpoint=collector:4318": "otlp_endpoint must begin with",
-    "--log-format=xml": "log_format = 'xml'",
+    "--log-format=xml": "log_format = 'xml': Invalid enum value 'xml'; allowed are text, json",
     "--config=nowhere.toml": "nowhere.toml",
 }
 
