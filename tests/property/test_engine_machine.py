@@ -404,7 +404,7 @@ def said(engine: Engine, outputs: list[Output]) -> Said:
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
