@@ -55,14 +55,18 @@ def sample[
             logits.unsafe_offset(i * Int(vocab)), Int(vocab)
         )
         var how = asked(i)
+
+        @always_inline
+        def random() {imm} -> Tuple[UInt64, Int]:
+            return (seeds[unsafe_offset=i], i)
+
         var token, logprob = _sample_row(
             row,
             how.temperature,
             how.top_k,
             how.top_p,
             how.min_p,
-            how.seed,
-            i,
+            random,
             thread_idx.x == 0,
         )
         if thread_idx.x == 0:

@@ -51,20 +51,20 @@ from ..parallel import num_tasks
 
 @always_inline
 def _sample_row[
-    Row: LogitRow, //
+    Row: LogitRow, Random: def() -> Tuple[UInt64, Int], //
 ](
     mut row: Row,
     temperature: Float32,
     top_k: Int,
     top_p: Float32,
     min_p: Float32,
-    seed: UInt64,
-    position: Int,
+    random: Random,
     writes: Bool,
 ) -> Tuple[Int32, Float32]:
     """The token and its log-probability; -1 and 0 where there is none.
 
-    Of the threads that call this for a row, one `writes` and gets the latter.
+    Of the threads that call this for a row, one `writes` and gets the latter. `random` gives seed
+    and position: read at the end, they take no registers before.
     """
     var top = row.largest()
     if not isfinite(top):
@@ -79,6 +79,7 @@ def _sample_row[
     else:
         if top_k > 0 or top_p < 1 or min_p > 0:
             row.truncate(mass, temperature, top_k, top_p, min_p)
+        var seed, position = random()
         token = row.draw(seed, position)
     var logprob = Float32(0)
     if writes:
@@ -127,14 +128,19 @@ struct _Sample:
         @always_inline
         def sample[Row: LogitRow, //](mut row: Row, i: Int, writes: Bool) {var}:
             var asked = Sampling.of(sampling_ptr, slot_ptr[unsafe_offset=i])
+
+            @always_inline
+            def random() {imm} -> Tuple[UInt64, Int]:
+                var own = Sampling.of(sampling_ptr, slot_ptr[unsafe_offset=i])
+                return (own.seed, Int(position_ptr[unsafe_offset=i]))
+
             var token, logprob = _sample_row(
                 row,
                 asked.temperature,
                 asked.top_k,
                 asked.top_p,
                 asked.min_p,
-                asked.seed,
-                Int(position_ptr[unsafe_offset=i]),
+                random,
                 writes,
             )
             if writes:
