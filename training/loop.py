@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal, Protocol, cast
 
 import msgspec
@@ -202,7 +203,12 @@ class Run:
                 torch.save(run, partial)
 
     def _resume(self) -> None:
-        run = torch.load(self._saved, weights_only=True, map_location="cpu")
+        try:
+            run = torch.load(self._saved, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, EOFError, LookupError, ValueError, UnpicklingError) as error:
+            raise ConfigError(
+                f"{self._saved} cannot be read: remove it or change output: {error}"
+            ) from error
         for name, value in self._settings.items():
             if run["settings"].get(name) != value:
                 raise ConfigError(

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.config import Mixer, ModelConfig
+from engine.errors import ConfigError
 from engine.settings import build
 from training.checkpoint import read_tokenizer, save_model
 from training.data import PACKED_EVERY, ProblemBatches
@@ -27,7 +28,14 @@ from training.tasks import problems
 from training.text.documents import documents, files
 from training.text.packed_batches import PackedBatches
 from training.text.token_file import token_file
-from training.text.tokenizer import BEGIN_ID, END_ID, MIN_VOCAB_SIZE, train_tokenizer
+from training.text.tokenizer import (
+    BEGIN,
+    BEGIN_ID,
+    END,
+    END_ID,
+    MIN_VOCAB_SIZE,
+    train_tokenizer,
+)
 from training.text.whole_files import write_whole
 
 TOKENIZER_PROBLEMS = 100_000
@@ -181,6 +189,11 @@ def _tokenizer(config: PretrainConfig) -> Tokenizer:
     path = config.output / "tokenizer.json"
     if config.tokenizer:
         wanted = read_tokenizer(Path(config.tokenizer))
+        if (wanted.token_to_id(BEGIN), wanted.token_to_id(END)) != (BEGIN_ID, END_ID):
+            raise ConfigError(
+                f"tokenizer: {config.tokenizer} must have {BEGIN} as token {BEGIN_ID} and {END} as "
+                f"token {END_ID}, as `srm train tokenizer` makes it"
+            )
         write_whole(path, wanted.to_str(pretty=True).encode())
     elif not path.exists():
         if config.texts:

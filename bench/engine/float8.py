@@ -24,7 +24,7 @@ from engine.weights.random_model import random_tensors
 from engine.weights.weights import fold
 
 INNER_SCALE = 8
-"""Of values between the products, about; the largest that can be is 448."""
+"""Largest value between the products in these trials, about; float8 holds at most 448."""
 
 
 def float8_ops(model: ModelConfig, on: DeviceRef) -> dict[str, Op]:

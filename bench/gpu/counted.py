@@ -46,7 +46,7 @@ SMALL_ROWS, FOUR, GROUP = 64, 4, 16
 are taken if all of them find, in groups of so many processors, four at once."""
 CLOCKS_A_TERM, CLOCKS_AN_INSTRUCTION, SCHEDULERS = 16, 2, 4
 SLICE_BYTES = 8
-"""What the head leaves of each row of a tile."""
+"""Bytes of a slice, which the head writes for each row of a tile."""
 DECODED = 4
 """Rows of `decode_counts`."""
 PRODUCTS = {
@@ -58,7 +58,8 @@ PRODUCTS = {
 }
 """Matrix products, and the epilogue of each, as tests/kernels/product_kernels.mojo names it."""
 BY_SAMPLER = {"head", "sample"}
-"""What depends on how rows are sampled: the head leaves slices where rows are drawn from them."""
+"""Kernels whose cost depends on how rows are sampled: the head writes slices only for rows that are
+drawn from them."""
 NAMES = {
     **{f"srm_{name}": name for name in ("expand", "mix", "edit", "sample", "score")},
     "srm_embed_stream": "embed",

@@ -38,8 +38,8 @@ PRODUCTS = {"up", "down", "proj_in", "proj_out", "head"}
 RESIDUAL = {"down", "proj_out"}
 """Those that a residual is added to."""
 LOST_OF_SUMS = 2.0**-11
-"""Of the magnitudes that are summed: what tensor cores may lose of a product in FLOAT8, if they
-keep 14 bits as is said of them, and K is 4,096."""
+"""Largest error of a product in FLOAT8, as a part of the magnitudes that are summed: tensor cores
+are said to keep 14 bits of a sum, and K is 4,096."""
 LOOKED_AT = 24
 """Rows that are compared."""
 

@@ -31,9 +31,9 @@ class FirstTokensConfig(Settings, frozen=True, forbid_unknown_fields=True):
     widths: tuple[int, ...] = (256, 512)
     """d_model of the models, of 8 layers and 8,192 tokens."""
     step_ms: tuple[float, ...] = (5.0, 7.1)
-    """What a step of each model takes besides its rows, in milliseconds."""
+    """Milliseconds that a step of each model takes besides its rows."""
     row_us: tuple[float, ...] = (101.0, 450.0)
-    """What a decoded row of each model takes, in microseconds."""
+    """Microseconds that a decoded row of each model takes."""
     at_once: tuple[int, ...] = (1_024, 256)
     """Requests that are sent at once."""
     loads: tuple[float, ...] = (0.3, 0.8)
@@ -69,7 +69,7 @@ class FirstTokensConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
 
 class Device(NamedTuple):
-    """What a step costs, in seconds."""
+    """Seconds that the parts of a step take."""
 
     step_s: float
     row_s: float

@@ -131,6 +131,24 @@ def test_texts_are_trained_on_and_others_kept_for_evaluation(texts: Path, tmp_pa
         pretrain(config)
 
 
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"\x80\x02."])
+def test_a_damaged_run_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.pt").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"run\.pt cannot be read: remove it"):
+        _run(tmp_path, steps=2)
+
+
+def test_a_tokenizer_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+    given = tmp_path / "given.json"
+    given.write_text("{")
+    with pytest.raises(CheckpointError, match="is no tokenizer that can be read"):
+        _run(tmp_path / "run", steps=2, tokenizer=str(given))
+    other = train_tokenizer(["a text"], 258).to_str().replace("<|end_of_text|>", "<|other|>")
+    given.write_text(other)
+    with pytest.raises(ConfigError, match=r"must have .* as token 0 and .* as token 1"):
+        _run(tmp_path / "run", steps=2, tokenizer=str(given))
+
+
 @pytest.mark.parametrize("mixer", ["diagonal", "combined", "kernel"])
 def test_other_mixers_train_too(tmp_path: Path, mixer: str) -> None:
     shape = {"num_heads": 1, "use_projections": False, "kernel_size": 3}

@@ -42,25 +42,22 @@ def test_prompts_have_their_share_of_a_short_step(share: float, prompts: int) ->
     assert (batch.num_decode, batch.num_tokens) == (20 - prompts, 20)
 
 
-def test_prompts_have_all_that_sequences_leave() -> None:
-    scheduler = running_scheduler(3, prefill_step_tokens=20, max_prefill_share=0.25)
-    scheduler.add(request_of("prompt", [7] * 60))
+@pytest.mark.parametrize(
+    ("running", "settings", "prompt", "decoded", "tokens"),
+    [
+        pytest.param(3, (20, 0.25), 60, 3, 20, id="prompts have all that sequences leave"),
+        pytest.param(40, (20, 0.9), 5, 16, 20, id="sequences have all that prompts leave"),
+        pytest.param(100, (120, 0.2), 60, 64, 120, id="no step decodes more than its rows"),
+    ],
+)
+def test_who_leaves_room_leaves_it_to_the_others(
+    running: int, settings: tuple[int, float], prompt: int, decoded: int, tokens: int
+) -> None:
+    step, share = settings
+    scheduler = running_scheduler(running, prefill_step_tokens=step, max_prefill_share=share)
+    scheduler.add(request_of("prompt", [7] * prompt))
     batch = scheduled(scheduler)
-    assert (batch.num_decode, batch.num_tokens) == (3, 20)
-
-
-def test_sequences_have_all_that_prompts_leave() -> None:
-    scheduler = running_scheduler(40, prefill_step_tokens=20, max_prefill_share=0.9)
-    scheduler.add(request_of("prompt", [7] * 5))
-    batch = scheduled(scheduler)
-    assert (batch.num_decode, batch.num_tokens) == (16, 20)
-
-
-def test_no_step_decodes_more_than_its_rows() -> None:
-    scheduler = running_scheduler(100, prefill_step_tokens=120, max_prefill_share=0.2)
-    scheduler.add(request_of("prompt", [7] * 60))
-    batch = scheduled(scheduler)
-    assert (batch.num_decode, batch.num_tokens) == (64, 120)
+    assert (batch.num_decode, batch.num_tokens) == (decoded, tokens)
 
 
 def test_a_step_without_prompts_is_as_large_as_any() -> None:
