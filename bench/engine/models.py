@@ -59,10 +59,7 @@ def measure_models(config: BenchConfig, measure: Callable[[Path], dict[str, Any]
         paths = {"demo": config.demo_model} if config.demo_model.exists() else {}
         for width in config.random_widths:
             path = paths[f"random d {width}"] = Path(folder) / f"d{width}"
-            shape = ModelConfig(
-                d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192
-            )
-            write_random_model(path, shape)
+            write_random_model(path, random_shape(width))
         for name, path in paths.items():
             record["models"].append({"name": name} | measure(path))
             gc.collect()  # a runner's memory, before the next one's
@@ -70,6 +67,11 @@ def measure_models(config: BenchConfig, measure: Callable[[Path], dict[str, Any]
     record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
     record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
     return record
+
+
+def random_shape(width: int) -> ModelConfig:
+    """Return the paper's main model of this width, as benchmarks fill it with random weights."""
+    return ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
 
 
 def _peaks_now(gemm: GemmPeak, config: BenchConfig, when: str) -> dict[str, Any]:

@@ -34,9 +34,3 @@ def send(url: str, timeout_s: float = 3600.0, **fields: Any) -> Recording:
         done = len(requests) - len(failed)
         raise ConfigError(f"{url}: {done} of {scenario.requests} requests: {errors}")
     return recording
-
-
-def burst(url: str, requests: int, n: int, max_tokens: int, **fields: Any) -> Recording:
-    """Send requests for n completions of exactly so many tokens each, all at once."""
-    sizes: dict[str, Any] = {"prompt_tokens": "1", "n": str(n), "output_tokens": str(max_tokens)}
-    return send(url, requests=requests, concurrency=requests, **sizes, **fields)

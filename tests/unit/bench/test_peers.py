@@ -24,7 +24,7 @@ from bench.peers.making import ENVIRONMENTS, LISTS, model_path
 from bench.peers.running import http_point, offline_point, placeholders, waves
 from bench.peers.shapes import KINDS, N_CTX, shape_of
 from bench.peers.table import Point, Result, markdown
-from bench.server.load import burst
+from bench.server.load import send
 from engine.errors import ConfigError
 from engine.records import ROOT
 from loadtest.commands.run_command import summed_up
@@ -157,9 +157,9 @@ def test_memory_and_strangers_are_those_of_the_time_that_is_asked_for() -> None:
 
 def test_a_point_over_http_is_what_the_load_test_says_of_the_whole_run() -> None:
     with ToyServer(ToyConfig(ttft_s=0.01, itl_s=0.001)) as toy:
-        found = burst(toy.url, requests=3, n=1, max_tokens=4)
+        found = send(toy.url, requests=3, n="1", output_tokens="4")
         assert found.requests["usage_output_tokens"].tolist() == [4, 4, 4]
-        whole = burst(toy.url, requests=2, n=2, max_tokens=4, stream=False)
+        whole = send(toy.url, requests=2, n="2", output_tokens="4", stream=False)
     run = summed_up(found)
     made = http_point(run, 3, watch_of(), 0.0, 4.0)
     assert made.tokens_per_s == run.summary.output_tokens_per_s > 0
@@ -176,7 +176,7 @@ def test_a_load_that_is_not_all_answered_is_an_error() -> None:
         ToyServer(fault=lambda number: "500" if number == 2 else None) as toy,
         pytest.raises(ConfigError, match=r"2 of 3 requests: \{.*: 1\}"),
     ):
-        burst(toy.url, requests=3, n=1, max_tokens=4)
+        send(toy.url, requests=3, n="1", output_tokens="4")
 
 
 def test_a_tree_of_processes_is_all_that_descends() -> None:
