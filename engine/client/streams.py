@@ -68,7 +68,7 @@ class Stream:
         self._is_durable = all(request.durable for request in requests)
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
         self._outputs: list[tuple[int, Output]] = []
-        self._error: SRMError | None = None
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[list[Part]] = []  # by place of their request
         for place, request in enumerate(requests):
@@ -204,8 +204,8 @@ class Stream:
         for part in self.parts:
             self._streams.send(part.engine, Abandon(part.request.id, is_alone))
 
-    def fail(self, error: SRMError) -> None:
-        """End all requests of the stream with this error."""
+    def fail(self, error: Exception) -> None:
+        """End all requests of the stream with this error, which `wait` raises."""
         self._error = error
         self.wake()
 

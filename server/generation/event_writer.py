@@ -7,6 +7,7 @@ Most tokens cost a look-up; what is more than the text of whole characters, its 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from server.generation.rendering import Pieces, escaped
 from server.generation.stop_strings import CLEAN, do_nothing
 from server.text.sample import Sample
 from server.text.score_columns import ScoreColumns
+
+log = logging.getLogger(__name__)
 
 
 class ChunkedReply(Protocol):
@@ -80,6 +83,15 @@ class Outlet:
         """When the last event was written, or the request began."""
         self.num_tokens = 0
         """Tokens that were written here without being rendered."""
+        self.stream: Stream | None = None
+        """The stream whose events they are, while EventWriter may write them."""
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an unforeseen error, which its task logs: the bug that one request
+        meets is not to silence the others of the process."""
+        if self.stream is not None:
+            self.stream.set_direct(False)
+            self.stream.fail(error)
 
 
 class _Line:
@@ -125,9 +137,11 @@ class EventWriter:
             stream.set_direct(True)
 
         self._lines.update(lines)
+        outlet.stream = stream
         try:
             yield go_on
         finally:
+            outlet.stream = None
             for number in lines:
                 del self._lines[number]
             if outlet.reply is not None:
@@ -142,27 +156,34 @@ class EventWriter:
         for at, number in enumerate(rows.streams.tolist()):
             line, text, token = lines[number], texts[at], tokens[at]
             outlet, around, score = line.outlet, line.around, scores.get(at, b"")
-            if around and line.kinds[token] == CLEAN and score is not None:
-                begin, end, sample, _, before_score, counts = around
-                outlet.num_tokens += 1
-                if counts is not None:
-                    end %= counts()
-                if not text or sample.is_cut:
-                    text = escaped(sample.text_of(token))
-                    if not (text or score):
-                        continue
-                elif score:
-                    sample.pass_on(token)
-                events = b"%b%b%b%b%b" % (begin, text, before_score, score, end)
-            else:
-                new = _completion_tokens(rows, at, line.num_top)
-                events = outlet.rendering.render(line.index, new)  # type: ignore[union-attr]  # see `writing`
-                line.around = outlet.rendering.around(line.index)  # type: ignore[union-attr]
+            try:
+                if around and line.kinds[token] == CLEAN and score is not None:
+                    begin, end, sample, _, before_score, counts = around
+                    outlet.num_tokens += 1
+                    if counts is not None:
+                        end %= counts()
+                    if not text or sample.is_cut:
+                        text = escaped(sample.text_of(token))
+                        if not (text or score):
+                            continue
+                    elif score:
+                        sample.pass_on(token)
+                    events = b"%b%b%b%b%b" % (begin, text, before_score, score, end)
+                else:
+                    new = _completion_tokens(rows, at, line.num_top)
+                    events = outlet.rendering.render(line.index, new)  # type: ignore[union-attr]  # see `writing`
+                    line.around = outlet.rendering.around(line.index)  # type: ignore[union-attr]
+            except Exception as error:  # noqa: BLE001 - its task logs it
+                outlet.fail(error)
+                continue
             if events:
                 said[outlet] = said[outlet] + events if outlet in said else events
         now = time.monotonic()
         for outlet, events in said.items():
-            outlet.reply.write(b"%x\r\n%b\r\n" % (len(events), events))  # type: ignore[union-attr]  # see `writing`
+            try:
+                outlet.reply.write(b"%x\r\n%b\r\n" % (len(events), events))  # type: ignore[union-attr]  # see `writing`
+            except Exception as error:  # noqa: BLE001 - its task logs it
+                outlet.fail(error)
         metrics.observe_all(
             metrics.INTER_TOKEN_LATENCY, np.array([now - outlet.last for outlet in said])
         )
@@ -181,7 +202,11 @@ class EventWriter:
         for (scores, num_top), offsets in alike.items():
             own = np.array([*offsets])
             tops = rows.alternatives(own, num_top)
-            told = scores.render(rows.tokens[own], rows.logprobs[own], *tops, offsets.values())
+            try:
+                told = scores.render(rows.tokens[own], rows.logprobs[own], *tops, offsets.values())
+            except Exception:  # whose it is shows when each row is rendered alone
+                log.exception("scores could not be rendered together")
+                told = [None] * len(own)
             found.update(zip(offsets, told, strict=True))
         return found
 

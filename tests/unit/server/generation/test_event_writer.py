@@ -34,6 +34,7 @@ from server.generation.responder import Responder
 from server.routes.chat import ChatEncoder
 from server.routes.completions import Completions
 from server.routes.models import Models
+from server.text.score_columns import ScoreColumns
 from server.text.text import Text
 from tests.serving import joined, parts_of
 
@@ -377,6 +378,50 @@ async def test_a_choice_begins_behind_the_scores_of_its_prompt(
     assert reply.num_written > 1
     first = next(one for event in reply.events for one in event["choices"] if one["index"] == 1)
     assert [*first["prompt_logprobs"][1]] == ["7"]
+
+
+class Broken(Exception):
+    """What a bug raises."""
+
+
+def broken(*_: Any) -> Any:
+    raise Broken
+
+
+@pytest.mark.parametrize("where", ["rendering", "counting", "sending"])
+async def test_a_bug_ends_the_request_that_meets_it_and_no_other(text: Text, where: str) -> None:
+    served = Served(text)
+    replies = [await begun(served, stream_options=CONTINUOUS) for _ in range(3)]
+    served.say({(0, 0): CAT, (1, 0): CAT, (2, 0): CAT})
+    outlet = served.generations[1].outlet
+    (number,) = outlet.stream.numbers  # type: ignore[union-attr]
+    line = served.responder._writer._lines[number]  # type: ignore[union-attr]
+    if where == "rendering":
+        line.around = None  # so that a look-up is not enough
+        outlet.rendering.render = broken  # type: ignore[union-attr, method-assign]
+    elif where == "counting":
+        line.around = line.around._replace(counts=broken)  # type: ignore[union-attr]
+    else:
+        replies[1][0].write = broken  # type: ignore[assignment, method-assign]
+    for _ in range(2):
+        served.say({(0, 0): MAT, (1, 0): MAT, (2, 0): MAT})
+    await turns()
+    assert [task.done() for _, task in replies] == [False, True, False]
+    with pytest.raises(Broken):
+        await replies[1][1]
+    served.say({(0, 0): MAT, (2, 0): MAT})
+    assert texts(replies[0][0]) == texts(replies[2][0]) == [" the", " cat", *3 * [" mat"]]
+    assert not served.client._streams.has_request(served.heard[1].id)  # its slot is given back
+
+
+async def test_scores_that_cannot_be_rendered_together_are_rendered_one_by_one(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(text)
+    reply, _ = await begun(served, logprobs=0)
+    monkeypatch.setattr(ScoreColumns, "render", broken)
+    served.say({(0, 0): CAT})
+    assert reply.events[-1]["choices"][0]["logprobs"]["tokens"] == [" cat"]
 
 
 FIELDS: list[dict[str, Any]] = [
