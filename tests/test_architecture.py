@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
         "training.text",
     ),
+    "training.baselines": ("training",),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (
         *("engine", "engine.client", "server", "server.text", "server.storage", "server.routes"),

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from engine.errors import ConfigError
 from engine.weights.tensors import DECAY_RANGE
 from training.data import IGNORED
-from training.model import SRM
+from training.model import LanguageModel
 from training.processes import Processes, spread
 from training.text.whole_files import whole
 
@@ -80,7 +80,7 @@ class Run:
 
     def __init__(
         self,
-        model: SRM,
+        model: LanguageModel,
         schedule: Schedule,
         folder: Path,
         own: Processes,

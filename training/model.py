@@ -7,6 +7,7 @@ checkpoints (blbadger/mrm), so files move between the two without renaming.
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +15,15 @@ from torch.nn import functional as F
 from engine.config import ModelConfig
 from training.forms import CHUNK
 from training.mixers import TokenMixer
+
+
+class LanguageModel(nn.Module):
+    """What the training loop trains: ids int64 [batch, length] -> logits [batch, length, vocab]."""
+
+    config: msgspec.Struct
+    """Its sizes; a saved run is resumed by a model of the same ones only."""
+    mixer_blocks: nn.ModuleList
+    """The parts that several processes share out."""
 
 
 class Block(nn.Module):
@@ -40,12 +50,12 @@ class Block(nn.Module):
         return x + mixed, state
 
 
-class SRM(nn.Module):
+class SRM(LanguageModel):
     """ids -> embedding -> blocks -> logits. No final norm, tied weights or position encoding."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: ModelConfig = config
         self.input_layer = nn.Embedding(config.vocab_size, config.d_model)
         self.mixer_blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.output_layer = nn.Linear(config.d_model, config.vocab_size, bias=False)

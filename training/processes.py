@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ConfigError
-from training.model import SRM
+from training.model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def processes(device: str) -> Iterator[Processes]:
             distributed.destroy_process_group()
 
 
-def spread(model: SRM, own: Processes, shard: bool) -> nn.Module:
+def spread(model: LanguageModel, own: Processes, shard: bool) -> nn.Module:
     """Return the model as it is run by all processes together.
 
     With `shard`, each holds a part of every block's weights, gradients and optimizer state.

@@ -1,0 +1,163 @@
+"""The models that the mixer is compared with: causal, of the sizes they say, and able to learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+from training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
+from training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
+from training.baselines.transformer import Transformer, TransformerShape, rotated
+from training.loop import Run, Schedule
+from training.model import SRM, LanguageModel
+from training.processes import processes
+
+VOCAB, LENGTH = 29, 70
+"""Longer than a chunk of the scan, and no multiple of it."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def models() -> dict[str, LanguageModel]:
+    torch.manual_seed(0)
+    shape = {"d_model": 24, "num_layers": 2, "num_heads": 3, "vocab_size": VOCAB}
+    return {
+        "transformer": Transformer(TransformerShape(hidden=40, **shape)),
+        "masked mixer": MaskedMixerModel(MaskedMixerShape(n_ctx=LENGTH, **shape)),
+        "mamba 2": Mamba2(Mamba2Shape(d_state=5, **shape)),
+    }
+
+
+def random_ids(rows: int = 2) -> Tensor:
+    return torch.randint(0, VOCAB, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", list(models()))
+@pytest.mark.parametrize("at", [0, 37, 63, 64, LENGTH - 1])
+def test_a_token_changes_nothing_before_it_nor_does_the_length(name: str, at: int) -> None:
+    model, ids = models()[name].double(), random_ids()
+    changed = ids.clone()
+    changed[:, at] = (ids[:, at] + 1) % VOCAB
+    with torch.no_grad():
+        before, after, shorter = model(ids), model(changed), model(ids[:, : at + 1])
+    assert before.shape == (2, LENGTH, VOCAB)
+    torch.testing.assert_close(after[:, :at], before[:, :at], rtol=0, atol=1e-12)
+    torch.testing.assert_close(shorter, before[:, : at + 1], rtol=0, atol=1e-12)
+    assert (after[:, at:] - before[:, at:]).abs().amax((0, 2)).min() > 1e-9
+
+
+@pytest.mark.parametrize("name", list(models()))
+def test_a_model_has_the_parameters_that_its_shape_says(name: str) -> None:
+    d, n, v, heads = 24, LENGTH, VOCAB, 3
+    inner, state = 2 * d, 5
+    convolved = inner + 2 * state
+    expected = {
+        "transformer": d + 2 * (2 * d + 4 * d * d + 3 * d * 40),
+        "masked mixer": 2 * (4 * d + 8 * d * d + 5 * d + 2 * (d * d + d) + heads * (n * n + n)),
+        "mamba 2": d
+        + 2 * (d + d * (inner + convolved + heads) + 5 * convolved + 3 * heads + inner + inner * d),
+    }
+    found = sum(parameter.numel() for parameter in models()[name].parameters())
+    assert found == expected[name] + 2 * v * d
+
+
+class FewTexts:
+    """The same rows at every step."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        ids = random_ids(rows=4)
+        return ids[:, :-1], ids[:, 1:]
+
+
+@pytest.mark.parametrize("name", list(models()))
+def test_the_training_loop_trains_it(name: str, tmp_path: Path) -> None:
+    """From no better than chance to knowing the rows by heart, gradients of all parameters."""
+    model = models()[name]
+    schedule = Schedule(30, 0.01, 3, weight_decay=0.0, save_every=30, precision="float32")
+    with processes("cpu") as own:
+        run = Run(model, schedule, tmp_path, own, {})
+        run.train(FewTexts(), [])
+    assert run.losses.steps[0] > math.log(VOCAB) - 0.3
+    assert run.losses.steps[-1] < 2
+    model(random_ids()).square().mean().backward()
+    assert all(one.grad is not None and one.grad.abs().sum() > 0 for one in model.parameters())
+
+
+def test_a_product_of_rotated_vectors_depends_on_their_gap_alone() -> None:
+    query, key = torch.randn(
+        2, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    both = (rotated(one.expand(20, 8)) for one in (query, key))
+    products = torch.einsum("te,se->ts", *both)
+    for gap in (0, 3, 11):
+        along = products.diagonal(-gap)
+        torch.testing.assert_close(along, along[:1].expand_as(along))
+    assert (products[1:, 0] - products[0, 0]).abs().min() > 1e-3
+
+
+def test_the_structured_mixer_is_a_masked_mixer_of_few_numbers() -> None:
+    """With α_t · decay^(t-s) as its matrices, a masked mixer is the SRM with the same tensors."""
+    torch.manual_seed(0)
+    config = ModelConfig(24, 2, 2, LENGTH, VOCAB, mixer="parallel")
+    srm = SRM(config).double()
+    model = MaskedMixerModel(MaskedMixerShape(24, 2, 2, LENGTH, VOCAB)).double()
+    tensors, position = srm.state_dict(), torch.arange(LENGTH)
+    for block in range(2):
+        prefix = f"mixer_blocks.{block}.token_mixing_layer."
+        decay = tensors.pop(f"{prefix}mixer_heads.decay_value")[1].clamp(0.9, 1)
+        alpha = tensors.pop(f"{prefix}mixer_heads.weight")
+        powers = decay ** (position[:, None] - position).clamp(min=0)
+        weight = torch.stack([alpha[0][:, None] * powers, powers * alpha[1]])
+        tensors[f"{prefix}weight"] = weight  # what lies above the diagonal is masked
+        tensors[f"{prefix}bias"] = tensors.pop(f"{prefix}mixer_heads.bias")
+    model.load_state_dict(tensors)
+    with torch.no_grad():
+        torch.testing.assert_close(model(random_ids()), srm(random_ids()))
+
+
+@pytest.mark.parametrize("chunk", [1, 16, LENGTH, 100])
+def test_the_scan_is_its_recurrence(chunk: int) -> None:
+    """Token by token, gradients too; rates so low that their powers would overflow upwards."""
+    generator = torch.Generator().manual_seed(2)
+    x, b, c = (
+        torch.randn(2, LENGTH, *tail, dtype=torch.float64, generator=generator, requires_grad=True)
+        for tail in ((3, 4), (5,), (5,))
+    )
+    rate = -30 * torch.rand(2, LENGTH, 3, dtype=torch.float64, generator=generator)
+    rate = torch.where(rate < -20, rate, rate / 100).requires_grad_()
+    state, expected = torch.zeros(2, 3, 5, 4, dtype=torch.float64), []
+    for t in range(LENGTH):
+        state = rate[:, t].exp()[..., None, None] * state
+        state = state + b[:, t, None, :, None] * x[:, t, :, None]
+        expected.append(torch.einsum("bn,bhne->bhe", c[:, t], state))
+    found, wanted = scan(x, rate, b, c, chunk), torch.stack(expected, 1)
+    torch.testing.assert_close(found, wanted)
+    both = [torch.autograd.grad(one.square().sum(), (x, rate, b, c)) for one in (found, wanted)]
+    for gradient, other in zip(*both, strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (lambda: TransformerShape(24, 2, 8, 40, VOCAB), "d_model must be a multiple of 2"),
+        (lambda: MaskedMixerShape(24, 2, 5, LENGTH, VOCAB), "num_heads = 5 must divide d_model"),
+        (lambda: Mamba2Shape(24, 2, 5, 4, VOCAB), "num_heads = 5 must divide 2"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(shape: object, said: str) -> None:
+    assert callable(shape)
+    with pytest.raises(ValueError, match=said):
+        shape()
