@@ -12,7 +12,7 @@ COUNT ?= 60
 SEED ?= 14
 PARALLEL = -n $(JOBS) --dist worksteal
 BIN := .venv/bin
-SOURCES := engine server training loadtest bench deploy tests srm.py
+SOURCES := engine server training experiments loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help

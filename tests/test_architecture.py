@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "training.text",
     ),
     "training.baselines": ("training",),
+    "experiments": ("engine", "training", "training.text", "training.baselines"),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (
         *("engine", "engine.client", "server", "server.text", "server.storage", "server.routes"),
@@ -69,13 +70,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 `__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""
 MAY_IMPORT_LIBRARY = {
     "max": ("engine.device", "bench.engine", "bench.gpu", "bench.peaks"),
-    "torch": ("training", "bench.model"),
+    "torch": ("training", "experiments", "bench.model"),
     "ray": ("deploy.ray", "bench.ray"),
     "tokenizers": ("server", "loadtest", "training", "bench", "engine.python"),
 }
 LARGEST_FOLDER = 15
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc", "base", "manager"}
-TOPS = ("engine", "server", "loadtest", "training", "deploy", "bench")
+TOPS = ("engine", "server", "loadtest", "training", "experiments", "deploy", "bench")
 PROGRAMS = "bench.peers.programs"
 """What runs in other engines' environments, and ours as any user would have it run."""
 PROGRAMS_SEE = {

@@ -92,7 +92,7 @@ def test_everything_that_has_a_table_has_it() -> None:
     for one in OPERATIONS:
         for kind in (one.body.kind if one.body else None, one.query, one.form):
             assert kind is None or kind.__name__ in of
-    for package in ("engine", "server", "training", "loadtest", "bench"):
+    for package in ("engine", "server", "training", "experiments", "loadtest", "bench"):
         for path in (ROOT / package).rglob("*.py"):
             found = set(re.findall(r"^class (\w+Config)\(", path.read_text(), re.M))
             assert found <= of | FILLED_IN_ELSEWHERE
@@ -249,8 +249,10 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
         assert linked.exists(), f"{target} is not there"
         headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M) if anchor else []
         assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
-    folders = "engine|server|loadtest|training|bench|tests|deploy|mojo_kernels|models|docs"
-    files = re.findall(rf"`((?:{folders})/[\w/.-]*)`", text) if path.stem != "CHANGELOG" else []
+    folders = "engine|server|loadtest|training|experiments|bench|tests|deploy|mojo_kernels|models"
+    files = (
+        re.findall(rf"`((?:{folders}|docs)/[\w/.-]*)`", text) if path.stem != "CHANGELOG" else []
+    )
     assert not [file for file in files if not (ROOT / file).exists()]
 
 

@@ -113,7 +113,8 @@ class Mamba2Mixer(nn.Module):
         steps = F.softplus(steps.float() + self.step_bias)
         y = scan(heads * steps.to(heads.dtype).unsqueeze(-1), -steps * self.log_rate.exp(), b, c)
         y = (y + self.skip.to(y.dtype)[:, None] * heads).flatten(-2)
-        mixed: Tensor = self.out_proj(self.norm(y * F.silu(gate)))
+        gated = (y * F.silu(gate)).to(self.norm.weight.dtype)
+        mixed: Tensor = self.out_proj(self.norm(gated))
         return mixed
 
 

@@ -1,0 +1,1 @@
+"""The paper's experiments, redone small: `python -m experiments NAME`."""

@@ -1,0 +1,26 @@
+"""`python -m experiments NAME`: runs one experiment, or goes on with it, and writes its record."""
+
+from __future__ import annotations
+
+import sys
+
+from engine.errors import ConfigError, SRMError
+from experiments import mixers
+
+EXPERIMENTS = {"mixers": mixers.main}
+
+
+def main(argv: list[str]) -> int:
+    """Run the experiment that argv names, with the settings that follow; return the exit code."""
+    if not argv or argv[0] not in EXPERIMENTS:
+        raise ConfigError(f"experiments are {', '.join(EXPERIMENTS)}; got {argv[:1]}")
+    return EXPERIMENTS[argv[0]](argv[1:])
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except SRMError as error:
+        print(f"experiments: {error.message}", file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code)

@@ -1,0 +1,64 @@
+"""Results of cases on disk, a file each: an experiment that was stopped goes on at the next case.
+
+A file has what its result depends on and a checksum of both, so a result of other settings or
+with a damaged byte is never taken for this one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import UNDECODABLE, ConfigError
+from training.text.whole_files import write_whole
+
+Numbers = dict[str, Any]
+"""What was measured in one case with one seed; JSON."""
+
+
+class _File(msgspec.Struct):
+    crc32: int
+    about: dict[str, Any]
+    result: Numbers
+
+    @classmethod
+    def of(cls, about: dict[str, Any], result: Numbers) -> _File:
+        return cls(zlib.crc32(msgspec.json.encode([about, result])), about, result)
+
+
+def kept(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers]) -> Numbers:
+    """Return the result at `path`, or measure it and keep it there.
+
+    `about` says in JSON what it depends on. Raises ConfigError for a file that is damaged or of
+    something else, which it names.
+    """
+    plain = msgspec.json.decode(msgspec.json.encode(dict(about)))
+    if path.exists():
+        return _read(path, plain)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = msgspec.json.decode(msgspec.json.encode(measure()))
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_File.of(plain, result))))
+    return result  # type: ignore[no-any-return]
+
+
+def _read(path: Path, about: dict[str, Any]) -> Numbers:
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+    except UNDECODABLE as error:
+        raise ConfigError(f"results: {path} is damaged, remove it: {error}") from None
+    if file != _File.of(file.about, file.result):
+        raise ConfigError(f"results: {path} is damaged, remove it: its checksum is another one")
+    for name in _differing(file.about, about):
+        raise ConfigError(
+            f"results: {path} is of another {name}, {file.about.get(name)!r:.200} and not "
+            f"{about.get(name)!r:.200}: remove it or change results"
+        )
+    return file.result
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    yield from (name for name in {**one, **other} if one.get(name) != other.get(name))

@@ -1,0 +1,49 @@
+"""Whether our figures stand in the order of the paper's, pair by pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import mean, stdev
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Pairs of cases that the paper tells apart, and how many of them we find in its order."""
+
+    pairs: int
+    in_order: int
+    clear: int
+    """Pairs whose means differ by more than twice the standard error of the difference, in ours."""
+    clear_in_order: int
+
+    def sentence(self) -> str:
+        """Return it in words."""
+        return (
+            f"{self.in_order} of {self.pairs} pairs of cases stand in the paper's order; of the "
+            f"{self.clear} whose means differ by more than twice their standard error, "
+            f"{self.clear_in_order} do."
+        )
+
+
+def ordering(ours: Mapping[str, Sequence[float]], paper: Mapping[str, float]) -> Ordering:
+    """Compare all pairs of cases that both have; `ours` has a figure for each seed, two or more."""
+    pairs = in_order = clear = clear_in_order = 0
+    for one, other in combinations([name for name in ours if name in paper], 2):
+        if paper[one] == paper[other]:
+            continue
+        gap = mean(ours[one]) - mean(ours[other])
+        agrees = gap * (paper[one] - paper[other]) > 0
+        is_clear = abs(gap) > 2 * math.hypot(standard_error(ours[one]), standard_error(ours[other]))
+        pairs += 1
+        in_order += agrees
+        clear += is_clear
+        clear_in_order += is_clear and agrees
+    return Ordering(pairs, in_order, clear, clear_in_order)
+
+
+def standard_error(figures: Sequence[float]) -> float:
+    """Return that of their mean."""
+    return stdev(figures) / math.sqrt(len(figures))

@@ -1,0 +1,123 @@
+"""What experiments share: cases that are run once, a training run, a record with table and picture.
+
+Knows no experiment.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")  # no display needed
+import msgspec
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from engine.records import new_record, settings_of, write_record
+from experiments.kept import Numbers, kept
+from experiments.settings import Settings
+from training.loop import Run, Schedule, TrainingBatches
+from training.model import LanguageModel
+from training.processes import processes
+
+NOT_OF_A_RESULT = ("output", "results", "seeds")
+"""Settings that say nothing of how a case went."""
+
+Results = dict[str, list[Numbers]]
+"""Of each case, the result with each seed."""
+
+
+def run_cases(
+    name: str,
+    config: Settings,
+    cases: Mapping[str, Callable[[int], Numbers]],
+    made_of: Mapping[str, Any],
+) -> Results:
+    """Run each case with each seed, or read what is kept of it; `made_of` says of which data."""
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    settings = {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
+    made_of = {"settings": settings, "torch": str(torch.__version__), **made_of}
+    of_now = new_record("")
+    by_case: Results = {case: [] for case in cases}
+    for seed in config.seeds:  # so that a run that is stopped has all cases with the first seeds
+        for case, measure in cases.items():
+
+            def measured(measure: Callable[[int], Numbers] = measure, seed: int = seed) -> Numbers:
+                found = {name: of_now[name] for name in ("commit", "machine")} | measure(seed)
+                return {"seed": seed} | found
+
+            path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
+            about = {"case": case, "seed": seed, **made_of}
+            by_case[case].append(kept(path, about, measured))
+    return by_case
+
+
+def fit(
+    make: Callable[[], LanguageModel], batches: TrainingBatches, config: Settings, seed: int
+) -> tuple[Run, LanguageModel, Numbers]:
+    """Train a model that is made with this seed; return its run, it, and what it took.
+
+    Processor seconds are those of all threads, and leave out what evaluation takes.
+    """
+    torch.manual_seed(seed)
+    model = make()
+    schedule = Schedule(
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        warmup_steps=max(1, config.steps // 10),
+        weight_decay=0.0,
+        save_every=config.steps,
+    )
+    with processes("cpu") as own, tempfile.TemporaryDirectory() as folder:
+        run = Run(model, schedule, Path(folder), own, {"seed": seed})
+        started = time.process_time()
+        run.train(batches, [])
+        seconds = time.process_time() - started
+    took = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "processor_seconds": seconds,
+        "training_losses": run.losses.steps,
+    }
+    return run, model, took
+
+
+def publish(
+    name: str,
+    argv: list[str],
+    config: Settings,
+    results: Results,
+    lines: Iterable[str],
+    figure: Figure,
+) -> Path:
+    """Write the record, its page and its picture; print the page. Returns the page's path."""
+    record = new_record(" ".join(["python -m experiments", name, *argv]))
+    record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
+    commits = sorted({one["commit"] for seeds in results.values() for one in seeds})
+    told = f"torch {torch.__version__}; cases ran at {', '.join(commits)}."
+    stem = f"experiment-{name}"
+    picture = f"{record['date']}-{record['commit']}-{stem}.svg"
+    text = "\n".join([told, "", *lines, "", f"![ours beside the paper's]({picture})", ""])
+    page = write_record(record, stem, text, config.output)
+    with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
+        figure.tight_layout()
+        figure.savefig(page.with_name(picture), metadata={"Date": None})
+        plt.close(figure)
+    return page
+
+
+def values_of(results: Results, member: str) -> dict[str, list[float]]:
+    """Return one number of each result, by case."""
+    return {case: [one[member] for one in seeds] for case, seeds in results.items()}
+
+
+def model_of(config: msgspec.Struct, **changes: Any) -> dict[str, Any]:
+    """Return the sizes that the models of an experiment share, with changes."""
+    sizes = {name: getattr(config, name) for name in ("d_model", "num_layers", "n_ctx")}
+    return sizes | changes

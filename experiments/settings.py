@@ -1,0 +1,46 @@
+"""Settings that every experiment has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from engine.records import RECORDS
+
+MAY_BE_0 = {"threads"}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of every experiment: how large its models are and for how long they are trained."""
+
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+    results: Path = Path("runs/experiments")
+    """Folder where the result of each case is kept; a case that is there is not run again."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each case is run with each of them: they draw weights and the order of texts."""
+    steps: int = 256
+    """Updates of a case."""
+    rows: int = 8
+    """Sequences of an update."""
+    learning_rate: float = 3e-3
+    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
+    d_model: int = 128
+    """Width of the models."""
+    num_layers: int = 4
+    """Blocks of the models."""
+    n_ctx: int = 256
+    """Tokens of a sequence."""
+    threads: int = 1
+    """CPU threads; 0 is as many as torch chooses."""
+
+    def __post_init__(self) -> None:
+        if len(self.seeds) < 2 or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds must be two or more different numbers ≥ 0, got {self.seeds}")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+            if isinstance(value, int) and value < (least := 0 if name in MAY_BE_0 else 1):
+                raise ValueError(f"{name} must be at least {least}, got {value}")

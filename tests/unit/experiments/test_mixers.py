@@ -1,0 +1,79 @@
+"""Every mixer is trained as its case says, and set beside the paper's figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from experiments.__main__ import main
+from experiments.corpus import standard_library
+from experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
+from tests.unit.experiments.conftest import Experiment
+
+
+def test_all_cases_are_trained_once_and_shown(run_tiny: Experiment) -> None:
+    record, text, picture = run_tiny("mixers", "--num-heads=2", "--max-vocab-size=300")
+    assert set(record["results"]) == set(CASES)
+    for case, (one, other) in record["results"].items():
+        assert (one["seed"], other["seed"]) == (0, 1)
+        assert one["loss"] != other["loss"] and len(one["training_losses"]) == 2
+        assert f"\n| {case} | {one['parameters']:,} | " in text
+    for case, loss in PAPER.items():
+        assert f" | {loss:.3f} | " in text and f"<!-- {case} -->" in picture
+    assert "of 45 pairs of cases stand in the paper's order" in text
+
+
+def test_cases_are_what_they_are_called() -> None:
+    config = MixersConfig()
+    for case in CASES:
+        model = shape(case, config, vocab_size=300)
+        assert model.decay == ("decay" in case)
+        projected = "no projections" not in case and model.num_heads > 1
+        assert model.use_projections == projected
+        assert model.num_heads == (1 if case in {"row", "column"} else config.num_heads)
+    assert {*PAPER, *(case for _, *both in CHANGES for case in both)} <= set(CASES)
+
+
+def test_the_page_says_what_decay_does() -> None:
+    numbers = {"parameters": 1_000, "processor_seconds": 2.0}
+    losses = {case: 3.0 - 0.5 * ("decay" in case) for case in CASES} | {"parallel decay": 3.5}
+    results = {
+        case: [{"loss": loss + noise, **numbers} for noise in (0.0, 0.01)]
+        for case, loss in losses.items()
+    }
+    text = page(results)
+    assert text[0].endswith("4 of 5 cases with decay have less loss than every case without.")
+    assert "| decay, mixed | -0.500 | -0.226 |" in text
+    assert "| row | 1,000 | 3.005 ± 0.007 | 3.465 | 2 |" in text
+
+
+def test_held_out_files_are_not_trained_on(library: Path) -> None:
+    corpus = standard_library(300)
+    assert len(corpus.training) > 8 * len(corpus.held_out) / 2 > 1_000
+    names = [path.read_text() for path in sorted(library.iterdir())]
+    for other in names[::10]:
+        assert other not in names[1:10] + names[11:]
+    same = standard_library(300)
+    (inputs, targets), again = corpus.batches(2, 16, 0)[3], same.batches(2, 16, 0)[3]
+    assert torch.equal(inputs, again[0]) and torch.equal(inputs[:, 1:], targets[:, :-1])
+    (library / "module_03.py").write_text("changed = 1\n")
+    assert standard_library(300).sha256 != corpus.sha256 == same.sha256
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "experiments are mixers"),
+        (["mixer"], "experiments are mixers"),
+        (["mixers", "--seeds=0"], "seeds must be two or more different numbers"),
+        (["mixers", "--seeds=1,1"], "seeds must be two or more different numbers"),
+        (["mixers", "--steps=0"], "steps must be at least 1, got 0"),
+        (["mixers", "--learning-rate=0"], "learning_rate must be above 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        main(argv)
