@@ -52,9 +52,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.report": _REPORTS,
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training.text": ("engine",),
+    "training.questions": ("engine",),
     "training": (
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
-        "training.text",
+        *("training.text", "training.questions"),
     ),
     "training.baselines": ("training",),
     "experiments": ("engine", "training", "training.text", "training.baselines"),

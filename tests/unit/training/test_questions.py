@@ -1,0 +1,111 @@
+"""Questions from JSON lines, and the rewards of completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError
+from training.questions.questions import Question, read_questions
+from training.questions.rewards import gsm8k_lenient, gsm8k_strict, load_reward, rewarded
+
+GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "gsm8k" / "dev.jsonl"
+
+
+def question(answer: str) -> Question:
+    return Question("How many?", answer)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "strict", "lenient"),
+    [
+        ("16 - 3 = 13\n#### 18", "so 18\n#### 18", 1, 1),
+        ("the answer is 18", "#### 18", 0, 1),
+        ("the answer is 18.", "#### 18", 0, 1),
+        ("#### 18.", "18", 1, 1),
+        ("#### $1,000", "#### 1000", 1, 1),
+        ("#### 1000", "#### 1,000", 1, 1),
+        ("#### 18.00", "#### 18", 1, 1),
+        ("#### -5", "#### -5", 1, 1),
+        ("#### 5", "#### -5", 0, 0),
+        ("#### 17\n#### 18", "#### 18", 0, 1),
+        ("#### 18 apples of 20", "#### 18", 1, 0),
+        ("#### 18\n\nQuestion: What is 3 + 4?\nAnswer: 7\n#### 7", "#### 18", 1, 1),
+        ("Question: 18?\n#### 18", "#### 18", 0, 0),
+        ("it costs .5", "#### 0.5", 0, 1),
+        ("#### 1.2.3", "#### 1.2", 0, 0),
+        ("####", "#### 0", 0, 0),
+        ("", "#### 0", 0, 0),
+    ],
+)
+def test_rewards_of_gsm8k(completion: str, answer: str, strict: int, lenient: int) -> None:
+    assert gsm8k_strict(completion, question(answer)) == strict
+    assert gsm8k_lenient(completion, question(answer)) == lenient
+
+
+def test_an_answer_without_a_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"How many.*ends with no number"):
+        rewarded(gsm8k_strict, "#### 5", question("five"))
+
+
+def test_reads_lines_and_makes_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"question": "a {x}?", "answer": "1", "more": 2}\n\n')
+    (one,) = read_questions(path)
+    assert one == Question("a {x}?", "1")
+    assert one.prompt() == "Question: a {x}?\nAnswer:"
+    assert one.prompt("{question} =") == "a {x}? ="
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"question": "a", "answer": "1"}\n{"question": "a"}', "line 2: .*answer"),
+        ('{"question": "a", "answer": 1}', r"line 1: .*\$.answer"),
+        ("nonsense", "line 1"),
+        ("\n", "has no question"),
+    ],
+)
+def test_names_what_cannot_be_read(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=f"some.jsonl.*{said}"):
+        read_questions(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_questions(tmp_path / "none.jsonl")
+
+
+def test_rewards_are_loaded_by_name(tmp_path: Path) -> None:
+    assert load_reward("training.questions.rewards:gsm8k_strict") is gsm8k_strict
+    (tmp_path / "mine.py").write_text("def short(text, question):\n    return -len(text)\n")
+    assert rewarded(load_reward(f"{tmp_path}/mine.py:short"), "abc", question("1")) == -3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gsm8k_strict", "module:function"),
+        ("no.such.module:f", "cannot be imported: ModuleNotFoundError"),
+        ("none.py:f", "cannot be imported: FileNotFoundError"),
+        ("math:no_such", "math has no function 'no_such'"),
+        ("math:pi", "math has no function 'pi'"),
+    ],
+)
+def test_names_a_reward_that_is_none(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_reward(name)
+
+
+def test_a_reward_must_be_a_finite_number() -> None:
+    for value in (float("nan"), float("inf"), "much", None):
+        with pytest.raises(ConfigError, match="reward"):
+            rewarded(lambda text, one, value=value: value, "abc", question("1"))  # type: ignore[misc]
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="../shared is absent")
+def test_the_solutions_of_gsm8k_are_right() -> None:
+    found = read_questions(GSM8K)
+    assert len(found) > 500
+    assert all(gsm8k_strict(one.answer, one) == 1 for one in found)
+    assert all(gsm8k_lenient(one.answer, one) == 1 for one in found)

@@ -1,0 +1,85 @@
+"""Rewards of completions: any function of a completion and its question, named by settings.
+
+The two of GSM8K compare values, so that 1,000 is 1000 and 18.00 is 18. They read a completion up to
+where it begins a question of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import runpy
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from importlib import import_module
+
+from engine.errors import ConfigError
+from training.questions.questions import Question
+
+Reward = Callable[[str, Question], float]
+
+_STRICT = re.compile(r"####\s*([-$0-9.,]*[0-9])")
+_NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+")
+
+
+def gsm8k_strict(completion: str, question: Question) -> float:
+    """Return 1.0 if the first `#### <number>` is the answer's, else 0.0."""
+    found, wanted = _STRICT.search(_own(completion)), _answer(question)
+    return float(found is not None and _value(found[1]) == wanted)
+
+
+def gsm8k_lenient(completion: str, question: Question) -> float:
+    """Return 1.0 if the last number, wherever it is, is the answer's, else 0.0."""
+    found, wanted = _NUMBER.findall(_own(completion)), _answer(question)
+    return float(bool(found) and _value(found[-1]) == wanted)
+
+
+def load_reward(name: str) -> Reward:
+    """Return the function `module:function` or `path/to/file.py:function`; whatever it returns is
+    checked where it is called, by `rewarded`. Raises ConfigError where there is none."""
+    place, colon, function = name.rpartition(":")
+    if not colon or not place or not function:
+        raise ConfigError(f"reward must be module:function or file.py:function, got {name!r}")
+    try:
+        if place.endswith(".py"):
+            found = runpy.run_path(place).get(function)
+        else:
+            found = getattr(import_module(place), function, None)
+    except Exception as error:  # it is the user's code
+        raise ConfigError(f"reward: {place} cannot be imported: {error!r}") from error
+    if not callable(found):
+        raise ConfigError(f"reward: {place} has no function {function!r}")
+    reward: Reward = found
+    return reward
+
+
+def rewarded(reward: Reward, completion: str, question: Question) -> float:
+    """Return a completion's reward. Raises ConfigError if the function fails or returns no finite
+    number."""
+    try:
+        found = float(reward(completion, question))
+    except Exception as error:  # it is the user's code
+        raise ConfigError(f"reward failed for {completion!r:.200}: {error!r}") from error
+    if not math.isfinite(found):
+        raise ConfigError(f"reward must be a finite number, got {found} for {completion!r:.200}")
+    return found
+
+
+def _own(completion: str) -> str:
+    return completion.partition("Question:")[0]
+
+
+def _answer(question: Question) -> Decimal:
+    """The value after `####`, or of the whole answer. Raises ValueError if it is no number."""
+    found = _value(question.answer.rpartition("####")[2])
+    if found is None:
+        raise ValueError(f"the answer of {question.question!r:.100} ends with no number")
+    return found
+
+
+def _value(text: str) -> Decimal | None:
+    try:
+        found = Decimal(re.sub(r"[\s$,]", "", text))
+    except InvalidOperation:
+        return None
+    return found if found.is_finite() else None
