@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from engine.errors import ConfigError, SRMError
-from experiments import mixers
+from experiments import baselines, mixers
 
-EXPERIMENTS = {"mixers": mixers.main}
+EXPERIMENTS = {"mixers": mixers.main, "baselines": baselines.main}
 
 
 def main(argv: list[str]) -> int:

@@ -19,6 +19,7 @@ from experiments.runner import Results, fit, model_of, publish, run_cases, value
 from experiments.settings import Settings
 from experiments.shown import beside, number, spread, table
 from training.model import SRM
+from training.text.tokenizer import MIN_VOCAB_SIZE
 
 CASES: dict[str, dict[str, Any]] = {
     "row": {"mixer": "row"},
@@ -67,10 +68,17 @@ CHANGES = (
 class MixersConfig(Settings, frozen=True):
     """Settings of `python -m experiments mixers`."""
 
+    learning_rate: float = 1e-2
+    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
     num_heads: int = 4
     """Heads of the mixers that have them."""
     max_vocab_size: int = 1_024
     """Entries of the tokenizer that is trained."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for case in CASES:  # reports an invalid shape before any work
+            shape(case, self, MIN_VOCAB_SIZE)
 
 
 def shape(case: str, config: MixersConfig, vocab_size: int) -> ModelConfig:
@@ -85,7 +93,7 @@ def losses(case: str, config: MixersConfig, corpus: Corpus, seed: int) -> Number
     """Train one case; return its loss on held-out text, in nats per token."""
     model = shape(case, config, corpus.vocab_size)
     batches = corpus.batches(config.rows, config.n_ctx, seed)
-    run, _, took = fit(lambda: SRM(model), batches, config, seed)
+    run, _, took = fit(lambda: SRM(model), batches, seed, config.steps, config.learning_rate)
     loss = run.evaluate(corpus.evaluation(config.rows, config.n_ctx))
     return {"loss": loss, **took}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,20 @@ def run_cases(
     config: Settings,
     cases: Mapping[str, Callable[[int], Numbers]],
     made_of: Mapping[str, Any],
+    seeds: Sequence[int] = (),
 ) -> Results:
-    """Run each case with each seed, or read what is kept of it; `made_of` says of which data."""
+    """Run each case with each seed, or read what is kept of it; `made_of` says of which data.
+
+    Without `seeds`, they are all of the settings'.
+    """
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     settings = {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
     made_of = {"settings": settings, "torch": str(torch.__version__), **made_of}
     of_now = new_record("")
     by_case: Results = {case: [] for case in cases}
-    for seed in config.seeds:  # so that a run that is stopped has all cases with the first seeds
+    for seed in (
+        seeds or config.seeds
+    ):  # so that a run that is stopped has all cases with the first seeds
         for case, measure in cases.items():
 
             def measured(measure: Callable[[int], Numbers] = measure, seed: int = seed) -> Numbers:
@@ -60,20 +66,25 @@ def run_cases(
 
 
 def fit(
-    make: Callable[[], LanguageModel], batches: TrainingBatches, config: Settings, seed: int
+    make: Callable[[], LanguageModel],
+    batches: TrainingBatches,
+    seed: int,
+    steps: int,
+    learning_rate: float,
 ) -> tuple[Run, LanguageModel, Numbers]:
     """Train a model that is made with this seed; return its run, it, and what it took.
 
-    Processor seconds are those of all threads, and leave out what evaluation takes.
+    The learning rate rises over a tenth of the steps and falls to 0 over the others. Processor
+    seconds are those of all threads, and leave out what evaluation takes.
     """
     torch.manual_seed(seed)
     model = make()
     schedule = Schedule(
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        warmup_steps=max(1, config.steps // 10),
+        steps=steps,
+        learning_rate=learning_rate,
+        warmup_steps=max(1, steps // 10),
         weight_decay=0.0,
-        save_every=config.steps,
+        save_every=steps,
     )
     with processes("cpu") as own, tempfile.TemporaryDirectory() as folder:
         run = Run(model, schedule, Path(folder), own, {"seed": seed})

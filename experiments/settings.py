@@ -24,8 +24,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Updates of a case."""
     rows: int = 8
     """Sequences of an update."""
-    learning_rate: float = 3e-3
-    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
     d_model: int = 128
     """Width of the models."""
     num_layers: int = 4
@@ -40,7 +38,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"seeds must be two or more different numbers ≥ 0, got {self.seeds}")
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, float) and not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
-            if isinstance(value, int) and value < (least := 0 if name in MAY_BE_0 else 1):
+            if name.startswith("learning_rate"):
+                rates = value if isinstance(value, tuple) else (value,)
+                if not rates or not all(rate > 0 for rate in rates):
+                    raise ValueError(f"{name} must be above 0, got {value}")
+            elif isinstance(value, int) and value < (least := 0 if name in MAY_BE_0 else 1):
                 raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -72,6 +72,10 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
         (["mixers", "--seeds=1,1"], "seeds must be two or more different numbers"),
         (["mixers", "--steps=0"], "steps must be at least 1, got 0"),
         (["mixers", "--learning-rate=0"], "learning_rate must be above 0"),
+        (["mixers", "--num-heads=3"], "num_heads = 3 must divide d_model = 128"),
+        (["mixers", "--num-heads=1"], "num_heads must be even where mixer is mixed, got 1"),
+        (["baselines", "--d-model=20"], "d_model must be a multiple of 8, got 20"),
+        (["baselines", "--learning-rates=1e-3,0"], "learning_rates must be above 0"),
     ],
 )
 def test_what_cannot_be_run_is_refused(argv: list[str], said: str) -> None:

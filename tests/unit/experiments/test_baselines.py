@@ -1,0 +1,77 @@
+"""Models of as many parameters, and of as much time, each with the learning rate that suits it."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.baselines import (
+    FINEMATH,
+    FINEWEB,
+    BaselinesConfig,
+    equal_time,
+    models,
+    page,
+    width_of,
+)
+from experiments.kept import Numbers
+from tests.unit.experiments.conftest import Experiment
+
+NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2"]
+
+
+def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
+    flags = ["--d-model=16", "--max-vocab-size=300", "--learning-rates=1e-9,1e-2"]
+    record, text, picture = run_tiny("baselines", *flags)
+    results = record["results"]
+    assert list(results) == [f"{name}, equal {what}" for what in ("parameters", "time")
+                             for name in NAMES]  # fmt: skip
+    for name in NAMES:
+        same, as_long = results[f"{name}, equal parameters"], results[f"{name}, equal time"]
+        assert len(same) == len(as_long) == 2
+        assert {one["learning_rate"] for one in same + as_long} == {1e-2}  # the other does nothing
+        assert {one["steps"] for one in same} == {2}
+        assert len(as_long[0]["training_losses"]) == as_long[0]["steps"] >= 1
+        assert f"<!-- {name} -->" in picture
+    assert text.count("of 6 pairs of cases stand in the paper's order") == 4
+    assert results["SRM, equal time"] == results["SRM, equal parameters"]
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_widths_give_as_many_parameters(name: str) -> None:
+    make = models(BaselinesConfig(), vocab_size=1_024)
+
+    def count(name: str, width: int) -> int:
+        return sum(parameter.numel() for parameter in make[name](width).parameters())
+
+    wanted = count("SRM", 96)
+    width = width_of(make[name], wanted, 192)
+    distances = {near: abs(count(name, near) - wanted) for near in (width - 8, width, width + 8)}
+    assert min(distances, key=distances.__getitem__) == width
+    assert distances[width] < 0.06 * wanted
+
+
+def result(loss: float, seconds: float) -> Numbers:
+    sizes = {"width": 8, "parameters": 1_000, "learning_rate": 0.006, "steps": 100}
+    return {"loss": loss, "processor_seconds": seconds, **sizes}
+
+
+def test_steps_of_equal_time_go_by_the_median_processor_time() -> None:
+    seconds = {"SRM": [10.0, 11.0, 90.0], "Transformer": [22.0, 21.0, 23.0], "Mamba 2": [4.0] * 3}
+    results = {name: [result(3.0, one) for one in times] for name, times in seconds.items()}
+    assert equal_time(results, 100) == {"SRM": 100, "Transformer": 50, "Mamba 2": 275}
+
+
+def test_the_page_has_both_comparisons() -> None:
+    """Losses in FineMath's order at equal parameters, turned round at equal time."""
+    found = {
+        name: [result(loss + i / 99, 9.0) for i in range(2)] for name, loss in FINEMATH.items()
+    }
+    turned = {
+        name: [result(-loss - i / 99, 9.0) for i in range(2)] for name, loss in FINEMATH.items()
+    }
+    text = "\n".join(page(found, turned))
+    assert "| SRM | 8 | 1,000 | 0.006 | 100 | 9 | 1.619 ± 0.007 | 2.800 | 1.614 |" in text
+    first, second = text.split("Equal processor time:")
+    assert "Against FineMath: 6 of 6 pairs" in first and "Against FineWeb: 5 of 6 pairs" in first
+    assert "Against FineMath: 0 of 6 pairs" in second
+    assert list(FINEWEB) == list(FINEMATH) == NAMES
