@@ -53,9 +53,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training.text": ("engine",),
     "training.questions": ("engine",),
+    "training.statistics": (),
     "training": (
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
-        *("training.text", "training.questions"),
+        *("training.text", "training.questions", "training.statistics"),
     ),
     "training.baselines": ("training",),
     "experiments": ("engine", "training", "training.text", "training.baselines"),

@@ -1,12 +1,7 @@
-"""`srm evaluate`: greedy accuracy and pass@k on held-out problems, sampled by the engine.
-
-pass@k is the unbiased estimator 1 - C(n - c, k) / C(n, k), for c right of n samples of a problem
-(Chen et al. 2021, https://arxiv.org/abs/2107.03374).
-"""
+"""`srm evaluate`: greedy accuracy and pass@k on held-out problems, sampled by the engine."""
 
 from __future__ import annotations
 
-import math
 import time
 from itertools import islice
 from pathlib import Path
@@ -21,6 +16,7 @@ from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
 from training.checkpoint import read_tokenizer
+from training.statistics.coverage import pass_at_k
 from training.tasks import Problem, problems, reward
 
 COMPLETION_TOKENS = 96
@@ -63,13 +59,6 @@ class Evaluation(msgspec.Struct, frozen=True):
     pass_at_1_by_kind: dict[str, float]
     generated_tokens: int
     seconds: float
-
-
-def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Return the probability that one of k samples is right, when `right` of `samples` were."""
-    if not 0 <= right <= samples or not 1 <= k <= samples:
-        raise ValueError(f"needs 0 ≤ right ≤ samples and 1 ≤ k ≤ samples: {right}, {samples}, {k}")
-    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:

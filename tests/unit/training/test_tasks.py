@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 import re
-from itertools import combinations, islice
+from itertools import islice
 
 import pytest
 
-from training.evaluate import pass_at_k
 from training.tasks import KINDS, Problem, Split, extract_answer, problems, reward
 
 SPLITS: tuple[Split, Split] = ("train", "held-out")
@@ -65,15 +64,3 @@ def test_reward_is_one_for_the_solution_and_zero_for_another_number() -> None:
     assert reward(problem, problem.solution) == 1.0
     assert reward(problem, problem.solution + "1") == 0.0
     assert reward(problem, "") == 0.0
-
-
-@pytest.mark.parametrize("samples", [1, 4, 7])
-def test_pass_at_k_equals_the_share_of_subsets_with_a_right_sample(samples: int) -> None:
-    for right in range(samples + 1):
-        for k in range(1, samples + 1):
-            subsets = list(combinations([True] * right + [False] * (samples - right), k))
-            expected = sum(any(subset) for subset in subsets) / len(subsets)
-            assert pass_at_k(samples, right, k) == pytest.approx(expected)
-    for right, k in ((samples + 1, 1), (-1, 1), (1, samples + 1), (1, 0)):
-        with pytest.raises(ValueError, match="needs"):
-            pass_at_k(samples, right, k)

@@ -1,0 +1,129 @@
+"""pass@k: unbiased for both ways of drawing, its intervals, and its power law."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from training.statistics.coverage import (
+    Tally,
+    intervals,
+    pass_at_k,
+    pass_table,
+    redrawn_means,
+    resampled_means,
+    spaced,
+)
+from training.statistics.power_law import PowerLaw, fit, fits
+
+
+@pytest.mark.parametrize("samples", [1, 4, 7])
+def test_pass_at_k_equals_the_share_of_subsets_with_a_right_sample(samples: int) -> None:
+    for right in range(samples + 1):
+        for k in range(1, samples + 1):
+            subsets = list(combinations([True] * right + [False] * (samples - right), k))
+            expected = sum(any(subset) for subset in subsets) / len(subsets)
+            assert pass_at_k(samples, right, k) == pytest.approx(expected)
+    for right, k in ((samples + 1, 1), (-1, 1), (1, samples + 1), (1, 0)):
+        with pytest.raises(ValueError, match="needs"):
+            pass_at_k(samples, right, k)
+
+
+def test_the_table_is_of_the_exact_numbers() -> None:
+    ks = spaced(10_000)
+    assert (ks[0], ks[-1], len(ks)) == (1, 10_000, len(set(ks)))
+    tallies = [Tally(10_000, right) for right in (0, 1, 7, 4_321, 9_999, 10_000)]
+    expected = [[pass_at_k(one.drawn, one.right, k) for k in ks] for one in tallies]
+    np.testing.assert_allclose(pass_table(tallies, ks), expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("enough", [1, 2, 3])
+@pytest.mark.parametrize("rate", [0.2, 0.7])
+def test_estimates_are_unbiased_when_drawing_ends_early(enough: int, rate: float) -> None:
+    """Summed over all that six draws can be: the formulas of docs/many-samples.md, both of them."""
+    samples, ks = 6, [1, 2, 3, 6]
+    tallies, chances = [], []
+    for draws in product([False, True], repeat=samples):
+        chances.append(np.prod([rate if one else 1 - rate for one in draws]))
+        places = [place for place, is_right in enumerate(draws, 1) if is_right]
+        is_until = len(places) >= enough
+        drawn = places[enough - 1] if is_until else samples
+        tallies.append(Tally(drawn, min(len(places), enough), is_until))
+    found = np.array(chances) @ pass_table(tallies, ks)
+    np.testing.assert_allclose(found, [1 - (1 - rate) ** k for k in ks], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tally", "k"),
+    [
+        (Tally(5, 6), 1),
+        (Tally(5, -1), 1),
+        (Tally(5, 0, is_until=True), 1),
+        (Tally(5, 1), 6),
+        (Tally(5, 1), 0),
+    ],
+)
+def test_impossible_tallies_are_refused(tally: Tally, k: int) -> None:
+    with pytest.raises(ValueError, match=r"needs|k must be"):
+        pass_table([tally, Tally(9, 1)], [k])
+
+
+def test_intervals_have_the_spread_that_they_claim() -> None:
+    """Of pass@1 over many problems both spreads are known."""
+    random = np.random.default_rng(1)
+    rates, samples = random.beta(2, 3, 400), 50
+    tallies = [Tally(samples, int(one)) for one in random.binomial(samples, rates)]
+    table = pass_table(tallies, [1])
+    (low, high), *_ = intervals(resampled_means(table, 4_000, 0))
+    assert high - low == pytest.approx(2 * 1.96 * table.std() / 400**0.5, rel=0.05)
+    assert low < table.mean() < high
+    found = table[:, 0]
+    own = (found * (1 - found) / samples).mean() ** 0.5 / 400**0.5
+    (low, high), *_ = intervals(redrawn_means(tallies, samples, [1], 2_000, 0))
+    assert high - low == pytest.approx(2 * 1.96 * own, rel=0.08)
+    same = redrawn_means(tallies, samples, [1], 20, 0)
+    np.testing.assert_array_equal(same, redrawn_means(tallies, samples, [1], 20, 0))
+    assert (same != redrawn_means(tallies, samples, [1], 20, 1)).any()
+
+
+def test_samples_are_drawn_again_as_they_were_drawn() -> None:
+    """Until ten are right: its mean is the truth, its spread that of the negative binomial."""
+    tallies = [Tally(40, 10, is_until=True), Tally(1_000, 0)]
+    means = redrawn_means(tallies, 1_000, [1], 2_000, 0)[:, 0]
+    assert means.mean() == pytest.approx(0.25 / 2, rel=0.02)
+    relative = means.std() / means.mean()
+    assert relative == pytest.approx((0.75 / 8) ** 0.5, rel=0.1)  # of (m - 1) / (N - 1)
+
+
+def test_a_power_law_is_found_again() -> None:
+    ks = spaced(10_000)
+    for law in (PowerLaw(-2.0, -0.3), PowerLaw(-0.6, -0.9), PowerLaw(-5.0, -0.1)):
+        found = fit(ks, law.coverage(ks))
+        assert found == pytest.approx(law, rel=1e-6)
+        assert fit(ks, law.coverage(ks), PowerLaw(-1.0, -0.5)) == pytest.approx(law, rel=1e-6)
+
+
+def test_the_fit_is_that_of_the_least_squared_error() -> None:
+    ks = spaced(1_000)
+    bent = 1 - 0.9 / (1 + 0.2 * np.array(ks)) - 0.05
+    law = fit(ks, bent)
+    assert law is not None
+
+    def error(one: PowerLaw) -> float:
+        return float(np.square(one.coverage(ks) - bent).sum())
+
+    for a, b in product([-1e-4, 0.0, 1e-4], repeat=2):
+        assert error(law) <= error(PowerLaw(law.a + a, law.b + b)) + 1e-15
+
+
+def test_where_there_is_no_law_none_is_claimed() -> None:
+    ks = spaced(100)
+    for level in (0.0, 0.4, 1.0):
+        assert fit(ks, np.full(len(ks), level)) is None
+    assert fit([1, 2], np.array([0.1, 0.2])) is None
+    law = PowerLaw(-2.0, -0.3)
+    assert fits(ks, np.array([np.ones(len(ks)), law.coverage(ks)]), law) == [
+        pytest.approx(law, rel=1e-6)
+    ]

@@ -1,0 +1,135 @@
+"""Coverage: the probability that at least one of k samples is right (pass@k), mean over problems.
+
+Of n samples of a problem, c of them right, pass@k is estimated without bias by
+1 - C(n - c, k) / C(n, k) (Chen et al. 2021, https://arxiv.org/abs/2107.03374).
+
+Where samples were drawn one after the other until m were right, N is random, and the last one is
+always right. The N - 1 before it are m - 1 right ones in any order, so that the unbiased estimate
+is 1 - C(N - 1 - k, m - 1) / C(N - 1, m - 1) for k < N, and 1 for k >= N. Problems of which n
+samples had fewer than m right ones have the first estimate; both together are unbiased for k <= n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CONFIDENCE = 0.95
+"""Of all intervals."""
+
+
+class Tally(NamedTuple):
+    """The samples of one problem."""
+
+    drawn: int
+    right: int
+    is_until: bool = False
+    """Whether drawing ended because `right` were right; the last one drawn then is."""
+
+
+class Interval(NamedTuple):
+    """Ends of an interval that holds the true value with probability `CONFIDENCE`, about."""
+
+    low: float
+    high: float
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Return the probability that one of k samples is right, when `right` of `samples` were."""
+    if not 0 <= right <= samples or not 1 <= k <= samples:
+        raise ValueError(f"needs 0 ≤ right ≤ samples and 1 ≤ k ≤ samples: {right}, {samples}, {k}")
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def pass_table(tallies: Sequence[Tally], ks: Sequence[int]) -> Floats:
+    """Return each problem's estimate of pass@k, of shape [problems, ks].
+
+    Raises ValueError for a k that a problem has too few samples for, and for an impossible tally.
+    """
+    drawn, right, is_until = (np.array(column) for column in zip(*tallies, strict=True))
+    if (right < 0).any() or (right > drawn).any() or (is_until & (right < 1)).any():
+        raise ValueError("needs 0 ≤ right ≤ drawn, and right ≥ 1 where it ended the drawing")
+    if min(ks) < 1 or max(ks) > min(drawn[~is_until], default=max(ks)):
+        raise ValueError(f"k must be 1 … the samples of every problem, got {min(ks)} … {max(ks)}")
+    # the same for both kinds: n places, g of them wrong, and k drawn of the n
+    n, wrong = drawn - is_until, drawn - right
+    return _estimates(n, wrong, np.array(ks))
+
+
+def _estimates(n: Ints, wrong: Ints, ks: Ints) -> Floats:
+    """Return 1 - C(wrong, k) / C(n, k), and 1 where k > wrong; of shape [problems, ks].
+
+    C(n - k, r) / C(n, r) with r = n - wrong is the same ratio: both kinds of drawing have this one.
+    """
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(n.max(), 1) + 1)))])
+    n, wrong, k = n[:, None], wrong[:, None], ks[None, :]
+    possible = k <= wrong  # to draw wrong ones only
+    k = np.where(possible, k, 0)
+    log_ratio = logs[wrong] - logs[wrong - k] - logs[n] + logs[n - k]
+    return np.where(possible, -np.expm1(np.minimum(log_ratio, 0.0)), 1.0)
+
+
+def spaced(largest: int, points: int = 40) -> list[int]:
+    """Return values of k from 1 to `largest`, evenly spaced on a log scale, without repetitions."""
+    found: list[int] = np.unique(np.geomspace(1, largest, points).round().astype(int)).tolist()
+    return found
+
+
+def resampled_means(table: Floats, times: int, seed: int) -> Floats:
+    """Return the means over problems that are drawn again from those of `table`, with replacement.
+
+    Of shape [times, ks]. Their spread is that of other problems of the same kind, sampled anew:
+    the estimates differ between problems for both reasons.
+    """
+    problems = len(table)
+    chosen = np.random.default_rng(seed).multinomial(
+        problems, np.full(problems, 1 / problems), times
+    )
+    means: Floats = chosen @ table / problems
+    return means
+
+
+def redrawn_means(
+    tallies: Sequence[Tally], samples: int, ks: Sequence[int], times: int, seed: int
+) -> Floats:
+    """Return the means over the same problems when their samples are drawn again, [times, ks].
+
+    Each sample is right with the probability that is estimated for its problem; up to `samples` are
+    drawn, or until as many are right as ended the drawing of any problem. A problem without a right
+    sample has none again, so its spread is not seen.
+    """
+    random = np.random.default_rng(seed)
+    enough = max((one.right for one in tallies if one.is_until), default=0)
+    rates = np.array([one.right / one.drawn for one in tallies])
+    means = np.empty((times, len(ks)))
+    for turn in range(times):
+        means[turn] = pass_table(_redrawn(rates, samples, enough, random), ks).mean(axis=0)
+    return means
+
+
+def _redrawn(rates: Floats, samples: int, enough: int, random: np.random.Generator) -> list[Tally]:
+    if not enough:
+        right = random.binomial(samples, rates)
+        return [Tally(samples, int(one)) for one in right]
+    found = []
+    for rate in rates:
+        places = np.cumsum(random.geometric(rate, enough)) if rate > 0 else np.array([samples + 1])
+        if places[-1] <= samples:
+            found.append(Tally(int(places[-1]), enough, is_until=True))
+        else:
+            found.append(Tally(samples, int((places <= samples).sum())))
+    return found
+
+
+def intervals(means: Floats) -> list[Interval]:
+    """Return the middle `CONFIDENCE` of each column of resampled values."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
+    return [Interval(float(a), float(b)) for a, b in zip(low, high, strict=True)]

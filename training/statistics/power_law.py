@@ -1,0 +1,76 @@
+"""The power law of coverage: c(k) = exp(a * k**b), with a < 0 and, where more samples help, b < 0.
+
+So the negative log of coverage is a power of k: equations 2 and 3 of "Large Language Monkeys"
+(Brown et al. 2024, https://arxiv.org/abs/2407.21787). As there, a and b are those of the least
+squared error of the coverage itself, over values of k that are evenly spaced on a log scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from training.statistics.coverage import Floats
+
+_STEPS = 100
+"""More than any fit of a curve that rises has needed."""
+_SMALLEST = 1e-12
+"""Damping of the steps, relative to the curvature, at which a fit has settled."""
+
+
+class PowerLaw(NamedTuple):
+    """c(k) = exp(a * k**b)."""
+
+    a: float
+    b: float
+
+    def coverage(self, ks: Sequence[int]) -> Floats:
+        """Return the coverage at each k; k may be beyond those that were fitted."""
+        found: Floats = np.exp(self.a * np.array(ks, float) ** self.b)
+        return found
+
+
+def fit(ks: Sequence[int], coverage: Floats, start: PowerLaw | None = None) -> PowerLaw | None:
+    """Fit the law to the coverage at each k, by Levenberg and Marquardt's method.
+
+    Returns None where there is no such law to see: fewer than three values of k, or a coverage that
+    is the same at all of them.
+    """
+    if len(ks) < 3 or np.ptp(coverage) == 0:
+        return None
+    x = np.log(ks)
+    # c = exp(-exp(p + b x)): a straight line of log(-log c), which is where the search begins
+    if start is None:
+        inner = np.clip(coverage, 1e-4, 1 - 1e-4)
+        at = np.polyfit(x, np.log(-np.log(inner)), 1)[::-1]
+    else:
+        at = np.array([np.log(-start.a), start.b])
+    damping, error = 1e-3, _error(at, x, coverage)
+    for _ in range(_STEPS):
+        hazard = np.exp(at[0] + at[1] * x)
+        slope = -np.exp(-hazard) * hazard  # of c by p; by b it is x times as much
+        jacobian = np.stack([slope, slope * x], axis=1)
+        curvature = jacobian.T @ jacobian
+        gradient = jacobian.T @ (coverage - np.exp(-hazard))
+        damped = curvature + damping * np.diag(np.diag(curvature) + 1e-30)
+        step = np.linalg.solve(damped, gradient)
+        if (new := _error(at + step, x, coverage)) < error:
+            at, error, damping = at + step, new, max(damping / 10, _SMALLEST)
+            if np.abs(step).max() < 1e-10:
+                break
+        elif (damping := damping * 10) > 1 / _SMALLEST:
+            break
+    return PowerLaw(float(-np.exp(at[0])), float(at[1]))
+
+
+def _error(at: Floats, x: Floats, coverage: Floats) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.square(coverage - np.exp(-np.exp(at[0] + at[1] * x))).sum())
+
+
+def fits(ks: Sequence[int], means: Floats, start: PowerLaw) -> list[PowerLaw]:
+    """Fit each row of resampled coverage; rows without a law to see are left out."""
+    found = (fit(ks, row, start) for row in means)
+    return [one for one in found if one is not None]
