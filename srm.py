@@ -33,7 +33,7 @@ USAGE = """usage: srm COMMAND [options]
   tune      which matrix product is the fastest for a model on this machine's GPU
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
             `first-tokens`, `counted`, `prefix`, `precision`, `snapshot`, `http`, `streams`,
-            `fleet` or `scale`; `srm bench table` shows the records
+            `slow-readers`, `fleet` or `scale`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -67,6 +67,7 @@ BENCHMARKS = {
     "snapshot": "bench.engine.snapshot",
     "http": "bench.server.http",
     "streams": "bench.server.streams",
+    "slow-readers": "bench.server.slow_readers",
     "fleet": "bench.server.fleet",
     "scale": "bench.server.scale",
     "table": "bench.records.table",
@@ -100,6 +101,7 @@ SETTINGS = """
   processors ghz gap_us
   sequences random_sequences folder lines
   requests n max_tokens streams logprobs most token_us profile flame
+  leave step_s pause_s
   prompts header_tokens engines line_rates
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
   core_price

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 DRAWN = {"engine", "kernels", "prefill", "host", "prefix-reuse", "simulate"}
 """Kinds of records that have a picture."""
-MAY_BE_0 = {"threads", "seed", "logprobs", "n"}
+MAY_BE_0 = {"threads", "seed", "logprobs", "n", "leave"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers"}
 
 

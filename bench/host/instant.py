@@ -16,10 +16,11 @@ from engine.config import EngineConfig, ModelConfig
 from engine.device.libc import keep_freed_memory
 from engine.errors import SRMError
 from engine.memory import collect_rarely
+from engine.messages import MAX_LOGPROBS
 from engine.process.engine import Engine
 from engine.process.process import serve
 from engine.settings import load
-from engine.steps.batch import I64, Batch, SlotStates, StepResult
+from engine.steps.batch import I64, Batch, Scores, SlotStates, StepResult
 from engine.weights.weights import Weights
 
 DEFAULT_SLOTS = 65_536
@@ -27,25 +28,32 @@ DEFAULT_SLOTS = 65_536
 
 
 class InstantRunner:
-    """Samples from a row of made-up tokens; scores nothing."""
+    """Samples from a row of made-up tokens, with made-up scores."""
 
     arithmetic = "none"
 
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
         self.num_slots = config.num_slots or DEFAULT_SLOTS
         rng = np.random.default_rng(0)
-        rows, _ = config.step_limits(model)
+        self._rows, tokens = config.step_limits(model)
+        count = self._rows + max(self._rows, tokens)
         # A window of these that moves from step to step, so that a sequence's tokens differ.
         ordinary = [token for token in range(model.vocab_size) if token != model.eos_token_id]
-        self._tokens = rng.choice(np.array(ordinary, np.int32), 2 * rows)
-        self._logprobs = -rng.random(2 * rows, np.float32)
+        self._tokens = rng.choice(np.array(ordinary, np.int32), count)
+        self._logprobs = -rng.random(count, np.float32)
+        likely = (count, MAX_LOGPROBS)
+        self._top_ids = rng.choice(np.array(ordinary, np.int32), likely)
+        self._top_logprobs = -np.sort(rng.random(likely, np.float32))
         self._steps = 0
 
     def launch(self, batch: Batch) -> InstantStep:
         self._steps += 1
-        window = self._steps % (len(self._tokens) // 2)
+        window = self._steps % self._rows
         rows = slice(window, window + batch.num_decode)
-        return InstantStep(StepResult(self._tokens[rows], self._logprobs[rows]))
+        scored = slice(window, window + len(batch.score_rows))
+        top = self._top_ids[scored], self._top_logprobs[scored]
+        scores = Scores(self._logprobs[scored], np.ones(len(top[0]), np.int32), *top)
+        return InstantStep(StepResult(self._tokens[rows], self._logprobs[rows], scores))
 
     def read_slots(self, slots: I64) -> SlotStates:
         return SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))

@@ -70,14 +70,15 @@ def measure(config: StreamsBenchConfig) -> Record:
 
 
 @contextmanager
-def _server(streams: int, step_s: float, engine: str) -> Iterator[Serving]:
+def sleeping_server(streams: int, step_s: float) -> Iterator[Serving]:
+    """Start a server with a slot for each stream, and an engine whose steps take so long."""
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         copy_model(model)
         (model / STEP_FILE).write_text(str(step_s))
         flags = (f"--model={model}", f"--data-dir={name}/data", "--log-level=warning",
                  f"--num-slots={streams}", f"--max-step-rows={streams}")  # fmt: skip
-        with serving(*flags, engine_module=f"bench.host.{engine}") as server:
+        with serving(*flags, engine_module="bench.host.sleeping") as server:
             yield server
 
 
@@ -90,7 +91,7 @@ def _paced(config: StreamsBenchConfig, streams: int, flame: Path | None) -> dict
     if config.logprobs:
         fields["extra_body"] = json.dumps({"logprobs": config.logprobs})
     with (
-        _server(streams, step_s, "sleeping") as server,
+        sleeping_server(streams, step_s) as server,
         tempfile.TemporaryDirectory() as folder,
     ):
         send(server.url, **fields)
@@ -129,7 +130,7 @@ def _fast(config: StreamsBenchConfig, token_us: float) -> dict[str, Any]:
     body = json.dumps(asked | {"stream": True, "ignore_eos": True}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     request += b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    with _server(streams, step_s, "sleeping") as server:
+    with sleeping_server(streams, step_s) as server:
         read(server.port, request, streams)
         for _ in range(config.repetitions):
             before = _cpu(server)
