@@ -38,4 +38,4 @@ def collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(250_000, 10, 50)

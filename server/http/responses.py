@@ -37,22 +37,30 @@ class WhileConnected(Response):
         self._make = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._respond(scope, receive, send))
-        gone = asyncio.create_task(until_gone(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ClientDisconnect
-            work.result()
-        finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+        task = asyncio.current_task()
+        assert task is not None
+        has_left = False
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        made = await self._make()
-        response = made if isinstance(made, Response) else json_reply(made)
-        await response(scope, receive, send)
+        def leave(_gone: asyncio.Task[None]) -> None:
+            nonlocal has_left
+            has_left = task.cancel()
+
+        gone = asyncio.create_task(until_gone(receive))
+        gone.add_done_callback(leave)
+        try:
+            made = await self._make()
+            response = made if isinstance(made, Response) else json_reply(made)
+            await response(scope, receive, send)
+        except asyncio.CancelledError:  # which a stop of the server sends too
+            if not has_left:
+                raise
+        finally:
+            gone.remove_done_callback(leave)
+            gone.cancel()
+            if has_left:
+                task.uncancel()
+        if has_left:  # what was being awaited may have held the cancellation back
+            raise ClientDisconnect
 
 
 async def until_gone(receive: Receive) -> None:

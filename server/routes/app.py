@@ -121,8 +121,7 @@ def create_app(
         client, text, config.model_name, template, config.stream_max_rate
     )
     tokenizing = tokenize.Tokenizing(text, served, template)
-    app.include_router(completing.routes(config.max_body_bytes))
-    app.include_router(chatting.routes(config.max_body_bytes))
+    app.router.routes += [one.route(config.max_body_bytes) for one in (completing, chatting)]
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
