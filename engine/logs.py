@@ -4,6 +4,7 @@ finding again gives them as `extra={"fields": {...}}`."""
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 
@@ -11,23 +12,28 @@ import msgspec
 
 from engine.config import LogFormat, LogLevel
 
+PROCESS_NAME = "LOG_PROCESS_NAME"
+"""Environment variable: what lines call the process, where several write to one log."""
+
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def configure(level: LogLevel, form: LogFormat) -> None:
     """Log to standard error from now on; what was configured before is replaced."""
+    name = os.environ.get(PROCESS_NAME, "")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.setFormatter(JsonLines(name) if form == "json" else TextLines(name))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it says every request that it sends
     logging.captureWarnings(capture=True)
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-31 12:00:00,000 INFO server.http.request_middleware: message name=value …`."""
+    """`2026-01-31 12:00:00,000 INFO [api 0] server.http.request_middleware: message name=value`."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, process_name: str = "") -> None:
+        who = f"[{process_name}] " if process_name else ""
+        super().__init__(f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name
         parts = (f" {name}={value}" for name, value in _fields(record).items())
@@ -37,6 +43,10 @@ class TextLines(logging.Formatter):
 class JsonLines(logging.Formatter):
     """One object a line: time in UTC, level, logger, message, process, and the message's fields."""
 
+    def __init__(self, process_name: str = "") -> None:
+        super().__init__()
+        self._name = {"process_name": process_name} if process_name else {}
+
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
@@ -45,6 +55,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "process": record.process,
+            **self._name,
             **_fields(record),
         }
         if record.exc_info:

@@ -25,6 +25,7 @@ from pathlib import Path
 from prometheus_client import multiprocess
 
 from engine.errors import CheckpointError, ConfigError
+from engine.logs import PROCESS_NAME
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Child:
     async def _start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
-            env=self.environment,
+            env={**self.environment, PROCESS_NAME: self.name},
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C is for us, who stop them in order
             pass_fds=[*(listener.fileno() for listener in self.listeners), *self.fds],

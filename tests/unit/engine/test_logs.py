@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 
-from engine.logs import JsonLines, TextLines
+import pytest
+
+from engine.logs import PROCESS_NAME, JsonLines, TextLines
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
@@ -39,6 +42,22 @@ def test_a_text_line_ends_in_the_fields() -> None:
     made = record("answered", fields={"status": 200, "seconds": 0.5})
     said = f" INFO {made.name}: answered status=200 seconds=0.5"
     assert TextLines().format(made).endswith(said)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_lines_say_which_process_speaks(form: str) -> None:
+    script = f"import logging; from engine import logs; logs.configure('info', '{form}'); "
+    done = subprocess.run(
+        [sys.executable, "-c", script + "logging.info('hello')"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, PROCESS_NAME: "engine 1"},
+    )
+    said = done.stderr.decode()
+    if form == "json":
+        assert json.loads(said)["process_name"] == "engine 1"
+    else:
+        assert said.endswith(" INFO [engine 1] root: hello\n")
 
 
 def test_configuring_sets_level_and_form() -> None:
