@@ -266,7 +266,9 @@ def _request(body: BodySchema) -> dict[str, Schema]:
     whole = {"title": name, "type": "object", "properties": properties, "required": required}
     if body.kind.__doc__:
         whole["description"] = body.kind.__doc__.strip().split("\n\n")[0]
-    return _components(parts, is_reply=False) | {name: whole | {"additionalProperties": False}}
+    # A null is as if it were not given, whatever it is of.
+    whole["additionalProperties"] = {"type": "null"}
+    return _components(parts, is_reply=False) | {name: whole}
 
 
 def _nullable(forms: Iterable[Any], required: bool) -> Schema:
